@@ -94,15 +94,23 @@ _CONVERSION: _Table = {
     "not quantised on ranks": "conversion quantises nothing when the model runs on ranks",
 }
 _RAISES: _Table = {
-    r"fails only under compile \((?P<error>.*)\)": "the model fails only when compiled, with {error}",
-    r"fails only in recompute \((?P<error>.*)\)": "the model fails only with checkpointing: {error}",
-    r"fails only on other kernels \((?P<error>.*)\)": "the model fails only without oneDNN, with {error}",
+    r"fails only under compile \((?P<error>.*)\)":
+        "the model fails only when compiled, with {error}",
+    r"fails only in recompute \((?P<error>.*)\)":
+        "the model fails only with checkpointing: {error}",
+    r"fails only on other kernels \((?P<error>.*)\)":
+        "the model fails only without oneDNN, with {error}",
     r"fails only on ranks \((?P<error>.*)\)": "the model fails only on several ranks, with {error}",
-    r"fails only on ranks, compiled \((?P<error>.*)\)": "the model fails only on several ranks and compiled, with {error}",
-    r"fails although nothing forbids it \((?P<error>.*)\)": "the model fails although the library promises to run it, with {error}",
-    r"unclear refusal of an empty dimension \((?P<error>.*)\)": "an empty dimension is refused without a clear message",
-    r"refused only in backward \((?P<error>.*)\)": "a shape is refused only in backward, after forward has run",
-    r"refusal states no rule \((?P<error>.*)\)": "the error does not say which rule is broken",
+    r"fails only on ranks, compiled \((?P<error>.*)\)":
+        "the model fails only on several ranks and compiled, with {error}",
+    r"fails although nothing forbids it \((?P<error>.*)\)":
+        "the model fails although the library promises to run it, with {error}",
+    r"unclear refusal of an empty dimension \((?P<error>.*)\)":
+        "an empty dimension is refused without a clear message",
+    r"refused only in backward \((?P<error>.*)\)":
+        "a shape is refused only in backward, after forward has run",
+    r"refusal states no rule \((?P<error>.*)\)":
+        "the error does not say which rule is broken",
     r"refusal names no shape \((?P<error>.*)\)": "the error does not name the shape",
     r"refusal names no layer \((?P<error>.*)\)": "the error does not name the layer",
     r"cannot be loaded \((?P<error>.*)\)": "torch.load refuses the saved state_dict",
@@ -111,9 +119,11 @@ _RAISES: _Table = {
     r"raises the second time": "the model fails when the same case is run again",
     r"hangs": "the process hangs",
     r"loses the device": "the run loses the device",
-    r"(?P<error>[A-Z]\w+) in (?P<where>[\w.?<>]+)(, .*)?": "a training that the library promises to run fails with {error} in {where}",
-    r"(?P<error>\w+ after other models.*)": "the model fails only after other models in one process: {error}",
-}
+    r"(?P<error>[A-Z]\w+) in (?P<where>[\w.?<>]+)(, .*)?":
+        "a training that the library promises to run fails with {error} in {where}",
+    r"(?P<error>\w+ after other models.*)":
+        "the model fails only after other models in one process: {error}",
+}  # fmt: skip
 _SYMPTOMS: _Table = {
     # results
     "wrong value": "{result} is wrong",
@@ -133,7 +143,8 @@ _SYMPTOMS: _Table = {
     r"belongs to another forward.*": "the gradients do not belong to the forward that was run",
     "is not the sum of its layer's calls": "{result} is not the sum over the calls of its layer",
     r"no gradient of (?P<name>.*)": "{names} after backward",
-    r"of (?P<name>.+) is not the derivative of its forward": "the backward of {name} gives a wrong gradient of {argument}",
+    r"of (?P<name>.+) is not the derivative of its forward":
+        "the backward of {name} gives a wrong gradient of {argument}",
     r"no .*": "{names} after backward",
     # what is cast
     "amax": "amax of {operand} is not its largest magnitude",
@@ -144,36 +155,44 @@ _SYMPTOMS: _Table = {
     r"scale byte \+n": "scale of {operand} is several powers of two too large",
     r"scale byte -n": "scale of {operand} is several powers of two too small",
     "block scale": "block scale of {operand} is wrong",
-    "scale of a granule with Inf or NaN": "scale of {operand} is wrong where it or the scale is Inf or NaN",
+    "scale of a granule with Inf or NaN":
+        "scale of {operand} is wrong where it or the scale is Inf or NaN",
     "rounded code": "{operand} is rounded wrongly when it is quantised",
     "saturated code": "{operand} saturates wrongly when it is quantised",
     "NaN code": "{operand} is quantised to NaN, or a NaN of it is lost",
-    "codes of an MX block with scale byte 0": "{operand} is quantised wrongly where the scale byte is 0",
+    "codes of an MX block with scale byte 0":
+        "{operand} is quantised wrongly where the scale byte is 0",
     "dequantised value": "quantised copy of {operand} has a wrong value",
     r"(?P<format>e\dm\d) codes": "a tensor is quantised to wrong {format} codes",
     r"(?P<format>e\dm\d) scale": "a tensor is quantised to {format} with a wrong scale",
     "is not monotone": "quantised copy of {operand} is smaller for a larger element",
     r"\w+ differs from the \w+ copy": "two quantised copies of one tensor disagree",
-    "differs from another recipe's value": "quantised copy of {operand} differs from another recipe's",
+    "differs from another recipe's value":
+        "quantised copy of {operand} differs from another recipe's",
     "requantises to another value": "quantising {operand} twice changes it",
-    "depends on elements below amax": "quantised copy of {operand} depends on an unrelated smaller element",
-    "leaks between granules": "quantised copy of {operand} depends on data outside its scaling block",
+    "depends on elements below amax":
+        "quantised copy of {operand} depends on an unrelated smaller element",
+    "leaks between granules":
+        "quantised copy of {operand} depends on data outside its scaling block",
     "operand that no cast made": "a product multiplies codes of {operand} that no cast made",
     "input quantised again in backward": "{operand} is quantised again in backward",
     "operand of another forward": "a product multiplies {operand} of another forward",
-    "scale and inverse out of step": "{operand} is dequantised with another scale than it was cast with",
+    "scale and inverse out of step":
+        "{operand} is dequantised with another scale than it was cast with",
     # recompute and attention
     "scale differ in recompute": "scale of {operand} differs when backward recomputes it",
     "codes differ in recompute": "quantised copy of {operand} differs when backward recomputes it",
     "operands differ in recompute": "{operand} differs when backward recomputes it",
-    r"recomputed with the scales of another call.*": "backward recomputes with the scales of another call",
+    r"recomputed with the scales of another call.*":
+        "backward recomputes with the scales of another call",
     r"recomputed with another scale.*": "backward recomputes with another scale than forward used",
     r"recomputed in another precision.*": "backward recomputes in another precision than forward",
     r"recomputed other codes.*": "backward recomputes other codes than forward's",
     r"recomputed what the forward did not do.*": "backward recomputes what forward never did",
     "log-sum-exp of no forward": "attention's backward uses a log-sum-exp that no forward returned",
     "output of another forward": "attention's backward uses the output of another forward",
-    "attention's inputs moved after forward": "{tensor} of attention changed between forward and backward",
+    "attention's inputs moved after forward":
+        "{tensor} of attention changed between forward and backward",
     "probabilities do not sum to 1": "attention probabilities in backward do not sum to 1",
     # the same again, done otherwise
     "does not scale": "{result} does not follow when a tensor is multiplied by a power of two",
@@ -203,9 +222,11 @@ _SYMPTOMS: _Table = {
     "differs from the chain": "{result} of a pipeline differs from the same stages in one process",
     "differs from scales of the gather": "{result} changes with precomputed scales",
     "is not the gradients' norm": "{result} is wrong",
-    "is not what was saved": "{result} is not what was saved, after it was loaded on another layout",
+    "is not what was saved":
+        "{result} is not what was saved, after it was loaded on another layout",
     "differs from what the same state gives": "{result} differs after a resume on another layout",
-    r"(?P<what>\w+) differs from the whole's": "{what} of {operand} on ranks differs from one process",
+    r"(?P<what>\w+) differs from the whole's":
+        "{what} of {operand} on ranks differs from one process",
     r"(?P<what>\w+) of another shape": "{what} of {operand} on ranks has another shape",
     # a training with state
     "(?P<way>forward|backward) state(, .*)?": "{way} scaling state differs {beside}",
@@ -216,18 +237,23 @@ _SYMPTOMS: _Table = {
     "(?P<way>forward|backward) scale(, .*)?": "{way} scale is wrong",
     "(?P<way>forward|backward) window.*": "{way} amax history is wrong",
     "(?P<way>forward|backward) staged maximum.*": "{way} amax set aside for the update is wrong",
-    "(?P<way>forward|backward) maximum staged by (?P<by>an? \\w+).*": "{by} set a {way} amax aside that it should not",
-    "(?P<way>forward|backward) state moved without a commit by (?P<by>an? \\w+).*": "{by} changed the {way} scaling state though no update was due",
-    "(?P<way>forward|backward) state changed by (?P<by>an? \\w+).*": "{by} changed the {way} scaling state",
+    "(?P<way>forward|backward) maximum staged by (?P<by>an? \\w+).*":
+        "{by} set a {way} amax aside that it should not",
+    "(?P<way>forward|backward) state moved without a commit by (?P<by>an? \\w+).*":
+        "{by} changed the {way} scaling state though no update was due",
+    "(?P<way>forward|backward) state changed by (?P<by>an? \\w+).*":
+        "{by} changed the {way} scaling state",
     "(?P<way>forward|backward) state kept.*": "a recipe without state keeps {way} scaling state",
-    "(?P<way>forward|backward) cast with another scale than its slot's.*": "a {way} cast used another scale than its own",
+    "(?P<way>forward|backward) cast with another scale than its slot's.*":
+        "a {way} cast used another scale than its own",
     r"left over: (?P<what>.*)": "something is still set aside after the step: {what}",
     r"product in high precision \((?P<phase>\w+)\).*": "a product of {phase} ran in high precision",
     r"product in FP8 \((?P<phase>\w+)\).*": "a product of {phase} outside FP8 regions ran in FP8",
-    r"product in other FP8 formats \((?P<phase>\w+)\).*": "a product of {phase} ran in other FP8 formats",
+    r"product in other FP8 formats \((?P<phase>\w+)\).*":
+        "a product of {phase} ran in other FP8 formats",
     "weight cast into a window that is gone": "the weight's amax goes to a history that is gone",
     "weight not cast": "the weight was not quantised again",
-}
+}  # fmt: skip
 _EVERY = tuple(
     (re.compile(pattern), words)
     for table in (_CONVERSION, _RAISES, _SYMPTOMS)
