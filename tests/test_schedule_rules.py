@@ -89,7 +89,12 @@ def evidence_of(case: Case, trace: Trace, *deviations: str, other: Trace | None 
         case=case,
         traces={"eager": trace},
         deviations={name: name for name in deviations},
-        library=OwnLayers("delayed", policy, run=(lambda spec: other) if other else None),
+        library=OwnLayers(
+            "delayed",
+            policy,
+            resizing=frozenset({"quantization"}),
+            run=(lambda spec: other) if other else None,
+        ),
     )
 
 
