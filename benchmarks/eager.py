@@ -101,7 +101,7 @@ def _round(
     """Draw and judge SPECS * DRAWS cases on the eager rung, as a campaign does: milliseconds a case
     with the drawing, and of building each Spec's layer once and running it twice a case; and the
     cases by Spec."""
-    judge = Judge(recipes, load_ledger(), frozenset({"eager"}), _CORE, device)
+    judge = Judge(recipes, load_ledger(), frozenset({"eager"}), device, rules=_CORE)
     batches: list[list[Any]] = []
     raw = 0.0
 
