@@ -79,13 +79,19 @@ def test_a_sum_in_a_backward_is_known_by_the_gradient_that_it_gives(
     assert {call.phase for call in evidence.traces["eager"].operators} == {"backward"}
 
 
-def test_a_mode_is_entered_on_every_fourth_draw(recipes: dict[str, Any]) -> None:
+def test_a_mode_is_entered_at_the_first_draw_and_for_attention_at_every_fourth(
+    recipes: dict[str, Any],
+) -> None:
     judge = judge_of(recipes)
-    seen = [
-        bool(judge.observe(case_of("mlp_swiglu"), focus=focus).traces["eager"].operators)
-        for focus in range(5)
-    ]
-    assert seen == [True, False, False, False, True]
+    for model, want in (
+        ("mlp_swiglu", [True, False, False, False, False, False]),
+        ("llama_block", [True, True, False, False, False, True]),
+    ):
+        seen = [
+            bool(judge.observe(case_of(model), focus=focus).traces["eager"].operators)
+            for focus in (None, *range(5))
+        ]
+        assert seen == want, model
 
 
 def test_an_aot_eager_graph_calls_sums_too(recipes: dict[str, Any]) -> None:

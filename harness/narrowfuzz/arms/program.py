@@ -195,10 +195,12 @@ class _Run:
         self.watch: OperatorWatch | None = None
         if tap and not self.arm.compiler and not spec.direct:
             self.layers = LayerWatch(self.training)
-            # a mode is called for every kernel: not worth it on every draw, nor on an arm that
-            # runs the kernels of another again
-            again = bool(self.arm.checkpoint) and not program.description.attends
-            if not again and (focus is None or focus % 4 == 0):
+            # a mode is called for every kernel, and formats that are emulated run thousands: worth
+            # it on a Spec's first draw, for attention on every fourth, and not on an arm that runs
+            # the kernels of another again
+            attends = program.description.attends
+            every = focus is None or (attends and focus % 4 == 0)
+            if every and (attends or not self.arm.checkpoint):
                 self.watch = OperatorWatch(self.running)
 
     def trace(self) -> Trace:

@@ -317,7 +317,7 @@ class Trace:
     #: What compiled artefacts multiplied.
     multiplied: tuple[Multiplied, ...] = ()
     attention: tuple[AttentionCall, ...] = ()
-    #: Calls of operators that are judged by themselves, in every fourth run or so.
+    #: Calls of operators that are judged by themselves, where they were watched.
     operators: tuple[OperatorCall, ...] = ()
     error: RunError | None = None
     #: Why operands could not be seen or counted although the arm should expose them.
