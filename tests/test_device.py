@@ -345,3 +345,24 @@ def test_workers_on_the_cpu_are_forked_with_torchao() -> None:
     ):
         server.start_server("simulated")
     assert "narrowfuzz.campaign.preload_torchao" in preloaded
+
+
+@pytest.mark.parametrize(
+    ("device", "has_torch", "starts"),
+    [
+        ("cpu", False, True),
+        ("simulated", False, True),
+        ("cuda", False, False),
+        ("cpu", True, False),
+    ],
+)
+def test_the_fork_server_starts_early_where_that_saves_time_and_no_gpu_is_chosen_first(
+    device: str, has_torch: bool, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    modules = {name: m for name, m in sys.modules.items() if has_torch or name != "torch"}
+    monkeypatch.setattr(server, "sys", SimpleNamespace(modules=modules))
+    monkeypatch.setattr(server, "prepare", lambda plant: done.append(f"prepare {plant}"))
+    monkeypatch.setattr(server, "start_server", lambda device: done.append(f"start {device}"))
+    server.start_early(device, "a-plant")
+    assert done == (["prepare a-plant", f"start {device}"] if starts else [])

@@ -169,7 +169,7 @@ def _named(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else ""
 
 
-#: The kinds of recipe and of what is seen of one: two of each.
+#: Records that only one kind of case has, or that had a twin for the other.
 KINDS = {"Recipe", "OwnLayers"}
 
 

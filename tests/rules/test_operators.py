@@ -21,8 +21,10 @@ from narrowfuzz.play.literal import laid
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as BY_RULE
 from narrowfuzz.rules.operators import judge_call
+from narrowfuzz.trace.address import At
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import BAD
+from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script.operator import call_of, write_operator_script
 from narrowfuzz.triage.verify import RunScript
 
@@ -110,6 +112,7 @@ def test_its_script_is_the_call_alone(
     with builtin_faults()[fault].plant():
         (cause,) = judge.judge(case).causes
         script = write_operator_script(call_of(judge, case, cause), cause, "cpu")
+    assert not needs_of(case, cause) and needs_of(case, replace(cause, at=At()))
     (path := tmp_path / "repro.py").write_text(script)
     assert "narrowfuzz" not in script and len(script.splitlines()) <= 60
     assert scripts(path, plant=("", fault)).shown

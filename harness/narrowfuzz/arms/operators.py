@@ -12,7 +12,7 @@ import torch
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
 from narrowfuzz.operators import BY_KERNEL
 from narrowfuzz.play.layers import in_backward
-from narrowfuzz.play.taps import AttentionWatch, KernelWatch, copied
+from narrowfuzz.play.taps import AttentionWatch, KernelWatch, by_name, copied
 from narrowfuzz.trace.trace import OperatorCall
 
 
@@ -44,8 +44,7 @@ class OperatorWatch(AttentionWatch):
         operator = BY_KERNEL.get(func.name())
         if operator is None:
             return
-        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        read = operator.read(named, result)
+        read = operator.read(by_name(func, args, kwargs), result)
         if read is None:
             return
         live = {**read.tensors, **read.outputs}

@@ -101,8 +101,7 @@ class AttentionWatch(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if not name.startswith(ATTENTION):
             return
-        # kernels order their arguments in their own ways, and name them alike
-        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        named = by_name(func, args, kwargs)
         q, k, v = (copied(named[name]) for name in ("query", "key", "value"))
         backward = name.endswith("_backward")
         out, lse = (named["out"], named["logsumexp"]) if backward else result[:2]
@@ -120,6 +119,12 @@ class AttentionWatch(TorchDispatchMode):
         self.attention.append(
             Attended(phase, q, k, v, copied(out), lse, added, scale, self.running(), unknown)
         )
+
+
+def by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a kernel's call by their names in its schema: kernels order them in their
+    own ways, and name them alike."""
+    return dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
 
 
 def to_add(q: Any, k: Any, mask: Any, *, causal: bool) -> Any:
