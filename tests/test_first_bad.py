@@ -15,6 +15,7 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.trace.address import At
 from narrowfuzz.triage.finding import Finding, Triaged
 from narrowfuzz.triage.first_bad import first_bad, with_first_bad
 from narrowfuzz.triage.needs import needless_of
@@ -105,7 +106,7 @@ def test_what_the_drawn_case_has_and_the_smallest_has_not_is_not_needed() -> Non
             minimal.spec, bias=True, sharding=Sharding(data=4, units="each")
         ),
     )
-    verdict: Any = SimpleNamespace(arm="sharded")
+    verdict: Any = SimpleNamespace(arm="sharded", at=At(what="parameter"))
     assert needless_of(drawn, minimal, verdict) == ["bias=True", "units=each"]
 
 

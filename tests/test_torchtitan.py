@@ -20,6 +20,7 @@ from narrowfuzz.models.catalog import MODELS, OF_PACKAGES
 from narrowfuzz.play.checkpoint import full, numbered
 from narrowfuzz.play.layers import LayerWatch
 from narrowfuzz.recipe.recipe import lacks, load_recipes, with_filter
+from narrowfuzz.trace.address import At
 from narrowfuzz.triage.avoid import _sizes
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script.parts import guarded
@@ -56,7 +57,7 @@ def test_a_packages_models_are_for_its_recipes_alone() -> None:
     assert others and not any(recipe.takes(name) for recipe in others for name in names)
     assert all(recipe.takes("a user's#0123") for recipe in RECIPES.values())
     case = Case(spec=Spec(recipe=MX.name, model="titan_debug"), data=DataSpec())
-    verdict = SimpleNamespace(arm="eager")
+    verdict = SimpleNamespace(arm="eager", at=At(what="output"))
     assert needs_of(case, verdict) == []  # type: ignore[arg-type]  # no other model can be asked
 
 

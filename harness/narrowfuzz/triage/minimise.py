@@ -70,6 +70,8 @@ def minimise(
         search.through_neighbours()
     else:
         if builds:
+            # on the data hangs the severity, and the time may be over before their turn comes
+            search.attempt(f"values={REACH[0]}", _tamer(search.best, values=REACH[0]))
             search.group_resets()
         search.to_fixpoint()
     return Minimised(search.best, search.attempts, search.untried)
