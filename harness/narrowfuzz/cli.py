@@ -248,14 +248,29 @@ def run(
     from narrowfuzz.campaign.main import run_command
 
     asked = Asked(
-        minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
-        recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), models=tuple(model or ()),
-        device=device, seed=seed, out=out, resume=resume, ledger=not no_ledger,
-        ledgers=tuple(ledger or ()), plant=plant,
-        te_version=te_version, fail_on=fail_on, min_judged=min_judged,
-        baseline=tuple(baseline or ()), suppress=suppress, verbose=verbose, quiet=quiet,
+        minutes=minutes,
+        cases=cases,
+        workers=workers,
+        recipes=tuple(recipe or ()),
+        recipe_files=tuple(recipe_file or ()),
+        arms=tuple(arm or ()),
+        models=tuple(model or ()),
+        device=device,
+        seed=seed,
+        out=out,
+        resume=resume,
+        ledger=not no_ledger,
+        ledgers=tuple(ledger or ()),
+        plant=plant,
+        te_version=te_version,
+        fail_on=fail_on,
+        min_judged=min_judged,
+        baseline=tuple(baseline or ()),
+        suppress=suppress,
+        verbose=verbose,
+        quiet=quiet,
         beside=beside,
-    )  # fmt: skip
+    )
     raise typer.Exit(_ended(json, partial(run_command, asked)))
 
 
@@ -315,13 +330,25 @@ def check(
     from narrowfuzz.campaign.check import check_command
 
     asked = Asked(
-        minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
-        recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), models=(model,),
-        device=device, seed=seed, out=out,
-        fail_on=fail_on, min_judged=min_judged, ledgers=tuple(ledger or ()),
-        baseline=tuple(baseline or ()), suppress=suppress,
-        plant=plant, verbose=verbose, quiet=quiet,
-    )  # fmt: skip
+        minutes=minutes,
+        cases=cases,
+        workers=workers,
+        recipes=tuple(recipe or ()),
+        recipe_files=tuple(recipe_file or ()),
+        arms=tuple(arm or ()),
+        models=(model,),
+        device=device,
+        seed=seed,
+        out=out,
+        fail_on=fail_on,
+        min_judged=min_judged,
+        ledgers=tuple(ledger or ()),
+        baseline=tuple(baseline or ()),
+        suppress=suppress,
+        plant=plant,
+        verbose=verbose,
+        quiet=quiet,
+    )
     do = partial(check_command, asked, compile, checkpoint, tuple(only or ()))
     raise typer.Exit(_ended(json, do))
 
@@ -371,9 +398,15 @@ def watch(
     from narrowfuzz_watch.command import Asked, watch_command
 
     asked = Asked(
-        tuple(command), against=against, fail=fail, out=out, full=full, repeat=repeat,
-        remove=remove, variants=tuple(variant or ()),
-    )  # fmt: skip
+        tuple(command),
+        against=against,
+        fail=fail,
+        out=out,
+        full=full,
+        repeat=repeat,
+        remove=remove,
+        variants=tuple(variant or ()),
+    )
     raise typer.Exit(watch_command(asked))
 
 
@@ -422,9 +455,14 @@ def compare(
     from narrowfuzz.campaign.compare import Asked, compare_command
 
     given = {
-        "--recipe": recipe, "--arm": arm, "--model": model, "--recipe-file": recipe_file,
-        "--ledger": ledger, "--suppress": [suppress] if suppress else None, "--fail-on": [fail_on],
-    }  # fmt: skip
+        "--recipe": recipe,
+        "--arm": arm,
+        "--model": model,
+        "--recipe-file": recipe_file,
+        "--ledger": ledger,
+        "--suppress": [suppress] if suppress else None,
+        "--fail-on": [fail_on],
+    }
     more = [str(t) for name, values in given.items() for v in values or () for t in (name, v)]
     more += ["--no-ledger"] * no_ledger
     accepting = Accepting(accept, reason, until)
@@ -457,9 +495,14 @@ def replay(
     from narrowfuzz.report.replay import replay as again
 
     do = partial(
-        again, case, tuple(arm or ()), tuple(recipe_file or ()), te_version, device,
+        again,
+        case,
+        tuple(arm or ()),
+        tuple(recipe_file or ()),
+        te_version,
+        device,
         tuple(model or ()),
-    )  # fmt: skip
+    )
     raise typer.Exit(_told(json, do, print_replayed, asdict).code)
 
 
@@ -519,10 +562,16 @@ def score(
     from narrowfuzz.power.score import Asked, score_command
 
     asked = Asked(
-        files=tuple(faults or ()), only=tuple(only or ()), builtin=not no_builtin,
-        controls=not no_controls, workers=workers, device=device, out=json, against=against,
+        files=tuple(faults or ()),
+        only=tuple(only or ()),
+        builtin=not no_builtin,
+        controls=not no_controls,
+        workers=workers,
+        device=device,
+        out=json,
+        against=against,
         limits=Limits(seconds, cases, control_cases, seed, tuple(arm or ())),
-    )  # fmt: skip
+    )
     raise typer.Exit(score_command(asked))
 
 

@@ -23,9 +23,24 @@ import msgspec
 #: function: an argument of an autograd.Function. operator: a result of a call of an operator of
 #: torch, ``call`` being that operator's how many-th in the run.
 What = Literal[
-    "result", "codes", "scale", "amax", "values", "significand", "source", "tensor", "product",
-    "attention", "state", "cast", "pending", "error", "module", "function", "operator",
-]  # fmt: skip
+    "result",
+    "codes",
+    "scale",
+    "amax",
+    "values",
+    "significand",
+    "source",
+    "tensor",
+    "product",
+    "attention",
+    "state",
+    "cast",
+    "pending",
+    "error",
+    "module",
+    "function",
+    "operator",
+]
 AtPhase = Literal["", "convert", "forward", "recompute", "backward", "collective", "optimizer"]
 Side = Literal["", "a", "b"]
 

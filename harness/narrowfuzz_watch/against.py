@@ -122,9 +122,13 @@ def _told(
         name=new.op,
     )
     told = FirstBad(
-        at=place, bad="differs", made="made", also=tuple(also), consequences=tuple(consequences),
+        at=place,
+        bad="differs",
+        made="made",
+        also=tuple(also),
+        consequences=tuple(consequences),
         through=consequences[0] if consequences else None,
-    )  # fmt: skip
+    )
     if _what(new) != _what(old):
         because = f"the earlier run did {old.op} there: the two programs are not the same"
         return msgspec.structs.replace(told, cause="software or data", because=because)

@@ -97,11 +97,16 @@ class Collectives:
         step, phase, layer = observer.place.now()
         first = incoming[0] if incoming else None
         told: dict[str, Any] = {
-            "op": name, "group": list(ranks), "seq": number, "rank": observer.rank, "step": step,
-            "during": phase, "layer": layer,
+            "op": name,
+            "group": list(ranks),
+            "seq": number,
+            "rank": observer.rank,
+            "step": step,
+            "during": phase,
+            "layer": layer,
             "numel": sum(tensor.numel() for tensor in incoming),
             "dtype": "" if first is None else str(first.dtype).removeprefix("torch."),
-        }  # fmt: skip
+        }
         root = _root(named)
         one_sends = root is not None and name.startswith(("broadcast", "scatter"))
         if one_sends and ranks[root : (root or 0) + 1] != (observer.rank,):
@@ -169,10 +174,19 @@ class Collectives:
             observer.worst = screen.worst([observer.worst, state])
             worst = max(seen, key=lambda tensor: screen.WORST.index(screen.state(tensor)))
             observer.tell(
-                told["n"], (told["step"], "collective", told["layer"]), told["op"], state,
-                "crossed", operands=[], output=screen.described(worst, "output"), again="", why="",
-                during=told["during"], group=told["group"], seq=told["seq"],
-            )  # fmt: skip
+                told["n"],
+                (told["step"], "collective", told["layer"]),
+                told["op"],
+                state,
+                "crossed",
+                operands=[],
+                output=screen.described(worst, "output"),
+                again="",
+                why="",
+                during=told["during"],
+                group=told["group"],
+                seq=told["seq"],
+            )
 
     def _ranks(self, named: dict[str, Any]) -> tuple[int, ...]:
         distributed = torch.distributed.distributed_c10d
@@ -241,10 +255,21 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 _METHODS = (
-    "allreduce", "allreduce_coalesced", "allgather", "all_gather_single", "_allgather_base",
-    "broadcast", "scatter", "gather", "reduce_scatter", "reduce_scatter_single",
-    "_reduce_scatter_base", "alltoall", "alltoall_base", "all_to_all_single",
-)  # fmt: skip
+    "allreduce",
+    "allreduce_coalesced",
+    "allgather",
+    "all_gather_single",
+    "_allgather_base",
+    "broadcast",
+    "scatter",
+    "gather",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "_reduce_scatter_base",
+    "alltoall",
+    "alltoall_base",
+    "all_to_all_single",
+)
 
 
 _SEEN: set[type] = set()

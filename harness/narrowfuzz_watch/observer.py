@@ -28,9 +28,16 @@ from narrowfuzz_watch.screen import State
 _KEPT_BYTES = 4 << 20
 #: Of -inf they never make +inf: what masks go through.
 _KEEPS_SIGNS = {
-    "aten.add.Tensor", "aten.add_.Tensor", "aten.where.self", "aten.clone", "aten._to_copy",
-    "aten._softmax", "aten._log_softmax", "aten.amax", "aten.maximum",
-}  # fmt: skip
+    "aten.add.Tensor",
+    "aten.add_.Tensor",
+    "aten.where.self",
+    "aten.clone",
+    "aten._to_copy",
+    "aten._softmax",
+    "aten._log_softmax",
+    "aten.amax",
+    "aten.maximum",
+}
 #: On a GPU so many operators are looked at together.
 _TOGETHER = 32
 #: Different places with a bad value that are told of; after that only collectives are looked at.
@@ -203,9 +210,16 @@ class Observer:
         operands = readable(ran.what, args_of(ran))
         read = [ran.before.get(id(item), item) for _, item in operands]
         self.recorder.write(
-            "op", n=ran.number, rank=self.rank, step=step, phase=phase, layer=layer,
-            op=ran.what.name, read=screen.digest(read), digest=screen.digest(ran.results),
-        )  # fmt: skip
+            "op",
+            n=ran.number,
+            rank=self.rank,
+            step=step,
+            phase=phase,
+            layer=layer,
+            op=ran.what.name,
+            read=screen.digest(read),
+            digest=screen.digest(ran.results),
+        )
 
     def later(
         self,
@@ -259,7 +273,11 @@ class Observer:
             tried = Again("", "its operands were written over before it was looked at")
         worst_result = ran.results[states.index(bad)]
         self.tell(
-            ran.number, place, ran.what.name, bad, "made" if made else "given",
+            ran.number,
+            place,
+            ran.what.name,
+            bad,
+            "made" if made else "given",
             operands=[
                 screen.described(item, name)
                 | {"state": screen.state(item), "unwritten": self._is_unwritten(item)}
@@ -269,7 +287,7 @@ class Observer:
             again=tried.how if made else "",
             why=tried.why if made else "",
             lines=() if ran.place else self.place.lines(),
-        )  # fmt: skip
+        )
 
     def _known(self, bad: State, ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:
         """Is a bad value that came in with the operands no news?"""
@@ -304,17 +322,30 @@ class Observer:
         """Write down that a bad value was seen."""
         step, phase, layer = place
         self.recorder.write(
-            "event", n=number, rank=self.rank, step=step, phase=phase, layer=layer, op=name,
-            bad=bad, made=made, **more,
-        )  # fmt: skip
+            "event",
+            n=number,
+            rank=self.rank,
+            step=step,
+            phase=phase,
+            layer=layer,
+            op=name,
+            bad=bad,
+            made=made,
+            **more,
+        )
 
     def tally(self) -> None:
         """How much was looked at, and what that took."""
         self.recorder.write(
-            "tally", rank=self.rank, step=self.place.step - 1, ran=self.ran, looked=self.looked,
-            backward=self.backwards, own_seconds=self.seconds,
+            "tally",
+            rank=self.rank,
+            step=self.place.step - 1,
+            ran=self.ran,
+            looked=self.looked,
+            backward=self.backwards,
+            own_seconds=self.seconds,
             seconds=time.perf_counter() - self.begun,
-        )  # fmt: skip
+        )
 
 
 def _new_infinity(ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:

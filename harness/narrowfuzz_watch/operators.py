@@ -17,13 +17,30 @@ Kind = Literal["skip", "unwritten", "plain", "collective", "wait", "scaler"]
 NO_NUMBERS = (FakeTensor, FunctionalTensor)
 
 _UNWRITTEN = {
-    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
-}  # fmt: skip
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "empty_permuted",
+    "new_empty",
+    "new_empty_strided",
+}
 #: Their first operand is written without being read.
 _OVERWRITES = {
-    "copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_",
-    "_foreach_copy_", "_foreach_zero_", "trunc_normal_", "geometric_", "log_normal_", "cauchy_",
-}  # fmt: skip
+    "copy_",
+    "fill_",
+    "zero_",
+    "normal_",
+    "uniform_",
+    "bernoulli_",
+    "random_",
+    "exponential_",
+    "_foreach_copy_",
+    "_foreach_zero_",
+    "trunc_normal_",
+    "geometric_",
+    "log_normal_",
+    "cauchy_",
+}
 #: Views that are not said to be some, what says nothing of numbers, and FSDP's copy into a buffer
 #: the rest of which is still empty.
 _SKIPPED = {

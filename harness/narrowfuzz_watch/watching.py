@@ -110,9 +110,16 @@ class Watching(TorchDispatchMode):
             # nothing that ran operator by operator made it: a compiled backward, for one
             observer.worst = bad
             observer.tell(
-                observer.ran, (step, "backward", name), "gradient", bad, "given",
-                operands=[], output=screen.described(gradient, "gradient"), again="", why="",
-            )  # fmt: skip
+                observer.ran,
+                (step, "backward", name),
+                "gradient",
+                bad,
+                "given",
+                operands=[],
+                output=screen.described(gradient, "gradient"),
+                again="",
+                why="",
+            )
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The next step begins; what other ranks hold, too, is noted."""

@@ -27,13 +27,17 @@ def stimuli(case: Case) -> dict[str, torch.Tensor]:
     spec = case.spec
     return {
         name: stimulus(
-            drawn, values=event.values, shift=event.shift, seed=case.data.seed,
-            shape=(spec.m, spec.k), dtype=DTYPES[spec.dtype],
+            drawn,
+            values=event.values,
+            shift=event.shift,
+            seed=case.data.seed,
+            shape=(spec.m, spec.k),
+            dtype=DTYPES[spec.dtype],
         )
         for number, event in numbered(spec.training)
         if isinstance(event, Forward | Backward)
         for name, drawn in names_of(event, number)
-    }  # fmt: skip
+    }
 
 
 def of_rank(tensors: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:

@@ -32,19 +32,30 @@ GRADIENTS = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
 #: What a relation may let happen to a program, with which the same data must leave the same.
 AFTER: dict[str, tuple[Event, ...]] = {
     "steps": (
-        ("forward", 0, 0, "train", False), ("backward", 0, (0,), False), ("step", True),
-        ("forward", 1, 0, "train", False), ("backward", 1, (1,), False), ("step", False),
-        ("forward", 2, 0, "train", False), ("backward", 2, (2,), False),
+        ("forward", 0, 0, "train", False),
+        ("backward", 0, (0,), False),
+        ("step", True),
+        ("forward", 1, 0, "train", False),
+        ("backward", 1, (1,), False),
+        ("step", False),
+        ("forward", 2, 0, "train", False),
+        ("backward", 2, (2,), False),
     ),
     "reload": (
-        ("forward", 0, 0, "train", False), ("backward", 0, (0,), False), ("reload", True),
-        ("forward", 1, 0, "train", False), ("backward", 1, (1,), False),
+        ("forward", 0, 0, "train", False),
+        ("backward", 0, (0,), False),
+        ("reload", True),
+        ("forward", 1, 0, "train", False),
+        ("backward", 1, (1,), False),
     ),
     "reload_trusted": (
-        ("forward", 0, 0, "train", False), ("backward", 0, (0,), False), ("reload", False),
-        ("forward", 1, 0, "train", False), ("backward", 1, (1,), False),
+        ("forward", 0, 0, "train", False),
+        ("backward", 0, (0,), False),
+        ("reload", False),
+        ("forward", 1, 0, "train", False),
+        ("backward", 1, (1,), False),
     ),
-}  # fmt: skip
+}
 
 
 def named(spec: Spec, tensors: Mapping[str, T]) -> Mapping[str, T]:

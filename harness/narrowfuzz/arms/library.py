@@ -81,9 +81,14 @@ def run_library(
         for f in (event.of if isinstance(event, Backward) and i < len(written.moments) else ())
     }
     return Trace(
-        arm, {name: _values(x) for name, x in results.items()}, error=error,
-        moments=tuple(written.moments), trained=trained, parameters=began, sent=sent,
-    )  # fmt: skip
+        arm,
+        {name: _values(x) for name, x in results.items()},
+        error=error,
+        moments=tuple(written.moments),
+        trained=trained,
+        parameters=began,
+        sent=sent,
+    )
 
 
 def _begun(case: Case, subject: Subject, job: Job) -> nn.ModuleDict:

@@ -35,8 +35,12 @@ def at_its_module(program: Program, tensors: dict[str, F32], verdict: Verdict) -
         return verdict
     got, want = (float(_rows(c.outputs["output"])[index]) for c in (later, first))
     there = At(
-        layer=later.module, call=later.index, phase=later.phase, name="output", index=index  # type: ignore[arg-type]
-    )  # fmt: skip
+        layer=later.module,
+        call=later.index,
+        phase=later.phase,
+        name="output",
+        index=index,  # type: ignore[arg-type]
+    )
     before = msgspec.structs.replace(there, call=first.index, phase="forward")
     if not program.arm.recomputes:
         before = msgspec.structs.replace(before, run=again)

@@ -80,6 +80,13 @@ def _call(one: Called) -> OperatorCall:
     )
     dtypes = {name: DTYPE_NAME[t.dtype] for name, t in {**one.tensors, **one.outputs}.items()}
     return OperatorCall(
-        one.operator, one.phase, one.index, tensors, outputs, dtypes, one.strides,  # type: ignore[arg-type]
-        one.settings, one.module,
-    )  # fmt: skip
+        one.operator,
+        one.phase,
+        one.index,
+        tensors,
+        outputs,
+        dtypes,
+        one.strides,  # type: ignore[arg-type]
+        one.settings,
+        one.module,
+    )

@@ -292,24 +292,36 @@ class _Run:
                 left.calls, plan, shared, rounds, inverse=program.recipe.inverse_scales
             )
             return Trace(
-                self.arm.name, outputs, calls=calls, attention=attention, operators=called,
+                self.arm.name,
+                outputs,
+                calls=calls,
+                attention=attention,
+                operators=called,
                 census=census,
-            )  # fmt: skip
+            )
         multiplied = multiplied_of(left.products)
         if not self.tap or not plan.quantised or not spec.direct:
             return Trace(
-                self.arm.name, outputs, multiplied=multiplied, attention=attention,
-                operators=called, census=census,
-            )  # fmt: skip
+                self.arm.name,
+                outputs,
+                multiplied=multiplied,
+                attention=attention,
+                operators=called,
+                census=census,
+            )
         seen = [seen_of(gemm, inverse=program.recipe.inverse_scales) for gemm in left.gemms]
         if self.arm.compiler:
             seen = [(m.a, m.b) for m in multiplied]
             self.forward_count = sum(m.phase == "forward" for m in multiplied)
         sites, unobserved = name_sites(seen, self.forward_count, spec, self.arm, plan)
         return Trace(
-            self.arm.name, outputs, sites, multiplied=multiplied, unobserved=unobserved,
+            self.arm.name,
+            outputs,
+            sites,
+            multiplied=multiplied,
+            unobserved=unobserved,
             census=census,
-        )  # fmt: skip
+        )
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

@@ -75,9 +75,18 @@ def _attention(one: Attended) -> AttentionCall:
     q, k, v, out, lse = (fp32_array(t) for t in (one.q, one.k, one.v, one.out, one.lse))
     added = None if one.added is None else fp32_array(one.added)
     return AttentionCall(
-        one.phase, q, k, v, out, lse, added, one.scale, DTYPE_NAME[one.q.dtype],  # type: ignore[arg-type]
-        one.module, one.unknown,
-    )  # fmt: skip
+        one.phase,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        added,
+        one.scale,
+        DTYPE_NAME[one.q.dtype],  # type: ignore[arg-type]
+        one.module,
+        one.unknown,
+    )
 
 
 class CompiledTap:

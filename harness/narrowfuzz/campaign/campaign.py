@@ -68,21 +68,37 @@ class Campaign:
         tally.notes += [beside.NOTE] * (self.config.beside is not None)
         live.close()
         ended = Ended(
-            tally, self.store, self.ledger, self.judged(tally), self.accepted,
-            whole=drawable(self.recipes, self.config), options=self.options(),
-            applying=[] if self.asked.configuration else applying, list_known=command,
-            counted=bool(self.config.cases), min_judged=self.asked.min_judged,
+            tally,
+            self.store,
+            self.ledger,
+            self.judged(tally),
+            self.accepted,
+            whole=drawable(self.recipes, self.config),
+            options=self.options(),
+            applying=[] if self.asked.configuration else applying,
+            list_known=command,
+            counted=bool(self.config.cases),
+            min_judged=self.asked.min_judged,
             subject=title_of(self.config.models[0]) if self.asked.configuration else "",
-            first=len(self.config.first), filtered=self.config.ledger, entries=self.entries(),
-        )  # fmt: skip
+            first=len(self.config.first),
+            filtered=self.config.ledger,
+            entries=self.entries(),
+        )
         print_summary(console, around, ended, verbose=self.asked.verbose)
         summary = self.summary(ended)
         write_formats(self.store, ended.share, self.accepted, tally.seconds)
         write_markdown(ended)
         write_page(
-            self.store, summary, environment, ended.share, self.accepted, ended.known, applying,
-            self.entries(), ended.options,
-        )  # fmt: skip
+            self.store,
+            summary,
+            environment,
+            ended.share,
+            self.accepted,
+            ended.known,
+            applying,
+            self.entries(),
+            ended.options,
+        )
         self.store.write_json("env.json", environment)
         self.store.write_json("summary.json", summary)
         return tally, summary
@@ -107,9 +123,13 @@ class Campaign:
         arms = [BY_NAME[name] for name in select_arms(self.config.arms)]
         entries = (*self.ledger.entries, *self.ledger.unnamed)
         return applying(
-            entries, self.recipes.values(), arms, machine(), self.device.torch,
+            entries,
+            self.recipes.values(),
+            arms,
+            machine(),
+            self.device.torch,
             self.asked.configuration,
-        )  # fmt: skip
+        )
 
     def entries(self) -> Sequence[Entry]:
         """What a finding may resemble: the entries that were asked, or every one if none was."""
@@ -191,8 +211,13 @@ def _linears_judged(share: Judged) -> Iterator[dict[str, Any]]:
         if model is not None and model.own:
             seen = share.layers[recipe, arm, name]
             one_by_one = [layer for layer in model.linears if layer in seen]
-            yield {"recipe": recipe, "arm": arm, "model": model.title,
-                   "linears": one_by_one, "of": len(model.linears)}  # fmt: skip
+            yield {
+                "recipe": recipe,
+                "arm": arm,
+                "model": model.title,
+                "linears": one_by_one,
+                "of": len(model.linears),
+            }
 
 
 def consoles(asked: Asked) -> tuple[Console, Console]:

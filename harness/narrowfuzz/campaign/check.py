@@ -35,13 +35,24 @@ from narrowfuzz.report.glossary import plural
 
 #: A step, an evaluation in between, a reload, and another step.
 _TRAINING = (
-    Forward(), Backward(of=(0,)), Step(), Forward(mode="eval"), Reload(),
-    Forward(), Backward(of=(2,)), Step(),
-)  # fmt: skip
+    Forward(),
+    Backward(of=(0,)),
+    Step(),
+    Forward(mode="eval"),
+    Reload(),
+    Forward(),
+    Backward(of=(2,)),
+    Step(),
+)
 #: The kinds of data that the user's configuration meets first, tamest first.
 _VALUES: tuple[ValueClass, ...] = (
-    "gaussian", "outlier", "heavy_tail", "zero_rows", "binade_edges", "inf_nan",
-)  # fmt: skip
+    "gaussian",
+    "outlier",
+    "heavy_tail",
+    "zero_rows",
+    "binade_edges",
+    "inf_nan",
+)
 
 #: Seconds that a compiler takes on a quiet core without anything cached: at all, and for each
 #: linear, as tests/own_models took with torchao.float8.rowwise.
@@ -107,18 +118,28 @@ def check_command(
         minutes = None if asked.cases else asked.minutes or _MINUTES
         around.print(said_of_pace(pace, len(first), minutes), soft_wrap=True, markup=False)
     facts: dict[str, Fact] = {
-        "dtype": first[0].spec.dtype, "checkpoint": checkpoint, "compile": compile,
-        "memory_budget": 100, "grad_mode": "train", "autocast": False, "dynamic": False,
+        "dtype": first[0].spec.dtype,
+        "checkpoint": checkpoint,
+        "compile": compile,
+        "memory_budget": 100,
+        "grad_mode": "train",
+        "autocast": False,
+        "dynamic": False,
         **_of_every_size((model, *others)),
-    }  # fmt: skip
+    }
     from narrowfuzz.campaign.main import run_command
 
     return run_command(
         replace(
-            asked, recipes=wanted, arms=tuple(arms), first=first, meant=meant, linears=False,
+            asked,
+            recipes=wanted,
+            arms=tuple(arms),
+            first=first,
+            meant=meant,
+            linears=False,
             configuration=facts,
         )
-    )  # fmt: skip
+    )
 
 
 def _unfiltered(asked: Asked, recipes: Iterable[Recipe], device: str) -> dict[str, Recipe]:
@@ -156,14 +177,19 @@ def _specs(
     return [
         fixed(
             Spec(
-                recipe=recipe.name, backend=backend, model=model.name, compile=compile,
-                checkpoint=checkpoint, dtype=recipe.dtypes[0],
+                recipe=recipe.name,
+                backend=backend,
+                model=model.name,
+                compile=compile,
+                checkpoint=checkpoint,
+                dtype=recipe.dtypes[0],
             ),
             recipe,
         )
-        for recipe in recipes for backend in recipe.backends
+        for recipe in recipes
+        for backend in recipe.backends
         if compile == "none" or backend not in recipe.eager
-    ]  # fmt: skip
+    ]
 
 
 def _meant(rungs: Sequence[Arm]) -> Iterator[Arm]:
@@ -220,10 +246,12 @@ def _head(
     of = f"{kept} of " if kept < len(model.linears) else ""
     sizes = f" and {others} other sizes" if others else ""
     linears = f"{of}{len(model.linears)} linear{'s' * (len(model.linears) != 1)}{sizes}"
-    lines = [] if asked.recipes else [
-        f"no --recipe given: testing {', '.join(wanted)}, the model as it is built, without FP8 or "
-        "MX; narrowfuzz list recipes shows others"
-    ]  # fmt: skip
+    lines = []
+    if not asked.recipes:
+        lines.append(
+            f"no --recipe given: testing {', '.join(wanted)}, the model as it is built, without "
+            "FP8 or MX; narrowfuzz list recipes shows others"
+        )
     lines += [
         f"{model.title}: {linears}; {', '.join(wanted)}, --compile {compile}, --checkpoint "
         f"{checkpoint}",

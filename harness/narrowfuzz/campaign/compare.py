@@ -160,10 +160,22 @@ def _start(side: Side, own: Path, other: Path, asked: Asked) -> subprocess.Popen
     over = os.pathsep.join(filter(None, (side.overlay, os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, **({"PYTHONPATH": over} if over else {})}
     command = [
-        side.python, "-m", "narrowfuzz", "run", "--cases", str(asked.cases), "--seed",
-        str(asked.seed), "--workers", str(asked.processes), *asked.more, "--beside", str(other),
-        "--out", str(own),
-    ]  # fmt: skip
+        side.python,
+        "-m",
+        "narrowfuzz",
+        "run",
+        "--cases",
+        str(asked.cases),
+        "--seed",
+        str(asked.seed),
+        "--workers",
+        str(asked.processes),
+        *asked.more,
+        "--beside",
+        str(other),
+        "--out",
+        str(own),
+    ]
     with Path(f"{own}.log").open("w") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
 

@@ -168,10 +168,14 @@ def side_run(title: str, folder: Path) -> SideRun:
             ).fetchall()
         )
     return SideRun(
-        title, folder, read_seen(folder), rows, parts,
+        title,
+        folder,
+        read_seen(folder),
+        rows,
+        parts,
         json.loads((folder / "summary.json").read_text()),
         json.loads((folder / "env.json").read_text()),
-    )  # fmt: skip
+    )
 
 
 def compared(a: SideRun, b: SideRun) -> Comparison:
@@ -191,9 +195,13 @@ def compared(a: SideRun, b: SideRun) -> Comparison:
         differences=sorted((*_alone(a, b, "A"), *_alone(b, a, "B")), key=_grave),
         common=[*_common(a, b), *_known_on_one(a, b, "A"), *_known_on_one(b, a, "B")],
         known=_known(pairs, _by_ledger(a, b) | _by_ledger(b, a)),
-        notes=[f"{letter}: {note}" for letter, side in zip(LETTERS, (a, b), strict=True)
-               for note in side.summary["notes"] if note != NOTE],
-    )  # fmt: skip
+        notes=[
+            f"{letter}: {note}"
+            for letter, side in zip(LETTERS, (a, b), strict=True)
+            for note in side.summary["notes"]
+            if note != NOTE
+        ],
+    )
 
 
 def _grave(one: Difference) -> tuple[Any, ...]:
@@ -256,18 +264,34 @@ def _alone(side: SideRun, other: SideRun, letter: str) -> Iterable[Difference]:
             first = cases[0]
             cause = first.causes[name]
             yield Difference(
-                name, letter, "suspected", "low", cause.sentence, first.recipe, cause.arm,
-                len(cases), case=_below(side, case_file(side.folder, first.case)),
+                name,
+                letter,
+                "suspected",
+                "low",
+                cause.sentence,
+                first.recipe,
+                cause.arm,
+                len(cases),
+                case=_below(side, case_file(side.folder, first.case)),
                 why_suspected="its process ended before it was looked into",
-            )  # fmt: skip
+            )
 
 
 def _as_found(row: Mapping[str, Any], letter: str, cases: int) -> Difference:
     return Difference(
-        row["fingerprint"], letter, row["status"], row["severity"], row["sentence"], row["recipe"],
-        row["arm"], max(cases, 1), f"{letter}/{row['case']}", f"{letter}/{row['script']}",
-        why_suspected=row["why_suspected"], accepted=row["accepted"],
-    )  # fmt: skip
+        row["fingerprint"],
+        letter,
+        row["status"],
+        row["severity"],
+        row["sentence"],
+        row["recipe"],
+        row["arm"],
+        max(cases, 1),
+        f"{letter}/{row['case']}",
+        f"{letter}/{row['script']}",
+        why_suspected=row["why_suspected"],
+        accepted=row["accepted"],
+    )
 
 
 def _below(side: SideRun, file: Path) -> str:
@@ -280,8 +304,16 @@ def _common(a: SideRun, b: SideRun) -> list[Common]:
     found = [_both(name, on_a[name], on_b[name], a) for name in sorted(on_a.keys() & on_b.keys())]
     for name in sorted((a.rows.keys() & b.rows.keys()) - {one.fingerprint for one in found}):
         row = a.rows[name]  # a lost process is told by the run, not by a case
-        found.append(Common(name, (row["sentence"], b.rows[name]["sentence"]), row["recipe"],
-                            row["arm"], (1, 1), f"A/{row['case']}"))  # fmt: skip
+        found.append(
+            Common(
+                name,
+                (row["sentence"], b.rows[name]["sentence"]),
+                row["recipe"],
+                row["arm"],
+                (1, 1),
+                f"A/{row['case']}",
+            )
+        )
     return found
 
 
@@ -291,9 +323,13 @@ def _both(name: str, on_a: list[CaseSeen], on_b: list[CaseSeen], a: SideRun) -> 
     first = same or on_a[0]
     second = of_b[first.case] if same else on_b[0]
     return Common(
-        name, (first.causes[name].sentence, second.causes[name].sentence), first.recipe,
-        first.causes[name].arm, (len(on_a), len(on_b)), _below(a, case_file(a.folder, first.case)),
-    )  # fmt: skip
+        name,
+        (first.causes[name].sentence, second.causes[name].sentence),
+        first.recipe,
+        first.causes[name].arm,
+        (len(on_a), len(on_b)),
+        _below(a, case_file(a.folder, first.case)),
+    )
 
 
 def _known_on_one(side: SideRun, other: SideRun, letter: str) -> Iterator[Common]:
@@ -310,8 +346,14 @@ def _known_on_one(side: SideRun, other: SideRun, letter: str) -> Iterator[Common
             continue
         cause, n = one.causes[name], len(counted[name])
         said = (cause.sentence, f"the same, known as {', '.join(sorted(entries))}")
-        yield Common(name, said if letter == "A" else said[::-1], one.recipe, cause.arm, (n, n),
-                     _below(side, case_file(side.folder, one.case)))  # fmt: skip
+        yield Common(
+            name,
+            said if letter == "A" else said[::-1],
+            one.recipe,
+            cause.arm,
+            (n, n),
+            _below(side, case_file(side.folder, one.case)),
+        )
 
 
 def _by_ledger(side: SideRun, other: SideRun) -> set[str]:

@@ -44,19 +44,49 @@ _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
 _FIRST_PARTITIONED = Slice("aot_eager_decomp_partition", 6.0, "small", data=0.25, least=6)
 _FIRST_LINEARS, _FIRST_SMALL = (one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL))
 FIRST: tuple[Slice, ...] = (
-    _LINEARS, _MODELS, _MODELS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS, _FIRST_SMALL,
+    _LINEARS,
+    _MODELS,
+    _MODELS,
+    _FIRST_PARTITIONED,
+    _FIRST_LINEARS,
+    _MODELS,
+    _FIRST_SMALL,
     _SHARDED,
-    _LINEARS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS, _FIRST_SMALL,
-    _LINEARS, _FIRST_PARTITIONED, _MODELS, _FIRST_SMALL, _MODELS,
-)  # fmt: skip
+    _LINEARS,
+    _FIRST_PARTITIONED,
+    _FIRST_LINEARS,
+    _MODELS,
+    _FIRST_SMALL,
+    _LINEARS,
+    _FIRST_PARTITIONED,
+    _MODELS,
+    _FIRST_SMALL,
+    _MODELS,
+)
 #: Then these, again and again. One slice has time for forty eager models, while a compiled one may
 #: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, small
 #: models, any models, and blocks that partial recompute may break take turns.
 AGAIN: tuple[Slice, ...] = (
-    _SMALL, _RECOMPUTED, _MODELS, _MODELS, _SMALL, _COMPILED_LINEARS, _LINEARS, _SHARDED,
-    _BLOCKS, _MODELS, _PARTITIONED, _MODELS, _SMALL, _LINEARS,
-    _RECOMPUTED, _MODELS, _MODELS, _COMPILED_LINEARS, Slice("aot_eager", 4.0),
-)  # fmt: skip
+    _SMALL,
+    _RECOMPUTED,
+    _MODELS,
+    _MODELS,
+    _SMALL,
+    _COMPILED_LINEARS,
+    _LINEARS,
+    _SHARDED,
+    _BLOCKS,
+    _MODELS,
+    _PARTITIONED,
+    _MODELS,
+    _SMALL,
+    _LINEARS,
+    _RECOMPUTED,
+    _MODELS,
+    _MODELS,
+    _COMPILED_LINEARS,
+    Slice("aot_eager", 4.0),
+)
 
 
 @dataclass

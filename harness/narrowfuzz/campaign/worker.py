@@ -165,9 +165,13 @@ class Worker:
         self.waiting: list[tuple[Case, Any, tuple[Case, ...]]] = []
         self.holding, self.triage_at_once = False, _AT_ONCE * 60.0 * config.minutes
         self.generator = Generator(
-            config, self.recipes, self.stateful, rng, self.judge.plan,
+            config,
+            self.recipes,
+            self.stateful,
+            rng,
+            self.judge.plan,
             lambda: time.monotonic() - self.triage_seconds,
-        )  # fmt: skip
+        )
         #: A worker that takes the place of one that was worn out goes on where that was.
         self.starts = generation == 0
         self.counts: Counter[Any] = Counter()
@@ -442,11 +446,18 @@ class Worker:
         least = min(5.0, most)
         left = max(least, min(most, self.deadline - time.monotonic(), at_once))
         result = triage(
-            self.judge, case, verdict, seconds=left, plant=self.config.plant,
-            scripts=self.scripts, past=tuple(past), files=self.config.recipe_files,
-            models=self.config.own, shown=lambda found: self.tell(messages.Shown(found)),
+            self.judge,
+            case,
+            verdict,
+            seconds=left,
+            plant=self.config.plant,
+            scripts=self.scripts,
+            past=tuple(past),
+            files=self.config.recipe_files,
+            models=self.config.own,
+            shown=lambda found: self.tell(messages.Shown(found)),
             unasked=self.unasked,
-        )  # fmt: skip
+        )
         result = with_first_bad(
             result, plant=self.config.plant, device=self.judge.device.name, seconds=left
         )

@@ -91,8 +91,12 @@ def story(spec: Spec) -> Story:
 
 
 def _interleaved(training: Story) -> bool:
-    return any(run.at < other.at < at for run, at in training.pairs for other in training.runs
-               if other.trains)  # fmt: skip
+    return any(
+        run.at < other.at < at
+        for run, at in training.pairs
+        for other in training.runs
+        if other.trains
+    )
 
 
 def _evaluates(training: Story) -> bool:
@@ -218,10 +222,20 @@ OF_AUTOCAST = frozenset(
 #: Those that a converted model's events may have; checkpointing is another dimension there.
 OF_CONVERTED = frozenset(
     {
-        "interleaved", "eval between", "accumulated", "sum of forwards", "second backward",
-        "forward dropped", "reload", "zero", "spike", "inf", "decaying", *OF_AUTOCAST,
+        "interleaved",
+        "eval between",
+        "accumulated",
+        "sum of forwards",
+        "second backward",
+        "forward dropped",
+        "reload",
+        "zero",
+        "spike",
+        "inf",
+        "decaying",
+        *OF_AUTOCAST,
     }
-)  # fmt: skip
+)
 
 
 def features(spec: Spec) -> frozenset[str]:

@@ -27,9 +27,13 @@ def fitting(spec: Spec) -> Spec:
         pieces = 2 * sharding.context if sharding.context > 1 else 1
         # heads as wide as every kernel of a GPU takes, which one process may do without
         return msgspec.structs.replace(
-            spec, sharding=sharding, batch=max(spec.batch, 1), m=_up(spec.m, pieces),
-            k=_up(spec.k, 8 * spec.heads), n=max(spec.n, 1),
-        )  # fmt: skip
+            spec,
+            sharding=sharding,
+            batch=max(spec.batch, 1),
+            m=_up(spec.m, pieces),
+            k=_up(spec.k, 8 * spec.heads),
+            n=max(spec.n, 1),
+        )
     if sharding.stages:  # each takes what the one before leaves, and there are rows to send
         m, k, n = (max(size, 1) for size in (spec.m, spec.k, spec.n))
         return msgspec.structs.replace(spec, m=m, k=k, n=k if MODELS[spec.model].wide else n)

@@ -25,10 +25,20 @@ from narrowfuzz.recipe.carries import Carries
 #: What a slice of a campaign may vary of a schedule; the rest keeps its simplest value.
 FACTORS = frozenset(
     {
-        "caching", "checkpoint", "events", "layer", "layout", "nesting", "quantized_init", "ranks",
-        "reload", "settings", "stimulus", "switch",
+        "caching",
+        "checkpoint",
+        "events",
+        "layer",
+        "layout",
+        "nesting",
+        "quantized_init",
+        "ranks",
+        "reload",
+        "settings",
+        "stimulus",
+        "switch",
     }
-)  # fmt: skip
+)
 
 
 #: Exponents of inputs and of gradients: in the first step, added with each step.
@@ -42,8 +52,13 @@ _REGIONS = (*[True] * 15, False)
 _ODDITIES = (*[(False, False), (True, False)] * 2, (False, True), (True, True))
 #: Special values that one schedule may hold; each comes as often as it stands there.
 _SPECIAL: tuple[tuple[Stimulus, ...], ...] = (
-    (), (), ("zero", "zero"), ("zero", "spike"), ("spike", "spike"), ("inf", "inf", "inf"),
-)  # fmt: skip
+    (),
+    (),
+    ("zero", "zero"),
+    ("zero", "spike"),
+    ("spike", "spike"),
+    ("inf", "inf", "inf"),
+)
 
 
 #: How many ranks a schedule runs on, each as often as it stands there. In processes it takes ten

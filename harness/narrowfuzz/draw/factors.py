@@ -27,11 +27,25 @@ _LOT = 10
 _COMPILER = ("dynamic", "fullgraph", "memory_budget")
 #: Fields of a Spec with a few values, and what they are called where that says more.
 _FIELDS = (
-    "model", "dtype", "autocast", "grad_mode", "checkpoint", "wraps", "compile", "steps",
-    "microbatches", "optimizer", "lifecycle", "bias", "input_layout", "grad_layout", "heads",
-    "attention", "kernels",
+    "model",
+    "dtype",
+    "autocast",
+    "grad_mode",
+    "checkpoint",
+    "wraps",
+    "compile",
+    "steps",
+    "microbatches",
+    "optimizer",
+    "lifecycle",
+    "bias",
+    "input_layout",
+    "grad_layout",
+    "heads",
+    "attention",
+    "kernels",
     *_COMPILER,
-)  # fmt: skip
+)
 #: Numbers of which any is as good as another above one.
 _NUMBERS = {"steps": (1, 2, 3, 5), "microbatches": (1, 2, 3)}
 #: Models that are counted by another field, too.

@@ -25,9 +25,20 @@ FACTORS = frozenset({"backend", "batch", "bias", "checkpoint", "dims", "dtype", 
 #: Data-parallel and tensor-parallel ranks, as often. What later steps leave is judged to the bit of
 #: one rank alone.
 _LAYOUTS = (
-    (2, 0), (2, 0), (4, 0), (3, 0), (1, 0), (1, 0), (0, 2), (0, 2), (0, 4), (0, 1), (2, 2), (2, 2),
+    (2, 0),
+    (2, 0),
+    (4, 0),
+    (3, 0),
+    (1, 0),
+    (1, 0),
+    (0, 2),
+    (0, 2),
+    (0, 4),
+    (0, 1),
+    (2, 2),
+    (2, 2),
     (1, 2),
-)  # fmt: skip
+)
 #: Steps, and microbatches of each.
 _SCHEDULES = ((1, 1), (1, 1), (2, 1), (2, 1), (1, 2))
 _STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
@@ -94,17 +105,25 @@ def sharded_specs(
         sharding = msgspec.structs.replace(sharding, resumes=resumes, data=ranks)
     return fitting(
         msgspec.structs.replace(
-            spec, sharding=sharding, steps=steps, microbatches=microbatches, grad_mode="train",
+            spec,
+            sharding=sharding,
+            steps=steps,
+            microbatches=microbatches,
+            grad_mode="train",
             optimizer=draw(one_of("sgd", "adamw")),
             compile="aot_eager" if draw(one_of(*compiles)) else "none",
         )
-    )  # fmt: skip
+    )
 
 
 #: Stages of a pipeline, the order of their microbatches, and how many there are of these.
 _PIPELINES: tuple[tuple[int, Literal["gpipe", "1f1b", "interleaved"], int], ...] = (
-    (2, "1f1b", 2), (3, "1f1b", 3), (2, "gpipe", 3), (3, "gpipe", 2), (4, "interleaved", 2),
-)  # fmt: skip
+    (2, "1f1b", 2),
+    (3, "1f1b", 3),
+    (2, "gpipe", 3),
+    (3, "gpipe", 2),
+    (4, "interleaved", 2),
+)
 
 
 @st.composite
@@ -126,12 +145,16 @@ def _pipelines(
     compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
     return fitting(
         msgspec.structs.replace(
-            spec, sharding=sharding, steps=draw(one_of(1, 2)), microbatches=microbatches,
-            grad_mode="train", optimizer=draw(one_of("sgd", "adamw")),
+            spec,
+            sharding=sharding,
+            steps=draw(one_of(1, 2)),
+            microbatches=microbatches,
+            grad_mode="train",
+            optimizer=draw(one_of("sgd", "adamw")),
             checkpoint="full" if spec.checkpoint == "reentrant" else spec.checkpoint,
             compile="aot_eager" if draw(one_of(*compiles)) else "none",
         )
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -150,11 +173,16 @@ def _contexts(
     steps, microbatches = draw(one_of(*_SCHEDULES))
     return fitting(
         msgspec.structs.replace(
-            spec, model=spec.model if contextual(spec.model) else "attention", sharding=sharding,
-            attention="flash", steps=steps, microbatches=microbatches, grad_mode="train",
+            spec,
+            model=spec.model if contextual(spec.model) else "attention",
+            sharding=sharding,
+            attention="flash",
+            steps=steps,
+            microbatches=microbatches,
+            grad_mode="train",
             optimizer=draw(one_of("sgd", "adamw")),
         )
-    )  # fmt: skip
+    )
 
 
 def _shards(recipe: Recipe, data: int, tensor: int) -> bool:

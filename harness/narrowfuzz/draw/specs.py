@@ -42,10 +42,24 @@ def _sizes(alignment: int, aligned: bool, largest: int) -> st.SearchStrategy[int
 #: What a slice of a campaign may vary; the rest keeps its simplest value.
 FACTORS = frozenset(
     {
-        "attention", "autocast", "backend", "batch", "bias", "checkpoint", "compiler", "dims",
-        "dtype", "grad_mode", "kernels", "layout", "lifecycle", "model", "schedule", "shape",
+        "attention",
+        "autocast",
+        "backend",
+        "batch",
+        "bias",
+        "checkpoint",
+        "compiler",
+        "dims",
+        "dtype",
+        "grad_mode",
+        "kernels",
+        "layout",
+        "lifecycle",
+        "model",
+        "schedule",
+        "shape",
     }
-)  # fmt: skip
+)
 
 #: What may vary of a single linear, trained once: there every relation may apply.
 DIRECT = FACTORS - {"autocast", "grad_mode", "lifecycle", "model", "schedule"}

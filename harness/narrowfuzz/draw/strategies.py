@@ -52,11 +52,26 @@ _LADDER_ROWS = 64
 #: fp32 patterns worth planting: Inf, NaN, extremes, and neighbours of 448 and of powers of two,
 #: torchao's EPS and far below it, and 2^80 (two of them overflow as a product).
 SPIKES = (
-    "0x7f800000", "0xff800000", "0x7fc00000",
-    "0x7f7fffff", "0x7f7f0000", "0xff7f0000", "0x00000001", "0x00800000", "0x80000000",
-    "0x43e00000", "0x43e00001", "0x43e80000", "0x43f00000", "0x3f7fffff", "0x3f800001",
-    "0x2b8cbccc", "0x1e3ce508", "0x67800000", "0xe7000000",
-)  # fmt: skip
+    "0x7f800000",
+    "0xff800000",
+    "0x7fc00000",
+    "0x7f7fffff",
+    "0x7f7f0000",
+    "0xff7f0000",
+    "0x00000001",
+    "0x00800000",
+    "0x80000000",
+    "0x43e00000",
+    "0x43e00001",
+    "0x43e80000",
+    "0x43f00000",
+    "0x3f7fffff",
+    "0x3f800001",
+    "0x2b8cbccc",
+    "0x1e3ce508",
+    "0x67800000",
+    "0xe7000000",
+)
 
 
 SPECIAL = SPIKES[:3]

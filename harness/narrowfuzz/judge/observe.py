@@ -225,19 +225,25 @@ class Observer:
             tensors=tensors,
             traces=traces,
             deviations=self.ledger.deviations(self.as_known(case)),
-            refusal=next(filter(None, (
-                recipe.refusal(piece, self.device.torch) for piece in pieces_of(spec)
-            )), ""),
+            refusal=next(
+                filter(
+                    None, (recipe.refusal(piece, self.device.torch) for piece in pieces_of(spec))
+                ),
+                "",
+            ),
             twin=(lambda: twin_outputs(spec, tensors)) if spec.sharding.context else None,
             plan_of=self.plan_of_converted,
             layers=layer_names(spec),
             styles=MODELS[spec.model].styles(spec),
             unconverted_run=partial(run_sharded, spec, bare, tensors, arm, self.device.torch),
             laid_out=lambda sharding: run_sharded(
-                msgspec.structs.replace(spec, sharding=sharding), recipe, tensors, arm,
+                msgspec.structs.replace(spec, sharding=sharding),
+                recipe,
+                tensors,
+                arm,
                 self.device.torch,
             ),
-        )  # fmt: skip
+        )
 
     def _chosen(self, spec: Spec, only: frozenset[str] | None) -> list[Arm]:
         return [arm for arm in self.rungs(spec) if only is None or arm.name in only]

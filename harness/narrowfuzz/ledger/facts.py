@@ -126,16 +126,44 @@ def _kind(event: Event | type[Event]) -> str:
 _NAMES = {"features": frozenset(FEATURES), "events": frozenset(map(_kind, get_args(Event)))}
 
 _SPEC = (
-    "recipe", "backend", "model", "m", "k", "n", "tokens", "batch", "bias", "dtype",
-    "input_layout", "grad_layout", "heads", "attention", "grad_mode", "steps",
-    "microbatches", "optimizer", "lifecycle", "checkpoint", "compile", "dynamic", "fullgraph",
-    "memory_budget", "kernels", "region", "reentrant",
-)  # fmt: skip
+    "recipe",
+    "backend",
+    "model",
+    "m",
+    "k",
+    "n",
+    "tokens",
+    "batch",
+    "bias",
+    "dtype",
+    "input_layout",
+    "grad_layout",
+    "heads",
+    "attention",
+    "grad_mode",
+    "steps",
+    "microbatches",
+    "optimizer",
+    "lifecycle",
+    "checkpoint",
+    "compile",
+    "dynamic",
+    "fullgraph",
+    "memory_budget",
+    "kernels",
+    "region",
+    "reentrant",
+)
 #: Fact -> the field of a sharding.
 _OF_SHARDING = {
-    "fsdp_ranks": "data", "tensor_ranks": "tensor", "gathers": "gathers",
-    "narrow_styles": "narrow_styles", "context": "context", "stages": "stages", "units": "units",
-}  # fmt: skip
+    "fsdp_ranks": "data",
+    "tensor_ranks": "tensor",
+    "gathers": "gathers",
+    "narrow_styles": "narrow_styles",
+    "context": "context",
+    "stages": "stages",
+    "units": "units",
+}
 #: Facts that only a case on ranks has.
 OF_RANKS = (*_OF_SHARDING, "uneven", "empty_shard")
 _OF_LIBRARY = ("layer", "layout", "depth", "checkpoint_by", "quantized_init")

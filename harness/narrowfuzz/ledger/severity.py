@@ -33,9 +33,17 @@ Use = Literal["documented", "rare", "undocumented", "limitation"]
 
 LARGE, SMALL = 1e-2, 1e-3
 _LESS_BY_DATA = {
-    "gaussian": 0, "zero_rows": 0, "outlier": 0, "heavy_tail": 0,
-    "binade_edges": 1, "mined": 1, "inf_nan": 1, "near_max": 2, "scale_ends": 2, "subnormal": 2,
-}  # fmt: skip
+    "gaussian": 0,
+    "zero_rows": 0,
+    "outlier": 0,
+    "heavy_tail": 0,
+    "binade_edges": 1,
+    "mined": 1,
+    "inf_nan": 1,
+    "near_max": 2,
+    "scale_ends": 2,
+    "subnormal": 2,
+}
 _LESS_BY_USE: dict[Use, int] = {"documented": 0, "rare": 1, "undocumented": 2, "limitation": 2}
 DATA = tuple(_LESS_BY_DATA)
 _STEPS = ("", "one step less", "two steps less")

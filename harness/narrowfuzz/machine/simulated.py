@@ -52,18 +52,36 @@ def simulate() -> None:
 
 
 def _by_kind(
-    original: Any, a: Any, b: Any, a_scale: Any, a_kind: Any, b_scale: Any, b_kind: Any,
-    *args: Any, bias: Any = None, output_dtype: Any = torch.bfloat16, use_fast_accum: bool = False,
+    original: Any,
+    a: Any,
+    b: Any,
+    a_scale: Any,
+    a_kind: Any,
+    b_scale: Any,
+    b_kind: Any,
+    *args: Any,
+    bias: Any = None,
+    output_dtype: Any = torch.bfloat16,
+    use_fast_accum: bool = False,
     **kw: Any,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """``F.scaled_mm`` with one scale a tensor or a row; what else it may be asked for is the CPU's
     to answer."""
     known = (F.ScalingType.TensorWise, F.ScalingType.RowWise)
     if args or kw or a_kind not in known or b_kind not in known:
         return original(  # type: ignore[no-any-return]
-            a, b, a_scale, a_kind, b_scale, b_kind, *args, bias=bias, output_dtype=output_dtype,
-            use_fast_accum=use_fast_accum, **kw,
-        )  # fmt: skip
+            a,
+            b,
+            a_scale,
+            a_kind,
+            b_scale,
+            b_kind,
+            *args,
+            bias=bias,
+            output_dtype=output_dtype,
+            use_fast_accum=use_fast_accum,
+            **kw,
+        )
     return scaled_mm(
         a, b, a_scale, b_scale, bias=bias, out_dtype=output_dtype, use_fast_accum=use_fast_accum
     )

@@ -223,12 +223,16 @@ _CONFIGURED = _titan_release() >= (0, 3)
 #: What torchtitan's plan says of the linears of a block.
 _TITAN_BLOCK: dict[str, Literal["colwise", "rowwise"]] = {
     **dict.fromkeys(
-        ("attention.qkv_linear.wqkv",) if _CONFIGURED
-        else ("attention.wq", "attention.wk", "attention.wv"), "colwise",
+        ("attention.qkv_linear.wqkv",)
+        if _CONFIGURED
+        else ("attention.wq", "attention.wk", "attention.wv"),
+        "colwise",
     ),
-    "attention.wo": "rowwise", "feed_forward.w1": "colwise", "feed_forward.w3": "colwise",
+    "attention.wo": "rowwise",
+    "feed_forward.w1": "colwise",
+    "feed_forward.w3": "colwise",
     "feed_forward.w2": "rowwise",
-}  # fmt: skip
+}
 _TITAN_LAST = "model.lm_head" if _CONFIGURED else "model.output"
 #: What torchtitan's FSDP and its plan leave no choice of, as its defaults call them: its loss takes
 #: logits in parts. From 0.2 on the training loop divides.
@@ -243,52 +247,108 @@ def _titan(
 ) -> Model:
     """A row of torchtitan's Llama 3: its configuration ``flavor``, with these changes."""
     fixed = {
-        "m": 128, "batch": 0, "k": width, "n": vocabulary, "heads": 1, "attention": "flash",
-        "bias": False, "dynamic": False,
-    }  # fmt: skip
+        "m": 128,
+        "batch": 0,
+        "k": width,
+        "n": vocabulary,
+        "heads": 1,
+        "attention": "flash",
+        "bias": False,
+        "dynamic": False,
+    }
     return Model(
-        name, title, "TorchtitanDecoder" if _CONFIGURED else "TorchtitanLlama",
-        lambda spec: (flavor, spec.n, spec.m, changes), "block",
-        wide=True, takes_ids=True, attends=True, normalises=True, last=_TITAN_LAST,
-        regions=tuple(f"model.layers.{i}" for i in range(blocks)), smaller=(), fixed=fixed,
-        package="torchtitan", compiled=blocks == 1, laid=_TITAN_LAID,
-        shared=(*(
-            (f"model.layers.{i}.{linear}", style) for i in range(blocks)
-            for linear, style in _TITAN_BLOCK.items()
-        ), (_TITAN_LAST, "colwise")),
-    )  # fmt: skip
+        name,
+        title,
+        "TorchtitanDecoder" if _CONFIGURED else "TorchtitanLlama",
+        lambda spec: (flavor, spec.n, spec.m, changes),
+        "block",
+        wide=True,
+        takes_ids=True,
+        attends=True,
+        normalises=True,
+        last=_TITAN_LAST,
+        regions=tuple(f"model.layers.{i}" for i in range(blocks)),
+        smaller=(),
+        fixed=fixed,
+        package="torchtitan",
+        compiled=blocks == 1,
+        laid=_TITAN_LAID,
+        shared=(
+            *(
+                (f"model.layers.{i}.{linear}", style)
+                for i in range(blocks)
+                for linear, style in _TITAN_BLOCK.items()
+            ),
+            (_TITAN_LAST, "colwise"),
+        ),
+    )
 
 
 _BLOCK: dict[str, Any] = {
-    "dim": 512, "n_layers": 1, "n_heads": 16, "n_kv_heads": 4, "multiple_of": 128,
-}  # fmt: skip
+    "dim": 512,
+    "n_layers": 1,
+    "n_heads": 16,
+    "n_kv_heads": 4,
+    "multiple_of": 128,
+}
 
 
 #: Models of packages. The blocks are as wide as a step of them is fast, in the proportions of the
 #: real ones; the debug model's vocabulary is its test tokenizer's, from 0.2 on padded.
 OF_PACKAGES: tuple[Model, ...] = (
-    _titan("titan_debug", "torchtitan's llama3 debug model", "debugmodel", 256,
-           2000 if _OLD else 2048, blocks=6),
-    _titan("titan_8b", "one block as in torchtitan's llama3 8B", "8B", 512, 2048, blocks=1,
-           **_BLOCK),
-    _titan("titan_405b", "one block with the feed-forward of torchtitan's llama3 405B", "405B", 512,
-           2048, blocks=1, **_BLOCK),
-)  # fmt: skip
+    _titan(
+        "titan_debug",
+        "torchtitan's llama3 debug model",
+        "debugmodel",
+        256,
+        2000 if _OLD else 2048,
+        blocks=6,
+    ),
+    _titan(
+        "titan_8b", "one block as in torchtitan's llama3 8B", "8B", 512, 2048, blocks=1, **_BLOCK
+    ),
+    _titan(
+        "titan_405b",
+        "one block with the feed-forward of torchtitan's llama3 405B",
+        "405B",
+        512,
+        2048,
+        blocks=1,
+        **_BLOCK,
+    ),
+)
 MODELS.update((m.name, m) for m in OF_PACKAGES if importlib.util.find_spec(m.package) is not None)
 #: Models made of a library's own layers, which quantise inside regions and may keep scales: which
 #: layer each has, simplest first. Recipes say which of them they carry.
 LIBRARY: dict[str, str] = {
     f"library_{layer}": layer
     for layer in (
-        "linear", "layernorm_linear", "rmsnorm_linear", "layernorm_mlp", "grouped_linear",
+        "linear",
+        "layernorm_linear",
+        "rmsnorm_linear",
+        "layernorm_mlp",
+        "grouped_linear",
         "transformer_layer",
     )
-}  # fmt: skip
+}
 #: Fields of a Spec that say something of a converted model alone, and of a library's layers alone.
 FIELDS_OF_CONVERTED = (
-    "backend", "n", "batch", "input_layout", "grad_layout", "heads", "attention", "autocast",
-    "optimizer", "lifecycle", "compile", "dynamic", "fullgraph", "memory_budget", "kernels",
-)  # fmt: skip
+    "backend",
+    "n",
+    "batch",
+    "input_layout",
+    "grad_layout",
+    "heads",
+    "attention",
+    "autocast",
+    "optimizer",
+    "lifecycle",
+    "compile",
+    "dynamic",
+    "fullgraph",
+    "memory_budget",
+    "kernels",
+)
 FIELDS_OF_LIBRARY = ("layout", "depth", "quantized_init", "settings")
 
 

@@ -82,11 +82,15 @@ Accumulators = Mapping[str, Accumulator]
 _EVERY = ("fp32", "bf16", "fp16", "fp8", "fp8 fast", "mxfp8", "fp4")
 CPU: Accumulators = dict.fromkeys((*_EVERY, *(f"attention {n}" for n in _EVERY[:3])), FP32)
 HOPPER: Accumulators = {
-    "fp32": FP32, "bf16": TENSOR_CORE_16, "fp16": TENSOR_CORE_16, "fp8": HOPPER_FP8,
+    "fp32": FP32,
+    "bf16": TENSOR_CORE_16,
+    "fp16": TENSOR_CORE_16,
+    "fp8": HOPPER_FP8,
     "fp8 fast": HOPPER_FP8_FAST,
     # of fp32 attention it is not known what multiplies
-    "attention bf16": TENSOR_CORE_16, "attention fp16": TENSOR_CORE_16,
-}  # fmt: skip
+    "attention bf16": TENSOR_CORE_16,
+    "attention fp16": TENSOR_CORE_16,
+}
 #: Of any other GPU it is known that fp32 is fp32's, where TF32 is off.
 UNKNOWN_DEVICE: Accumulators = {"fp32": FP32}
 
@@ -139,9 +143,13 @@ def wider(expected: Accumulator, seen: Found) -> Accumulator:
     bits = min(expected.fraction_bits, seen.fraction_bits)
     promotes = expected.promotes if _promotes(expected, seen) else 0
     return replace(
-        expected, name=f"{expected.name}, widened", fraction_bits=bits, rounding="truncate",
-        promotes=promotes, to_the_bit=False,
-    )  # fmt: skip
+        expected,
+        name=f"{expected.name}, widened",
+        fraction_bits=bits,
+        rounding="truncate",
+        promotes=promotes,
+        to_the_bit=False,
+    )
 
 
 def reconciled(table: Accumulators, seen: Mapping[str, Found]) -> Accumulators:

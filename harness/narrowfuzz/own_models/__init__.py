@@ -69,16 +69,26 @@ def _model(source: Source, sizes: Mapping[str, float]) -> Model:
     facts, mine, dims = tried(source), sizes[source.name], dict(source.dims)
     smaller = [name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] < mine]
     return Model(
-        source.name, source.title, "OwnModel",
-        lambda spec: (
-            source.where, source.build, spec.tokens, spec.width, dims, facts.driven
-        ), "block",
-        wide=not facts.ids, takes_ids=facts.ids, random=facts.random, attends=True,
-        regions=facts.blocks, smaller=tuple(smaller), fixed=facts.fixed, own=True,
-        linears=facts.linears, by_default=not source.dims, unreached=facts.unreached,
-        inputs=facts.inputs, unrepeatable=facts.unrepeatable,
+        source.name,
+        source.title,
+        "OwnModel",
+        lambda spec: (source.where, source.build, spec.tokens, spec.width, dims, facts.driven),
+        "block",
+        wide=not facts.ids,
+        takes_ids=facts.ids,
+        random=facts.random,
+        attends=True,
+        regions=facts.blocks,
+        smaller=tuple(smaller),
+        fixed=facts.fixed,
+        own=True,
+        linears=facts.linears,
+        by_default=not source.dims,
+        unreached=facts.unreached,
+        inputs=facts.inputs,
+        unrepeatable=facts.unrepeatable,
         multiplications=facts.multiplications,
-    )  # fmt: skip
+    )
 
 
 def known_as(name: str, text: str) -> Model:

@@ -100,8 +100,17 @@ def _watch(seen: list[Seen], name: str, module: nn.Module, hooks: ExitStack) -> 
 
     def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
         gave, (got, nan_in) = tensors_in(output), running.pop()
-        seen.append(Seen(name, type(module).__name__, numbers[name], got, digest(gave), nan_in,
-                         _has_nan(gave)))  # fmt: skip
+        seen.append(
+            Seen(
+                name,
+                type(module).__name__,
+                numbers[name],
+                got,
+                digest(gave),
+                nan_in,
+                _has_nan(gave),
+            )
+        )
         numbers[name] += 1
 
     hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)

@@ -131,9 +131,17 @@ def tried(source: Source) -> Facts:
     names = tuple(f"model.{name}".rstrip(".") for name in linears)
     random = any("torch" in answer.moved for answer in answers)
     return Facts(
-        ids, random, names, () if unrepeatable else blocks, unrepeatable, fixed, own.driven,
-        unreached, _inputs(given), multiplications(own, lambda: called(example.clone())),
-    )  # fmt: skip
+        ids,
+        random,
+        names,
+        () if unrepeatable else blocks,
+        unrepeatable,
+        fixed,
+        own.driven,
+        unreached,
+        _inputs(given),
+        multiplications(own, lambda: called(example.clone())),
+    )
 
 
 def _inputs(given: Mapping[Any, Any]) -> tuple[str, ...]:

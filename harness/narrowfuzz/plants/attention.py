@@ -68,13 +68,28 @@ def _statistics_in_base_two(run: Any, q: Any, k: Any, v: Any, causal: bool, **op
 
 
 PLANTS = [
-    Plant("attention-scale-padded", "attention", "scores are scaled for a padded head",
-          "https://github.com/sgl-project/sglang/pull/28637", _ALL,
-          lambda: _kernel(_scale_of_padded_head)),
-    Plant("attention-sees-next-key", "attention", "the causal mask is off by one",
-          "https://github.com/ml-explore/mlx/issues/2835", _ALL,
-          lambda: _kernel(_one_key_too_many)),
-    Plant("attention-statistics-base-two", "attention", "log-sum-exp is kept in base 2",
-          "https://github.com/lightseekorg/tokenspeed/pull/571", _ALL,
-          lambda: _kernel(_statistics_in_base_two)),
-]  # fmt: skip
+    Plant(
+        "attention-scale-padded",
+        "attention",
+        "scores are scaled for a padded head",
+        "https://github.com/sgl-project/sglang/pull/28637",
+        _ALL,
+        lambda: _kernel(_scale_of_padded_head),
+    ),
+    Plant(
+        "attention-sees-next-key",
+        "attention",
+        "the causal mask is off by one",
+        "https://github.com/ml-explore/mlx/issues/2835",
+        _ALL,
+        lambda: _kernel(_one_key_too_many),
+    ),
+    Plant(
+        "attention-statistics-base-two",
+        "attention",
+        "log-sum-exp is kept in base 2",
+        "https://github.com/lightseekorg/tokenspeed/pull/571",
+        _ALL,
+        lambda: _kernel(_statistics_in_base_two),
+    ),
+]

@@ -105,12 +105,36 @@ def _norm_rounds_otherwise() -> Iterator[None]:
 
 
 PLANTS = [
-    Plant("checkpoint-forgets-generator", "recompute", "recompute drops out other elements",
-          "https://github.com/pytorch/pytorch/issues/198333", _ALL, _random_state_lost),
-    Plant("checkpoint-forgets-autocast", "recompute", "recompute runs outside autocast",
-          "https://github.com/pytorch/pytorch/issues/148831", ("torch.fp32",), _autocast_lost),
-    Plant("checkpoint-swaps-kept", "recompute", "kept products come back in another order",
-          "https://github.com/pytorch/pytorch/issues/175306", _ALL, _kept_results_swapped),
-    Plant("recompute-rounds-otherwise", "recompute", "a recomputed norm has other low bits",
-          "https://github.com/pytorch/pytorch/issues/186572", _ALL, _norm_rounds_otherwise),
-]  # fmt: skip
+    Plant(
+        "checkpoint-forgets-generator",
+        "recompute",
+        "recompute drops out other elements",
+        "https://github.com/pytorch/pytorch/issues/198333",
+        _ALL,
+        _random_state_lost,
+    ),
+    Plant(
+        "checkpoint-forgets-autocast",
+        "recompute",
+        "recompute runs outside autocast",
+        "https://github.com/pytorch/pytorch/issues/148831",
+        ("torch.fp32",),
+        _autocast_lost,
+    ),
+    Plant(
+        "checkpoint-swaps-kept",
+        "recompute",
+        "kept products come back in another order",
+        "https://github.com/pytorch/pytorch/issues/175306",
+        _ALL,
+        _kept_results_swapped,
+    ),
+    Plant(
+        "recompute-rounds-otherwise",
+        "recompute",
+        "a recomputed norm has other low bits",
+        "https://github.com/pytorch/pytorch/issues/186572",
+        _ALL,
+        _norm_rounds_otherwise,
+    ),
+]

@@ -81,13 +81,31 @@ def _narrow_norm() -> Iterator[None]:
 
 
 PLANTS = [
-    Plant("inductor-backward-drift", "recompute",
-          "Inductor fuses a recomputed chain otherwise than forward did",
-          "https://github.com/pytorch/pytorch/issues/150859", (*_FLOAT8, "torch.bf16"),
-          _backward_drift, compiled=True),
-    Plant("compiled-scale-through-bf16", "scale", "scale rounded through bf16 when compiled",
-          "https://github.com/pytorch/pytorch/issues/136181", _FLOAT8, _scale_through_bf16,
-          compiled=True),
-    Plant("compiled-norm-in-bf16", "accumulator", "compiled RMSNorm computes in bf16",
-          "https://github.com/pytorch/torchtitan/issues/497", _PLAIN, _narrow_norm, compiled=True),
-]  # fmt: skip
+    Plant(
+        "inductor-backward-drift",
+        "recompute",
+        "Inductor fuses a recomputed chain otherwise than forward did",
+        "https://github.com/pytorch/pytorch/issues/150859",
+        (*_FLOAT8, "torch.bf16"),
+        _backward_drift,
+        compiled=True,
+    ),
+    Plant(
+        "compiled-scale-through-bf16",
+        "scale",
+        "scale rounded through bf16 when compiled",
+        "https://github.com/pytorch/pytorch/issues/136181",
+        _FLOAT8,
+        _scale_through_bf16,
+        compiled=True,
+    ),
+    Plant(
+        "compiled-norm-in-bf16",
+        "accumulator",
+        "compiled RMSNorm computes in bf16",
+        "https://github.com/pytorch/torchtitan/issues/497",
+        _PLAIN,
+        _narrow_norm,
+        compiled=True,
+    ),
+]

@@ -59,22 +59,33 @@ def _own_keys_again() -> AbstractContextManager[None]:
 
 PLANTS = [
     Plant(
-        id=id, family="sharding", title=title, source=source,
-        recipes=("torch.fp32", "torch.bf16"), plant=plant, arms=("sharded_context*",),
+        id=id,
+        family="sharding",
+        title=title,
+        source=source,
+        recipes=("torch.fp32", "torch.bf16"),
+        plant=plant,
+        arms=("sharded_context*",),
         needs="attention",
     )
     for id, title, source, plant in (
         (
-            "context-merged-alike", "parts of a sequence's keys are merged by equal weights",
-            "ring-flash-attention#34: how parts are merged", _merged_alike,
+            "context-merged-alike",
+            "parts of a sequence's keys are merged by equal weights",
+            "ring-flash-attention#34: how parts are merged",
+            _merged_alike,
         ),
         (
-            "context-rows-out-of-order", "rows that ranks were dealt are not put back in order",
-            "the class of pytorch#152261: what is put together is another", _rows_as_they_came,
+            "context-rows-out-of-order",
+            "rows that ranks were dealt are not put back in order",
+            "the class of pytorch#152261: what is put together is another",
+            _rows_as_they_came,
         ),
         (
-            "context-own-keys-again", "a rank meets its own keys instead of its neighbour's",
-            "Automodel#3157: a ring that keeps to the keys it began with", _own_keys_again,
+            "context-own-keys-again",
+            "a rank meets its own keys instead of its neighbour's",
+            "Automodel#3157: a ring that keeps to the keys it began with",
+            _own_keys_again,
         ),
     )
-]  # fmt: skip
+]

@@ -41,16 +41,36 @@ def _loses_the_device(a: Any, b: Any, result: Any, role: str) -> Any:
 
 
 PLANTS = [
-    Plant("backward-unsupported", "contract", "backward dies with a bare 'unsupported'",
-          "https://github.com/pytorch/torchtitan/issues/1200", _FLOAT8,
-          lambda: float8_mm(_unsupported)),
-    Plant("bias-forgotten", "contract", "the bias never takes part",
-          "https://github.com/pytorch/ao/pull/1306", _FLOAT8,
-          lambda: float8_forward(_forgets_bias)),
-    Plant("kernel-aborts", "crash", "the process is aborted for 64 and more output features",
-          "https://github.com/pytorch/pytorch/issues/133334", _FLOAT8,
-          lambda: float8_mm(_aborts)),
-    Plant("device-lost", "crash", "the device is lost for 64 and more output features",
-          "https://github.com/pytorch/pytorch/issues/133334", _FLOAT8,
-          lambda: float8_mm(_loses_the_device)),
-]  # fmt: skip
+    Plant(
+        "backward-unsupported",
+        "contract",
+        "backward dies with a bare 'unsupported'",
+        "https://github.com/pytorch/torchtitan/issues/1200",
+        _FLOAT8,
+        lambda: float8_mm(_unsupported),
+    ),
+    Plant(
+        "bias-forgotten",
+        "contract",
+        "the bias never takes part",
+        "https://github.com/pytorch/ao/pull/1306",
+        _FLOAT8,
+        lambda: float8_forward(_forgets_bias),
+    ),
+    Plant(
+        "kernel-aborts",
+        "crash",
+        "the process is aborted for 64 and more output features",
+        "https://github.com/pytorch/pytorch/issues/133334",
+        _FLOAT8,
+        lambda: float8_mm(_aborts),
+    ),
+    Plant(
+        "device-lost",
+        "crash",
+        "the device is lost for 64 and more output features",
+        "https://github.com/pytorch/pytorch/issues/133334",
+        _FLOAT8,
+        lambda: float8_mm(_loses_the_device),
+    ),
+]

@@ -73,10 +73,28 @@ def _result() -> Iterator[None]:
 
 
 PLANTS = [
-    Plant("bit-of-code-flips", "bit flip", "one bit of one MX code in every seventh tensor",
-          _LINK, ("torchao.mxfp8.*",), _code),
-    Plant("bit-of-scale-flips", "bit flip", "one bit of one fp32 scale in every eleventh tensor",
-          _LINK, ("torchao.float8.*",), _scale),
-    Plant("bit-of-result-flips", "bit flip", "one bit of one element in every 13th product",
-          _LINK, ("torch.scaled_mm",), _result),
-]  # fmt: skip
+    Plant(
+        "bit-of-code-flips",
+        "bit flip",
+        "one bit of one MX code in every seventh tensor",
+        _LINK,
+        ("torchao.mxfp8.*",),
+        _code,
+    ),
+    Plant(
+        "bit-of-scale-flips",
+        "bit flip",
+        "one bit of one fp32 scale in every eleventh tensor",
+        _LINK,
+        ("torchao.float8.*",),
+        _scale,
+    ),
+    Plant(
+        "bit-of-result-flips",
+        "bit flip",
+        "one bit of one element in every 13th product",
+        _LINK,
+        ("torch.scaled_mm",),
+        _result,
+    ),
+]

@@ -87,12 +87,28 @@ def _never_cleared() -> Iterator[None]:
 
 
 PLANTS = [
-    Plant("gradient-accumulated-twice", "gradient", "a second microbatch doubles the first's",
-          "https://github.com/NVIDIA/TransformerEngine/pull/1026", _ALL,
-          lambda: _backward(_accumulated_twice)),
-    Plant("tied-gradient-doubled", "gradient", "a weight used twice gets twice its gradient",
-          "https://github.com/pytorch/torchtitan/pull/3174", _ALL,
-          lambda: _backward(_once_a_name)),
-    Plant("gradient-never-cleared", "gradient", "a step's gradients hold those of the step before",
-          "https://github.com/deepspeedai/DeepSpeed/issues/7837", _ALL, _never_cleared),
-]  # fmt: skip
+    Plant(
+        "gradient-accumulated-twice",
+        "gradient",
+        "a second microbatch doubles the first's",
+        "https://github.com/NVIDIA/TransformerEngine/pull/1026",
+        _ALL,
+        lambda: _backward(_accumulated_twice),
+    ),
+    Plant(
+        "tied-gradient-doubled",
+        "gradient",
+        "a weight used twice gets twice its gradient",
+        "https://github.com/pytorch/torchtitan/pull/3174",
+        _ALL,
+        lambda: _backward(_once_a_name),
+    ),
+    Plant(
+        "gradient-never-cleared",
+        "gradient",
+        "a step's gradients hold those of the step before",
+        "https://github.com/deepspeedai/DeepSpeed/issues/7837",
+        _ALL,
+        _never_cleared,
+    ),
+]

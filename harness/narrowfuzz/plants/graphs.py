@@ -71,12 +71,31 @@ def _attribute_written() -> Iterator[None]:
 
 
 PLANTS = [
-    Plant("compiled-without-e5m2", "contract", "code generation has no conversion to E5M2",
-          "https://github.com/pytorch/pytorch/issues/117119", ("torchao.float8.tensorwise",),
-          lambda: _conversion_to("float8_e5m2"), compiled=True),
-    Plant("emulated-roundings-crash", "contract", "emulate_precision_casts does not compile",
-          "https://github.com/pytorch/pytorch/issues/159239", ("torch.bf16", "torchao.float8.*"),
-          _emulation_unknown, compiled=True),
-    Plant("forward-writes-attribute", "contract", "checkpointing does not compile",
-          "https://github.com/pytorch/ao/pull/1329", _FLOAT8, _attribute_written, compiled=True),
-]  # fmt: skip
+    Plant(
+        "compiled-without-e5m2",
+        "contract",
+        "code generation has no conversion to E5M2",
+        "https://github.com/pytorch/pytorch/issues/117119",
+        ("torchao.float8.tensorwise",),
+        lambda: _conversion_to("float8_e5m2"),
+        compiled=True,
+    ),
+    Plant(
+        "emulated-roundings-crash",
+        "contract",
+        "emulate_precision_casts does not compile",
+        "https://github.com/pytorch/pytorch/issues/159239",
+        ("torch.bf16", "torchao.float8.*"),
+        _emulation_unknown,
+        compiled=True,
+    ),
+    Plant(
+        "forward-writes-attribute",
+        "contract",
+        "checkpointing does not compile",
+        "https://github.com/pytorch/ao/pull/1329",
+        _FLOAT8,
+        _attribute_written,
+        compiled=True,
+    ),
+]

@@ -145,13 +145,25 @@ def _exchanged_scales() -> Iterator[None]:
 
 
 def _hopper(
-    name: str, family: str, title: str, source: str, plant: Any = nullcontext,
-    recipes: tuple[str, ...] = _ALL, **more: Any,
-) -> Plant:  # fmt: skip
+    name: str,
+    family: str,
+    title: str,
+    source: str,
+    plant: Any = nullcontext,
+    recipes: tuple[str, ...] = _ALL,
+    **more: Any,
+) -> Plant:
     return Plant(
-        f"hopper-{name}", family, title, source, recipes, plant, device="simulated",
-        wild_shapes=False, **more,
-    )  # fmt: skip
+        f"hopper-{name}",
+        family,
+        title,
+        source,
+        recipes,
+        plant,
+        device="simulated",
+        wild_shapes=False,
+        **more,
+    )
 
 
 _legal = partial(_hopper, legal=True, models=("linear",), arms=("eager*",))

@@ -23,9 +23,13 @@ def _holding(operand: Any, data: Any) -> Any:
     from torchao.float8.float8_training_tensor import Float8TrainingTensor
 
     return Float8TrainingTensor(
-        data, operand._scale, operand._orig_dtype, operand._linear_mm_config,
-        operand._gemm_input_role, operand._axiswise_dim,
-    )  # fmt: skip
+        data,
+        operand._scale,
+        operand._orig_dtype,
+        operand._linear_mm_config,
+        operand._gemm_input_role,
+        operand._axiswise_dim,
+    )
 
 
 def _bytes(operand: Any, change: Callable[[Any], Any]) -> Any:

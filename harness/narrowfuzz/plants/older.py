@@ -23,9 +23,16 @@ def Fault(
 ) -> Plant:
     """A planted bug: what ``Plant`` makes without ``legal``."""
     return Plant(
-        id, family, title, link, recipes, plant,
-        compiled=compiled, device=device, wild_shapes=wild_shapes,
-    )  # fmt: skip
+        id,
+        family,
+        title,
+        link,
+        recipes,
+        plant,
+        compiled=compiled,
+        device=device,
+        wild_shapes=wild_shapes,
+    )
 
 
 def Control(
@@ -42,7 +49,16 @@ def Control(
 ) -> Plant:
     """A subject on which every finding is a false alarm: a legal ``Plant``. It had no family."""
     return Plant(
-        id, "control", title, why, recipes, plant, legal=True,
-        models=models, arms=arms, device=device, wild_shapes=wild_shapes,
+        id,
+        "control",
+        title,
+        why,
+        recipes,
+        plant,
+        legal=True,
+        models=models,
+        arms=arms,
+        device=device,
+        wild_shapes=wild_shapes,
         recipe_files=recipe_files,
-    )  # fmt: skip
+    )

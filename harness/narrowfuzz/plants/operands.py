@@ -133,9 +133,13 @@ def _dtype_lost_in_transpose() -> Iterator[None]:
     def transpose(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
         t = original(aten_op, args, kwargs)
         return Float8TrainingTensor(
-            t._data, t._scale, torch.bfloat16, t._linear_mm_config, t._gemm_input_role,
+            t._data,
+            t._scale,
+            torch.bfloat16,
+            t._linear_mm_config,
+            t._gemm_input_role,
             t._axiswise_dim,
-        )  # fmt: skip
+        )
 
     FLOAT8_OPS_TABLE[op] = transpose
     try:

@@ -58,10 +58,22 @@ def _last_row(run: Any, x: Any, dims: Any, keepdim: bool, dtype: Any) -> Any:
 
 
 PLANTS = [
-    Plant("sum-in-narrow-dtype", "operators", "sums over rows are kept in bf16",
-          "https://github.com/karpathy/llm.c/issues/428", ("torch.*", "torchao.*"),
-          lambda: _sum(_narrow), needs="a model"),
-    Plant("sum-drops-last-row", "operators", "a sum over rows leaves out the last one",
-          "https://github.com/tenstorrent/tt-metal/issues/17551", ("torch.*", "torchao.*"),
-          lambda: _sum(_last_row), needs="a model"),
-]  # fmt: skip
+    Plant(
+        "sum-in-narrow-dtype",
+        "operators",
+        "sums over rows are kept in bf16",
+        "https://github.com/karpathy/llm.c/issues/428",
+        ("torch.*", "torchao.*"),
+        lambda: _sum(_narrow),
+        needs="a model",
+    ),
+    Plant(
+        "sum-drops-last-row",
+        "operators",
+        "a sum over rows leaves out the last one",
+        "https://github.com/tenstorrent/tt-metal/issues/17551",
+        ("torch.*", "torchao.*"),
+        lambda: _sum(_last_row),
+        needs="a model",
+    ),
+]

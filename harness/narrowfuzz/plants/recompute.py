@@ -58,13 +58,29 @@ def _moved_keys() -> Iterator[None]:
 
 
 PLANTS = [
-    Plant("recompute-drifts", "recompute", "recompute rounds its input differently",
-          "https://github.com/pytorch/pytorch/issues/150859", _FLOAT8,
-          lambda: float8_forward(_drifted)),
-    Plant("recompute-unquantised", "recompute", "recompute runs in high precision",
-          "https://github.com/NVIDIA/TransformerEngine/pull/24", _FLOAT8,
-          lambda: float8_forward(_unquantised)),
-    Plant("attention-keys-move", "recompute", "attention's keys change scale before its backward",
-          "https://github.com/NVIDIA/TransformerEngine/pull/1597", ("*",), _moved_keys,
-          needs="attention"),
-]  # fmt: skip
+    Plant(
+        "recompute-drifts",
+        "recompute",
+        "recompute rounds its input differently",
+        "https://github.com/pytorch/pytorch/issues/150859",
+        _FLOAT8,
+        lambda: float8_forward(_drifted),
+    ),
+    Plant(
+        "recompute-unquantised",
+        "recompute",
+        "recompute runs in high precision",
+        "https://github.com/NVIDIA/TransformerEngine/pull/24",
+        _FLOAT8,
+        lambda: float8_forward(_unquantised),
+    ),
+    Plant(
+        "attention-keys-move",
+        "recompute",
+        "attention's keys change scale before its backward",
+        "https://github.com/NVIDIA/TransformerEngine/pull/1597",
+        ("*",),
+        _moved_keys,
+        needs="attention",
+    ),
+]

@@ -120,34 +120,56 @@ def _idle_rank_leaves() -> Iterator[None]:
 
 PLANTS = [
     Plant(
-        id=id, family="sharding", title=title, source=source, recipes=recipes, plant=plant,
+        id=id,
+        family="sharding",
+        title=title,
+        source=source,
+        recipes=recipes,
+        plant=plant,
         arms=_RANKS,
     )
     for id, title, source, recipes, plant in (
         (
-            "float8-amax-of-local-shard", "a distributed tensor is scaled by one rank's maximum",
-            "torchtitan#3109", _TENSORWISE, _local_amax,
+            "float8-amax-of-local-shard",
+            "a distributed tensor is scaled by one rank's maximum",
+            "torchtitan#3109",
+            _TENSORWISE,
+            _local_amax,
         ),
         (
-            "rowwise-amax-of-local-shard", "a distributed row is scaled by one rank's maximum",
-            "torchtitan#3109", ("torchao.float8.rowwise",), _local_amax,
+            "rowwise-amax-of-local-shard",
+            "a distributed row is scaled by one rank's maximum",
+            "torchtitan#3109",
+            ("torchao.float8.rowwise",),
+            _local_amax,
         ),
         (
-            "fsdp-amax-not-reduced", "FSDP gathers codes that ranks scaled each for itself",
-            "torchao#1327", _TENSORWISE, _fsdp_amax_not_reduced,
+            "fsdp-amax-not-reduced",
+            "FSDP gathers codes that ranks scaled each for itself",
+            "torchao#1327",
+            _TENSORWISE,
+            _fsdp_amax_not_reduced,
         ),
         (
-            "precomputed-scale-stale", "precomputed scales stay those of the first parameters",
-            "float8_experimental#326", _TENSORWISE, _precomputed_once,
+            "precomputed-scale-stale",
+            "precomputed scales stay those of the first parameters",
+            "float8_experimental#326",
+            _TENSORWISE,
+            _precomputed_once,
         ),
         (
-            "float8-lost-by-tensor-parallel", "tensor parallelism undoes the conversion",
-            "torchtitan#3199", ("torchao.float8.*",), _lost_by_tensor_parallel,
+            "float8-lost-by-tensor-parallel",
+            "tensor parallelism undoes the conversion",
+            "torchtitan#3199",
+            ("torchao.float8.*",),
+            _lost_by_tensor_parallel,
         ),
         (
-            "idle-rank-leaves-collective", "a rank with a small shard skips the shared maximum",
-            "the class of torchtitan#951: ranks that wait for ever", _TENSORWISE,
+            "idle-rank-leaves-collective",
+            "a rank with a small shard skips the shared maximum",
+            "the class of torchtitan#951: ranks that wait for ever",
+            _TENSORWISE,
             _idle_rank_leaves,
         ),
     )
-]  # fmt: skip
+]

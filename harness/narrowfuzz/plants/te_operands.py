@@ -121,9 +121,13 @@ _MODULES = ("linear", "layernorm_linear", "layernorm_mlp", "grouped_linear")
 
 
 def _fault(
-    id: str, title: str, link: str, places: tuple[str, ...], change: Callable[..., Any],
+    id: str,
+    title: str,
+    link: str,
+    places: tuple[str, ...],
+    change: Callable[..., Any],
     *recipes: str,
-) -> Plant:  # fmt: skip
+) -> Plant:
     def plant() -> _Context:
         return te_calls(dict.fromkeys(places, change))
 

@@ -59,22 +59,38 @@ def _over_all(enter: Any, *args: Any, **kwargs: Any) -> None:
 
 def _fault(id: str, title: str, link: str, changes: dict[str, Callable[..., Any]]) -> Plant:
     return Plant(
-        id, "sharding", title, link, ("te.delayed",),
-        partial(te_calls, changes), arms=("sharded_processes*",),
-    )  # fmt: skip
+        id,
+        "sharding",
+        title,
+        link,
+        ("te.delayed",),
+        partial(te_calls, changes),
+        arms=("sharded_processes*",),
+    )
 
 
 _TE = "https://github.com/NVIDIA/TransformerEngine"
 _SOURCE = f"{_TE}/blob/main/transformer_engine/pytorch/quantization.py"
 
 PLANTS = [
-    _fault("te-amax-not-reduced", "a rank's maxima stay its own", _SOURCE,
-           {_REDUCE: _not_reduced}),
+    _fault("te-amax-not-reduced", "a rank's maxima stay its own", _SOURCE, {_REDUCE: _not_reduced}),
     _fault("te-amax-added", "maxima of ranks are added up", _SOURCE, {_REDUCE: _added}),
-    _fault("te-amax-of-first-rank", "the first rank's maxima are taken for all", _SOURCE,
-           {_REDUCE: _of_first_rank}),
-    _fault("te-amax-forward-only", "maxima of gradients are not reduced", _SOURCE,
-           {_UPDATE: _forward_only}),
-    _fault("te-amax-of-all-ranks", "maxima are reduced over all ranks, whatever the group", _SOURCE,
-           {_ENTER: _over_all}),
-]  # fmt: skip
+    _fault(
+        "te-amax-of-first-rank",
+        "the first rank's maxima are taken for all",
+        _SOURCE,
+        {_REDUCE: _of_first_rank},
+    ),
+    _fault(
+        "te-amax-forward-only",
+        "maxima of gradients are not reduced",
+        _SOURCE,
+        {_UPDATE: _forward_only},
+    ),
+    _fault(
+        "te-amax-of-all-ranks",
+        "maxima are reduced over all ranks, whatever the group",
+        _SOURCE,
+        {_ENTER: _over_all},
+    ),
+]

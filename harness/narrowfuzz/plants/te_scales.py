@@ -93,9 +93,14 @@ _MX = "tensor.mxfp8_tensor:MXFP8Quantizer.quantize_impl"
 
 
 def _fault(
-    id: str, family: str, title: str, link: str, place: str, change: Callable[..., Any],
+    id: str,
+    family: str,
+    title: str,
+    link: str,
+    place: str,
+    change: Callable[..., Any],
     *recipes: str,
-) -> Plant:  # fmt: skip
+) -> Plant:
     return Plant(id, family, title, link, recipes, partial(te_calls, {place: change}))
 
 

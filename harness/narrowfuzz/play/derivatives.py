@@ -259,10 +259,14 @@ def meant(
 def others_of(call: FunctionCall, i: int) -> list[int]:
     """The other arguments that hold floats, whether they need a gradient or not."""
     return [
-        j for j, a in enumerate(call.args)
-        if j != i and isinstance(a, torch.Tensor) and a.numel()
-        and (a.is_floating_point() or a.is_complex()) and bool(a.isfinite().all())
-    ]  # fmt: skip
+        j
+        for j, a in enumerate(call.args)
+        if j != i
+        and isinstance(a, torch.Tensor)
+        and a.numel()
+        and (a.is_floating_point() or a.is_complex())
+        and bool(a.isfinite().all())
+    ]
 
 
 def multiple_of(

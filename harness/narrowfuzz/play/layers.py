@@ -104,9 +104,13 @@ class LayerWatch:
     def running(self) -> Call | None:
         """The call of a linear that has begun last and not ended, None where none is known."""
         return next(
-            (c for c in self.calls
-             if self._current is c.forward_gemms or self._current is c.backward_gemms), None
-        )  # fmt: skip
+            (
+                c
+                for c in self.calls
+                if self._current is c.forward_gemms or self._current is c.backward_gemms
+            ),
+            None,
+        )
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -65,19 +65,44 @@ class Attended:
 SCALED = {
     "_scaled_mm": ("a", "b", "scale_a", "scale_b", "bias"),
     "_scaled_mm_v2": (
-        "a", "b", "scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b", "swizzle_b", "bias",
+        "a",
+        "b",
+        "scale_a",
+        "recipe_a",
+        "swizzle_a",
+        "scale_b",
+        "recipe_b",
+        "swizzle_b",
+        "bias",
     ),
-}  # fmt: skip
+}
 #: Attention kernels: flash (for_cpu), efficient and cudnn.
 ATTENTION = ("_scaled_dot_product_flash", "_scaled_dot_product_eff", "_scaled_dot_product_cudnn")
 #: Their arguments that are known, and so what the scores are made of. Dropout is not among that: it
 #: comes behind the sums.
 KNOWN = {
-    "query", "key", "value", "scale", "is_causal", "attn_mask", "attn_bias", "dropout_p", "out",
-    "logsumexp", "grad_out", "grad_out_", "grad_input_mask", "return_debug_mask",
-    "compute_log_sumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed",
+    "query",
+    "key",
+    "value",
+    "scale",
+    "is_causal",
+    "attn_mask",
+    "attn_bias",
+    "dropout_p",
+    "out",
+    "logsumexp",
+    "grad_out",
+    "grad_out_",
+    "grad_input_mask",
+    "return_debug_mask",
+    "compute_log_sumexp",
+    "cum_seq_q",
+    "cum_seq_k",
+    "max_q",
+    "max_k",
+    "philox_seed",
     "philox_offset",
-}  # fmt: skip
+}
 
 
 class AttentionWatch(TorchDispatchMode):

@@ -145,9 +145,15 @@ class TorchtitanDecoder(nn.Module):
         set_spmd_backend("partial_dtensor")
         parallel_dims.device_type = mesh.device_type  # "cuda" where no GPU is
         dims = parallel_dims.ParallelDims(
-            dp_replicate=1, dp_shard=max(data, 1), cp=1, tp=max(tensor, 1), pp=1, ep=1,
-            world_size=mesh.size(), spmd_backend="partial_dtensor",
-        )  # fmt: skip
+            dp_replicate=1,
+            dp_shard=max(data, 1),
+            cp=1,
+            tp=max(tensor, 1),
+            pp=1,
+            ep=1,
+            world_size=mesh.size(),
+            spmd_backend="partial_dtensor",
+        )
         if tensor:
             self.model.parallelize(dims)
         if data:
@@ -176,10 +182,14 @@ def narrow(
     block = config.layers[0]
     hidden = -(-block.feed_forward.w1.out_features * dim // (config.dim * multiple_of))
     config.layers = _build_llama3_layers(
-        n_layers=n_layers, dim=dim, n_heads=n_heads, n_kv_heads=n_kv_heads,
-        hidden_dim=hidden * multiple_of, attn_backend="flex",
+        n_layers=n_layers,
+        dim=dim,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        hidden_dim=hidden * multiple_of,
+        attn_backend="flex",
         rope=dataclasses.replace(block.attention.rope, dim=dim // n_heads),
-    )  # fmt: skip
+    )
     config.dim = config.tok_embeddings.embedding_dim = dim
     config.norm.normalized_shape = config.lm_head.in_features = dim
 

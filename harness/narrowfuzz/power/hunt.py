@@ -127,9 +127,14 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
 
     def record(**more: Any) -> Hunted:
         return Hunted(
-            id=fault.id, family=fault.family, title=fault.title, link=fault.source,
-            compiled=fault.compiled, ours=in_our_reference(fault.recipes), **more,
-        )  # fmt: skip
+            id=fault.id,
+            family=fault.family,
+            title=fault.title,
+            link=fault.source,
+            compiled=fault.compiled,
+            ours=in_our_reference(fault.recipes),
+            **more,
+        )
 
     if target.problem:
         return record(found=False, problem=target.problem)
@@ -172,9 +177,15 @@ def control(target: Target, limits: Limits, tally: Tally) -> Controlled:
             id=plant.id, title=plant.title, cases=0, seconds=0.0, problem=target.problem
         )
     with _campaign(
-        target, limits, tally, minutes=_MINUTES, arms=plant.arms, cases=wanted, draws=_DRAWS,
+        target,
+        limits,
+        tally,
+        minutes=_MINUTES,
+        arms=plant.arms,
+        cases=wanted,
+        draws=_DRAWS,
         compiled_draws=_COMPILED_DRAWS,
-    ) as store:  # fmt: skip
+    ) as store:
         findings = tuple(f.fingerprint for f in store.findings())
         suspected = tuple(f.fingerprint for f in store.suspected())
     cases = tally.counts["cases"]

@@ -98,9 +98,13 @@ def probe(
                 # another verdict's business, as results are where this one compared operands
                 others = {t for t in own - noticed if any(found[t][j] for j in like)}
                 yield Pass(
-                    verdict.oracle, arm, verdict.role, verdict.at.layer or layer,
-                    frozenset(own - others), noticed,
-                )  # fmt: skip
+                    verdict.oracle,
+                    arm,
+                    verdict.role,
+                    verdict.at.layer or layer,
+                    frozenset(own - others),
+                    noticed,
+                )
 
 
 def _alike(x: Verdict, y: Verdict) -> bool:

@@ -192,10 +192,14 @@ def vacuity_json(found: Vacuity) -> list[dict[str, Any]]:
             "tried": dict(passes.tried),
             "missed": dict(passes.missed),
             "examples": [
-                {"arm": arm, "role": role, "layer": layer,
-                 "case": msgspec.json.decode(dump_case(case))}
+                {
+                    "arm": arm,
+                    "role": role,
+                    "layer": layer,
+                    "case": msgspec.json.decode(dump_case(case)),
+                }
                 for case, arm, role, layer in passes.examples
             ],
         }
         for (rule, recipe), passes in sorted(found.items(), key=lambda r: (-r[1].share, r[0]))
-    ]  # fmt: skip
+    ]

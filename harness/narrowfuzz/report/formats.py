@@ -76,9 +76,14 @@ def _junit(found: Sequence[Finding], share: Judged, accepted: Accepted, seconds:
         failing.setdefault(place, []).append(finding)
     places = sorted({*share.met, *share.never, *failing})
     suite = Element(
-        "testsuite", name="narrowfuzz", tests=str(len(places)), failures=str(len(failing)),
-        skipped=str(len({*share.never} - failing.keys())), errors="0", time=f"{seconds:.1f}",
-    )  # fmt: skip
+        "testsuite",
+        name="narrowfuzz",
+        tests=str(len(places)),
+        failures=str(len(failing)),
+        skipped=str(len({*share.never} - failing.keys())),
+        errors="0",
+        time=f"{seconds:.1f}",
+    )
     for place in places:
         recipe, arm, model = place
         test = SubElement(suite, "testcase", classname=recipe, name=f"{arm} / {model}")

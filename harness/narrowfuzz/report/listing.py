@@ -163,12 +163,19 @@ def _known(
         entries = applying(entries, chosen, [BY_NAME[n] for n in select_arms(arms)], machine())
     records = [
         {
-            "id": e.id, "severity": e.severity, "recipes": e.recipes, "title": e.title,
-            "workaround": e.workaround, "links": e.links, "kind": e.kind, "cause": e.one_cause,
+            "id": e.id,
+            "severity": e.severity,
+            "recipes": e.recipes,
+            "title": e.title,
+            "workaround": e.workaround,
+            "links": e.links,
+            "kind": e.kind,
+            "cause": e.one_cause,
             "same_cause": same_cause(e, entries),
         }
-        for together in by_cause(entries).values() for e in together
-    ]  # fmt: skip
+        for together in by_cause(entries).values()
+        for e in together
+    ]
     columns = {
         "known issue": "id",
         "severity": "severity",

@@ -88,17 +88,38 @@ def write_page(
     engine = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    engine.globals |= {"rule": rows_of, "configuration": configuration_of, "example": example_of,
-                       "effect": effect_words, "conditions": conditions, "words": WORDS_OF,
-                       "plural": plural, "title_of": title_of, "seen_on": seen_on,
-                       "flake_words": FLAKE_WORDS, "promise": promise_of, "needed": needed,
-                       "kinds": KINDS,
-                       "smallest": smallest_of, "model_words": model_words}  # fmt: skip
-    engine.globals |= {"looks_like": looks_like, "new_and_known": new_and_known,
-                       "not_filtered": NOT_FILTERED, "backend": backend_of,
-                       "ruled": _ruled, "located": located}  # fmt: skip
-    engine.globals |= {"term": _term, "heat_map": heat_map, "heat_text": heat_text,
-                       "histogram": histogram, "histogram_text": histogram_text}  # fmt: skip
+    engine.globals |= {
+        "rule": rows_of,
+        "configuration": configuration_of,
+        "example": example_of,
+        "effect": effect_words,
+        "conditions": conditions,
+        "words": WORDS_OF,
+        "plural": plural,
+        "title_of": title_of,
+        "seen_on": seen_on,
+        "flake_words": FLAKE_WORDS,
+        "promise": promise_of,
+        "needed": needed,
+        "kinds": KINDS,
+        "smallest": smallest_of,
+        "model_words": model_words,
+    }
+    engine.globals |= {
+        "looks_like": looks_like,
+        "new_and_known": new_and_known,
+        "not_filtered": NOT_FILTERED,
+        "backend": backend_of,
+        "ruled": _ruled,
+        "located": located,
+    }
+    engine.globals |= {
+        "term": _term,
+        "heat_map": heat_map,
+        "heat_text": heat_text,
+        "histogram": histogram,
+        "histogram_text": histogram_text,
+    }
     template = engine.from_string(files(__package__).joinpath("page.html.j2").read_text())
     html = template.render(
         found=found,
@@ -157,8 +178,12 @@ def _shortened(script: str) -> str:
 def _head(environment: dict[str, Any], share: Judged) -> str:
     """The first line: what was tested, on what."""
     versions, device = environment["versions"], environment.get("device", {}).get("name", "cpu")
-    packages = {"narrowfuzz": "narrowfuzz", "torch": "torch", "torchao": "torchao",
-                "transformer_engine": "TransformerEngine"}  # fmt: skip
+    packages = {
+        "narrowfuzz": "narrowfuzz",
+        "torch": "torch",
+        "torchao": "torchao",
+        "transformer_engine": "TransformerEngine",
+    }
     said = [
         f"{name} {versions[package]}"
         for package, name in packages.items()

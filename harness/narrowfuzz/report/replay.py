@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 Outcome = Literal["fixed", "sound", "still failing", "diverges otherwise", "cannot tell"]
 #: Exit codes.
 CODES: dict[Outcome, int] = {
-    "fixed": 0, "sound": 0, "still failing": 1, "diverges otherwise": 1, "cannot tell": 125,
-}  # fmt: skip
+    "fixed": 0,
+    "sound": 0,
+    "still failing": 1,
+    "diverges otherwise": 1,
+    "cannot tell": 125,
+}
 
 
 @dataclass(frozen=True)
@@ -127,12 +131,17 @@ def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
     case = judgement.case
     first, *others = (
         Replayed(
-            case.id, "diverges otherwise" if wanted and name != wanted else "still failing",
-            case.spec.recipe, verdict.sentence(), verdict.oracle, verdict.arm, name,
+            case.id,
+            "diverges otherwise" if wanted and name != wanted else "still failing",
+            case.spec.recipe,
+            verdict.sentence(),
+            verdict.oracle,
+            verdict.arm,
+            name,
             judge.known_as(case, verdict) or ", ".join(sorted(explained)),
         )
         for name, verdict in sorted(found.items(), key=lambda item: item[0] != wanted)
-    )  # fmt: skip
+    )
     return replace(first, others=tuple(others))
 
 

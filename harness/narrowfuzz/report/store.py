@@ -77,13 +77,23 @@ class Store:
         if finding.story is not None and finding.story.slot:
             draw_state(finding.story, folder / "state.svg")
         row = {
-            "id": finding.id, "fingerprint": finding.fingerprint, "severity": finding.severity,
-            "status": status, "recipe": finding.recipe, "oracle": finding.oracle,
-            "arm": finding.arm, "role": finding.role, "symptom": finding.symptom,
-            "sentence": finding.sentence, "reach": finding.reach, "flake": finding.flake,
-            "case_id": finding.case.id, "minimal_id": finding.minimal.id,
-            "why_suspected": finding.why_suspected, "sighting_of": cause,
-        }  # fmt: skip
+            "id": finding.id,
+            "fingerprint": finding.fingerprint,
+            "severity": finding.severity,
+            "status": status,
+            "recipe": finding.recipe,
+            "oracle": finding.oracle,
+            "arm": finding.arm,
+            "role": finding.role,
+            "symptom": finding.symptom,
+            "sentence": finding.sentence,
+            "reach": finding.reach,
+            "flake": finding.flake,
+            "case_id": finding.case.id,
+            "minimal_id": finding.minimal.id,
+            "why_suspected": finding.why_suspected,
+            "sighting_of": cause,
+        }
         marks = ", ".join("?" * len(row))
         with closing(self._connect()) as db, db:
             db.execute(

@@ -45,8 +45,13 @@ def _verdict(arm: str, kind: ChangeKind, changes: list[Change]) -> Verdict:
     first = next((change for change in changes if not change.swapped), changes[0])
     more = f" (and at {len(changes) - 1} more)" if len(changes) > 1 else ""
     return Verdict(
-        "census", arm, ROLE, "diverged", kind,
+        "census",
+        arm,
+        ROLE,
+        "diverged",
+        kind,
         At(what="module", name=first.module or "the root"),
         (first.after or "nothing") + more,
-        Own(first.before or "nothing"), swapped=first.swapped,
-    )  # fmt: skip
+        Own(first.before or "nothing"),
+        swapped=first.swapped,
+    )

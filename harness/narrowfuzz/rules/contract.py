@@ -56,11 +56,15 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
             words, lacking = problem
             expect = Refuses(evidence.refusal, error.type, lacking) if lacking else Runs(error.type)
             yield Verdict(
-                "contract", arm, error.phase, "crashed",
+                "contract",
+                arm,
+                error.phase,
+                "crashed",
                 f"{words} ({error.type} in {error.where.rsplit('.', 1)[-1]})",
                 At(what="error", layer=error.layer, phase=error.phase, name=error.where),
-                f"{error.type}: {_first_line(error.message)}", expect,
-            )  # fmt: skip
+                f"{error.type}: {_first_line(error.message)}",
+                expect,
+            )
         else:
             yield plain("contract", arm, trace.error.phase, "ok", "clear refusal")
 
@@ -98,10 +102,15 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
         known = evidence.deviations["bias_ignored"]
         return plain("contract", arm, "backward", "ok").known(known)
     return Verdict(
-        "contract", arm, "backward", "diverged",
+        "contract",
+        arm,
+        "backward",
+        "diverged",
         f"no {' and no '.join(dict.fromkeys(role_of(name) for name in missing))}",
-        At(name=missing[0]), f"None for {', '.join(missing)}", Present(tuple(missing)),
-    )  # fmt: skip
+        At(name=missing[0]),
+        f"None for {', '.join(missing)}",
+        Present(tuple(missing)),
+    )
 
 
 def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
@@ -119,9 +128,15 @@ def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
         return passed.known(evidence.deviations["autocast_ignored"])
     at = At(what="result", name="output", layer=wide.module, call=wide.index, phase="forward")
     return Verdict(
-        "contract", evidence.base, "output", "diverged", "type under autocast", at, wide.dtype,
+        "contract",
+        evidence.base,
+        "output",
+        "diverged",
+        "type under autocast",
+        at,
+        wide.dtype,
         Typed("bf16"),
-    )  # fmt: skip
+    )
 
 
 #: What is wrong in words, and what of a refusal is lacking; "": it should not refuse at all.
@@ -164,9 +179,15 @@ def _called(layer: str) -> str:
 def accepted(arm: str, case: str, rule: str) -> Verdict:
     """The library ran a shape that its plan has no blocks for: nothing else can be judged of it."""
     return Verdict(
-        "contract", arm, "output", "diverged", "accepts what its blocks do not divide",
-        At(what="error", name=case), "a result", Refuses(rule),
-    )  # fmt: skip
+        "contract",
+        arm,
+        "output",
+        "diverged",
+        "accepts what its blocks do not divide",
+        At(what="error", name=case),
+        "a result",
+        Refuses(rule),
+    )
 
 
 def _first_line(message: str) -> str:

@@ -91,11 +91,16 @@ def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
             continue
         at = first(bad)
         yield Verdict(
-            "O16", arm, "grad_bias", "diverged", _symptom(got, at),
-            At(name="grad_bias", index=at), number(got[at]),
+            "O16",
+            arm,
+            "grad_bias",
+            "diverged",
+            _symptom(got, at),
+            At(name="grad_bias", index=at),
+            number(got[at]),
             Within(bits(may.lo[at]), bits(may.hi[at])),
             factor=radii(may, got, at),
-        )  # fmt: skip
+        )
 
 
 def _summed_codes(evidence: Evidence, trace: Trace, got: F32) -> NDArray[np.bool_]:
@@ -192,9 +197,15 @@ def _grid(magnitude: F64) -> float:
 
 
 def within(
-    evidence: Evidence, rule: str, arm: str, role: Role,
-    got: F32, centre: F64, radius: F64 | float, skip: Any,
-) -> Verdict:  # fmt: skip
+    evidence: Evidence,
+    rule: str,
+    arm: str,
+    role: Role,
+    got: F32,
+    centre: F64,
+    radius: F64 | float,
+    skip: Any,
+) -> Verdict:
     """``got`` against the interval around ``centre``, with the bias where there is one."""
     if got.size and skip.all():
         return plain(rule, arm, role, "inconclusive", "every element may overflow or is NaN")
@@ -225,13 +236,17 @@ def within(
         return plain(rule, arm, role, "ok").known(evidence.deviations["rescale_overflow"])
     at = first(bad)
     return Verdict(
-        rule, arm, role, "diverged", _symptom(got, at), At(name=role, index=at),
-        number(got[at]), Within(bits(lo[at]), bits(hi[at])),
+        rule,
+        arm,
+        role,
+        "diverged",
+        _symptom(got, at),
+        At(name=role, index=at),
+        number(got[at]),
+        Within(bits(lo[at]), bits(hi[at])),
         factor=_factor(got[at], centre[at], radius, at, bias),
-        remark="the bias of this linear is ignored: output is wrong"
-        if without
-        else "",
-    )  # fmt: skip
+        remark="the bias of this linear is ignored: output is wrong" if without else "",
+    )
 
 
 def rescaled(evidence: Evidence, role: Role) -> Any:
@@ -249,9 +264,15 @@ def _passed(rule: str, arm: str, role: Role, share: float) -> Verdict:
 
 
 def _surely_within(
-    evidence: Evidence, arm: str, role: Role,
-    got: F32, centre: F64, radius: F64 | float, skip: Any, bias: F32 | None,
-) -> bool:  # fmt: skip
+    evidence: Evidence,
+    arm: str,
+    role: Role,
+    got: F32,
+    centre: F64,
+    radius: F64 | float,
+    skip: Any,
+    bias: F32 | None,
+) -> bool:
     """True where a cheap test shows that every result lies in its interval, and that zeros would
     not: what most results pass. False says nothing.
 

@@ -94,11 +94,17 @@ def _judge(evidence: Evidence, trace: Trace, layer: str, calls: Sequence[LayerCa
         return plain(_NAME, arm, _ROLE, "ok").known(evidence.deviations["rescale_overflow"])
     at = first(bad)
     return Verdict(
-        _NAME, arm, _ROLE, "diverged", "is not the sum of its layer's calls",
-        At(name=name, index=at), number(got[at]), Within(bits(lo[at]), bits(hi[at])),
+        _NAME,
+        arm,
+        _ROLE,
+        "diverged",
+        "is not the sum of its layer's calls",
+        At(name=name, index=at),
+        number(got[at]),
+        Within(bits(lo[at]), bits(hi[at])),
         given=tuple(g for call in calls for g in given_of(call, "grad_weight")),
         factor=radii(may, got, at),
-    )  # fmt: skip
+    )
 
 
 class _Share(NamedTuple):

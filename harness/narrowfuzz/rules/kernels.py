@@ -71,10 +71,16 @@ def _multiply(accumulators: Accumulators, arm: str, one: Multiplied) -> Verdict:
         return passed(rule, arm, role, may)
     at = first(bad)
     return Verdict(
-        rule, arm, role, "diverged", WRONG_PRODUCT,
-        At(what="product", phase=one.phase, index=at), number(one.result[at]),
-        Within(bits(may.lo[at]), bits(may.hi[at])), factor=radii(may, one.result, at),
-    )  # fmt: skip
+        rule,
+        arm,
+        role,
+        "diverged",
+        WRONG_PRODUCT,
+        At(what="product", phase=one.phase, index=at),
+        number(one.result[at]),
+        Within(bits(may.lo[at]), bits(may.hi[at])),
+        factor=radii(may, one.result, at),
+    )
 
 
 def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
@@ -137,9 +143,13 @@ def _converted(evidence: Evidence) -> frozenset[str]:
 
 def _of_weight(evidence: Evidence, name: str, weight: F32) -> tuple[str, Evidence]:
     spec = Spec(
-        recipe=evidence.spec.recipe, backend=evidence.spec.backend, m=1, k=weight.shape[1],
-        n=weight.shape[0], dtype=evidence.spec.dtype,
-    )  # fmt: skip
+        recipe=evidence.spec.recipe,
+        backend=evidence.spec.backend,
+        m=1,
+        k=weight.shape[1],
+        n=weight.shape[0],
+        dtype=evidence.spec.dtype,
+    )
     assert evidence.plan_of is not None
     nothing = np.zeros((1, weight.shape[1]), dtype=np.float32)
     case = msgspec.structs.replace(evidence.case, spec=spec)

@@ -105,7 +105,12 @@ def _diverged(arm: str, role: Role, got: F32, at: tuple[int, ...], lo: F64, hi: 
     ends = sorted({(float(x[at]), float(y[at])) for x, y in zip(lo, hi, strict=True)})
     allowed = tuple(Within(bits(x), bits(y)) for x, y in ends)
     return Verdict(
-        "O23", arm, role, "diverged", "wrong sum" if np.isfinite(got[at]) else "not finite",
-        At(name=role, index=at), number(got[at]),
+        "O23",
+        arm,
+        role,
+        "diverged",
+        "wrong sum" if np.isfinite(got[at]) else "not finite",
+        At(name=role, index=at),
+        number(got[at]),
         OneOf(allowed) if allowed[1:] else allowed[0],
-    )  # fmt: skip
+    )

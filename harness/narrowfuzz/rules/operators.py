@@ -58,14 +58,20 @@ def judge_call(arm: str, call: OperatorCall, trace: Trace | None = None) -> Iter
             call.operator,
             "diverged",
             _symptom(got, result, at),
-            At(what="operator", name=call.operator, layer=layer, call=call.index,
-               phase=call.phase, index=at),
+            At(
+                what="operator",
+                name=call.operator,
+                layer=layer,
+                call=call.index,
+                phase=call.phase,
+                index=at,
+            ),
             number(got[at]),
             Is(bits(np.nan)) if np.isnan(result.lo[at]) else wanted,
             factor=_factor(got, result, at),
             remark=f"{operator.title(call)} is wrong",
             unconverted=True,
-        )  # fmt: skip
+        )
 
 
 def _symptom(got: F32, expected: Expected, at: tuple[int, ...]) -> str:

@@ -41,16 +41,27 @@ def _judge(arm: str, several: list[Derivative]) -> Verdict:
     at = At(what="function", layer=told.module, name=told.argument)
     others = tuple(d.argument for d in several if d.wrong and d is not told)
     expect = DerivativeOf(
-        told.function, bits(told.slope), bits(told.error), bits(told.off), bits(told.share),
-        told.directions, others,
-    )  # fmt: skip
+        told.function,
+        bits(told.slope),
+        bits(told.error),
+        bits(told.off),
+        bits(told.share),
+        told.directions,
+        others,
+    )
     if not told.wrong:
         status: Status = "inconclusive" if told.why else "ok"
         place = f"{told.function}({told.argument})" if told.argument else told.function
         why = f"{place}: {told.why}" if told.why else ""
         return Verdict(NAME, arm, ROLE, status, at=at, expect=expect, why=why)
     return Verdict(
-        NAME, arm, ROLE, "diverged", f"of {told.function} is not the derivative of its forward", at,
-        number(told.backward), expect,
+        NAME,
+        arm,
+        ROLE,
+        "diverged",
+        f"of {told.function} is not the derivative of its forward",
+        at,
+        number(told.backward),
+        expect,
         factor=abs(told.backward - told.slope) / told.allowed,
-    )  # fmt: skip
+    )

@@ -70,9 +70,15 @@ def check_amax(evidence: Evidence) -> Iterator[Verdict]:
             continue
         at = first(bad)
         yield Verdict(
-            "O4", trace.arm, role, "diverged", "amax", _at("amax", role, side, at),
-            number(seen.amax[at]), Is(bits(expected[at])),
-        )  # fmt: skip
+            "O4",
+            trace.arm,
+            role,
+            "diverged",
+            "amax",
+            _at("amax", role, side, at),
+            number(seen.amax[at]),
+            Is(bits(expected[at])),
+        )
 
 
 #: How far two divisions of 2 units in the last place each may leave a scale.
@@ -111,11 +117,16 @@ def judge_scale(
         return plain("O3", arm, role, "ok").known(known)
     at = first(bad)
     return Verdict(
-        "O3", arm, role, "diverged",
+        "O3",
+        arm,
+        role,
+        "diverged",
         _scale_symptom(got[at], expected[at], amax[at], operand.plan),
-        _at("scale", role, side, at), str(_scale(got[at])), _scale(expected[at]),
+        _at("scale", role, side, at),
+        str(_scale(got[at])),
+        _scale(expected[at]),
         (Given("amax", _at("amax", role, side, at), bits(amax[at])),),
-    )  # fmt: skip
+    )
 
 
 def expected_scale(seen: Seen, operand: Operand) -> reference.Scale:
@@ -220,10 +231,16 @@ def _check_codes(
     at = _first_of(left, bad)
     got, want = decode(seen.codes, fmt)[at], decode(expected, fmt)[at]
     return Verdict(
-        "O2", arm, role, "diverged", _code_symptom(got, want, scale, plan, at),
-        _at("codes", role, side, at), number(got),
-        Is(bits(want), signed=not evidence.compiled(arm)), _source(role, side, at, operand.x),
-    )  # fmt: skip
+        "O2",
+        arm,
+        role,
+        "diverged",
+        _code_symptom(got, want, scale, plan, at),
+        _at("codes", role, side, at),
+        number(got),
+        Is(bits(want), signed=not evidence.compiled(arm)),
+        _source(role, side, at, operand.x),
+    )
 
 
 def expected_codes(scale: reference.Scale, operand: Operand) -> Any:
@@ -283,10 +300,16 @@ def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: See
         left = left & ~explained
     at = _first_of(left, bad)
     return Verdict(
-        "O2", arm, role, "diverged", LEVEL_B, _at("values", role, side, at),
-        number(seen.values[at]), Is(bits(np.float32(expected[at]))),
+        "O2",
+        arm,
+        role,
+        "diverged",
+        LEVEL_B,
+        _at("values", role, side, at),
+        number(seen.values[at]),
+        Is(bits(np.float32(expected[at]))),
         _source(role, side, at, operand.x),
-    )  # fmt: skip
+    )
 
 
 def _first_of(left: Any, bad: Any) -> tuple[int, ...]:

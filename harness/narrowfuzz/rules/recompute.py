@@ -169,14 +169,25 @@ def _same(arm: str, place: _Place, what: str, before: Any, after: Any, side: str
     # handed to the layer: an operand before it is quantised
     layer, call, recompute = place
     there = At(
-        what=what if side else "source", layer=layer, name="output" if side else what,  # type: ignore[arg-type]
-        call=recompute, phase="recompute", side=side, index=at,  # type: ignore[arg-type]
-    )  # fmt: skip
+        what=what if side else "source",
+        layer=layer,
+        name="output" if side else what,  # type: ignore[arg-type]
+        call=recompute,
+        phase="recompute",
+        side=side,
+        index=at,  # type: ignore[arg-type]
+    )
     first_run = msgspec.structs.replace(there, phase="forward", call=call)
     return Verdict(
-        "O13", arm, "output", "diverged", f"{named} differ in recompute", there, str(after[at]),
+        "O13",
+        arm,
+        "output",
+        "diverged",
+        f"{named} differ in recompute",
+        there,
+        str(after[at]),
         Same(first_run, str(before[at])),
-    )  # fmt: skip
+    )
 
 
 def _compiled(arm: str, trace: Trace) -> Verdict:
@@ -242,25 +253,42 @@ def _statistics(
     kept = [f for f in forward if f.lse.shape == call.lse.shape and _same_array(f.lse, call.lse)]
     if not kept:
         return Verdict(
-            "O18", arm, "output", "diverged", "log-sum-exp of no forward", place,
-            "statistics that no forward returned", Own("the forward's"),
-        )  # fmt: skip
+            "O18",
+            arm,
+            "output",
+            "diverged",
+            "log-sum-exp of no forward",
+            place,
+            "statistics that no forward returned",
+            Own("the forward's"),
+        )
     if not any(_same_array(f.out, call.out) for f in kept):
         return Verdict(
-            "O18", arm, "output", "diverged", "output of another forward", place,
-            "an output that does not belong to its log-sum-exp", Own("the forward's"),
-        )  # fmt: skip
+            "O18",
+            arm,
+            "output",
+            "diverged",
+            "output of another forward",
+            place,
+            "an output that does not belong to its log-sum-exp",
+            Own("the forward's"),
+        )
     for name in ("q", "k", "v"):
         got = getattr(call, name)
         if not any(_same_array(getattr(f, name), got) for f in kept):
             bad = ~same_bits(getattr(kept[0], name), got)
             at = first(bad)
             return Verdict(
-                "O18", arm, "output", "diverged", "attention's inputs moved after forward",
+                "O18",
+                arm,
+                "output",
+                "diverged",
+                "attention's inputs moved after forward",
                 msgspec.structs.replace(place, name=name, index=at),
                 f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)",
-                Own(number(getattr(kept[0], name)[at])), factor=softmax_excess(call, adds)[0],
-            )  # fmt: skip
+                Own(number(getattr(kept[0], name)[at])),
+                factor=softmax_excess(call, adds)[0],
+            )
     if call.unknown:
         why = f"what the kernel's argument {call.unknown} does to the scores is not known"
         return plain("O18", arm, "output", "inconclusive", why)
@@ -269,10 +297,16 @@ def _statistics(
         return plain("O18", arm, "output", "inconclusive", "no score is sure enough to be summed")
     if excess > 1.0:
         return Verdict(
-            "O18", arm, "output", "diverged", "probabilities do not sum to 1", place,
+            "O18",
+            arm,
+            "output",
+            "diverged",
+            "probabilities do not sum to 1",
+            place,
             f"a row that is off by {excess * allowed:.3g}",
-            Own(f"1 within {allowed:.3g}", bits(allowed)), factor=excess,
-        )  # fmt: skip
+            Own(f"1 within {allowed:.3g}", bits(allowed)),
+            factor=excess,
+        )
     if not any(getattr(call, name).any() for name in ("q", "k", "v")):
         return plain("O18", arm, "output", "inconclusive", "attention of zeros tells nothing apart")
     return plain("O18", arm, "output", "ok")

@@ -83,10 +83,15 @@ def _agree(
             at = first(bad)
             copy = At(what=seen_as, name=row[0], side=row[1], index=at[::-1])  # type: ignore[arg-type]
             return Verdict(
-                "R22", arm, role, "diverged", f"{what} differs from the {row[0]} copy",
+                "R22",
+                arm,
+                role,
+                "diverged",
+                f"{what} differs from the {row[0]} copy",
                 At(what=seen_as, name=role, side=side, index=at),  # type: ignore[arg-type]
-                number(got[at]), Same(copy, number(want[at])),
-            )  # fmt: skip
+                number(got[at]),
+                Same(copy, number(want[at])),
+            )
     return plain("R22", arm, role, "ok")
 
 
@@ -133,9 +138,17 @@ def check_recipe(evidence: Evidence) -> Iterator[Verdict]:
 def _agrees(evidence: Evidence, base: Trace, name: str, peer: Plan) -> Iterator[Verdict]:
     """The layer's operands against those of one other recipe."""
     spec = msgspec.structs.replace(
-        evidence.spec, recipe=name, backend="", batch=0, m=evidence.spec.tokens, bias=False,
-        input_layout="contiguous", grad_layout="contiguous", checkpoint="none", compile="none",
-    )  # fmt: skip
+        evidence.spec,
+        recipe=name,
+        backend="",
+        batch=0,
+        m=evidence.spec.tokens,
+        bias=False,
+        input_layout="contiguous",
+        grad_layout="contiguous",
+        checkpoint="none",
+        compile="none",
+    )
     tensors = {t: x for t, x in evidence.tensors.items() if t != "bias"}
     after = again(evidence, OtherRun(name, spec, tensors))
     for role in ROLES:
@@ -176,6 +189,13 @@ def _matches(
     there_too = msgspec.structs.replace(here, run=name)
     given = Given(name, there_too, bits(want[at]))
     return Verdict(
-        "R21", evidence.base, role, "diverged", "differs from another recipe's value", here,
-        number(got[at]), Is(bits(want[at])), (given,),
-    )  # fmt: skip
+        "R21",
+        evidence.base,
+        role,
+        "diverged",
+        "differs from another recipe's value",
+        here,
+        number(got[at]),
+        Is(bits(want[at])),
+        (given,),
+    )

@@ -220,8 +220,13 @@ def _sum_verdict(
         return plain("R10", arm, "grad_weight", "ok")
     at = first(bad)
     return Verdict(
-        "R10", arm, "grad_weight", "diverged",
+        "R10",
+        arm,
+        "grad_weight",
+        "diverged",
         "halves do not add up" if exact else "sum of halves leaves its bound",
         At(name="grad_weight", index=at, run=" + ".join(run.name for run in runs)),
-        number(total[at]), Within(bits(lo[at]), bits(hi[at])), runs=runs,
-    )  # fmt: skip
+        number(total[at]),
+        Within(bits(lo[at]), bits(hi[at])),
+        runs=runs,
+    )

@@ -54,11 +54,17 @@ def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iter
     if after.error is not None:
         error = after.error
         yield Verdict(
-            name, evidence.base, "state", "diverged", f"{failure} ({error.type})",
+            name,
+            evidence.base,
+            "state",
+            "diverged",
+            f"{failure} ({error.type})",
             At(what="error", run=other.name, name=error.where),
-            f"{error.type}: {_first_line(error.message)}", Runs(error.type), runs=(other,),
+            f"{error.type}: {_first_line(error.message)}",
+            Runs(error.type),
+            runs=(other,),
             told=f"{error.type}: {telling(error.message)}",
-        )  # fmt: skip
+        )
         return
     variant = Variant(other, everything(evidence.spec), strict=ROLES)
     yield from judge_against(evidence, name, variant, after)

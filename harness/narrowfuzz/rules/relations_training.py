@@ -90,10 +90,15 @@ def check_kept_graph(evidence: Evidence) -> Iterator[Verdict]:
         if bad.any():
             at = first(bad)
             yield Verdict(
-                "R27", evidence.base, "grad_input", "diverged", "another gradient the second time",
-                At(name=name, index=at), number(results[name][at]),
+                "R27",
+                evidence.base,
+                "grad_input",
+                "diverged",
+                "another gradient the second time",
+                At(name=name, index=at),
+                number(results[name][at]),
                 Same(At(name=there, index=at), number(results[there][at])),
-            )  # fmt: skip
+            )
             return
     yield plain("R27", evidence.base, "grad_input", "ok" if judged else "not_applicable")
 
@@ -133,18 +138,30 @@ def _compared(
             continue
         if got is None or want is None:
             return Verdict(
-                name, evidence.base, role_of(here), "diverged", f"{symptom}: there in one run only",
-                At(name=here), "one run without it", Same(At(name=there, run=other.name)),
+                name,
+                evidence.base,
+                role_of(here),
+                "diverged",
+                f"{symptom}: there in one run only",
+                At(name=here),
+                "one run without it",
+                Same(At(name=there, run=other.name)),
                 runs=(other,),
-            )  # fmt: skip
+            )
         bad = ~same_bits(got, want)
         if bad.any():
             at = first(bad)
             return Verdict(
-                name, evidence.base, role_of(here), "diverged", symptom,
-                At(name=here, index=at), number(got[at]),
-                Same(At(name=there, index=at, run=other.name), number(want[at])), runs=(other,),
-            )  # fmt: skip
+                name,
+                evidence.base,
+                role_of(here),
+                "diverged",
+                symptom,
+                At(name=here, index=at),
+                number(got[at]),
+                Same(At(name=there, index=at, run=other.name), number(want[at])),
+                runs=(other,),
+            )
     nothing = not any(x.any() for x in mine.values())
     why = "zeros in both runs" if nothing else ""
     return plain(name, evidence.base, "output", "inconclusive" if nothing else "ok", why)

@@ -209,9 +209,15 @@ def _monotone(arm: str, role: Role, side: str, x: F32, decoded: Any, operand: An
         for i in placed
     )
     return Verdict(
-        "R13", arm, role, "diverged", "is not monotone", after, number(codes[row, col + 1]),
+        "R13",
+        arm,
+        role,
+        "diverged",
+        "is not monotone",
+        after,
+        number(codes[row, col + 1]),
         Ordered(bits(codes[row, col]), before),
-    )  # fmt: skip
+    )
 
 
 def check_below_amax(evidence: Evidence) -> Iterator[Verdict]:
@@ -277,7 +283,12 @@ def _codes_stay(evidence: Evidence, name: str, before: Any, moved: F32, mask: An
     assert fmt is not None
     got, want = decode(site.a.codes, fmt), decode(before, fmt)
     return compare(
-        evidence, name, "output", np.where(mask, got, 0), np.where(mask, want, 0),
+        evidence,
+        name,
+        "output",
+        np.where(mask, got, 0),
+        np.where(mask, want, 0),
         "leaks between granules" if name == "R15" else "depends on elements below amax",
-        other, At(what="codes", side="a"),
-    )  # fmt: skip
+        other,
+        At(what="codes", side="a"),
+    )

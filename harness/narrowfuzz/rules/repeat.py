@@ -31,11 +31,15 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("O1", arm, "output", "not_applicable")
         elif again.error is not None:
             yield Verdict(
-                "O1", arm, "output", "diverged", "raises the second time",
+                "O1",
+                arm,
+                "output",
+                "diverged",
+                "raises the second time",
                 At(what="error", run=AGAIN, phase=again.error.phase),
                 f"{again.error.type}: {shortened(again.error.message, 200)}",
                 Runs(again.error.type),
-            )  # fmt: skip
+            )
         else:
             verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat", AGAIN)
             yield (

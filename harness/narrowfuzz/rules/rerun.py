@@ -58,6 +58,13 @@ def compare(
     place = msgspec.structs.replace(at, name=at.name or role, index=index)
     there = msgspec.structs.replace(place, run=other.name)
     return Verdict(
-        name, evidence.base, role, "diverged", symptom, there, number(got[index]),
-        Same(place, number(want[index]), times), runs=(other,),
-    )  # fmt: skip
+        name,
+        evidence.base,
+        role,
+        "diverged",
+        symptom,
+        there,
+        number(got[index]),
+        Same(place, number(want[index]), times),
+        runs=(other,),
+    )

@@ -24,11 +24,32 @@ Check = Callable[[Any], Iterator[Verdict]]
 #: run among the remains of others, and results and state on ranks; what backwards of a user's
 #: own Functions give; what calls of operators return.
 Reads = Literal[
-    "run", "conversion", "results", "finite", "nan", "bias gradient", "operands", "scales", "amax",
-    "second copies", "recomputed", "statistics", "results again", "operands again", "scales again",
-    "casts", "formats", "states", "kept state", "pending", "company",
-    "results on ranks", "states on ranks", "derivatives", "operators",
-]  # fmt: skip
+    "run",
+    "conversion",
+    "results",
+    "finite",
+    "nan",
+    "bias gradient",
+    "operands",
+    "scales",
+    "amax",
+    "second copies",
+    "recomputed",
+    "statistics",
+    "results again",
+    "operands again",
+    "scales again",
+    "casts",
+    "formats",
+    "states",
+    "kept state",
+    "pending",
+    "company",
+    "results on ranks",
+    "states on ranks",
+    "derivatives",
+    "operators",
+]
 
 
 def by_events(spec: Spec) -> bool:
@@ -103,6 +124,22 @@ def first(bad: Any) -> tuple[int, ...]:
 
 
 __all__ = [
-    "Check", "Reads", "Rule", "bound", "by_events", "converted", "exact", "first", "in_context",
-    "in_pipeline", "number", "on_mesh", "plain", "ratio", "relation", "same_bits", "seen", "whole",
-]  # fmt: skip
+    "Check",
+    "Reads",
+    "Rule",
+    "bound",
+    "by_events",
+    "converted",
+    "exact",
+    "first",
+    "in_context",
+    "in_pipeline",
+    "number",
+    "on_mesh",
+    "plain",
+    "ratio",
+    "relation",
+    "same_bits",
+    "seen",
+    "whole",
+]

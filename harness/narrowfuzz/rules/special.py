@@ -43,10 +43,16 @@ def check_finite(evidence: Evidence) -> Iterator[Verdict]:
                 continue
             at = first(bad)
             yield Verdict(
-                "O10", arm, role, "diverged", "not finite", At(name=role, index=at),
-                number(got[at]), Within(bits(-largest), bits(largest)),
+                "O10",
+                arm,
+                role,
+                "diverged",
+                "not finite",
+                At(name=role, index=at),
+                number(got[at]),
+                Within(bits(-largest), bits(largest)),
                 factor=float(reach[at]) / largest,
-            )  # fmt: skip
+            )
 
 
 def check_nan_provenance(evidence: Evidence) -> Iterator[Verdict]:
@@ -78,6 +84,12 @@ def check_nan_provenance(evidence: Evidence) -> Iterator[Verdict]:
             at = first(bad)
             symptom = "NaN missing" if expected[at] else "NaN from nowhere"
             yield Verdict(
-                "O11", arm, role, "diverged", symptom, At(name=role, index=at), number(got[at]),
+                "O11",
+                arm,
+                role,
+                "diverged",
+                symptom,
+                At(name=role, index=at),
+                number(got[at]),
                 Is(bits(np.nan)) if expected[at] else Within(bits(-np.inf), bits(np.inf)),
-            )  # fmt: skip
+            )

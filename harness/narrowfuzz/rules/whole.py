@@ -57,9 +57,14 @@ def _not_exact(evidence: Evidence) -> str:
 
 
 def equal_outputs(
-    rule: str, evidence: Evidence, trace: Trace, other: Trace, symptom: str, than: str,
+    rule: str,
+    evidence: Evidence,
+    trace: Trace,
+    other: Trace,
+    symptom: str,
+    than: str,
     names: frozenset[str] | None = None,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """One verdict for a whole run: every named result has the bits of the ``other``, which is
     called ``than``; with ``names`` only those have, and the others are there in both."""
     arm = trace.arm
@@ -68,17 +73,31 @@ def equal_outputs(
     for name in sorted(set(trace.outputs) | set(other.outputs), key=_rank):
         got, want = trace.outputs.get(name), other.outputs.get(name)
         if got is None or want is None:
-            return Verdict(rule, arm, role_of(name), "diverged", "gradient missing in one run",
-                           At(name=name), "one run without it",
-                           Same(At(name=name, run=than)))  # fmt: skip
+            return Verdict(
+                rule,
+                arm,
+                role_of(name),
+                "diverged",
+                "gradient missing in one run",
+                At(name=name),
+                "one run without it",
+                Same(At(name=name, run=than)),
+            )
         if identical(got, want):
             continue
         bad = ~same_bits(got, want)
         if bad.any() and (names is None or name in names):
             at = first(bad)
-            return Verdict(rule, arm, role_of(name), "diverged", symptom,
-                           At(name=name, index=at), number(got[at]),
-                           Same(At(name=name, index=at, run=than), number(want[at])))  # fmt: skip
+            return Verdict(
+                rule,
+                arm,
+                role_of(name),
+                "diverged",
+                symptom,
+                At(name=name, index=at),
+                number(got[at]),
+                Same(At(name=name, index=at, run=than), number(want[at])),
+            )
     if not any(x.any() for x in trace.outputs.values()):
         return plain(rule, arm, "output", "inconclusive", "zeros in both runs")
     return plain(rule, arm, "output", "ok")
@@ -142,9 +161,15 @@ def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Ver
         if not np.isfinite(got).all():
             at = first(~np.isfinite(got))
             return Verdict(
-                "O9", arm, role_of(name), "diverged", "not finite", At(name=name, index=at),
-                number(got[at]), FINITE,
-            )  # fmt: skip
+                "O9",
+                arm,
+                role_of(name),
+                "diverged",
+                "not finite",
+                At(name=name, index=at),
+                number(got[at]),
+                FINITE,
+            )
         if _normalised(evidence.spec, name):
             continue
         verdict = _worse(evidence.spec, arm, name, got, base, exact)
@@ -196,8 +221,14 @@ def _worse(spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any) -> 
             at = int(np.argmax(bad))
             worst, most = np.atleast_1d(far)[at], np.atleast_1d(limit)[at]
             return Verdict(
-                "O9", arm, role_of(name), "diverged", "error beyond eager's",
-                At(name=name, index=() if axis is None else (at,)), f"error {number(worst)}",
-                Near(bits(most), bits((most - floor) / ratio)), factor=float(worst / most),
-            )  # fmt: skip
+                "O9",
+                arm,
+                role_of(name),
+                "diverged",
+                "error beyond eager's",
+                At(name=name, index=() if axis is None else (at,)),
+                f"error {number(worst)}",
+                Near(bits(most), bits((most - floor) / ratio)),
+                factor=float(worst / most),
+            )
     return None

@@ -207,9 +207,23 @@ class DerivativeOf(msgspec.Struct, frozen=True, tag="derivative", forbid_unknown
 
 
 Expect = (
-    Is | Within | OneOf | Same | Near | Ordered | Sum | Runs | Refuses | Present | State | MadeBy
-    | Formats | Typed | DerivativeOf | Own
-)  # fmt: skip
+    Is
+    | Within
+    | OneOf
+    | Same
+    | Near
+    | Ordered
+    | Sum
+    | Runs
+    | Refuses
+    | Present
+    | State
+    | MadeBy
+    | Formats
+    | Typed
+    | DerivativeOf
+    | Own
+)
 
 
 class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -105,9 +105,13 @@ def _of_plan(evidence: Evidence, trace: Trace, role: Role) -> tuple[str, Any, An
 
 #: Rule -> what its results are held against, and the middle and radius of the interval.
 _INTERVALS: dict[str, Callable[[Evidence, Trace, Role], tuple[str, Any, Any] | None]] = {
-    "O5": _of_multiplied, "O15": _of_multiplied, "O6": _of_layer, "O10": _of_layer,
-    "O7": _of_plan, "O11": _of_plan,
-}  # fmt: skip
+    "O5": _of_multiplied,
+    "O15": _of_multiplied,
+    "O6": _of_layer,
+    "O10": _of_layer,
+    "O7": _of_plan,
+    "O11": _of_plan,
+}
 
 
 def _bias_gradient(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
@@ -151,14 +155,25 @@ def _ratio(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | Non
     if not isinstance(near, Near) or evidence.twin is None or name not in trace.outputs:
         return None
     named = "multiples of the error that is allowed in root mean square"
-    return Compared(name, "the same in float64", trace.outputs[name], evidence.exact[name],
-                    read(near.limit), named, exact=False)  # fmt: skip
+    return Compared(
+        name,
+        "the same in float64",
+        trace.outputs[name],
+        evidence.exact[name],
+        read(near.limit),
+        named,
+        exact=False,
+    )
 
 
 #: Rules that look at a model's linears one by one.
 _OF_LINEARS = frozenset({"O2", "O3", "O4", "O16", *_INTERVALS})
 _BY_RULE: dict[str, Callable[[Evidence, Trace, Verdict], Compared | None]] = {
-    **dict.fromkeys(_INTERVALS, _result), **dict.fromkeys(("O2", "O3", "O4"), operand_pair),
-    **dict.fromkeys(("O1", "O8", "O12"), _two_runs), "O9": _ratio, "O13": recompute_pair,
-    "O16": _bias_gradient, "O25": _operator,
-}  # fmt: skip
+    **dict.fromkeys(_INTERVALS, _result),
+    **dict.fromkeys(("O2", "O3", "O4"), operand_pair),
+    **dict.fromkeys(("O1", "O8", "O12"), _two_runs),
+    "O9": _ratio,
+    "O13": recompute_pair,
+    "O16": _bias_gradient,
+    "O25": _operator,
+}

@@ -27,12 +27,19 @@ from narrowfuzz.triage.finding import Came
 
 #: Changes by a conversion, by what they do to a step of training; all others change its results.
 _OF_CENSUS = {
-    "hooks lost": SMALL, "parameter hooks lost": SMALL, "attributes lost": SMALL,
-    "attributes changed": SMALL, "parameter attributes lost": SMALL,
-    "parameter device changed": SMALL, "state_dict keys changed": SMALL,
-    "module type changed": 0.0, "shared module split": 0.0, "training flag changed": 0.0,
-    "parameter type changed": 0.0, "parameter order changed": 0.0,
-}  # fmt: skip
+    "hooks lost": SMALL,
+    "parameter hooks lost": SMALL,
+    "attributes lost": SMALL,
+    "attributes changed": SMALL,
+    "parameter attributes lost": SMALL,
+    "parameter device changed": SMALL,
+    "state_dict keys changed": SMALL,
+    "module type changed": 0.0,
+    "shared module split": 0.0,
+    "training flag changed": 0.0,
+    "parameter type changed": 0.0,
+    "parameter order changed": 0.0,
+}
 
 
 def observed(judge: Judge, case: Case, verdict: Verdict) -> Evidence:

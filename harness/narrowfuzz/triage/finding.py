@@ -274,10 +274,15 @@ def smallest_of(finding: Finding) -> str:
 #: What conversion takes from a model, and no library says that it keeps.
 _KEPT = frozenset(
     {
-        "own forward lost", "forward changed", "hooks lost", "attributes lost",
-        "attributes changed", "parameter hooks lost", "parameter attributes lost",
+        "own forward lost",
+        "forward changed",
+        "hooks lost",
+        "attributes lost",
+        "attributes changed",
+        "parameter hooks lost",
+        "parameter attributes lost",
     }
-)  # fmt: skip
+)
 
 
 def promise_of(finding: Finding) -> str:

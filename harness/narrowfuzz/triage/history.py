@@ -64,9 +64,13 @@ def histories(
 
     def seen(history: Sequence[Case], limit: float) -> Verdict | None:
         asked = {
-            "wanted": wanted, "rules": list(rules), "arms": arms, "device": judge.device.name,
-            "files": [str(file) for file in files], "models": list(models),
-        }  # fmt: skip
+            "wanted": wanted,
+            "rules": list(rules),
+            "arms": arms,
+            "device": judge.device.name,
+            "files": [str(file) for file in files],
+            "models": list(models),
+        }
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as name:
             folder = Path(name)
             path, found = folder / "history.py", folder / _SEEN

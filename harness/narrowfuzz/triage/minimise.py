@@ -34,9 +34,16 @@ _DATA = ("regime", "gemm", "input_exponent", "weight_exponent", "grad_exponent",
 _KEPT = ("recipe", "backend", "compile", "model", "m", "k", "n", "batch")
 #: Tamest first: the class a finding ends with is its reach.
 REACH = (
-    "gaussian", "zero_rows", "outlier", "heavy_tail", "binade_edges", "mined", "near_max",
-    "scale_ends", "subnormal",
-)  # fmt: skip
+    "gaussian",
+    "zero_rows",
+    "outlier",
+    "heavy_tail",
+    "binade_edges",
+    "mined",
+    "near_max",
+    "scale_ends",
+    "subnormal",
+)
 
 
 @dataclass

@@ -21,10 +21,20 @@ from narrowfuzz.trace.verdict import Verdict
 #: How large a case is, what it runs on, and what its rung says already: no conditions of a cause.
 _SIZES = frozenset(
     {
-        "recipe", "backend", "m", "k", "n", "batch", "dtype", "events", "compile", "checkpoint",
-        "kernels", "sharding",
+        "recipe",
+        "backend",
+        "m",
+        "k",
+        "n",
+        "batch",
+        "dtype",
+        "events",
+        "compile",
+        "checkpoint",
+        "kernels",
+        "sharding",
     }
-)  # fmt: skip
+)
 #: What a library's layers have, however simple.
 _SHAPES = frozenset({"model", "settings", "depth", "wraps"})
 #: Features that speak of data.

@@ -104,10 +104,17 @@ def triage(
         # what was compiled to make it smaller is in this process only, and may be what it meets
         base = drawn if compiled else small
         for longer, there in histories(
-            judge, base.minimal, base.verdict, past, scripts,
-            rules=names, plant=plant, files=files, models=models,
+            judge,
+            base.minimal,
+            base.verdict,
+            past,
+            scripts,
+            rules=names,
+            plant=plant,
+            files=files,
+            models=models,
             seconds=seconds * (_BUILDING if compiled else 1),
-        ):  # fmt: skip
+        ):
             proof = confirm(longer, there)
             small = replace(small, minimal=longer, verdict=there, proof=proof)
             if not proof.why:

@@ -103,9 +103,14 @@ def ended(
     """Exit code, stdout and stderr of a command; None where its time was over, and then nothing of
     it is left, copies of a script that are ranks among it."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        env=environment, start_new_session=True,
-    )  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+    )
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:

@@ -169,9 +169,13 @@ def _recast(evidence: Evidence, trace: Trace, verdict: Verdict) -> tuple[Element
 
 
 def side_by_side(
-    x: Any, codes: tuple[Any, Any], scales: tuple[Any, Any], plan: OperandPlan, fmt: Format,
+    x: Any,
+    codes: tuple[Any, Any],
+    scales: tuple[Any, Any],
+    plan: OperandPlan,
+    fmt: Format,
     verdict: Verdict,
-) -> tuple[Element, ...]:  # fmt: skip
+) -> tuple[Element, ...]:
     """Up to ELEMENTS of a row around the first bad one; ``codes`` and ``scales``: as they came, and
     as expected."""
     at = verdict.at

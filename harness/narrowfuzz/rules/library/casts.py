@@ -28,9 +28,15 @@ def check_casts(evidence: Evidence) -> Iterator[Verdict]:
                 byte = bool(cast.blocks) and wrong.what == "scale"
                 at = address_of(At(what=wrong.what, index=wrong.place), event, cast.at)
                 found = Verdict(
-                    "O2", arm, "operand", "diverged", f"{cast.format} {part}", at,
-                    number(wrong.got), Is(bits(wrong.want), byte=byte),
-                )  # fmt: skip
+                    "O2",
+                    arm,
+                    "operand",
+                    "diverged",
+                    f"{cast.format} {part}",
+                    at,
+                    number(wrong.got),
+                    Is(bits(wrong.want), byte=byte),
+                )
                 break
             found = plain("O2", arm, "operand", "ok")
         yield found

@@ -108,10 +108,15 @@ def _operands(evidence: Evidence, trace: Trace) -> Verdict:
                     places |= dict.fromkeys((m.event, m.at) for m in casts.seen() if may(m))
                     makers = tuple(address_of(Address(what="cast"), *place) for place in places)
                     return Verdict(
-                        "O3", "", product.role, "diverged", symptom,
-                        address_of(operand, i, product.at), got or "codes of no cast",
+                        "O3",
+                        "",
+                        product.role,
+                        "diverged",
+                        symptom,
+                        address_of(operand, i, product.at),
+                        got or "codes of no cast",
                         MadeBy(makers, right),
-                    )  # fmt: skip
+                    )
     return plain("O3", "", "operand", "ok" if judged else "not_applicable")
 
 

@@ -97,11 +97,15 @@ def _missing(evidence: Evidence, trace: Trace) -> Verdict | None:
             missing = sorted(trace.trained - there)
             if missing:
                 return Verdict(
-                    _NAME, trace.arm, _ROLE, "diverged",
+                    _NAME,
+                    trace.arm,
+                    _ROLE,
+                    "diverged",
                     f"no gradient of {missing[0].rpartition('.')[2]}",
-                    At(event=i, name=f"{missing[0]}.grad"), f"None for {', '.join(missing)}",
+                    At(event=i, name=f"{missing[0]}.grad"),
+                    f"None for {', '.join(missing)}",
                     Present(tuple(f"{name}.grad" for name in missing)),
-                )  # fmt: skip
+                )
     return None
 
 

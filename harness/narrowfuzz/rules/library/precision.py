@@ -51,17 +51,27 @@ def _precision(evidence: Evidence, trace: Trace) -> Verdict:
             if wrong:
                 symptom += f" ({product.at.phase}){circumstances(evidence.spec, trace.arm)}"
                 return Verdict(
-                    "O20", "", product.role, "diverged", symptom,
+                    "O20",
+                    "",
+                    product.role,
+                    "diverged",
+                    symptom,
                     address_of(At(what="product", name=product.role), i, product.at),
-                    sides_of(product), Formats(tuple(sorted(due))),
-                )  # fmt: skip
+                    sides_of(product),
+                    Formats(tuple(sorted(due))),
+                )
         missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
         if missing:
             return Verdict(
-                "O20", "", "output", "diverged", missing,
+                "O20",
+                "",
+                "output",
+                "diverged",
+                missing,
                 At(what="cast", event=i, name="output", side="b"),
-                "none in the window the layer has", Present(("a fresh cast of the weight",)),
-            )  # fmt: skip
+                "none in the window the layer has",
+                Present(("a fresh cast of the weight",)),
+            )
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
 
 

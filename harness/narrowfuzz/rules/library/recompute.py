@@ -61,9 +61,15 @@ def _recomputed(evidence: Evidence, trace: Trace) -> Verdict:
                     place = address_of(At(what="product", name="output"), moment.event, product.at)
                     first_run = msgspec.structs.replace(place, event=-1, phase="forward")
                     return Verdict(
-                        "O13", "", "output", "diverged", symptom, place, sides_of(product),
+                        "O13",
+                        "",
+                        "output",
+                        "diverged",
+                        symptom,
+                        place,
+                        sides_of(product),
                         Same(first_run, sides_of(want) if want else "no product"),
-                    )  # fmt: skip
+                    )
     return plain("O13", "", "output", "ok" if judged else "not_applicable")
 
 

@@ -79,9 +79,15 @@ def check_company(evidence: Evidence) -> Iterator[Verdict]:
         symptom = f"{after.error.type} after other models{separates(evidence, whole)}"
         at = At(what="error", event=after.error.event, name=after.error.where, run=AFTER_OTHERS)
         yield Verdict(
-            "O1", after.arm, "schedule", "diverged", symptom, at, after.error.message[:200],
+            "O1",
+            after.arm,
+            "schedule",
+            "diverged",
+            symptom,
+            at,
+            after.error.message[:200],
             Runs(after.error.type),
-        )  # fmt: skip
+        )
         return
     base, moments = evidence.in_one_process[after.arm], range(len(after.moments))
     verdict = same(evidence, "O1", after.arm, base, after, moments, ALONE)
@@ -159,19 +165,29 @@ def same(
             if not a.state[slot].equals(b.state[slot]):
                 at = slot.at(i)
                 return Verdict(
-                    rule, arm, "state", "diverged", f"{slot.direction} state", at,
+                    rule,
+                    arm,
+                    "state",
+                    "diverged",
+                    f"{slot.direction} state",
+                    at,
                     differing(b.state[slot], a.state[slot]),
                     Same(msgspec.structs.replace(at, run=than), described(a.state[slot])),
-                )  # fmt: skip
+                )
     for name in base.outputs:
         got = other.outputs.get(name)
         if got is None or not _same_bits(base.outputs[name], got):
             kind = "gradient" if "grad" in name else "output"
             return Verdict(
-                rule, arm, kind, "diverged", kind, At(name=name),
+                rule,
+                arm,
+                kind,
+                "diverged",
+                kind,
+                At(name=name),
                 "none" if got is None else _furthest(base.outputs[name], got),
                 Same(At(name=name, run=than)),
-            )  # fmt: skip
+            )
     return plain(rule, arm, "output", "ok")
 
 

@@ -35,9 +35,15 @@ def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
         )
     else:
         yield Verdict(
-            "S7", arm, "operand", "diverged", "not quantised on ranks", At(what="module"),
-            "the results of the unconverted model", Own(QUANTISED),
-        )  # fmt: skip
+            "S7",
+            arm,
+            "operand",
+            "diverged",
+            "not quantised on ranks",
+            At(what="module"),
+            "the results of the unconverted model",
+            Own(QUANTISED),
+        )
 
 
 def _products(run: Trace) -> bool:

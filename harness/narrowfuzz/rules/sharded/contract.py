@@ -36,7 +36,12 @@ def _of_arm(evidence: Evidence, arm: str) -> Iterator[Verdict]:
         compiled = ", compiled" if BY_NAME[arm].compiled else ""
         raised = f"{error.type} in {error.where.rsplit('.', 1)[-1]}"
         yield Verdict(
-            "contract", arm, error.phase, "crashed", f"fails only on ranks{compiled} ({raised})",
+            "contract",
+            arm,
+            error.phase,
+            "crashed",
+            f"fails only on ranks{compiled} ({raised})",
             At(what="error", phase=error.phase, name=error.where, rank=max(error.rank, 0)),
-            f"{error.type}: {lines[0][:200]}", Runs(error.type),
-        )  # fmt: skip
+            f"{error.type}: {lines[0][:200]}",
+            Runs(error.type),
+        )

@@ -70,9 +70,13 @@ def _operands(
                 yield plain("S3", arm, "operand", "inconclusive", why)
             else:
                 at = At(
-                    layer=call.module, call=call.index, phase=site.site.phase, side=side,
-                    name=site.site.role, rank=rank,
-                )  # fmt: skip
+                    layer=call.module,
+                    call=call.index,
+                    phase=site.site.phase,
+                    side=side,
+                    name=site.site.role,
+                    rank=rank,
+                )
                 fmt = getattr(evidence.plan.gemms[site.site.role], side).format
                 pieces = [getattr(other, side) for other in others]
                 verdict = _same_seen(arm, at, getattr(site, side), pieces, fmt)
@@ -147,10 +151,15 @@ def _same_part(arm: str, at: At, what: Any, want: Any, parts: Sequence[Any]) -> 
         whole = joined(pieces, expected.shape)
         if whole is None:
             return Verdict(
-                "S3", arm, "operand", "diverged", f"{what} of another shape", at,
+                "S3",
+                arm,
+                "operand",
+                "diverged",
+                f"{what} of another shape",
+                at,
                 f"pieces {[list(piece.shape) for piece in pieces]}",
                 Same(_there(at, what, ())),
-            )  # fmt: skip
+            )
         found = [(pieces, 0)]
     for held, rank in found:
         got = joined(held, expected.shape)
@@ -160,10 +169,15 @@ def _same_part(arm: str, at: At, what: Any, want: Any, parts: Sequence[Any]) -> 
             piece, inside = origin(held, expected.shape, where)
             place = _at(at, what, inside if np.ndim(parts[0]) else (), rank + piece)
             return Verdict(
-                "S3", arm, "operand", "diverged", f"{what} differs from the whole's", place,
+                "S3",
+                arm,
+                "operand",
+                "diverged",
+                f"{what} differs from the whole's",
+                place,
                 number(got[where]),
                 Same(_there(at, what, where if np.ndim(want) else ()), number(expected[where])),
-            )  # fmt: skip
+            )
     return None
 
 

@@ -194,8 +194,13 @@ def _product(
         symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
         piece, inside = origin(got_parts, want.shape, where, call.batch)
         return Verdict(
-            "S5", arm, role, "diverged", symptom,
+            "S5",
+            arm,
+            role,
+            "diverged",
+            symptom,
             At(name=role, index=inside, layer=call.module, call=call.index, rank=rank + piece),
-            number(got[where]), Within(bits(lo[where]), bits(hi[where])),
-        )  # fmt: skip
+            number(got[where]),
+            Within(bits(lo[where]), bits(hi[where])),
+        )
     return passed("S5", arm, role, may)

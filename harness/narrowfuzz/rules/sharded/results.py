@@ -85,9 +85,15 @@ def differs(
     where = first(bad) if got.shape else ()
     at, there = (msgspec.structs.replace(place, index=where) for place in (at, there))
     return Verdict(
-        rule, arm, role, "diverged", symptom, at, number(got[where]),
+        rule,
+        arm,
+        role,
+        "diverged",
+        symptom,
+        at,
+        number(got[where]),
         Same(there, number(want[where])),
-    )  # fmt: skip
+    )
 
 
 def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
@@ -121,9 +127,15 @@ def _reduced(evidence: Evidence, name: str, pieces: list[F32], terms: list[F32])
     got = joined(pieces, terms[0].shape)
     if got is None:
         return Verdict(
-            "S2", arm, role, "diverged", NO_WHOLE, At(name=name), "pieces",
+            "S2",
+            arm,
+            role,
+            "diverged",
+            NO_WHOLE,
+            At(name=name),
+            "pieces",
             Same(At(name=name, run=EAGER.name)),
-        )  # fmt: skip
+        )
     narrow = FORMATS[evidence.spec.dtype]
     adds_in = FORMATS["fp32"] if sharding.reduces_fp32 else narrow
     wide = [term.astype(np.float64) for term in terms]
@@ -142,9 +154,15 @@ def _reduced(evidence: Evidence, name: str, pieces: list[F32], terms: list[F32])
     rank, inside = origin(pieces, got.shape, where)
     symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
     return Verdict(
-        "S2", arm, role, "diverged", symptom, At(name=name, index=inside, rank=rank),
-        number(got[where]), Within(bits(lo[where]), bits(hi[where])),
-    )  # fmt: skip
+        "S2",
+        arm,
+        role,
+        "diverged",
+        symptom,
+        At(name=name, index=inside, rank=rank),
+        number(got[where]),
+        Within(bits(lo[where]), bits(hi[where])),
+    )
 
 
 def _divided(lo: Any, hi: Any, by: int, fmt: Format) -> Any:
@@ -212,17 +230,26 @@ def check_compiled(evidence: Evidence) -> Iterator[Verdict]:
         ranks = run.ranks
         names = before_steps(ranks[0], "output", first_step(evidence)[0]) if ranks else {}
     yield from _beside(
-        "S9", evidence, processes_of(evidence) or run_of(evidence), run,
-        "nothing is compiled", "differs from eager on ranks", names,
-    )  # fmt: skip
+        "S9",
+        evidence,
+        processes_of(evidence) or run_of(evidence),
+        run,
+        "nothing is compiled",
+        "differs from eager on ranks",
+        names,
+    )
 
 
 def check_processes(evidence: Evidence) -> Iterator[Verdict]:
     """S10: ranks that are processes leave the bits of ranks that are threads."""
     yield from _beside(
-        "S10", evidence, run_of(evidence), processes_of(evidence), "threads alone ran it",
+        "S10",
+        evidence,
+        run_of(evidence),
+        processes_of(evidence),
+        "threads alone ran it",
         "differs from threads",
-    )  # fmt: skip
+    )
 
 
 def _beside(
@@ -342,9 +369,15 @@ def check_norm(evidence: Evidence) -> Iterator[Verdict]:
         yield plain("S6", arm, NORM, "ok")
         return
     yield Verdict(
-        "S6", arm, NORM, "diverged", "is not the gradients' norm", At(name=NORM), number(got),
+        "S6",
+        arm,
+        NORM,
+        "diverged",
+        "is not the gradients' norm",
+        At(name=NORM),
+        number(got),
         Within(bits(lo), bits(hi)),
-    )  # fmt: skip
+    )
 
 
 def _whole(evidence: Evidence, name: str, shape: tuple[int, ...]) -> Any:

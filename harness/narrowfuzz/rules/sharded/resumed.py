@@ -31,13 +31,19 @@ def check_resumed(evidence: Evidence) -> Iterator[Verdict]:
     for got, want, symptom in _PAIRS:
         found = (
             differs(
-                "S11", arm, symptom, At(name=name, rank=rank), x, trace, rank,
+                "S11",
+                arm,
+                symptom,
+                At(name=name, rank=rank),
+                x,
+                trace,
+                rank,
                 name.replace(want, got, 1),
             )
             for rank, trace in enumerate(run.ranks[:there])
             for name, x in trace.outputs.items()
             if name.startswith(f"{want}:")
-        )  # fmt: skip
+        )
         causes = {verdict.role: verdict for verdict in reversed(list(filter(None, found)))}
         yield from causes.values() or [plain("S11", arm, "state", "ok")]
         if causes:

@@ -46,9 +46,15 @@ def _stateless(evidence: Evidence, trace: Trace) -> Verdict:
     for moment in trace.moments:
         for name, slot in sorted(moment.state.items()):
             return Verdict(
-                "O14", trace.arm, name.direction, "diverged", f"{name.direction} state kept",
-                name.at(moment.event), described(slot), Own("nothing"),
-            )  # fmt: skip
+                "O14",
+                trace.arm,
+                name.direction,
+                "diverged",
+                f"{name.direction} state kept",
+                name.at(moment.event),
+                described(slot),
+                Own("nothing"),
+            )
     return plain("O14", trace.arm, "state", "ok" if trace.moments else "not_applicable")
 
 
@@ -109,11 +115,15 @@ def _casts(turn: Turn) -> Iterator[Verdict]:
         cast = turn.seen.casts[place]
         assert cast.slot is not None
         yield Verdict(
-            "O14", "", cast.slot.direction, "diverged",
+            "O14",
+            "",
+            cast.slot.direction,
+            "diverged",
             f"{cast.slot.direction} cast with another scale than its slot's",
             msgspec.structs.replace(cast.slot.at(), what="cast"),
-            number(float(cast.scale or 0)), Is(bits(scale)),
-        )  # fmt: skip
+            number(float(cast.scale or 0)),
+            Is(bits(scale)),
+        )
 
 
 def _states(turn: Turn, *, quantised: bool) -> Iterator[Verdict]:
@@ -136,6 +146,12 @@ def _states(turn: Turn, *, quantised: bool) -> Iterator[Verdict]:
             before = turn.before.slots.get(name)
             symptom = symptom_of(name, turn.event, before, want, got, done.uncommitted)
             yield Verdict(
-                "O14", "", name.direction, "diverged", symptom, name.at(), differing(got, want),
+                "O14",
+                "",
+                name.direction,
+                "diverged",
+                symptom,
+                name.at(),
+                differing(got, want),
                 State(bits(want.scale), tuple(bits(x) for x in want.window)),
-            )  # fmt: skip
+            )

@@ -135,9 +135,14 @@ class Fold(ast.NodeTransformer):
 
 
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.Lt: operator.lt,
-    ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda one, many: one in many,
-}  # fmt: skip
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Gt: operator.gt,
+    ast.Lt: operator.lt,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda one, many: one in many,
+}
 
 
 def _known(node: ast.expr) -> tuple[Any] | None:

@@ -30,8 +30,18 @@ from narrowfuzz.triage.script.recipe_source import verb_names, verbs_source
 
 #: Modules whose source scripts are made of.
 SOURCES = (
-    dtypes, data, events_data, delayed, follow, check, layers, player, library, notes, processes,
-)  # fmt: skip
+    dtypes,
+    data,
+    events_data,
+    delayed,
+    follow,
+    check,
+    layers,
+    player,
+    library,
+    notes,
+    processes,
+)
 #: What may differ from one forward to the next.
 _HOW = ("inside", "first", "path")
 _IMPORTS = "import numpy as np\nimport torch"

@@ -28,9 +28,17 @@ _CALLED = {
 
 #: What the player of a library's layers and its checks may call of a subject.
 VERBS = (
-    "enter", "layer", "autocast", "checkpoint", "backward", "state", "pending", "reset", "listen",
+    "enter",
+    "layer",
+    "autocast",
+    "checkpoint",
+    "backward",
+    "state",
+    "pending",
+    "reset",
+    "listen",
     "load",
-)  # fmt: skip
+)
 
 
 def recipe_source(recipe: Recipe, spec: Spec, *names: str) -> str:
