@@ -37,9 +37,9 @@ def at_its_module(program: Program, tensors: dict[str, F32], verdict: Verdict) -
     there = At(
         layer=later.module,
         call=later.index,
-        phase=later.phase,
+        phase=later.phase,  # type: ignore[arg-type]
         name="output",
-        index=index,  # type: ignore[arg-type]
+        index=index,
     )
     before = msgspec.structs.replace(there, call=first.index, phase="forward")
     if not program.arm.recomputes:

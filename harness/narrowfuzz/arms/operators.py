@@ -81,12 +81,12 @@ def _call(one: Called) -> OperatorCall:
     dtypes = {name: DTYPE_NAME[t.dtype] for name, t in {**one.tensors, **one.outputs}.items()}
     return OperatorCall(
         one.operator,
-        one.phase,
+        one.phase,  # type: ignore[arg-type]
         one.index,
         tensors,
         outputs,
         dtypes,
-        one.strides,  # type: ignore[arg-type]
+        one.strides,
         one.settings,
         one.module,
     )

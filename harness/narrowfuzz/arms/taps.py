@@ -75,7 +75,7 @@ def _attention(one: Attended) -> AttentionCall:
     q, k, v, out, lse = (fp32_array(t) for t in (one.q, one.k, one.v, one.out, one.lse))
     added = None if one.added is None else fp32_array(one.added)
     return AttentionCall(
-        one.phase,
+        one.phase,  # type: ignore[arg-type]
         q,
         k,
         v,
@@ -83,7 +83,7 @@ def _attention(one: Attended) -> AttentionCall:
         lse,
         added,
         one.scale,
-        DTYPE_NAME[one.q.dtype],  # type: ignore[arg-type]
+        DTYPE_NAME[one.q.dtype],
         one.module,
         one.unknown,
     )

@@ -169,13 +169,13 @@ def _same(arm: str, place: _Place, what: str, before: Any, after: Any, side: str
     # handed to the layer: an operand before it is quantised
     layer, call, recompute = place
     there = At(
-        what=what if side else "source",
+        what=what if side else "source",  # type: ignore[arg-type]
         layer=layer,
-        name="output" if side else what,  # type: ignore[arg-type]
+        name="output" if side else what,
         call=recompute,
         phase="recompute",
-        side=side,
-        index=at,  # type: ignore[arg-type]
+        side=side,  # type: ignore[arg-type]
+        index=at,
     )
     first_run = msgspec.structs.replace(there, phase="forward", call=call)
     return Verdict(
