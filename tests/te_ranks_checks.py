@@ -15,7 +15,8 @@ from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import load_every, with_layers
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.library import write_library_script
+from narrowfuzz.triage.script.layers import of_layers
+from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.verify import run_script
 from te_on_cpu.environment import enter
 
@@ -56,7 +57,7 @@ def shown_by(judge: Judge, faulty: Case, cause: Verdict, fault: str) -> list[boo
     """Does its script show it, with the fault and without?"""
     with planted("", fault):
         evidence = judge.observe(faulty)
-    text = write_library_script(evidence, cause, with_layers(load_every())["te.delayed"])
+    text = write_played_script(of_layers(evidence, cause, with_layers(load_every())["te.delayed"]))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "repro.py"
         path.write_text(text)

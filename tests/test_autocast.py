@@ -20,6 +20,7 @@ from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes, runnable
 from narrowfuzz.triage.layer import linear_of
+from narrowfuzz.triage.script.model import of_model
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.verify import RunScript
 
@@ -100,7 +101,7 @@ def test_what_is_found_there_is_shown_by_the_model_it_was_found_in(
         cause = next(c for c in judge.judge(case).causes if c.oracle in ("O2", "O3", "O4"))
     recipe = recipes()[case.spec.recipe]
     path = tmp_path / "repro.py"
-    path.write_text(write_played_script(case, cause, recipe, tensors_of(case, recipe)))
+    path.write_text(write_played_script(of_model(case, cause, recipe, tensors_of(case, recipe))))
     assert scripts(path).code == 0
 
 
@@ -120,7 +121,9 @@ class TestTypes:
         assert (cause.oracle, cause.symptom) == ("contract", "type under autocast")
         recipe = recipes()[MX]
         path = tmp_path / "repro.py"
-        path.write_text(write_played_script(case, cause, recipe, tensors_of(case, recipe)))
+        path.write_text(
+            write_played_script(of_model(case, cause, recipe, tensors_of(case, recipe)))
+        )
         run = scripts(path)
         assert run.code == 1 and "torch.float32" in run.output
 

@@ -26,7 +26,8 @@ from narrowfuzz.power.cases import examples
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import RULES
 from narrowfuzz.rules.rule import in_context
-from narrowfuzz.triage.script.sharded import write_sharded_script
+from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import run_script
 from samples import one_in
 
@@ -121,7 +122,7 @@ def test_its_script_shows_it(on_cpu: None, tmp_path: Path) -> None:
     with planted("", "context-merged-alike"):
         verdict = judged(shown).causes[0]
     assert isinstance(converting, Recipe)
-    text = write_sharded_script(shown, verdict, converting, tensors_of(shown, converting))
+    text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
     (path := tmp_path / "repro.py").write_text(text)
     assert run_script(path, plant=(str(BRIDGE), "bridge-merged-alike")).shown
     assert run_script(path, plant=(str(BRIDGE), "bridge")).code == 0

@@ -19,7 +19,8 @@ from narrowfuzz.trace.address import At
 from narrowfuzz.triage.finding import Finding, Triaged
 from narrowfuzz.triage.first_bad import first_bad, with_first_bad
 from narrowfuzz.triage.needs import needless_of
-from narrowfuzz.triage.script.sharded import write_sharded_script
+from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.script.ranks import of_ranks
 from samples import one_in
 
 MADE = """
@@ -59,7 +60,7 @@ def test_on_ranks_it_names_the_rank(sharding: dict[str, Any]) -> None:
     plant = ("", "rank-makes-nan")
     with planted(*plant):
         verdict = Judge({recipe.name: recipe}, Ledger([])).judge(case).causes[0]
-    script = write_sharded_script(case, verdict, recipe, tensors_of(case, recipe))
+    script = write_played_script(of_ranks(case, verdict, recipe, tensors_of(case, recipe)))
     first = told(script, plant)[0]
     assert first.startswith("first NaN: step 1, rank 1, forward") and first.endswith("aten.log")
 

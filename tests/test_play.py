@@ -37,6 +37,7 @@ from narrowfuzz.rules.layers import given_of
 from narrowfuzz.trace.expect import Within, bits
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.layer import call_of, first_of
+from narrowfuzz.triage.script.model import of_model
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.verify import RunScript
 
@@ -171,7 +172,7 @@ def _cause(judge: Judge, case: Case, oracle: str, arm: str) -> Verdict:
 
 def _written(case: Case, verdict: Verdict) -> str:
     recipe = recipes()[case.spec.recipe]
-    return write_played_script(case, verdict, recipe, tensors_of(case, recipe))
+    return write_played_script(of_model(case, verdict, recipe, tensors_of(case, recipe)))
 
 
 @pytest.mark.slow

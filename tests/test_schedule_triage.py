@@ -47,7 +47,8 @@ from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding, reach_of, report
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
-from narrowfuzz.triage.script.library import write_library_script
+from narrowfuzz.triage.script.layers import of_layers
+from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, ScriptRun, run_script
 from samples import one_in
@@ -137,7 +138,7 @@ def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
         assert again is not None
         recipe = tried.recipe(case.spec)
         scripts = [
-            write_library_script(tried.observe(c), v, recipe)
+            write_played_script(of_layers(tried.observe(c), v, recipe))
             for c, v in ((case, verdict), (small, again))
         ]
         assert [run_here(script, tmp_path) for script in scripts] == [1, 1]
@@ -154,7 +155,7 @@ def test_a_script_of_a_backward_in_high_precision(fault: str, tmp_path: Path) ->
     with operands_fault(fault).plant():
         verdict = cause_of(tried.judge(case), "O22")
         recipe = tried.recipe(case.spec)
-        script = write_library_script(tried.observe(case), verdict, recipe)
+        script = write_played_script(of_layers(tried.observe(case), verdict, recipe))
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
 
@@ -170,7 +171,7 @@ def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
         tried = judge()
         verdict = tried.judge(case).causes[0]
         recipe = tried.recipe(case.spec)
-        script = write_library_script(tried.observe(after), verdict, recipe)
+        script = write_played_script(of_layers(tried.observe(after), verdict, recipe))
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
     assert script.count("\nnoted(") == 2 and script.count("\nspec = ") == 2
@@ -199,7 +200,7 @@ def test_a_script_of_models_that_differ_in_one_field_makes_each_anew() -> None:
     with find_plant(FAULTS, "scale_doubled").plant():
         verdict = tried.judge(case).causes[0]
         evidence = tried.observe(msgspec.structs.replace(case, history=(bare,)))
-        script = write_library_script(evidence, verdict, tried.recipe(case.spec))
+        script = write_played_script(of_layers(evidence, verdict, tried.recipe(case.spec)))
     assert "bias=False" in script and "bias=True" in script
 
 
@@ -214,7 +215,7 @@ def test_scripts_of_a_clean_schedule_hold(spec: Spec) -> None:
     evidence, recipe = tried.observe(case), tried.recipe(case.spec)
     with tempfile.TemporaryDirectory() as folder:
         for verdict in sample(list(possible(evidence))):
-            script = write_library_script(evidence, verdict, recipe)
+            script = write_played_script(of_layers(evidence, verdict, recipe))
             assert run_here(script, Path(folder)) == 0, (verdict, script)
 
 

@@ -18,7 +18,8 @@ from narrowfuzz.rules.rule import in_pipeline, on_mesh
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.sharded import write_sharded_script
+from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.triage import _still
 from narrowfuzz.triage.verify import run_script
 from samples import one_in
@@ -301,7 +302,7 @@ def test_a_script_shows_it(
         verdict = judge().judge(shown).causes[0]
     converting = RECIPES[recipe]
     assert isinstance(converting, Recipe)
-    text = write_sharded_script(shown, verdict, converting, tensors_of(shown, converting))
+    text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
     (path := tmp_path / "repro.py").write_text(text)
     assert run_script(path, plant=("", name)).shown
     assert run_script(path).code == 0

@@ -18,7 +18,8 @@ from narrowfuzz.trace.verdict import PLAIN_FAMILY, Status, Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
-from narrowfuzz.triage.script.library import write_library_script
+from narrowfuzz.triage.script.layers import of_layers
+from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.verify import ScriptRun, run_script
 
@@ -137,4 +138,4 @@ def _script(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> str:
         return write_script(case, verdict, recipe, device=torch_name(device))
     # its runs would take this process along
     unseen = Evidence(case, {}, library=OwnLayers("current", lambda settings: None))
-    return write_library_script(unseen, verdict, recipe, device=torch_name(device))
+    return write_played_script(of_layers(unseen, verdict, recipe, device=torch_name(device)))

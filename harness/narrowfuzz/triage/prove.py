@@ -23,11 +23,12 @@ from narrowfuzz.rules.rule import by_events
 from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.layer import first_of, linear_of
-from narrowfuzz.triage.script.library import write_library_script
+from narrowfuzz.triage.script.layers import of_layers
+from narrowfuzz.triage.script.model import of_model
 from narrowfuzz.triage.script.operator import call_of, write_operator_script
 from narrowfuzz.triage.script.parts import Tensors
-from narrowfuzz.triage.script.played import write_played_script
-from narrowfuzz.triage.script.sharded import write_sharded_script
+from narrowfuzz.triage.script.played import Played, write_played_script
+from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 
@@ -72,13 +73,8 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     none."""
     device = judge.device.torch
     at, recipe = verdict.at, judge.recipe(case.spec)
-    if by_events(case.spec):
-        evidence = judge.observe(case)
-        yield partial(write_library_script, evidence, verdict, recipe, device=device)
-        return
-    if case.spec.sharded:
-        tensors = tensors_of(case, recipe)
-        yield partial(write_sharded_script, case, verdict, recipe, tensors, device=device)
+    if by_events(case.spec) or case.spec.sharded:
+        yield lambda: write_played_script(_played(judge, case, verdict))
         return
     if at.what == "operator":
         call = call_of(judge, case, verdict)
@@ -94,8 +90,16 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     first, values = first_of(judge, case, verdict), _values(case, verdict, recipe)
     yield partial(write_script, case, first, recipe, values, device=device)
     if case.spec.direct:  # the player may see what the short form does not
-        tensors = tensors_of(case, recipe)
-        yield partial(write_played_script, case, verdict, recipe, tensors, device=device)
+        yield lambda: write_played_script(_played(judge, case, verdict))
+
+
+def _played(judge: Judge, case: Case, verdict: Verdict) -> Played:
+    """What a script plays to show it. Raises ValueError as those who say so."""
+    recipe, device = judge.recipe(case.spec), judge.device.torch
+    if by_events(case.spec):
+        return of_layers(judge.observe(case), verdict, recipe, device=device)
+    of = of_ranks if case.spec.sharded else of_model
+    return of(case, verdict, recipe, tensors_of(case, recipe), device)
 
 
 def _values(case: Case, verdict: Verdict, recipe: Recipe) -> Tensors | None:

@@ -33,6 +33,16 @@ def shared(runs: Sequence[Texts]) -> dict[str, str]:
     return {n: text for n, text in runs[0].items() if all(r.get(n) == text for r in runs)}
 
 
+def handed(
+    runs: Sequence[Texts], constants: Mapping[str, str]
+) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """What is put into the pasted source, the ``constants`` as they are given, and the arguments
+    by which each run hands over the rest."""
+    given = [keywords(run, constants) for run in runs]
+    roots = {root: "None" for root in ("job", "taps") if root not in given[0]}
+    return dict(constants) | roots, given
+
+
 def keywords(run: Texts, constants: Collection[str]) -> dict[str, str]:
     """The arguments by which a run hands over what is not among the ``constants``."""
     own = {name: text for name, text in run.items() if name not in constants}

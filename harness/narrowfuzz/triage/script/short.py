@@ -21,6 +21,7 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.census import write_census_script
 from narrowfuzz.triage.script.element import TAPPED
 from narrowfuzz.triage.script.function import write_function_script
+from narrowfuzz.triage.script.model import of_model
 from narrowfuzz.triage.script.parts import (
     TORCH_NAME,
     Tensors,
@@ -54,7 +55,7 @@ def write_script(
     plain = not case.history and _is_plain(case.spec, verdict, BY_NAME[verdict.arm])
     if plain and (check := check_alone(verdict)):
         return _short(case, verdict, recipe, tensors, check, device)
-    return write_played_script(case, verdict, recipe, tensors, device=device)
+    return write_played_script(of_model(case, verdict, recipe, tensors, device=device))
 
 
 def _short(

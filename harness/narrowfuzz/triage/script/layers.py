@@ -1,9 +1,9 @@
-"""repro.py of a stateful case: the player's own source, the recipe's verbs, the schedule's events
-as literals, and one check."""
+"""What a script plays of a library's own layers: the recipe's verbs, the training's events as
+literals, and one check."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,10 +22,10 @@ from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.twins import through_reloads
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.job import NAMESPACE, keywords, shared, texts
-from narrowfuzz.triage.script.library_check import Check, check_of
-from narrowfuzz.triage.script.parts import TORCH_NAME, docstring, guarded
-from narrowfuzz.triage.script.paste import defined_in, definitions_of, named_in, pasted
+from narrowfuzz.triage.script.job import handed, shared, texts
+from narrowfuzz.triage.script.layers_check import Check, check_of
+from narrowfuzz.triage.script.parts import TORCH_NAME
+from narrowfuzz.triage.script.played import Played
 from narrowfuzz.triage.script.recipe_source import verb_names, verbs_source
 
 #: Modules whose source scripts are made of.
@@ -44,7 +44,6 @@ SOURCES = (
 )
 #: What may differ from one forward to the next.
 _HOW = ("inside", "first", "path")
-_IMPORTS = "import numpy as np\nimport torch"
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,11 @@ class Run:
         return layers.hows
 
 
-def write_library_script(
+def of_layers(
     evidence: Evidence, verdict: Verdict, recipe: Recipe, *, device: str = "cpu"
-) -> str:
-    """The script's text, for a device as torch calls it. Raises ValueError for a finding no script
-    can show by itself."""
+) -> Played:
+    """The script of a library's own layers, for a device as torch calls it. Raises ValueError for a
+    finding that no script shows by itself."""
     case, own_check = evidence.case, check_of(evidence, verdict)
     runs = [*_earlier(case, recipe, verdict.arm), *_compared(evidence, verdict, own_check)]
     caching = recipe.subject(device).caching
@@ -89,40 +88,39 @@ def write_library_script(
         | {"job.layers.hows": _text(_differing(run, forwards), names)}
         for run in runs
     ]
-    constants = shared(whole) | forwards | _stimuli(runs) | dict(own_check.constants)
+    alike = shared(whole) | forwards | _stimuli(runs) | dict(own_check.constants)
     if any(run["job.layers.hows"] != "{}" for run in whole):
-        constants.pop("job.layers.hows", None)
-    given = [keywords(run, constants) for run in whole]
-    varying = sorted(given[0])
-    constants |= {root: "None" for root in ("job", "taps") if root not in varying}
+        alike.pop("job.layers.hows", None)
+    constants, given = handed(whole, alike)
     verbs = verb_names(recipe, device)
     constants |= {f"subject.{name}": called for name, called in verbs.items()}
     constants |= {"subject": "None", "subject.layer": "layer"}
     if own_check.edges:
         constants["subject.listen"] = "edges"
     one = len({_made(run.case.spec) for run in runs}) == 1
-    tail = "\n".join(
-        (*_plays(runs, given, constants, names, one, own_check, device), own_check.text)
-    )
-    used = named_in(tail) & defined_in(SOURCES)
-    called = named_in(pasted(("noted", *sorted(used)), SOURCES, constants, varying))
-    theirs = verbs_source(
-        recipe,
-        device,
-        case.spec if one else None,
-        case.spec.settings if len(names) == 1 else None,
-        [n for n in verbs if n in ("enter", "layer") or verbs[n] in called],
-    )
-    used |= (named_in(theirs) & defined_in(SOURCES)) - definitions_of(theirs)
-    ours = pasted(("noted", *sorted(used)), SOURCES, constants, varying)
-    if clash := definitions_of(ours) & definitions_of(theirs):
-        raise ValueError(f"{recipe.name} defines what scripts do, too: rename {sorted(clash)}")
     ready = [f"{verbs['enter']}()"] if "enter" in verbs else []
     made = "None" if one else "spec"
     ready.append(f"layer = lambda settings, of={verbs['layer']}: of({made}, settings)")
-    head = docstring(verdict, case.spec.recipe)
-    needs = NAMESPACE * bool(varying)
-    return guarded(head, _IMPORTS, needs, "torch.set_num_threads(1)", theirs, *ready, ours, tail)
+
+    def library(called: Collection[str]) -> list[str]:
+        used = [n for n in verbs if n in ("enter", "layer") or verbs[n] in called]
+        settings = case.spec.settings if len(names) == 1 else None
+        spec = case.spec if one else None
+        return [verbs_source(recipe, device, spec, settings, used), *ready]
+
+    return Played(
+        verdict,
+        recipe.name,
+        case.spec.recipe,
+        "import numpy as np\nimport torch\ntorch.set_num_threads(1)",
+        "noted",
+        SOURCES,
+        constants,
+        sorted(given[0]),
+        library,
+        "\n".join((*_plays(runs, given, constants, names, one, own_check, device), own_check.text)),
+        shares=True,
+    )
 
 
 def _earlier(case: Case, recipe: Recipe, arm: str) -> Iterator[Run]:

@@ -1,5 +1,5 @@
-"""repro.py of a case that runs on ranks: the player's own source, ranks as processes over gloo, and
-each data-parallel rank's piece of the rows in one process.
+"""What a script plays of a model on ranks: ranks as processes over gloo, and each data-parallel
+rank's piece of the rows in one process.
 
 Ranks that are threads may have shown it, but they are a convenience of ours: what is reported is
 what processes show.
@@ -27,18 +27,16 @@ from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Near, Own, Runs, Same, Within, read
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.element import Places
-from narrowfuzz.triage.script.job import NAMESPACE, keywords, shared, texts
+from narrowfuzz.triage.script.job import handed, shared, texts
+from narrowfuzz.triage.script.model import SOURCES
+from narrowfuzz.triage.script.model_check import beyond_text
 from narrowfuzz.triage.script.parts import (
     TORCH_NAME,
     Tensors,
-    docstring,
-    guarded,
     model_source,
     packed,
 )
-from narrowfuzz.triage.script.paste import defined_in, named_in, pasted
-from narrowfuzz.triage.script.played import SOURCES
-from narrowfuzz.triage.script.played_check import beyond_text
+from narrowfuzz.triage.script.played import Played
 from narrowfuzz.triage.script.recipe_source import recipe_source
 
 _RANKS = (job, ranks, processes, sharded, pipeline, context, resumed)
@@ -76,32 +74,34 @@ sys.exit(1 if ranks and not one_process else 0)"""
 _SAME = "got == want or (got != got and want != want)"
 
 
-def write_sharded_script(
+def of_ranks(
     case: Case, verdict: Verdict, recipe: Recipe, tensors: Tensors, device: str = "cpu"
-) -> str:
-    """The script's text, for a device as torch calls it. Raises ValueError for a place or an
-    expectation that it cannot look at."""
+) -> Played:
+    """The script of a model on ranks, for a device as torch calls it. Raises ValueError for a place
+    or an expectation that it cannot look at."""
     spec = case.spec
-    arm, given = BY_NAME[verdict.arm], named(spec, tensors)
+    arm = BY_NAME[verdict.arm]
     watch = () if spec.sharding.together or arm.compiled else layer_names(spec)
     runs = {name: _texts(name, job, watch) for name, job in _jobs(spec, arm, device).items()}
-    always = shared([*runs.values()])
+    alike = shared([*runs.values()])
     if spec.sharding.resumes:  # what goes on is not watched
-        always = {name: text for name, text in always.items() if not name.startswith("taps.")}
-    given_by = {name: keywords(run, always) for name, run in runs.items()}
-    always |= {root: "None" for root in ("job", "taps") if root not in given_by["ranks"]}
-    tail = _laid_out(spec, given, device, given_by) + _check(spec, recipe, verdict, given_by)
-    sources = (*SOURCES, *_RANKS)
-    used = named_in(tail) & defined_in(sources)
-    return guarded(
-        docstring(verdict, f"{spec.recipe}, {spec.model} on {spec.sharding.ranks} ranks"),
-        "import ctypes, math, re\nfrom functools import partial\nimport torch",
-        NAMESPACE,
+        alike = {name: text for name, text in alike.items() if not name.startswith("taps.")}
+    constants, each = handed([*runs.values()], alike)
+    given = dict(zip(runs, each, strict=True))
+    laid_out = _laid_out(spec, named(spec, tensors), device, given)
+    return Played(
+        verdict,
+        recipe.name,
+        f"{spec.recipe}, {spec.model} on {spec.sharding.ranks} ranks",
+        "import ctypes, math, re\nfrom functools import partial\nimport torch\n"
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
-        recipe_source(recipe, spec, "convert", "tap"),
-        model_source(spec.model),
-        pasted(("play", *sorted(used)), sources, always, [*given_by["ranks"], "layout"]),
-        tail,
+        "play",
+        (*SOURCES, *_RANKS),
+        constants,
+        [*given["ranks"], "layout"],
+        lambda called: (recipe_source(recipe, spec, "convert", "tap"), model_source(spec.model)),
+        laid_out + _check(spec, recipe, verdict, given),
+        recipe.environment,
     )
 
 
