@@ -31,7 +31,7 @@ from narrowfuzz.triage.trials import Trials
 ROOT = Path(__file__).resolve().parents[1]
 PROPERTIES = ("properties", "--nf-profile", "smoke")
 #: What a CPU build without Triton says the less of.
-GPU = ("tests/test_gpu_code.py", "tests/test_meta_refusals.py")
+GPU = ("tests/machine/test_gpu_code.py", "tests/machine/test_meta_refusals.py")
 
 
 def try_entries() -> tuple[dict[str, str], list[str]]:

@@ -1,7 +1,7 @@
 """What tests/test_replayed.py judges again: every case of the tests with an outcome, by name.
 
 Left out are what Inductor compiles, which takes minutes, and the ledger's scripts, which import
-nothing of ours: tests/test_known.py runs them.
+nothing of ours: tests/ledger/test_known.py runs them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 
 import te_neighbours_checks as of_te
 import te_ranks_checks as te_ranks
-import test_context as context
-import test_controls as controls
-import test_ledger_neighbours as ledger
-import test_schedule_triage as schedules
-import test_sharded as ranks
 from context_bridge import bridged
+from ledger import test_ledger_neighbours as ledger
 from msgspec.structs import replace
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.plants.hopper import PLANTS as OF_HOPPER
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play.processes import around
+from power import test_controls as controls
+from rules import test_context as context
 from rules import test_rules_catch_faults as rules
+from rules import test_sharded as ranks
 from te_on_cpu.environment import DEFAULT
+from triage import test_schedule_triage as schedules
 
 HERE = Path(__file__).parent
 Plantable = Callable[[], AbstractContextManager[object]]
@@ -114,7 +114,7 @@ def _faults() -> Iterator[Replay]:
 
 
 def _state_faults() -> Iterator[Replay]:
-    """On the first of tests/test_state_faults.py's schedules that shows it."""
+    """On the first of tests/plants/test_state_faults.py's schedules that shows it."""
     for fault, stored in _stored("state_cases.json").items():
         yield from _fault(f"state: {fault}", _case(stored), plant=fault, ledger=False)
 

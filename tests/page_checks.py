@@ -18,8 +18,8 @@ import msgspec
 import pytest
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.triage.finding import State, Story
-from test_accepted import FINDING, OTHER, store
-from test_page import VIEW, page
+from report.test_accepted import FINDING, OTHER, store
+from report.test_page import VIEW, page
 
 __all__ = ["store"]  # a fixture
 AXE = "axe-core@4.14.1"

@@ -136,7 +136,7 @@ def ran(folder: Path, *args: str) -> str:
 
 @pytest.mark.parametrize(("name", "most"), [("plant", 1), ("rule", 2), ("arm", 1), ("model", 2)])
 def test_adding_something_costs_few_files(name: str, most: int) -> None:
-    """A recipe costs none: it is a file of the user's own (tests/test_partial_conversion.py)."""
+    """A recipe costs none: it is a file of the user's own (tests/recipe)."""
     assert len(TRIALS[name].files) == most
 
 

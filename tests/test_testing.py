@@ -9,7 +9,7 @@ from pathlib import Path
 import narrowfuzz
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from test_own_models import ANOTHER_IN_RECOMPUTE, EXAMPLES, HEAD
+from own_models.test_own_models import ANOTHER_IN_RECOMPUTE, EXAMPLES, HEAD
 
 QUICK = {"max_examples": 6, "phases": [Phase.generate], "deadline": None, "database": None,
          "derandomize": True, "suppress_health_check": list(HealthCheck)}  # fmt: skip

@@ -239,14 +239,14 @@ def test_a_rule_judges_the_clean_library_and_stays_silent(
 
 
 def test_every_rule_has_a_fault() -> None:
-    of_users = {"O24"}  # tests/test_own_functions.py: what is wrong there is wrong in a user's file
+    of_users = {"O24"}  # tests/own_models: what is wrong there is wrong in a user's file
     every = {rule.name for rule in RULES if converted in rule.cases}
     assert {hunt.oracle for hunt in HUNTS} | of_users == every
 
 
 def test_every_fault_is_hunted_or_ends_the_process() -> None:
     hunted = {hunt.fault for hunt in HUNTS}
-    # tests/test_census.py, tests/test_history.py
+    # tests/rules/test_census.py, tests/triage/test_history.py
     elsewhere = {"kernel-aborts", "device-lost", "eps-too-large", "codes-of-dead-weights"}
     elsewhere |= {id for id, fault in builtin_faults().items() if fault.needs == "a model"}
     of_schedules = {
@@ -257,14 +257,14 @@ def test_every_fault_is_hunted_or_ends_the_process() -> None:
     drawn = set(json.loads((Path(__file__).parents[1] / "fault_cases.json").read_text()))
     # tests/simulated_checks.py
     of_devices = {id for id, fault in builtin_faults().items() if fault.device}
-    # tests/test_sharded.py, tests/test_context.py
+    # tests/rules/test_sharded.py, tests/rules/test_context.py
     of_ranks = {
         id
         for id, fault in builtin_faults().items()
         if any(glob.startswith("sharded") for glob in fault.arms)
     }
     left = set(builtin_faults()) - hunted - of_schedules - of_devices - of_ranks - drawn
-    assert left == elsewhere - hunted  # tests/test_state_faults.py, tests/test_faults.py
+    assert left == elsewhere - hunted  # tests/plants
 
 
 def test_a_fault_is_gone_after_its_context(recipes: dict[str, Any]) -> None:

@@ -1,0 +1,185 @@
+"""``narrowfuzz check`` and ``run --model`` as a user types them, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from narrowfuzz.cli import main
+from own_models.test_own_models import ANOTHER_IN_RECOMPUTE, EVERY_SECOND, HEAD, SIZES
+
+pytestmark = pytest.mark.slow
+TINY = HEAD + "def build(): return nn.Sequential(nn.Linear(16, 16), nn.GELU()), torch.ones(8, 16)\n"
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    output: str
+    folder: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return found
+
+
+def narrowfuzz(here: Path, *argv: str) -> Ran:
+    """The command in a folder, on one worker."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "narrowfuzz", *argv],
+        cwd=here, capture_output=True, text=True, timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    return Ran(ran.returncode, ran.stdout + ran.stderr, here / "out")
+
+
+def check(here: Path, model: str, *argv: str) -> Ran:
+    return narrowfuzz(here, "check", model, "--workers", "1", "--seed", "1", "--out", "out", *argv)
+
+
+def test_of_a_model_without_problems_it_is_said_what_was_checked(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TINY)
+    ran = check(tmp_path, "mine.py:build", "--cases", "14", "--checkpoint", "full")
+    assert ran.code == 0, ran.output
+    head, rest = ran.output.split("narrowfuzz 0", 1)
+    assert head.startswith("no --recipe given: testing torch.fp32, ")
+    assert "mine.py:build: 1 linear; torch.fp32, --compile none, --checkpoint full" in head
+    assert "No problems found in mine.py:build. " in rest and "sound" not in rest
+    assert "1 of 1 linear one by one" in rest and "Not checked: " in rest
+    assert "6 kinds of data" in rest and "recomputed (full)" in rest and "a reload" in rest
+    assert not ran.summary["lacking"]
+    assert "Judged: 2 of 2 combinations" in rest and "10 of 10 first cases ran" in rest
+    assert ran.summary["first_cases"] == {"ran": 10, "of": 10}
+    page = re.sub(r"\s+", " ", (ran.folder / "report.html").read_text())
+    assert "2 of 2 combinations of" in page and "10 of the 10 cases that a check begins" in page
+    assert "eager: 1 of 1 linear checked one by one" in rest
+    assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
+
+
+def test_what_its_first_cases_compile_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TINY)
+    argv = ("--cases", "11", "--compile", "aot_eager")
+    counts = check(tmp_path, "mine.py:build", *argv).summary
+    assert counts["compiles"] == 1 and counts["compile_seconds"] > 0
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Refused:
+    """What ``check`` says of a model and options that it refuses before anything runs, here."""
+    monkeypatch.chdir(tmp_path)
+
+    def refused(source: str, *argv: str) -> str:
+        (tmp_path / "mine.py").write_text(source)
+        with pytest.raises(SystemExit) as ended:
+            main(["check", "mine.py:build", "--out", "out", *argv])
+        assert ended.value.code == 2 and not (tmp_path / "out").exists()
+        return capsys.readouterr().err
+
+    return refused
+
+
+def test_a_forward_that_differs_is_said_before_anything_runs(refused: Refused) -> None:
+    (line,) = refused(HEAD + EVERY_SECOND.format(every=2), "--minutes", "1").strip().splitlines()
+    assert "blocks.1 (EverySecond)" in line
+
+
+def test_of_a_run_that_is_not_green_it_is_said_why(tmp_path: Path) -> None:
+    """Its first cases did not all happen; and parameters without a gradient are noted."""
+    idle = TINY.replace("nn.GELU()", "Idle()") + (
+        "class Idle(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.shift = nn.Parameter(torch.zeros(16))\n"
+        "    def forward(self, x): return x\n"
+    )
+    (tmp_path / "mine.py").write_text(idle)
+    ran = check(tmp_path, "mine.py:build", "--cases", "3", "--min-judged", "0")
+    assert "no gradient reaches 1.shift in one call" in ran.output, ran.output
+    assert ran.code == 4, ran.output
+    assert "only 3 of its first 10 cases ran" in ran.output.strip().splitlines()[-1]
+    assert ran.summary["lacking"] and not ran.summary["findings"]
+
+
+def test_arms_are_those_of_the_configuration(refused: Refused) -> None:
+    said = refused(TINY, "--checkpoint", "full", "--arm", "inductor*")
+    assert "runs eager, eager+checkpoint; --compile and --checkpoint say more" in said
+
+
+@pytest.mark.parametrize(
+    ("only", "says"),
+    [
+        ("up", "no linear is called 'up' (of --filter 'up'): the linears of mine.py:build are 0"),
+        ("!up", "no linear is called 'up' (of --filter '!up')"),
+        ("!0", "--filter '!0' leaves no linear to convert"),
+    ],
+)
+def test_a_filter_that_leaves_nothing_names_the_linears(
+    refused: Refused, only: str, says: str
+) -> None:
+    assert says in refused(TINY, "--recipe", "torchao.float8.rowwise", "--filter", only)
+
+
+@pytest.mark.heavy
+def test_a_filter_and_other_sizes_are_said_and_judged(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HEAD + SIZES)
+    ran = check(
+        tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "0",
+        "--cases", "27",
+    )  # fmt: skip
+    assert ran.code == 0, ran.output
+    assert "mine.py:build: 1 linear and 7 other sizes; torchao.float8.rowwise@0" in ran.output
+    assert ran.summary["judged"] == {"met": 1, "of": 1}
+
+
+def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(HEAD + ANOTHER_IN_RECOMPUTE)
+    ran = check(
+        tmp_path, "mine.py:build", "--cases", "2", "--minutes", "0.5", "--checkpoint", "full"
+    )
+    assert ran.code == 1, ran.output
+    assert "Found " in ran.output and " in mine.py:build (" in ran.output
+    assert ran.summary["soundness"].startswith("Found ")
+    (found,) = [f for f in ran.summary["findings"] if f["sentence"].startswith("model.feed_forw")]
+    assert found["sentence"].startswith("model.feed_forward: "), found["sentence"]
+    folder = str(ran.folder / "findings" / found["id"])
+    assert narrowfuzz(tmp_path, "replay", folder, "--model", "mine.py:build").code == 1
+    (tmp_path / "other.py").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", folder, "--model", "other.py:build"])
+    assert ended.value.code == 2
+    assert "is about mine.py:build, not about other.py:build" in capsys.readouterr().err
+    script = subprocess.run([sys.executable, f"{folder}/repro.py"], cwd="/", capture_output=True)
+    assert script.returncode == 1, script.stderr
+
+
+@pytest.mark.heavy
+def test_run_takes_models_by_name_and_of_ones_own_and_says_which_it_never_met(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.py").write_text(TINY)
+    ran = narrowfuzz(
+        tmp_path, "run", "--model", "mine.py:build", "--model", "mlp_*", "--recipe", "torch.fp32",
+        "--arm", "eager", "--cases", "1", "--workers", "1", "--seed", "1", "--out", "out",
+        "--min-judged", "100",
+    )  # fmt: skip
+    assert ran.code == 4, ran.output
+    assert ran.summary["judged"] == {"met": 1, "of": 3}
+    names = " ".join(ran.summary["never_judged"])
+    assert sum(name in names for name in ("mine.py:build", "mlp_gelu", "mlp_swiglu")) == 2

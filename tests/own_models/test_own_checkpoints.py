@@ -1,0 +1,133 @@
+"""Checkpoints of users' models that write in place, or keep something outside their blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from narrowfuzz.campaign.asked import Asked
+from narrowfuzz.campaign.check import _head, _specs
+from narrowfuzz.case.arm import EAGER, with_checkpoint
+from narrowfuzz.case.spec import Case, DataSpec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.own_models import register
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.report.judged import hindered
+from narrowfuzz.rules.contract import CHANGED_IN_PLACE
+from narrowfuzz.trace.verdict import Verdict
+from torch import nn
+
+prepare()
+settle()
+PAGES = Path(__file__).resolve().parents[1] / "own_models"
+RECIPES = load_recipes()
+ARM = with_checkpoint(EAGER, "selective").name
+
+
+def contract(page: str, recipe: Any) -> tuple[Verdict, tuple[Verdict, ...]]:
+    """What the contract says of the page's selective checkpoint, and what is reported."""
+    model = register(f"{PAGES / page}")[0]
+    spec = _specs(model, [recipe], "none", "selective")[0]
+    judge = Judge({recipe.name: recipe}, load_ledger())
+    judgement = judge.judge(Case(spec=spec, data=DataSpec()))
+    (said,) = (v for v in judgement.verdicts if v.oracle == "contract" and v.arm == ARM)
+    return said, tuple(judgement.causes)
+
+
+def test_a_model_that_does_so_is_refused_and_the_reason_is_said() -> None:
+    said, causes = contract("inplace_relu.py:build", RECIPES["torch.fp32"])
+    assert not causes
+    assert (said.status, said.why) == ("not_applicable", CHANGED_IN_PLACE)
+    assert hindered([said], "torch.fp32", "m") == {
+        ("hindered", "torch.fp32", ARM, "m", CHANGED_IN_PLACE)
+    }
+
+
+def test_a_conversion_that_does_so_is_reported() -> None:
+    plain = RECIPES["torch.fp32"]
+    assert isinstance(plain, Recipe)
+
+    def converted(model: nn.Module, spec: Any) -> nn.Module:
+        def changed(module: nn.Module, given: Any, output: torch.Tensor) -> torch.Tensor:
+            return output.mul_(2)
+
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_hook(changed)
+        return model
+
+    said, causes = contract("gradient_reversal.py:build", replace(plain, convert=converted))
+    assert said.status == "crashed"
+    assert said in causes
+
+
+BLOCKS = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(16, 16)
+
+    def forward(self, x, memory):
+        {body}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        memory = {{}}
+        with torch.autocast("cpu", enabled={autocast}):
+            for layer in self.layers:
+                x = layer(x, memory)
+        return x
+
+def build():
+    return Model(), torch.randn(4, 16)
+"""
+#: What a block does, and whether it alone can be recomputed.
+BODIES = {
+    "a cache of keys": ("memory[self] = torch.cat([*memory.get(self, ()), x]); "
+                        "return self.up(memory[self]).sum(0) + x", False),
+    "a second call raises": ("assert self not in memory; memory[self] = x; "
+                             "return self.up(x)", False),
+    "operators alone": ("memory[self] = torch.cat([*memory.get(self, ()), x]); "
+                        "return self.up(memory[self][: len(x)])", False),
+    "what cannot be watched": ("from torch.utils import _python_dispatch as d; "
+                               "modes = d._get_current_dispatch_mode_stack(); "
+                               "assert '_Operators' not in map(lambda m: type(m).__name__, modes);"
+                               "return self.up(x)", True),
+    "dropout": ("return nn.functional.dropout(self.up(x), 0.5)", True),
+    "its input in place": ("x += 1; return self.up(x)", True),  # the rules see what that does
+    "a value that is computed once": ("return self.up(x) * memory.setdefault(self, 2)", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "alone"), BODIES.values(), ids=[*BODIES])
+def test_a_block_that_keeps_something_is_no_checkpoint_of_its_own(
+    tmp_path: Path, body: str, alone: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(BLOCKS.format(body=body, autocast=False))
+    model = register(f"{tmp_path / 'mine.py'}:build")[0]
+    assert model.unrepeatable == ("" if alone else "model.layers.0")
+    assert model.regions == (("model.layers.0", "model.layers.1") if alone else ())
+    said = _head(Asked(), model, 0, (), ("torch.fp32",), "none", "full", 4, ())
+    assert ("checkpointed as a whole" in said) is not alone
+    if not alone:
+        spec = _specs(model, [RECIPES["torch.fp32"]], "none", "full")[0]
+        judgement = Judge(RECIPES, load_ledger()).judge(Case(spec=spec, data=DataSpec()))
+        assert judgement.ran and not judgement.causes
+
+
+def test_a_weight_that_autocast_casts_once_is_nothing_kept(tmp_path: Path) -> None:
+    body = "return self.up(x)"
+    (tmp_path / "mine.py").write_text(BLOCKS.format(body=body, autocast=True))
+    assert not register(f"{tmp_path / 'mine.py'}:build")[0].unrepeatable

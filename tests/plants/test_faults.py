@@ -1,0 +1,142 @@
+"""Planted faults: each changes something, is lifted without a trace, and a drawn case shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kernels import skip_unless_every_arm_runs
+from narrowfuzz.case.spec import Case, load_case
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.recipe.recipe import load_recipes
+
+prepare()
+settle()
+
+#: A case that shows each fault which no table of tests/rules or test_state_faults.py has,
+#: as generation found it; docs/faults.md says which five are written by hand.
+DRAWN = json.loads((Path(__file__).parents[1] / "fault_cases.json").read_text())
+CASES = {name: load_case(json.dumps(case).encode()) for name, case in DRAWN.items()}
+#: Faults of TransformerEngine run in processes of their own.
+FAULTS = {
+    id: fault
+    for id, fault in builtin_faults().items()
+    if not any(recipe.startswith("te.") for recipe in fault.recipes)
+}
+
+
+def owners() -> Iterator[Any]:
+    """Modules, classes and tables that faults are planted in."""
+    from narrowfuzz.machine import simulated
+    from narrowfuzz.recipe import delayed
+    from torch._dynamo.backends import registry
+    from torch._functorch import partitioners
+    from torch._inductor import decomposition, lowering
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+    from torch._inductor.codegen import cpp
+    from torch._inductor.graph import GraphLowering
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.checkpoint import filesystem, state_dict
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
+    from torch.distributed.pipelining import schedules
+    from torch.distributed.tensor.experimental._context_parallel import _attention, _load_balancer
+    from torch.distributed.tensor.parallel import style
+    from torch.optim import optimizer
+    from torch.utils import checkpoint
+    from torchao import float8
+    from torchao.float8 import (
+        Float8LinearConfig,
+        float8_linear,
+        float8_ops,
+        float8_scaling_utils,
+        float8_training_tensor,
+        float8_utils,
+        fsdp_utils,
+    )
+    from torchao.prototype.moe_training import config, mxfp8_linear, tensor
+    from torchao.prototype.mx_formats import mx_tensor
+    from torchao.quantization.transform_module import _QUANTIZE_CONFIG_HANDLER
+
+    registry.lookup_backend("aot_eager")
+    yield from (_fsdp_collectives, _fsdp_param.FSDPParam, style.ColwiseParallel)
+    yield from (AsyncCollectiveTensor, filesystem, state_dict, schedules, schedules.ScheduleGPipe)
+    yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
+    yield _load_balancer._HeadTailLoadBalancer
+    yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)
+    yield from (torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)
+    yield from (checkpoint, checkpoint._CachedTorchDispatchMode, partitioners, GraphLowering)
+    yield from (cpp.CppOverrides, cpp.CppVecOverrides, CppPythonBindingsCodeCache)
+    yield from (lowering.lowerings, decomposition.decompositions)
+    yield from (float8, Float8LinearConfig, float8_linear, float8_linear.Float8Linear, float8_ops)
+    yield from (float8_ops.FLOAT8_OPS_TABLE, float8_scaling_utils, float8_training_tensor)
+    yield from (float8_utils, config.MXFP8TrainingOpConfig, mxfp8_linear, tensor, mx_tensor)
+    yield from (torch.nn.Linear, torch.autocast)
+    yield from (_QUANTIZE_CONFIG_HANDLER, optimizer._global_optimizer_post_hooks)
+    yield from (simulated, delayed, float8_linear.matmul_with_hp_or_float8_args)
+    yield from (value for value in vars(delayed).values() if isinstance(value, type))
+
+
+def snapshot() -> list[dict[Any, int]]:
+    """What stands in every place that a fault may replace, by identity."""
+    found = [
+        {key: id(value) for key, value in (o if isinstance(o, dict) else vars(o)).items()}
+        for o in owners()
+    ]
+    kernels = ("_scaled_dot_product_flash_attention_for_cpu", "sum.dim_IntList")
+    return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
+
+
+@pytest.fixture(scope="module")
+def before() -> list[dict[Any, int]]:
+    return snapshot()
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_a_fault_is_planted_and_lifted_without_a_trace(
+    name: str, before: list[dict[Any, int]]
+) -> None:
+    with FAULTS[name].plant():
+        assert snapshot() != before
+    assert snapshot() == before
+
+
+def test_the_table_of_rows_names_faults_that_exist() -> None:
+    told = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+    named = set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", told.partition("## Row by row")[2]))
+    known = {entry.id for entry in load_ledger().entries}
+    assert not named - set(builtin_faults()) - known
+    assert not set(CASES) - named
+
+
+@cache
+def recipes() -> dict[str, Any]:
+    return load_recipes()
+
+
+def causes(case: Case) -> set[str]:
+    return Judge(recipes(), load_ledger()).judge(case).fingerprints()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.heavy] * (i % 2 or case.spec.compile != "none"))
+        for i, (name, case) in enumerate(sorted(CASES.items()))
+    ],
+)
+def test_the_case_shows_the_fault(name: str) -> None:
+    case = CASES[name]
+    skip_unless_every_arm_runs(case)
+    clean = causes(case)
+    with FAULTS[name].plant():
+        assert causes(case) - clean, "no rule sees it"

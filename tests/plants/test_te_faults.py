@@ -1,0 +1,71 @@
+"""Faults in TransformerEngine's own Python: each plants and lifts again, and drawn schedules find
+them; all in one process of its own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from narrowfuzz.plants.patching import te_calls
+from narrowfuzz.plants.registry import builtin_faults
+from te_on_cpu.environment import DEFAULT, ensure
+
+CHECKS = Path(__file__).parents[1] / "te_faults_checks.py"
+FAULTS = sorted(id for id in builtin_faults() if id.startswith("te-"))
+FOUND_BY = {
+    "te-update-lost-at-evaluation": "O14",
+    "te-current-power-of-two": "O2",
+    "te-mx-one-code": "O3",
+}
+
+
+pytestmark = pytest.mark.xdist_group("te faults")
+
+
+@functools.cache
+def told() -> dict[tuple[str, str], str]:
+    """(what was tried, fault) -> what it showed."""
+    try:
+        ensure(DEFAULT)
+    except ValueError as why:
+        pytest.skip(str(why))
+    root = str(CHECKS.parents[1])
+    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(CHECKS)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    lines = [line.split(" ", 2) for line in done.stdout.splitlines()]
+    return {
+        (what[0], what[1]): what[2]
+        for what in lines
+        if what[0] in ("PLANTED", "HUNTED") and len(what) == 3
+    }
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_plants_and_lifts(fault: str) -> None:
+    assert told()["PLANTED", fault] == "ok"
+
+
+@pytest.mark.parametrize("fault", FOUND_BY)
+def test_found_in_a_few_schedules(fault: str) -> None:
+    assert FOUND_BY[fault] in told()["HUNTED", fault].split()
+
+
+def test_old_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TE_ON_CPU_VERSION", "1.12.0")
+    with pytest.raises(ValueError, match=f"--te-version {DEFAULT}"), te_calls({}):
+        pass
+
+
+def test_ids_recipes_and_links() -> None:
+    for fault in builtin_faults().values():
+        if fault.id.startswith("te-"):
+            assert all(recipe.startswith("te.") for recipe in fault.recipes), fault.id
+            assert fault.source.startswith("https://"), fault.id
