@@ -47,11 +47,15 @@ def test_a_script_is_short_and_stands_alone(entry: Entry) -> None:
         assert not wrong
 
 
+#: Scripts that take as long for other reasons.
+LONG = {"float8-cuda-shape-refusals", "float8-styles-compiled-tangent"}
+
+
 def by_cost() -> Iterator[Any]:
     """Scripts that generate code take up to minutes: `make nightly` runs those."""
     for entry in ENTRIES:
         if not emulates(entry):
-            long = compiles(entry) or entry.id == "float8-cuda-shape-refusals"
+            long = compiles(entry) or entry.id in LONG
             yield pytest.param(entry, id=entry.id, marks=[pytest.mark.heavy] * long)
 
 
@@ -91,13 +95,10 @@ def newest(entry: Entry) -> str:
     return max(holds.filter(known.replace("*", "0") for known in CARRIED), key=Version)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "version",
-    [
-        pytest.param(v, marks=[pytest.mark.heavy] * (v != "1.10.0"))
-        for v in sorted({newest(e) for e in ENTRIES if emulates(e)})
-    ],
+    sorted({newest(e) for e in ENTRIES if emulates(e)}),
 )
 def test_known_divergences_of_transformer_engine_still_show(version: str) -> None:
     """The same, each script in a child of one process that has imported the library."""

@@ -299,7 +299,7 @@ def test_a_reproduction_shows_what_it_says(one: Entry, scripts: RunScript, tmp_p
     assert result.code == 0 and one.issue.seen_in(result.output), result.output
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_reproductions_of_transformer_engine_show_what_they_say() -> None:
     """Each in a child of one process that has imported the library."""
     of_te = [e for e in FILED if TE in e.versions]

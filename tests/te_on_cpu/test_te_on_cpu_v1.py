@@ -48,8 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "version",
     [  # all checks of one run in one process
         pytest.param("1.10.0", marks=pytest.mark.xdist_group("te 1.10.0")),
-        pytest.param("1.11.0", marks=pytest.mark.heavy),  # what is before and behind it runs always
-        pytest.param("1.12.0", marks=pytest.mark.xdist_group("te 1.12.0")),
+        pytest.param("1.11.0", marks=pytest.mark.heavy),
+        pytest.param("1.12.0", marks=pytest.mark.heavy),
     ],
 )
 @pytest.mark.parametrize("name", NAMES)
