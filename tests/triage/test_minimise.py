@@ -234,15 +234,16 @@ def test_what_the_budget_of_builds_left_untried_is_listed() -> None:
     assert not minimise(LARGE, lambda case: case.spec.bias, builds=1000).untried
 
 
-def test_irrelevant_options_go_in_one_build() -> None:
-    tried: list[Spec] = []
+def test_tame_data_come_first_and_irrelevant_options_go_in_one_build() -> None:
+    tried: list[Case] = []
 
     def shows(case: Case) -> bool:
-        tried.append(case.spec)
+        tried.append(case)
         return True
 
     minimise(LARGE, shows, builds=1)
-    assert all(getattr(tried[0], f) == default(Spec, f) for f in FIELDS)
+    assert tried[0].spec == LARGE.spec and tried[0].data.values == "gaussian"
+    assert all(getattr(tried[1].spec, f) == default(Spec, f) for f in FIELDS)
 
 
 class Clock:

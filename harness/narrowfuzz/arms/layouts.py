@@ -12,6 +12,7 @@ from torch import nn
 from narrowfuzz.arms.jobs import job_of
 from narrowfuzz.arms.zoo import layer_names, parameter_shapes, ties
 from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import ALONE, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
@@ -36,12 +37,12 @@ PLAYERS: dict[type, Callable[..., list[Trace]]] = {
 
 def job_on_ranks(spec: Spec, arm: Arm, device: str) -> Job:
     """The training of each rank."""
-    return replace(job_of(spec, arm, device), tied=_filled_from(spec), layout=layout_of(spec))
+    return replace(job_of(spec, arm, device), tied=_filled_from(spec), layout=laid_out(spec))
 
 
 def job_alone(spec: Spec, device: str) -> Job:
     """The same training in one process, of one data-parallel rank's piece of the rows."""
-    if not spec.sharding.stages:
+    if not copies_of(spec):
         spec = on_its_own(spec)
     return replace(job_of(spec, EAGER, device), tied=_filled_from(spec))
 
@@ -49,10 +50,16 @@ def job_alone(spec: Spec, device: str) -> Job:
 def _filled_from(spec: Spec) -> dict[str, str]:
     """Parameter -> the tensor that it is filled with, where that has another name: the stages of a
     pipeline all begin alike."""
-    if not spec.sharding.stages:
+    copies = copies_of(spec)
+    if not copies:
         return ties(spec)
     every = parameter_shapes(spec)
-    return {f"{stage}.{name}": name for stage in range(spec.sharding.stages) for name in every}
+    return {f"{copy}.{name}": name for copy in range(copies) for name in every}
+
+
+def copies_of(spec: Spec) -> int:
+    """How often its model stands in a row, as stages of a pipeline; 0: it stands alone."""
+    return layout_of(spec).copies(spec.sharding)
 
 
 def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
@@ -61,8 +68,8 @@ def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     def build() -> nn.Module:
         return MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device=device)
 
-    stages = spec.sharding.stages
-    return recipe.convert(chained(build, stages) if stages else build(), spec)  # type: ignore[no-any-return]
+    copies = copies_of(spec)
+    return recipe.convert(chained(build, copies) if copies else build(), spec)  # type: ignore[no-any-return]
 
 
 def pieces_of(spec: Spec) -> tuple[Spec, ...]:
@@ -91,13 +98,23 @@ def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F3
     return {name: cut(name, x) for name, x in tensors.items()}
 
 
-def layout_of(spec: Spec) -> Mesh | Resumed | Pipeline | Context:
-    """How ranks share a Spec's training."""
+def laid_out(spec: Spec) -> Mesh | Resumed | Pipeline | Context:
+    """What each rank must know of the layout."""
+    return _RECORDS[layout_of(spec).name](spec)
+
+
+def _pipeline(spec: Spec) -> Pipeline:
+    own = spec.sharding
+    return Pipeline(own.stages, own.schedule, spec.steps, spec.microbatches)
+
+
+def _context(spec: Spec) -> Context:
+    own = spec.sharding
+    return Context(own.context, own.rotates, spec.steps, spec.microbatches)
+
+
+def _mesh(spec: Spec) -> Mesh | Resumed:
     sharding, model = spec.sharding, MODELS[spec.model]
-    if sharding.stages:
-        return Pipeline(sharding.stages, sharding.schedule, spec.steps, spec.microbatches)
-    if sharding.context:
-        return Context(sharding.context, sharding.rotates, spec.steps, spec.microbatches)
     tied = {name.rpartition(".")[0] for name in ties(spec)}  # these stay in one unit
     each = model.regions or tuple(name for name in layer_names(spec) if name not in tied)
     mesh = Mesh(
@@ -132,3 +149,10 @@ def _cuts(spec: Spec) -> dict[str, int]:
         "grad_output": -1 if styles[-1] == "colwise" else rows,
     }
     return cuts if sharding.tensor else dict.fromkeys(cuts, 0)
+
+
+_RECORDS: dict[str, Callable[[Spec], Mesh | Resumed | Pipeline | Context]] = {
+    "mesh": _mesh,
+    "pipeline": _pipeline,
+    "context": _context,
+}

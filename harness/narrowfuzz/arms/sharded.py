@@ -17,7 +17,15 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from narrowfuzz.arms.jobs import named
 from narrowfuzz.arms.layers import calls_of
-from narrowfuzz.arms.layouts import PLAYERS, job_alone, job_on_ranks, made, on_its_own, piece_of
+from narrowfuzz.arms.layouts import (
+    PLAYERS,
+    copies_of,
+    job_alone,
+    job_on_ranks,
+    made,
+    on_its_own,
+    piece_of,
+)
 from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.processes import TRANSPORT, in_processes
 from narrowfuzz.arms.program import run_error
@@ -61,11 +69,11 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
         try:
             play(
                 played,
-                partial(made, spec if spec.sharding.stages else own, recipe, device),
+                partial(made, spec if copies_of(spec) else own, recipe, device),
                 _given(spec, piece_of(spec, tensors, piece)),
                 job=job_alone(spec, device),
                 # stages are not looked into
-                taps=Taps() if spec.sharding.stages else _taps(own, _emitting(recipe), EAGER),
+                taps=Taps() if copies_of(spec) else _taps(own, _emitting(recipe), EAGER),
             )
         except Exception as error:
             raise_if_lost(error, device)

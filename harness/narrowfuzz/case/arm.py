@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Compile, Spec
 
 
@@ -183,10 +184,10 @@ def climb(spec: Spec) -> tuple[Arm, ...]:
             SHARDED_PROCESSES, spec.checkpoint
         )
     if spec.sharded:
-        if spec.sharding.context:
-            return EAGER, with_checkpoint(SHARDED_CONTEXT, spec.checkpoint)
-        # threads have no send and receive, by which stages of a pipeline meet
-        stages = [] if spec.sharding.stages else [SHARDED]
+        layout = layout_of(spec)
+        if layout.arm:
+            return EAGER, with_checkpoint(BY_NAME[layout.arm], spec.checkpoint)
+        stages = [SHARDED] if layout.threads else []
         graphs = [SHARDED_GRAPHS] if spec.compile == "aot_eager" else []
         stages += [SHARDED_PROCESSES] if spec.sharding.processes or graphs or not stages else []
         stages += graphs

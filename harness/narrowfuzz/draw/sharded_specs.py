@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case.layout import MOST_RANKS, contextual, fitting, pipelined, shardable
+from narrowfuzz.case.layout import CONTEXT, MOST_RANKS, PIPELINE, fitting, shardable
 from narrowfuzz.case.spec import ModelName, Sharding, Spec
 from narrowfuzz.draw.choices import one_of
 from narrowfuzz.draw.specs import specs
@@ -135,9 +135,9 @@ def _pipelines(
     largest: int,
     most: int,
 ) -> Spec:
-    able = tuple(model for model in models if pipelined(model))
+    able = tuple(filter(PIPELINE.takes, models))
     spec = draw(specs(recipes, vary=FACTORS, models=able or ("linear",), largest=largest))
-    if not pipelined(spec.model):
+    if not PIPELINE.takes(spec.model):
         spec = msgspec.structs.replace(spec, model="linear")
     fit = (one for one in _PIPELINES if Sharding(stages=one[0], schedule=one[1]).ranks <= most)
     stages, schedule, microbatches = draw(one_of(*fit))
@@ -166,7 +166,7 @@ def _contexts(
     largest: int,
     most: int,
 ) -> Spec:
-    able = tuple(filter(contextual, models)) or ("attention",)
+    able = tuple(filter(CONTEXT.takes, models)) or ("attention",)
     spec = draw(specs(recipes, vary=FACTORS, models=able, largest=largest))
     ranks = draw(one_of(*(n for n in (2, 2, 4, 1) if n <= most)))
     sharding = Sharding(context=ranks, rotates=draw(one_of("allgather", "alltoall")))
@@ -174,7 +174,7 @@ def _contexts(
     return fitting(
         msgspec.structs.replace(
             spec,
-            model=spec.model if contextual(spec.model) else "attention",
+            model=spec.model if CONTEXT.takes(spec.model) else "attention",
             sharding=sharding,
             attention="flash",
             steps=steps,

@@ -29,6 +29,7 @@ from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import SHARDED, Arm, base_of, climb, with_checkpoint
 from narrowfuzz.case.data import make_model_tensors, make_tensors
 from narrowfuzz.case.event_data import with_events
+from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.batch import Drawn, drawn_together
 from narrowfuzz.judge.observe_library import observe_library
@@ -231,7 +232,7 @@ class Observer:
                 ),
                 "",
             ),
-            twin=(lambda: twin_outputs(spec, tensors)) if spec.sharding.context else None,
+            twin=(lambda: twin_outputs(spec, tensors)) if layout_of(spec).approximate else None,
             plan_of=self.plan_of_converted,
             layers=layer_names(spec),
             styles=MODELS[spec.model].styles(spec),

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from narrowfuzz.arms.ladder import unavailable
-from narrowfuzz.case.arm import EAGER, LADDER, REFERENCE, SHARDED_CONTEXT
+from narrowfuzz.case.arm import EAGER, LADDER, REFERENCE
 from narrowfuzz.case.events import Forward, Reload, Step
-from narrowfuzz.case.layout import contextual, shardable
+from narrowfuzz.case.layout import LAYOUTS, shardable
 from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.models.catalog import MODELS
@@ -154,8 +154,9 @@ def _asked(
             mine = able if model in MODELS else [EAGER]
             if model not in MODELS or not shardable(model, getattr(recipe, "shards", ())):
                 mine = [arm for arm in mine if not arm.sharded]
-            if "context" not in getattr(recipe, "shards", ()) or not contextual(model):
-                mine = [arm for arm in mine if arm.stage != SHARDED_CONTEXT.name]
+            shards = getattr(recipe, "shards", ())
+            never = {lay.arm for lay in LAYOUTS if lay.name not in shards or not lay.takes(model)}
+            mine = [arm for arm in mine if arm.stage not in never]
             if not_reentrant(model, autocast=False):
                 mine = [arm for arm in mine if arm.checkpoint != "reentrant"]
             yield from ((name, arm.name, model) for arm in mine)

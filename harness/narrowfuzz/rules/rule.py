@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from narrowfuzz.case.layout import CONTEXT, MESH, PIPELINE, Layout, layout_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.trace.expect import number
@@ -64,17 +65,21 @@ def converted(spec: Spec) -> bool:
 
 def in_context(spec: Spec) -> bool:
     """Ranks that share the rows of each sequence."""
-    return not by_events(spec) and spec.sharding.context > 0
+    return _laid_out(spec, CONTEXT)
 
 
 def in_pipeline(spec: Spec) -> bool:
     """Ranks that are stages of a pipeline."""
-    return not (by_events(spec) or in_context(spec)) and spec.sharding.stages > 0
+    return _laid_out(spec, PIPELINE)
 
 
 def on_mesh(spec: Spec) -> bool:
     """Ranks that share data and linears."""
-    return spec.sharded and not (by_events(spec) or in_context(spec) or in_pipeline(spec))
+    return _laid_out(spec, MESH)
+
+
+def _laid_out(spec: Spec, layout: Layout) -> bool:
+    return spec.sharded and not by_events(spec) and layout_of(spec) is layout
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.case.layout import fitting
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike
+from narrowfuzz.case.layout import fitting, layout_of
+from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.triage.minimise_library import simpler_cases
 from narrowfuzz.triage.simplify import simpler_events
@@ -180,29 +180,10 @@ class _Search:
             yield f"{name}/2", partial(_halved, name=name)
 
 
-#: Fewer ranks, then the simplest of each field.
-_RANKS = ((1, 0), (0, 1), (2, 0), (0, 2), (2, 2))
-
-
 def simpler_shardings(case: Case) -> Iterator[tuple[str, Change]]:
     """Layouts with fewer ranks, and with fields at their defaults."""
-    own = case.spec.sharding
-    if own.stages > 2:
-        yield "two stages", partial(_sharded, stages=2, schedule="gpipe")
-    if own.context > 2:
-        yield "two ranks", partial(_sharded, context=2)
-    if own.rotates != "allgather":
-        yield "allgather", partial(_sharded, rotates="allgather")
-    if own.together:
-        return
-    for data, tensor in _RANKS:
-        smaller = max(data, 1) * max(tensor, 1) <= own.ranks and (data <= own.data or not data)
-        if smaller and (data, tensor) != (own.data, own.tensor) and (tensor <= own.tensor):
-            yield f"{data}x{tensor} ranks", partial(_sharded, data=data, tensor=tensor)
-    for name in Sharding.__struct_fields__:
-        value = _default(Sharding, name)
-        if name not in ("data", "tensor") and getattr(own, name) != value:
-            yield f"sharding {name}", partial(_sharded, **{name: value})
+    for phrase, changes in layout_of(case.spec).simpler(case.spec.sharding):
+        yield phrase, partial(_sharded, **changes)
 
 
 def _sharded(case: Case, **changes: Any) -> Case:

@@ -13,9 +13,10 @@ from dataclasses import replace
 import msgspec
 
 from narrowfuzz.arms.jobs import named
-from narrowfuzz.arms.layouts import PLAYERS, job_alone, job_on_ranks, layout_of
+from narrowfuzz.arms.layouts import PLAYERS, copies_of, job_alone, job_on_ranks, laid_out
 from narrowfuzz.arms.zoo import layer_names
 from narrowfuzz.case.arm import BY_NAME, EAGER, Arm
+from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play import context, job, pipeline, processes, ranks, resumed, sharded
@@ -115,8 +116,8 @@ def _jobs(spec: Spec, arm: Arm, device: str) -> dict[str, Job]:
     if spec.sharding.gathers == "precomputed":
         sharding = msgspec.structs.replace(spec.sharding, gathers="codes")
         other = msgspec.structs.replace(spec, sharding=sharding)
-        jobs["on the fly"] = replace(ranks, layout=layout_of(other))
-    if spec.sharding.context:
+        jobs["on the fly"] = replace(ranks, layout=laid_out(other))
+    if layout_of(spec).approximate:
         jobs["float64"] = replace(alone, dtype="float64")
     return jobs
 
@@ -134,10 +135,9 @@ def _laid_out(
 ) -> str:
     """Text that defines ``on_ranks_here()`` and ``alone(piece)``."""
     sharding, pieces = spec.sharding, max(spec.sharding.data, 1)
-    plays = PLAYERS[type(layout_of(spec))].__name__
-    built = "build().to(dtype)"
-    if sharding.stages:
-        built = f"chained(build, {sharding.stages}).to(dtype)"
+    plays = PLAYERS[type(laid_out(spec))].__name__
+    copies = copies_of(spec)
+    built = f"chained(build, {copies}).to(dtype)" if copies else "build().to(dtype)"
     return f"""
 def build():
     return {MODELS[spec.model].expression(spec)}

@@ -1,0 +1,79 @@
+"""How ranks share a training: each way is a record, a module each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from narrowfuzz.case.events import Forward
+from narrowfuzz.case.layout.context import CONTEXT
+from narrowfuzz.case.layout.layout import Layout
+from narrowfuzz.case.layout.mesh import MESH
+from narrowfuzz.case.layout.pipeline import PIPELINE
+from narrowfuzz.case.spec import ModelName, Spec
+from narrowfuzz.models.catalog import MODELS
+
+__all__ = [
+    "CONTEXT",
+    "LAYOUTS",
+    "MESH",
+    "MOST_RANKS",
+    "PIPELINE",
+    "Layout",
+    "check_sharding",
+    "fitting",
+    "layout_of",
+    "shardable",
+]
+
+#: The first that a sharding asks for is its own.
+LAYOUTS = (PIPELINE, CONTEXT, MESH)
+#: Ranks of a case.
+MOST_RANKS = 4
+
+
+def layout_of(spec: Spec) -> Layout:
+    """How the ranks of a Spec share it."""
+    return next(layout for layout in LAYOUTS if layout.asked(spec.sharding))
+
+
+def fitting(spec: Spec) -> Spec:
+    """The same Spec with sizes that its ranks share evenly."""
+    return layout_of(spec).fit(spec)
+
+
+def shardable(model: ModelName, shards: Collection[str]) -> bool:
+    """Is this model drawn on ranks, under a recipe that is laid out so?"""
+    return bool(shards) and MESH.takes(model)
+
+
+def check_sharding(spec: Spec, shards: Collection[str]) -> None:
+    """Raise ValueError naming what of a Spec's layout over ranks cannot be; ``shards`` is what its
+    recipe is laid out by."""
+    if spec.sharded:
+        for why in _objections(spec, shards):
+            raise ValueError(why)
+
+
+def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
+    sharding = spec.sharding
+    if not sharding.ranks:
+        yield f"{sharding} has no ranks: give data, tensor, stages or context"
+    yield from layout_of(spec).objections(spec, shards)
+    if sharding.ranks > MOST_RANKS:
+        yield f"{sharding.ranks} ranks: a case has at most {MOST_RANKS}"
+    if MODELS[spec.model].random:
+        yield f"{spec.model} draws other numbers on each rank"
+    if spec.compile not in ("none", "aot_eager") or spec.dynamic:
+        yield f"on ranks compile is 'none' or 'aot_eager' with static shapes, not {spec.compile!r}"
+    if spec.lifecycle != "none" or spec.native or spec.autocast:
+        yield "on ranks nothing is copied, autocast or run on other kernels"
+    if spec.events or any(isinstance(e, Forward) and e.mode != "train" for e in spec.training):
+        yield "on ranks a model is trained by plain steps"
+    if (spec.input_layout, spec.grad_layout) != ("contiguous", "contiguous"):
+        yield "on ranks inputs and output gradients are contiguous"
+    fit = fitting(spec)
+    if fit != spec:
+        if fit.sharding != sharding:
+            yield f"{spec.model} is laid out with {fit.sharding}, not {sharding}"
+        even = {name: getattr(fit, name) for name in ("batch", "m", "k", "n")}
+        yield f"these ranks share no such sizes evenly; they do {even}"

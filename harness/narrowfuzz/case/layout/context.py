@@ -1,0 +1,65 @@
+"""Ranks that share the rows of each sequence, and pass on its keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.case.layout.layout import Layout, up
+from narrowfuzz.case.spec import ModelName, Sharding, Spec
+from narrowfuzz.models.catalog import MODELS
+
+
+def _takes(model: ModelName) -> bool:
+    row = MODELS[model]
+    return row.attends and not (row.takes_ids or row.random or row.own or row.package)
+
+
+def _fit(spec: Spec) -> Spec:
+    """Each rank takes a piece of the beginning and one of the end. Heads are as wide as every
+    kernel of a GPU takes, which one process may do without."""
+    ranks = spec.sharding.context
+    return msgspec.structs.replace(
+        spec,
+        batch=max(spec.batch, 1),
+        m=up(spec.m, 2 * ranks if ranks > 1 else 1),
+        k=up(spec.k, 8 * spec.heads),
+        n=max(spec.n, 1),
+    )
+
+
+def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
+    sharding = spec.sharding
+    if sharding != Sharding(context=sharding.context, rotates=sharding.rotates):
+        yield f"ranks that share sequences are laid out in no other way, got {sharding}"
+    if "context" not in shards:
+        yield f"{spec.recipe} is not laid out by context: ranks would share what it scales by"
+    if not _takes(spec.model) or spec.attention != "flash":
+        able = ", ".join(filter(_takes, MODELS))
+        yield f"ranks share no sequences of {spec.model}; they do of {able}, with flash attention"
+    if spec.compile != "none":
+        yield "ranks that share sequences are not compiled"
+
+
+def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if sharding.context > 2:
+        yield "two ranks", {"context": 2}
+    if sharding.rotates != "allgather":
+        yield "allgather", {"rotates": "allgather"}
+
+
+CONTEXT = Layout(
+    "context",
+    lambda sharding: sharding.context > 0,
+    _takes,
+    _fit,
+    _objections,
+    _simpler,
+    together=True,
+    threads=False,
+    arm="sharded_context",
+    cuts_sums=lambda sharding: sharding.context > 1,
+    approximate=True,
+)

@@ -1,0 +1,57 @@
+"""The model so many times in a row, as stages of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.case.layout.layout import Layout
+from narrowfuzz.case.spec import ModelName, Sharding, Spec
+from narrowfuzz.models.catalog import MODELS
+
+
+def _takes(model: ModelName) -> bool:
+    row = MODELS[model]
+    return row.kind != "norm" and not (row.takes_ids or row.random or row.own or row.package)
+
+
+def _fit(spec: Spec) -> Spec:
+    """Each stage takes what the one before leaves, and there are rows to send."""
+    m, k, n = (max(size, 1) for size in (spec.m, spec.k, spec.n))
+    return msgspec.structs.replace(spec, m=m, k=k, n=k if MODELS[spec.model].wide else n)
+
+
+def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
+    sharding, ranks = spec.sharding, spec.sharding.ranks
+    if sharding != Sharding(stages=sharding.stages, schedule=sharding.schedule):
+        yield f"a pipeline of stages is laid out in no other way, got {sharding}"
+    if ranks < 2 or (sharding.schedule == "interleaved" and sharding.stages % 2):
+        yield f"{sharding.schedule!r} puts {sharding.stages} stages on no two ranks or more"
+    if sharding.schedule == "1f1b" and spec.microbatches < sharding.stages:
+        yield f"1f1b needs a microbatch for each of {sharding.stages} stages: give microbatches"
+    if sharding.schedule == "interleaved" and spec.microbatches % ranks:
+        yield f"interleaved needs microbatches in multiples of {ranks}, got {spec.microbatches}"
+    if spec.checkpoint == "reentrant":
+        yield "a stage hands inputs to its backward, which torch's reentrant checkpoint refuses"
+    if not _takes(spec.model):
+        yield f"{spec.model} cannot follow on itself in a pipeline"
+
+
+def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if sharding.stages > 2:
+        yield "two stages", {"stages": 2, "schedule": "gpipe"}
+
+
+PIPELINE = Layout(
+    "pipeline",
+    lambda sharding: sharding.stages > 0,
+    _takes,
+    _fit,
+    _objections,
+    _simpler,
+    together=True,
+    threads=False,  # they have no send and receive, by which stages meet
+    copies=lambda sharding: sharding.stages,
+)
