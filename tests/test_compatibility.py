@@ -249,9 +249,9 @@ def of_a_run(folder: Path) -> Inventory:
 
 def of_two_runs(folder: Path) -> Inventory:
     """``compare.json`` of two runs with a difference, a common finding and a known issue."""
+    from campaign.test_compare import left, seen
     from narrowfuzz.campaign.comparison import compared, side_run
     from narrowfuzz.campaign.comparison_words import as_json
-    from campaign.test_compare import left, seen
 
     left(folder / "A", [seen("1", shows=["x"], known=["entry"])], {"x": {}})
     left(folder / "B", [seen("1", shows=["x", "y"], known=["entry"])], {"x": {}, "y": {}})
