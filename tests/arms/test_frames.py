@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from traceback import extract_tb
 
 import pytest
 import torch
 from narrowfuzz.arms.frames import in_libraries, module_of
+from narrowfuzz.arms.operators import OperatorWatch
 from narrowfuzz.arms.program import run_error
 from narrowfuzz.trace.trace import message_of
 
@@ -52,6 +55,22 @@ def test_an_error_that_no_library_raised_has_no_frame_of_one() -> None:
         torch.ones(2, 3) @ torch.ones(2, 4)
     assert in_libraries(list(extract_tb(caught.value.__traceback__))) == []
     assert run_error(caught.value, "forward").where == "?"
+
+
+@pytest.mark.parametrize(
+    ("fails", "where"),
+    [
+        (lambda: torch.nn.Linear(3, 2)(torch.ones(2, 4)), "torch.nn.modules.linear.forward"),
+        (lambda: torch.ones(2, 3) @ torch.ones(2, 4), "?"),
+    ],
+)
+def test_an_error_is_where_it_is_whether_or_not_kernels_are_watched(
+    fails: Callable[[], object], where: str
+) -> None:
+    for watch in (nullcontext(), OperatorWatch()):
+        with pytest.raises(RuntimeError) as caught, watch:
+            fails()
+        assert run_error(caught.value, "forward").where == where
 
 
 def test_what_colours_a_terminal_is_no_part_of_a_message() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from traceback import FrameSummary
 
 _OURS = frozenset({"narrowfuzz", "narrowfuzz_watch", "te_on_cpu"})
+#: Modules of torch by which a kernel's call reaches a dispatch mode, and leaves it again.
+_DISPATCH = frozenset({"torch._compile", "torch._dynamo.eval_frame", "torch._ops"})
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
@@ -34,5 +36,17 @@ def module_of(filename: str) -> str:
 
 
 def in_libraries(frames: list[FrameSummary]) -> list[FrameSummary]:
-    """Those of the frames that are in a library."""
-    return [frame for frame in frames if module_of(frame.filename)]
+    """Those of the frames that are in a library, but for what calls a watch of ours and what that
+    calls a kernel by: whoever is watched is where the error is, as without a watch."""
+    found: list[FrameSummary] = []
+    watched = False
+    for frame in frames:
+        module = module_of(frame.filename)
+        if frame.name == "__torch_dispatch__" and not module:
+            watched = True
+            while found and module_of(found[-1].filename) in _DISPATCH:
+                found.pop()
+        elif module and not (watched and module in _DISPATCH):
+            watched = False
+            found.append(frame)
+    return found
