@@ -367,7 +367,8 @@ def located(at: At) -> str:
         value = _SEEN[at.what].format(_operand(at, None))
     elif at.what in ("result", "product"):
         name = name_of(at.name)
-        value = f"the {_result('gradient' if name.gradient_of else name.kind, at)}"
+        result = _result("gradient" if name.gradient_of else name.kind, at)
+        value = f"the {name.part} {result}" if name.part else f"the {result}"
     elif at.what == "operator":
         value = f"the result of {at.name}"
     else:
