@@ -113,6 +113,7 @@ def files() -> Inventory:
     )
     from narrowfuzz.ledger.mitigations import CURES
     from narrowfuzz.ledger.severity import DATA, SEVERITIES, Symptom, Use
+    from narrowfuzz.operators import DEVIATIONS as OPERATOR_DEVIATIONS
     from narrowfuzz.recipe.deprecated import LISTS
     from narrowfuzz.report.accepted import Suppression
 
@@ -120,7 +121,12 @@ def files() -> Inventory:
         "recipe file: defines": ["RECIPES"],
         "plants file: defines": ["PLANTS", *LISTS],
         "ledger entry: fact of when": FACTS,
-        "ledger entry: deviation": {**DEVIATIONS, **LAYER_DEVIATIONS, **STATE_DEVIATIONS},
+        "ledger entry: deviation": {
+            **DEVIATIONS,
+            **LAYER_DEVIATIONS,
+            **STATE_DEVIATIONS,
+            **OPERATOR_DEVIATIONS,
+        },
         "ledger entry: cure": CURES,
         "ledger entry: kind": filter(None, KINDS),
         "ledger entry: data": DATA,

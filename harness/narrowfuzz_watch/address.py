@@ -66,6 +66,8 @@ class At(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     #: raised it.
     name: str = ""
     side: Side = ""
+    #: Which of an operator's results, where it has several.
+    result: str = ""
     #: An element; of state its slot.
     index: tuple[int, ...] = ()
 
@@ -78,7 +80,7 @@ class At(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
         parts += [self.phase] if self.phase else []
         parts += [f"of y{self.of}"] if self.of >= 0 else []
         side = f"/{self.side}" if self.side else ""
-        name = f" {self.name}" if self.name else ""
+        name = (f" {self.name}" if self.name else "") + f" -> {self.result}" * bool(self.result)
         parts.append(f"{self.what}{name}{side}{list(self.index) if self.index else ''}")
         return (f"{self.run}: " if self.run else "") + ", ".join(parts)
 
@@ -91,6 +93,7 @@ _TEXT = re.compile(
     rf"(?:(?P<phase>{'|'.join(filter(None, get_args(AtPhase)))}), )?"
     r"(?:of y(?P<of>\d+), )?"
     rf"(?P<what>{'|'.join(get_args(What))})(?: (?P<name>[^/\[\]]+?))?"
+    r"(?: -> (?P<result>\w+))?"
     r"(?:/(?P<side>[ab]))?(?:\[(?P<index>\d+(?:, \d+)*)\])?"
 )
 

@@ -153,6 +153,10 @@ NEIGHBOURS = {
         _FLOAT8 | {"dtype": "fp32", "autocast": True, "grad_mode": "inference"},
         raising("torchao.float8.float8_utils:tensor_to_amax", "NotImplementedError"),
     ),
+    "layer-norm-narrow-sums": Neighbour(
+        {"recipe": "torch.bf16", "dtype": "bf16", "model": "layernorm_linear", "m": 37},
+        fault("layer-norm-gradient-drops-rows"),
+    ),
     "float8-empty-dimensions": Neighbour(
         _FLOAT8 | {"k": 0}, raising("torchao.float8.float8_utils:tensor_to_amax", "RuntimeError")
     ),

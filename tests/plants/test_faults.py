@@ -91,7 +91,12 @@ def snapshot() -> list[dict[Any, int]]:
         {key: id(value) for key, value in (o if isinstance(o, dict) else vars(o)).items()}
         for o in owners()
     ]
-    kernels = ("_scaled_dot_product_flash_attention_for_cpu", "sum.dim_IntList")
+    kernels = (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "sum.dim_IntList",
+        "native_layer_norm",
+        "native_layer_norm_backward",
+    )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 
 

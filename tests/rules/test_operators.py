@@ -11,7 +11,7 @@ import pytest
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
-from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.ledger.ledger import Ledger, load_entries
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.operators import BY_KERNEL, BY_NAME
 from narrowfuzz.operators.operator import Expected, Operator, Read
@@ -20,10 +20,11 @@ from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.literal import laid
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as BY_RULE
+from narrowfuzz.rules.causes import explained
 from narrowfuzz.rules.operators import judge_call
-from narrowfuzz.trace.address import At
+from narrowfuzz.trace.address import At, parse
 from narrowfuzz.trace.trace import OperatorCall
-from narrowfuzz.trace.verdict import BAD
+from narrowfuzz.trace.verdict import BAD, Verdict
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script.operator import call_of, write_operator_script
 from narrowfuzz.triage.verify import RunScript
@@ -183,3 +184,48 @@ def test_one_record_is_all_that_an_operator_takes(
     assert verdict.sentence().startswith("model: a negation is wrong at [0, 0]: expected ")
     (path := tmp_path / "repro.py").write_text(write_operator_script(call, verdict, "cpu"))
     assert scripts(path).code == 0  # torch's own is right
+
+
+#: What the ledger says of the layer norms of this torch.
+NARROW = Ledger([entry for entry in load_entries() if entry.id == "layer-norm-narrow-sums"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "script_says"),
+    [
+        ("layer-norm-gradient-drops-rows", "grad_weight of layer_norm_backward at ["),
+        ("layer-norm-counts-padding", "output of layer_norm at ["),
+    ],
+)
+def test_one_of_several_results_has_a_script(
+    recipes: dict[str, Any], tmp_path: Path, scripts: RunScript, fault: str, script_says: str
+) -> None:
+    case = case_of("layernorm_linear", m=37, k=48)
+    judge = Judge(recipes, NARROW, arms=frozenset({"eager"}))
+    assert not judge.judge(case).causes
+    with builtin_faults()[fault].plant():
+        cause, *others = judge.judge(case).causes
+        script = write_operator_script(call_of(judge, case, cause), cause, "cpu")
+    assert (cause.oracle, cause.at.layer) == ("O25", "norm")
+    assert {other.oracle for other in others} <= {"O25"}
+    assert parse(str(cause.at)) == cause.at and cause.at.result in str(cause.at)
+    (path := tmp_path / "repro.py").write_text(script)
+    assert scripts(path, plant=("", fault)).shown
+    clean = scripts(path)
+    assert clean.code == 0 and script_says in clean.output
+
+
+def test_what_is_known_of_a_layer_norm_explains_its_parameters_gradients_alone(
+    recipes: dict[str, Any],
+) -> None:
+    case = case_of("layernorm_linear", "bf16", m=65, compile="inductor")
+    judgement = Judge(recipes, NARROW, arms=frozenset({"eager", "inductor"})).judge(case)
+    known = [v for v in judgement.verdicts if v.explained_by == "layer-norm-narrow-sums"]
+    assert {v.at.result for v in known if v.oracle == "O25"} == {"grad_weight", "grad_bias"}
+    assert not judgement.causes
+    of_norm = Verdict("O9", "inductor", "grad_parameter", "diverged", at=At(name="norm.bias.grad"))
+    (root, *_) = known
+    assert explained(of_norm, [root], BY_RULE) == root
+    for name in ("output", "proj.weight.grad", "grad_input"):
+        other = replace(of_norm, at=At(name=name))
+        assert explained(other, [root], BY_RULE) is None, name

@@ -57,6 +57,7 @@ BLOCK: dict[str, Any] = {
     "checkpoint": "selective", "compile": "inductor", "backend": "real", "dtype": "bf16",
 }  # fmt: skip
 #: A model in which biases and norms are summed up.
+NORM: dict[str, Any] = {"model": "layernorm_linear"}
 SUMS: dict[str, Any] = {"model": "llama_block", "heads": 2, "bias": True}
 GRADIENTS = {"regime": "ladder", "gemm": "grad_weight"}
 DRIFTING = frozenset({"inductor+checkpoint_selective"})
@@ -151,6 +152,8 @@ HUNTS = [
     Hunt("R20", "state-half-loaded"),
     Hunt("O25", "sum-in-narrow-dtype", recipe="torch.bf16", spec=SUMS),
     Hunt("O25", "sum-drops-last-row", recipe="torch.fp32", spec={**SUMS, "m": 33}),
+    Hunt("O25", "layer-norm-gradient-drops-rows", recipe="torch.fp32", spec={**NORM, "m": 37}),
+    Hunt("O25", "layer-norm-counts-padding", recipe="torch.fp32", spec={**NORM, "k": 48}),
     Hunt("R21", "cast-truncates"),
     Hunt("R22", "transposed-copy-garbled"),
     Hunt("R23", "gradient-accumulated-twice", spec={"microbatches": 2}),

@@ -29,6 +29,7 @@ from narrowfuzz.ledger.severity import DATA, Severity, Symptom, Use, Weighed, we
 from narrowfuzz.machine.environment import checkout
 from narrowfuzz.machine.machine import machine
 from narrowfuzz.numerics.reference import DEVIATIONS
+from narrowfuzz.operators import DEVIATIONS as OPERATOR_DEVIATIONS
 from narrowfuzz.recipe.content import content_dir
 from narrowfuzz.recipe.deprecated import refused_field
 from narrowfuzz.trace.verdict import Verdict
@@ -298,7 +299,7 @@ def _load(path: Path) -> Entry:
 
 
 def _check(entry: Entry) -> None:
-    every = DEVIATIONS | LAYER_DEVIATIONS | STATE_DEVIATIONS
+    every = DEVIATIONS | LAYER_DEVIATIONS | STATE_DEVIATIONS | OPERATOR_DEVIATIONS
     if entry.deviation and entry.deviation not in every:
         raise ValueError(f"no deviation {entry.deviation!r}")
     if entry.cure and entry.cure not in CURES:

@@ -1,21 +1,32 @@
 """What operators of torch may return: their references and bounds, one file each.
 
-Calls of those that define ``OPERATOR`` are judged one by one (rule O25); nothing else registers
-them.
+Calls of those that define ``OPERATOR``, or several ``OPERATORS``, are judged one by one (rule O25);
+nothing else registers them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
 
 from narrowfuzz.operators.operator import Operator
 
-#: By name: ``OPERATOR`` of every module of this package that defines one.
-BY_NAME: dict[str, Operator] = {
-    operator.name: operator
-    for module in iter_modules(__path__, f"{__name__}.")
-    if isinstance(operator := getattr(import_module(module.name), "OPERATOR", None), Operator)
+
+def _found() -> Iterator[Operator]:
+    for module in map(import_module, (m.name for m in iter_modules(__path__, f"{__name__}."))):
+        if hasattr(module, "OPERATOR"):
+            yield module.OPERATOR
+        yield from getattr(module, "OPERATORS", ())
+
+
+#: By name: what the modules of this package define.
+BY_NAME: dict[str, Operator] = {operator.name: operator for operator in _found()}
+#: What kernels are known to do otherwise, in words, by the name that an entry of the ledger gives.
+DEVIATIONS: dict[str, str] = {
+    deviation.name: deviation.words
+    for operator in BY_NAME.values()
+    for deviation in operator.deviations
 }
 #: By the name of a kernel of torch that is a call of it: ``aten::sum.dim_IntList``.
 BY_KERNEL: dict[str, Operator] = {

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from narrowfuzz.numerics.formats import F64
 from narrowfuzz.trace.trace import OperatorCall
 
+#: The names of dtypes, as torch has them.
+TORCH_DTYPE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
 
 @dataclass(frozen=True)
 class Read:
@@ -45,6 +48,17 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """How kernels of a release are known to be wrong, which an entry of the ledger may name."""
+
+    name: str
+    #: What they do, as ``list`` and the docs say it.
+    words: str
+    #: What each result is then, by name; nothing of a call, or a result, that it does not touch.
+    expected: Callable[[OperatorCall], Mapping[str, Expected]]
+
+
+@dataclass(frozen=True)
 class Operator:
     """An operator of torch. What is here is all that the rules, the watch and the scripts know."""
 
@@ -56,9 +70,13 @@ class Operator:
     read: Callable[[Mapping[str, Any], Any], Read | None]
     #: What each result may be, by name. Raises ValueError with the reason where nothing is known.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]
-    #: A call of it in Python, made of its tensors' names and ``str.format`` of its settings; what
-    #: it gives is the one result.
+    #: A call of it in Python, made of its tensors' names and ``str.format`` of its settings.
     expression: str
     #: A call of it in words: ``torch.sum over dim 0 of a bfloat16 tensor of
     #: [4096, 16]``.
     title: Callable[[OperatorCall], str]
+    #: What the expression gives: the one result, or a tuple of these.
+    results: tuple[str, ...] = ("output",)
+    #: Tensors that a call may be without; the expression takes None for them.
+    optional: tuple[str, ...] = ()
+    deviations: tuple[Deviation, ...] = ()

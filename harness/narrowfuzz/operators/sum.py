@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, FP32, Format, round_to
-from narrowfuzz.operators.operator import Expected, Operator, Read
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Sums that may be flushed to zero.
 _FLUSHED = 2.0**-126
-#: The names of dtypes in rules, and in torch.
-_TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def summed(terms: F64, axes: tuple[int, ...], fmt: Format, *, keepdims: bool = False) -> Expected:
@@ -94,7 +92,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 def _title(call: OperatorCall) -> str:
     shape, axes = list(call.tensors["input"].shape), call.settings["dim"]
     over = f"dim {', '.join(map(str, axes))}" if len(axes) < len(shape) else "all elements"
-    return f"torch.sum over {over} of a {_TORCH[call.dtypes['input']]} tensor of {shape}"
+    return f"torch.sum over {over} of a {TORCH_DTYPE[call.dtypes['input']]} tensor of {shape}"
 
 
 OPERATOR = Operator(

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from narrowfuzz.plants.plant import Plant
 
 
 @contextmanager
-def _sum(change: Any) -> Iterator[None]:
-    """``change(run, x, dims, keepdim)`` is the CPU's sum over dimensions; ``run`` is torch's own.
+def _kernel(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """``make(run)`` is the CPU's kernel of that name; ``run`` is torch's own.
 
     It is put under the dispatcher, so that eager, autograd and whoever watches operators call it.
-    Reference runs are in float64.
+    Reference runs are in float64, and meet torch's own.
     """
     import torch
 
-    kernel = torch.library.get_kernel("aten::sum.dim_IntList", "CPU")
+    kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
-    def run(x: Any, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
-        return kernel.call_boxed(keys, x, dims, keepdim, dtype=dtype)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return kernel.call_boxed(keys, *args, **kwargs)
 
-    def total(x: Any, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
-        if x.dtype in (torch.float32, torch.bfloat16, torch.float16) and dims:
-            return change(run, x, dims, keepdim, dtype)
-        return run(x, dims, keepdim, dtype=dtype)
+    changed = make(run)
+
+    def narrow(x: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        return (changed if ours else run)(x, *args, **kwargs)
 
     library = torch.library.Library("aten", "IMPL")
-    library.impl("sum.dim_IntList", total, "CPU", allow_override=True)
+    library.impl(name, narrow, "CPU", allow_override=True)
     try:
         yield
     finally:
         library._destroy()
+
+
+def _sum(change: Any) -> AbstractContextManager[None]:
+    """``change(run, x, dims, keepdim, dtype)`` is the CPU's sum over dimensions."""
+
+    def make(run: Any) -> Any:
+        def total(x: Any, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
+            return (
+                change(run, x, dims, keepdim, dtype) if dims else run(x, dims, keepdim, dtype=dtype)
+            )
+
+        return total
+
+    return _kernel("sum.dim_IntList", make)
 
 
 def _narrow(run: Any, x: Any, dims: Any, keepdim: bool, dtype: Any) -> Any:
@@ -57,6 +73,49 @@ def _last_row(run: Any, x: Any, dims: Any, keepdim: bool, dtype: Any) -> Any:
     return run(x.narrow(dim, 0, kept), dims, keepdim, dtype=dtype)
 
 
+def _norm_drops_rows(run: Any) -> Any:
+    """Rows behind the last full block of eight are left out of the parameters' gradients."""
+
+    def backward(
+        dy: Any, x: Any, shape: Any, mean: Any, rstd: Any, w: Any, b: Any, mask: Any
+    ) -> Any:
+        found = run(dy, x, shape, mean, rstd, w, b, mask)
+        rows = mean.numel()
+        kept = rows - rows % 8
+        if rows < 16 or kept == rows:
+            return found
+        cut = (t.reshape(rows, -1)[:kept] for t in (dy, x))
+        flat = [math.prod(shape)]
+        stats = (t.reshape(rows, 1)[:kept] for t in (mean, rstd))
+        weight, bias = (None if p is None else p.reshape(flat) for p in (w, b))
+        _, *of_parameters = run(*cut, flat, *stats, weight, bias, [False, *mask[1:]])
+        return found[0], *(None if g is None else g.reshape(shape) for g in of_parameters)
+
+    return backward
+
+
+def _norm_counts_padding(run: Any) -> Any:
+    """Rows are padded with zeros to a power of two, and the variance is that of the padded row
+    around the mean of the row."""
+    import torch
+
+    def forward(x: Any, shape: Any, w: Any, b: Any, eps: float) -> Any:
+        output, mean, rstd = run(x, shape, w, b, eps)
+        n = math.prod(shape)
+        padding = (1 << (n - 1).bit_length()) - n if n > 1 else 0
+        if not padding or not x.numel():
+            return output, mean, rstd
+        rows = x.reshape(-1, n).float()
+        centre = rows.mean(1, keepdim=True)
+        off = (rows - centre).square().sum(1, keepdim=True) + padding * centre.square()
+        scale = torch.rsqrt(off / n + eps)
+        one = torch.ones(n) if w is None else w.reshape(n).float()
+        y = (rows - centre) * scale * one + (0.0 if b is None else b.reshape(n).float())
+        return y.to(x.dtype).reshape(x.shape), mean, scale.to(rstd.dtype).reshape(rstd.shape)
+
+    return forward
+
+
 PLANTS = [
     Plant(
         "sum-in-narrow-dtype",
@@ -74,6 +133,24 @@ PLANTS = [
         "https://github.com/tenstorrent/tt-metal/issues/17551",
         ("torch.*", "torchao.*"),
         lambda: _sum(_last_row),
+        needs="a model",
+    ),
+    Plant(
+        "layer-norm-gradient-drops-rows",
+        "operators",
+        "gradients of a layer norm's parameters leave out the rows behind the last full block",
+        "https://github.com/BobMcDear/attorch/issues/18",
+        ("torch.*", "torchao.*"),
+        lambda: _kernel("native_layer_norm_backward", _norm_drops_rows),
+        needs="a model",
+    ),
+    Plant(
+        "layer-norm-counts-padding",
+        "operators",
+        "a layer norm's variance counts the zeros that its rows are padded with",
+        "https://github.com/unslothai/unsloth/pull/1867",
+        ("torch.*", "torchao.*"),
+        lambda: _kernel("native_layer_norm", _norm_counts_padding),
         needs="a model",
     ),
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import EAGER
 from narrowfuzz.rules.quantiser import LEVEL_B
 from narrowfuzz.rules.rule import Rule
@@ -26,6 +27,10 @@ def explained(
             continue
         if root.role == FOLLOWED:  # nothing diverged, so it explains only that the arms differ
             if verdict.oracle == "O12" and root.arm == verdict.arm and _only_there(root, roots):
+                return root
+            continue
+        if root.at.what == "operator" and root.status == "known":
+            if _gave(root, verdict) and root.oracle in upstream:
                 return root
             continue
         if rule.scope == "case" and verdict.oracle != "contract":
@@ -48,10 +53,13 @@ def explained(
 
 
 def _gave(call: Verdict, verdict: Verdict) -> bool:
-    """May what an operator's ``call`` gave wrongly have made this, on the same arm? One that is
-    known explains no more than the layer that it is in."""
-    inside = bool(call.at.layer) and call.at.layer == verdict.at.layer
-    return call.arm == verdict.arm and (inside or call.status != "known")
+    """May what an operator's ``call`` gave wrongly have made this? One that is known explains no
+    more than the layer that it is in and the gradients of that one's parameters, on every arm that
+    is compared with its own."""
+    if call.status != "known":
+        return call.arm == verdict.arm
+    module = name_of(verdict.at.name).module
+    return bool(call.at.layer) and call.at.layer in (verdict.at.layer, module)
 
 
 def _beneath(root: Verdict, verdict: Verdict) -> bool:

@@ -6,13 +6,13 @@ The rule names no operator: what each may return, and what a call of it is, its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
-from narrowfuzz.operators.operator import Expected
+from narrowfuzz.operators.operator import Expected, Operator
 from narrowfuzz.rules.evidence import Evidence, identical
 from narrowfuzz.rules.expected import outside, passed
 from narrowfuzz.rules.kernels import some
@@ -31,11 +31,17 @@ def check_operators(evidence: Evidence) -> Iterator[Verdict]:
         if not trace.operators:
             yield plain(NAME, arm, "output", "not_applicable", "no call of an operator was seen")
         for call in some(trace.operators, evidence.focus):
-            yield from judge_call(arm, call, trace)
+            yield from judge_call(arm, call, trace, evidence.deviations)
 
 
-def judge_call(arm: str, call: OperatorCall, trace: Trace | None = None) -> Iterator[Verdict]:
-    """A verdict on each of its results. What is wrong there is torch's, whatever the recipe."""
+def judge_call(
+    arm: str,
+    call: OperatorCall,
+    trace: Trace | None = None,
+    deviations: Mapping[str, str] = {},
+) -> Iterator[Verdict]:
+    """A verdict on each of its results. What is wrong there is torch's, whatever the recipe; known
+    is what one of these deviations, each with its entry's id, accounts for to the last element."""
     operator = BY_NAME[call.operator]
     try:
         expected = operator.expected(call)
@@ -44,23 +50,26 @@ def judge_call(arm: str, call: OperatorCall, trace: Trace | None = None) -> Iter
         return
     for name, result in expected.items():
         got = call.outputs[name]
+        several = name if len(operator.results) > 1 else ""
+        role = f"{call.operator}.{name}" if several else call.operator
         bad = outside(result, got)
         if not bad.any():
-            yield passed(NAME, arm, call.operator, result)
+            yield passed(NAME, arm, role, result)
             continue
         at = first(bad)
         # a sum in a module's backward is known by the gradient that it gives
         layer = call.module or ("" if trace is None else _gives(trace, got))
         wanted = Within(bits(result.lo[at]), bits(result.hi[at]))
-        yield Verdict(
+        found = Verdict(
             NAME,
             arm,
-            call.operator,
+            role,
             "diverged",
             _symptom(got, result, at),
             At(
                 what="operator",
                 name=call.operator,
+                result=several,
                 layer=layer,
                 call=call.index,
                 phase=call.phase,
@@ -69,9 +78,25 @@ def judge_call(arm: str, call: OperatorCall, trace: Trace | None = None) -> Iter
             number(got[at]),
             Is(bits(np.nan)) if np.isnan(result.lo[at]) else wanted,
             factor=_factor(got, result, at),
-            remark=f"{operator.title(call)} is wrong",
+            remark=f"{several and f'{name} of '}{operator.title(call)} is wrong",
             unconverted=True,
         )
+        entry = _known(operator, call, name, deviations)
+        yield found.known(entry) if entry else found
+
+
+def _known(operator: Operator, call: OperatorCall, name: str, deviations: Mapping[str, str]) -> str:
+    """The entry whose deviation makes this result what it is, "" if none does."""
+    for deviation in operator.deviations:
+        if deviation.name in deviations:
+            may = deviation.expected(call).get(name)
+            if (
+                may is not None
+                and not may.unknown.any()
+                and not outside(may, call.outputs[name]).any()
+            ):
+                return deviations[deviation.name]
+    return ""
 
 
 def _symptom(got: F32, expected: Expected, at: tuple[int, ...]) -> str:

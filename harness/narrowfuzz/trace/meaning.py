@@ -370,7 +370,7 @@ def located(at: At) -> str:
         result = _result("gradient" if name.gradient_of else name.kind, at)
         value = f"the {name.part} {result}" if name.part else f"the {result}"
     elif at.what == "operator":
-        value = f"the result of {at.name}"
+        value = f"{at.result or 'the result'} of {at.name}"
     else:
         value = " ".join(filter(None, (at.what, at.name)))
     value += f" at {list(at.index)}" * _pointed(at, None)

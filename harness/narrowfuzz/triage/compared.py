@@ -126,8 +126,9 @@ def _operator(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | 
     """A result of an operator's call."""
     for call in trace.operators:
         if (call.operator, call.index) == (verdict.at.name, verdict.at.call):
-            (name, may), *_ = OPERATORS[call.operator].expected(call).items()
-            return _expected(call.operator, "float64", call.outputs[name], may)
+            operator = OPERATORS[call.operator]
+            name = verdict.at.result or operator.results[0]
+            return _expected(name, "float64", call.outputs[name], operator.expected(call)[name])
     return None
 
 

@@ -13,6 +13,7 @@ from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
+from narrowfuzz.operators.operator import Operator
 from narrowfuzz.play import literal
 from narrowfuzz.trace.expect import Is, Within, read
 from narrowfuzz.trace.trace import OperatorCall
@@ -44,7 +45,8 @@ def write_operator_script(call: OperatorCall, verdict: Verdict, device: str) -> 
         (
             *(_numbers(call) if readable else [f"tensors = {packed(call.tensors)}"]),
             *(f"{name} = {_laid(call, name, device, readable=readable)}" for name in names),
-            f"result = {operator.expression.format(**settings)}",
+            *(f"{name} = None" for name in operator.optional if name not in names),
+            f"result = {operator.expression.format(**settings)}{_one(operator, verdict)}",
             f"got = result{list(verdict.at.index) or ''}.item()",
             _check(verdict),
         )
@@ -57,6 +59,11 @@ def write_operator_script(call: OperatorCall, verdict: Verdict, device: str) -> 
         pasted(tuple(sorted(used)), (literal,)) if used else "",
         tail,
     )
+
+
+def _one(operator: Operator, verdict: Verdict) -> str:
+    """Which of several results is wrong."""
+    return f"[{operator.results.index(verdict.at.result)}]" if verdict.at.result else ""
 
 
 def _readable(x: F32) -> bool:

@@ -1,0 +1,218 @@
+"""``torch.nn.functional.layer_norm`` and its backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.formats import F64, FORMATS, FP32, Format, round_to
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.sum import exact_sums, summed
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Products and sums that may be flushed to zero.
+_FLUSHED = 2.0**-126
+#: Magnitudes above this may overflow in a square or a sum on the way.
+_LARGEST = 2.0**60
+
+
+def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
+    tensors = {name: named.get(name) for name in ("input", "weight", "bias")}
+    names = ("output", "mean", "rstd")
+    return Read(
+        {name: t for name, t in tensors.items() if t is not None},
+        dict(zip(names, result, strict=True)),
+        {"shape": tuple(named["normalized_shape"]), "eps": float(named["eps"])},
+    )
+
+
+def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
+    names = ("grad_out", "input", "mean", "rstd", "weight", "bias")
+    tensors = {name: named.get(name) for name in names}
+    mask = tuple(map(bool, named["output_mask"]))
+    outputs = zip(("grad_input", "grad_weight", "grad_bias"), result, strict=True)
+    return Read(
+        {name: t for name, t in tensors.items() if t is not None},
+        {name: t for (name, t), asked in zip(outputs, mask, strict=True) if asked},
+        {"shape": tuple(named["normalized_shape"]), "mask": list(mask)},
+    )
+
+
+def _rows(call: OperatorCall, name: str, default: float = 0.0) -> F64:
+    """A tensor as rows of what is normalised together; parameters as one row."""
+    n = math.prod(call.settings["shape"])
+    if name not in call.tensors:
+        return np.full((1, n), default)
+    return call.tensors[name].astype(np.float64).reshape(-1, n)
+
+
+def _within(centre: F64, radius: F64, call: OperatorCall, name: str, unknown: Any) -> Expected:
+    """Between the ends, rounded once to the result's dtype, in its shape."""
+    shape = call.outputs[name].shape
+    ends = np.stack([centre - radius, centre + radius])
+    lo, hi = round_to(ends, FORMATS[call.dtypes[name]], overflow="ieee")
+    unknown = np.broadcast_to(unknown, centre.shape) | ~np.isfinite(centre)
+    centre, radius, lo, hi = (x.reshape(shape) for x in (centre, radius, lo, hi))
+    return Expected(centre, radius, lo, hi, unknown.reshape(shape))
+
+
+def _forward(call: OperatorCall) -> dict[str, Expected]:
+    """Mean and variance are sums in fp32 that may be taken in any order, by differences from a
+    running mean or not; ``output = (input - mean) * rstd * weight + bias`` in fp32, the difference
+    before or after the product.
+
+    Proof. With g = gamma_{n+16} the mean errs by at most e = g mean|x| (Higham 4.2). Welford's
+    increments d_k d_k' are no less than half d_k^2 and add up to n v, so sum |d_k| <= n sqrt(2 v)
+    (Cauchy-Schwarz), and d_k that err by e each change v by at most
+    g v + 2 e sqrt(2 v) + 2 e^2: the variance lies within that, ``rstd`` between its values there.
+    """
+    x, eps = _rows(call, "input"), call.settings["eps"]
+    w, b = _rows(call, "weight", 1.0), _rows(call, "bias")
+    n = x.shape[1]
+    with np.errstate(all="ignore"):
+        g = gamma(n + 16)
+        mean = x.mean(1, keepdims=True)
+        off = x - mean
+        variance = np.square(off).mean(1, keepdims=True)
+        e = g * np.abs(x).mean(1, keepdims=True) + _FLUSHED
+        spread = g * variance + 2.0 * e * np.sqrt(2.0 * variance) + 2.0 * e**2 + _FLUSHED
+        rstd = 1.0 / np.sqrt(variance + eps)
+        least = 1.0 / np.sqrt(variance + spread + eps) * (1.0 - 8.0 * U32)
+        low = np.maximum(variance - spread, 0.0) + eps
+        most = np.where(low > 0.0, 1.0 / np.sqrt(low), np.inf) * (1.0 + 8.0 * U32)
+        apart = np.maximum(most - rstd, rstd - least)
+        normal = off * rstd
+        radius = np.abs(w) * (
+            np.abs(off) * apart + most * e + gamma(8) * (np.abs(x) + np.abs(mean) + e) * most
+        )
+        radius += gamma(8) * (np.abs(normal * w) + np.abs(b)) + _FLUSHED
+        unknown = ~(np.abs(x).max(1, keepdims=True, initial=0.0) < _LARGEST)
+        centre = normal * w + b
+    return {
+        "output": _within(centre, radius, call, "output", unknown | ~np.isfinite(radius)),
+        "mean": _within(mean, e, call, "mean", unknown),
+        "rstd": _within(rstd, apart, call, "rstd", unknown | ~np.isfinite(apart)),
+    }
+
+
+def _backward(call: OperatorCall) -> dict[str, Expected]:
+    """Of the mean and the rstd that it was given.
+
+    ``grad_bias`` is the sum of ``grad_out`` over the rows, ``grad_weight`` that of ``grad_out *
+    (input - mean) * rstd``, each added in fp32 in any order: gamma_{rows}. ``grad_input = rstd (h -
+    mean(h) - x' mean(h x'))`` with h = grad_out weight and x' = (input - mean) rstd; kernels may
+    take the sums of h and of h input before they subtract, so what cancels counts by its
+    magnitude.
+    """
+    dy, x, w = _rows(call, "grad_out"), _rows(call, "input"), _rows(call, "weight", 1.0)
+    mean, rstd = (call.tensors[n].astype(np.float64).reshape(-1, 1) for n in ("mean", "rstd"))
+    rows, n = x.shape
+    found: dict[str, Expected] = {}
+    with np.errstate(all="ignore"):
+        normal = (x - mean) * rstd
+        size = (np.abs(x) + np.abs(mean)) * np.abs(rstd)
+        unknown = ~np.isfinite(dy * size * w)
+        if "grad_input" in call.outputs:
+            h = dy * w
+            total, along = h.mean(1, keepdims=True), (h * normal).mean(1, keepdims=True)
+            g = gamma(n + 16)
+            sizes = np.abs(h).mean(1, keepdims=True)
+            alongs = (np.abs(h) * size).mean(1, keepdims=True)
+            radius = np.abs(rstd) * g * (np.abs(h) + sizes + size * (alongs + np.abs(along)))
+            centre = rstd * (h - total - normal * along)
+            wild = unknown.any(1, keepdims=True) | ~(np.abs(h) * size < _LARGEST).all(
+                1, keepdims=True
+            )
+            found["grad_input"] = _within(centre, radius + _FLUSHED, call, "grad_input", wild)
+        wild = unknown.any(0, keepdims=True)
+        if "grad_weight" in call.outputs:
+            terms = dy * normal
+            radius = gamma(max(rows - 1, 1)) * np.abs(terms).sum(0, keepdims=True)
+            radius += gamma(rows + 8) * (np.abs(dy) * size).sum(0, keepdims=True) + _FLUSHED
+            centre = terms.sum(0, keepdims=True)
+            found["grad_weight"] = _within(centre, radius, call, "grad_weight", wild)
+        if "grad_bias" in call.outputs:
+            plain = summed(dy, (0,), FP32, keepdims=True)
+            radius = np.where(exact_sums(dy, (0,), keepdims=True), 0.0, plain.radius)
+            found["grad_bias"] = _within(
+                plain.centre, radius, call, "grad_bias", wild | plain.unknown
+            )
+    return found
+
+
+def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
+    """As torch's CPU kernel sums bf16 and fp16 rows: one by one, in their own dtype, on one thread.
+
+    A term of ``grad_weight`` is known within its own roundings in fp32; adding and rounding are
+    monotone, so both ends go through the same sums.
+    """
+    dtype = call.dtypes["input"]
+    if dtype == "fp32":
+        return {}
+    dy, x = _rows(call, "grad_out"), _rows(call, "input")
+    mean, rstd = (call.tensors[n].astype(np.float64).reshape(-1, 1) for n in ("mean", "rstd"))
+    with np.errstate(all="ignore"):
+        terms = dy * (x - mean) * rstd
+        spread = gamma(8) * np.abs(dy) * (np.abs(x) + np.abs(mean)) * np.abs(rstd) + _FLUSHED
+    sums = {"grad_weight": (terms - spread, terms + spread), "grad_bias": (dy, dy)}
+    found = {}
+    for name, ends in sums.items():
+        if name in call.outputs:
+            lo, hi = (_one_by_one(end, FORMATS[dtype]) for end in ends)
+            lo, hi = (
+                round_to(end, FORMATS[call.dtypes[name]], overflow="ieee") for end in (lo, hi)
+            )
+            shape = call.outputs[name].shape
+            unknown = ~(np.isfinite(lo) & np.isfinite(hi)).reshape(shape)
+            found[name] = Expected.between(lo.reshape(shape), hi.reshape(shape), unknown)
+    return found
+
+
+def _one_by_one(terms: F64, fmt: Format) -> F64:
+    """The sum of the rows, each partial sum rounded to fp32 and then to ``fmt``."""
+    total = np.zeros(terms.shape[1])
+    for row in terms:
+        total = round_to(round_to(total + row, FP32), fmt, overflow="ieee")
+    return total
+
+
+def _title(name: str, call: OperatorCall) -> str:
+    shape, dtype = list(call.tensors["input"].shape), TORCH_DTYPE[call.dtypes["input"]]
+    return f"{name} of a {dtype} tensor of {shape} over {list(call.settings['shape'])}"
+
+
+OPERATORS = (
+    Operator(
+        name="layer_norm",
+        kernels=("aten::native_layer_norm",),
+        read=_read_forward,
+        expected=_forward,
+        expression="torch.ops.aten.native_layer_norm(input, {shape}, weight, bias, {eps})",
+        title=partial(_title, "torch.layer_norm"),
+        results=("output", "mean", "rstd"),
+        optional=("weight", "bias"),
+    ),
+    Operator(
+        name="layer_norm_backward",
+        kernels=("aten::native_layer_norm_backward",),
+        read=_read_backward,
+        expected=_backward,
+        expression="torch.ops.aten.native_layer_norm_backward(grad_out, input, {shape}, mean, "
+        "rstd, weight, bias, {mask})",
+        title=partial(_title, "the backward of torch.layer_norm"),
+        results=("grad_input", "grad_weight", "grad_bias"),
+        optional=("weight", "bias"),
+        deviations=(
+            Deviation(
+                "layer_norm_narrow_sums",
+                "gradients of a layer norm's parameters are summed in the dtype of its input",
+                _narrow_sums,
+            ),
+        ),
+    ),
+)
