@@ -153,6 +153,10 @@ NEIGHBOURS = {
         _FLOAT8 | {"dtype": "fp32", "autocast": True, "grad_mode": "inference"},
         raising("torchao.float8.float8_utils:tensor_to_amax", "NotImplementedError"),
     ),
+    "embedding-narrow-sums": Neighbour(
+        {"recipe": "torch.bf16", "dtype": "bf16", "model": "tied_embedding", "m": 64},
+        fault("embedding-gradient-loses-repeats"),
+    ),
     "layer-norm-narrow-sums": Neighbour(
         {"recipe": "torch.bf16", "dtype": "bf16", "model": "layernorm_linear", "m": 37},
         fault("layer-norm-gradient-drops-rows"),

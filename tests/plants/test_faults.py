@@ -96,6 +96,7 @@ def snapshot() -> list[dict[Any, int]]:
         "sum.dim_IntList",
         "native_layer_norm",
         "native_layer_norm_backward",
+        "embedding_dense_backward",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 

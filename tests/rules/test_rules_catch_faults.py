@@ -57,6 +57,7 @@ BLOCK: dict[str, Any] = {
     "checkpoint": "selective", "compile": "inductor", "backend": "real", "dtype": "bf16",
 }  # fmt: skip
 #: A model in which biases and norms are summed up.
+EMBEDDING: dict[str, Any] = {"model": "tied_embedding"}
 NORM: dict[str, Any] = {"model": "layernorm_linear"}
 SUMS: dict[str, Any] = {"model": "llama_block", "heads": 2, "bias": True}
 GRADIENTS = {"regime": "ladder", "gemm": "grad_weight"}
@@ -154,6 +155,7 @@ HUNTS = [
     Hunt("O25", "sum-drops-last-row", recipe="torch.fp32", spec={**SUMS, "m": 33}),
     Hunt("O25", "layer-norm-gradient-drops-rows", recipe="torch.fp32", spec={**NORM, "m": 37}),
     Hunt("O25", "layer-norm-counts-padding", recipe="torch.fp32", spec={**NORM, "k": 48}),
+    Hunt("O25", "embedding-gradient-loses-repeats", recipe="torch.fp32", spec=EMBEDDING),
     Hunt("R21", "cast-truncates"),
     Hunt("R22", "transposed-copy-garbled"),
     Hunt("R23", "gradient-accumulated-twice", spec={"microbatches": 2}),

@@ -12,11 +12,9 @@ import numpy as np
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, FP32, Format, round_to
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
-from narrowfuzz.operators.sum import exact_sums, summed
+from narrowfuzz.operators.sum import FLUSHED, exact_sums, summed
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Products and sums that may be flushed to zero.
-_FLUSHED = 2.0**-126
 #: Magnitudes above this may overflow in a square or a sum on the way.
 _LARGEST = 2.0**60
 
@@ -79,8 +77,8 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
         mean = x.mean(1, keepdims=True)
         off = x - mean
         variance = np.square(off).mean(1, keepdims=True)
-        e = g * np.abs(x).mean(1, keepdims=True) + _FLUSHED
-        spread = g * variance + 2.0 * e * np.sqrt(2.0 * variance) + 2.0 * e**2 + _FLUSHED
+        e = g * np.abs(x).mean(1, keepdims=True) + FLUSHED
+        spread = g * variance + 2.0 * e * np.sqrt(2.0 * variance) + 2.0 * e**2 + FLUSHED
         rstd = 1.0 / np.sqrt(variance + eps)
         least = 1.0 / np.sqrt(variance + spread + eps) * (1.0 - 8.0 * U32)
         low = np.maximum(variance - spread, 0.0) + eps
@@ -90,7 +88,7 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
         radius = np.abs(w) * (
             np.abs(off) * apart + most * e + gamma(8) * (np.abs(x) + np.abs(mean) + e) * most
         )
-        radius += gamma(8) * (np.abs(normal * w) + np.abs(b)) + _FLUSHED
+        radius += gamma(8) * (np.abs(normal * w) + np.abs(b)) + FLUSHED
         unknown = ~(np.abs(x).max(1, keepdims=True, initial=0.0) < _LARGEST)
         centre = normal * w + b
     return {
@@ -128,12 +126,12 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
             wild = unknown.any(1, keepdims=True) | ~(np.abs(h) * size < _LARGEST).all(
                 1, keepdims=True
             )
-            found["grad_input"] = _within(centre, radius + _FLUSHED, call, "grad_input", wild)
+            found["grad_input"] = _within(centre, radius + FLUSHED, call, "grad_input", wild)
         wild = unknown.any(0, keepdims=True)
         if "grad_weight" in call.outputs:
             terms = dy * normal
             radius = gamma(max(rows - 1, 1)) * np.abs(terms).sum(0, keepdims=True)
-            radius += gamma(rows + 8) * (np.abs(dy) * size).sum(0, keepdims=True) + _FLUSHED
+            radius += gamma(rows + 8) * (np.abs(dy) * size).sum(0, keepdims=True) + FLUSHED
             centre = terms.sum(0, keepdims=True)
             found["grad_weight"] = _within(centre, radius, call, "grad_weight", wild)
         if "grad_bias" in call.outputs:
@@ -158,7 +156,7 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
     mean, rstd = (call.tensors[n].astype(np.float64).reshape(-1, 1) for n in ("mean", "rstd"))
     with np.errstate(all="ignore"):
         terms = dy * (x - mean) * rstd
-        spread = gamma(8) * np.abs(dy) * (np.abs(x) + np.abs(mean)) * np.abs(rstd) + _FLUSHED
+        spread = gamma(8) * np.abs(dy) * (np.abs(x) + np.abs(mean)) * np.abs(rstd) + FLUSHED
     sums = {"grad_weight": (terms - spread, terms + spread), "grad_bias": (dy, dy)}
     found = {}
     for name, ends in sums.items():

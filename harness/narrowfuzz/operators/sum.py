@@ -16,7 +16,7 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Sums that may be flushed to zero.
-_FLUSHED = 2.0**-126
+FLUSHED = 2.0**-126
 
 
 def summed(terms: F64, axes: tuple[int, ...], fmt: Format, *, keepdims: bool = False) -> Expected:
@@ -31,7 +31,7 @@ def summed(terms: F64, axes: tuple[int, ...], fmt: Format, *, keepdims: bool = F
     with np.errstate(all="ignore"):
         centre = terms.sum(axis=axes, keepdims=keepdims)
         size = np.abs(terms).sum(axis=axes, keepdims=keepdims)
-        radius = gamma(max(1, count - 1)) * size + _FLUSHED
+        radius = gamma(max(1, count - 1)) * size + FLUSHED
         lo, hi = round_to(np.stack([centre - radius, centre + radius]), fmt, overflow="ieee")
     return Expected(centre, radius, lo, hi, ~(size < fmt.max * 0.5))
 
@@ -42,12 +42,12 @@ def exact_sums(terms: F64, axes: tuple[int, ...], *, keepdims: bool = False) -> 
     two is such a sum."""
     with np.errstate(all="ignore"):
         size = np.abs(terms).sum(axis=axes, keepdims=keepdims)
-        unit = np.min(_unit(terms), axis=axes, keepdims=keepdims, initial=np.inf)
-        exact = (size <= unit / U32) & (unit >= _FLUSHED)
+        unit = np.min(unit_of(terms), axis=axes, keepdims=keepdims, initial=np.inf)
+        exact = (size <= unit / U32) & (unit >= FLUSHED)
     return np.asarray(exact & (size < FP32.max * 0.5))
 
 
-def _unit(values: F64) -> F64:
+def unit_of(values: F64) -> F64:
     """The largest power of two that divides each value of fp32; infinity for 0, 0 for what is no
     number."""
     mantissa, exponent = np.frexp(values)

@@ -116,6 +116,20 @@ def _norm_counts_padding(run: Any) -> Any:
     return forward
 
 
+def _embedding_loses_repeats(run: Any) -> Any:
+    """Of an id that is looked up more than once, the last row is left out."""
+    import torch
+
+    def backward(dy: Any, indices: Any, *args: Any) -> Any:
+        ids = indices.reshape(-1)
+        later = torch.triu(ids[:, None] == ids[None, :], 1).any(1)
+        earlier = torch.tril(ids[:, None] == ids[None, :], -1).any(1)
+        kept = (later | ~earlier).reshape(indices.shape)
+        return run(dy * kept[..., None], indices, *args)
+
+    return backward
+
+
 PLANTS = [
     Plant(
         "sum-in-narrow-dtype",
@@ -151,6 +165,15 @@ PLANTS = [
         "https://github.com/unslothai/unsloth/pull/1867",
         ("torch.*", "torchao.*"),
         lambda: _kernel("native_layer_norm", _norm_counts_padding),
+        needs="a model",
+    ),
+    Plant(
+        "embedding-gradient-loses-repeats",
+        "operators",
+        "an embedding's gradient leaves out the last row of each id that comes again",
+        "https://github.com/tenstorrent/tt-metal/issues/6232",
+        ("torch.*", "torchao.*"),
+        lambda: _kernel("embedding_dense_backward", _embedding_loses_repeats),
         needs="a model",
     ),
 ]

@@ -1,0 +1,96 @@
+"""The backward of ``torch.nn.functional.embedding``: rows are added up by the id that looked them
+up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.formats import F64, FORMATS, FP32, round_to
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.sum import FLUSHED, unit_of
+from narrowfuzz.trace.trace import OperatorCall
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    if named.get("scale_grad_by_freq"):
+        return None
+    indices = named["indices"]
+    rows, padding = int(named["num_weights"]), int(named["padding_idx"])
+    if rows > 2**24:
+        return None  # ids travel as numbers of fp32
+    return Read(
+        {"grad_output": named["grad_output"], "indices": indices.float()},
+        {"grad_weight": result},
+        {"rows": rows, "padding": padding},
+    )
+
+
+def _terms(call: OperatorCall) -> tuple[F64, Any]:
+    """The rows that count, and the id of each."""
+    ids = call.tensors["indices"].ravel().astype(np.int64)
+    grad_output = call.tensors["grad_output"].astype(np.float64)
+    rows = grad_output.reshape(len(ids), grad_output.shape[-1])
+    counts = ids != call.settings["padding"]
+    return rows[counts], ids[counts]
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """Of every id the sum of its rows, added in fp32 in any order (gamma_{n-1} of the sum of
+    magnitudes, Higham 4.2) and rounded once; exact where all terms are multiples of one power of
+    two and add up to at most 2^24 of it, as one row is; nothing where no id is."""
+    terms, ids = _terms(call)
+    shape = (call.settings["rows"], terms.shape[1])
+    with np.errstate(all="ignore"):
+        centre, size, unit = np.zeros(shape), np.zeros(shape), np.full(shape, np.inf)
+        np.add.at(centre, ids, terms)
+        np.add.at(size, ids, np.abs(terms))
+        np.minimum.at(unit, ids, unit_of(terms))
+        times = np.bincount(ids, minlength=shape[0])
+        factor = np.array([gamma(max(1, n - 1)) for n in range(times.max(initial=0) + 1)])
+        exact = (size <= unit / U32) & (unit >= FLUSHED)
+        radius = np.where(exact, 0.0, factor[times][:, None] * size + FLUSHED)
+        fmt = FORMATS[call.dtypes["grad_weight"]]
+        lo, hi = round_to(np.stack([centre - radius, centre + radius]), fmt, overflow="ieee")
+        unknown = ~(size < FP32.max * 0.5)
+    return {"grad_weight": Expected(centre, radius, lo, hi, unknown)}
+
+
+def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
+    """As torch's CPU kernel adds bf16 and fp16 rows: one by one, each partial sum rounded."""
+    dtype = call.dtypes["grad_output"]
+    if dtype == "fp32":
+        return {}
+    terms, ids = _terms(call)
+    total = np.zeros((call.settings["rows"], terms.shape[1]))
+    with np.errstate(all="ignore"):
+        for id, row in zip(ids, terms, strict=True):
+            total[id] = round_to(round_to(total[id] + row, FP32), FORMATS[dtype], overflow="ieee")
+    return {"grad_weight": Expected.between(total, total, ~np.isfinite(total))}
+
+
+def _title(call: OperatorCall) -> str:
+    shape, dtype = list(call.tensors["grad_output"].shape), TORCH_DTYPE[call.dtypes["grad_output"]]
+    return f"the backward of torch.embedding of a {dtype} tensor of {shape}"
+
+
+OPERATOR = Operator(
+    name="embedding_backward",
+    kernels=("aten::embedding_dense_backward",),
+    read=_read,
+    expected=_expected,
+    expression="torch.ops.aten.embedding_dense_backward(grad_output, indices.long(), {rows}, "
+    "{padding}, False)",
+    title=_title,
+    results=("grad_weight",),
+    deviations=(
+        Deviation(
+            "embedding_narrow_sums",
+            "rows of an embedding's gradient are summed in their own dtype",
+            _narrow_sums,
+        ),
+    ),
+)
