@@ -254,7 +254,7 @@ def test_an_aborted_worker_costs_one_worker_and_names_its_case(
     tmp_path: Path, scripts: RunScript
 ) -> None:
     # with the ledger: the libraries' own refusals must not be taken for the abort
-    args = ("--minutes", "0.5", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
+    args = ("--minutes", "2", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
     run = campaign(tmp_path / "out", *args, "--plant", "kernel-aborts", stop_after=1)
     assert run.code == 1, run.output
     finding = run.finding("contract")
