@@ -11,7 +11,7 @@ import numpy as np
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, FP32, round_to
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
-from narrowfuzz.operators.sum import FLUSHED, unit_of
+from narrowfuzz.operators.sum import FLUSHED, rounded, unit_of
 from narrowfuzz.trace.trace import OperatorCall
 
 
@@ -65,11 +65,12 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
     if dtype == "fp32":
         return {}
     terms, ids = _terms(call)
-    total = np.zeros((call.settings["rows"], terms.shape[1]))
+    total = np.zeros((call.settings["rows"], terms.shape[1]), dtype=np.float32)
     with np.errstate(all="ignore"):
-        for id, row in zip(ids, terms, strict=True):
-            total[id] = round_to(round_to(total[id] + row, FP32), FORMATS[dtype], overflow="ieee")
-    return {"grad_weight": Expected.between(total, total, ~np.isfinite(total))}
+        for id, row in zip(ids, terms.astype(np.float32), strict=True):
+            total[id] = rounded(total[id] + row, dtype)
+    exact = total.astype(np.float64)
+    return {"grad_weight": Expected.between(exact, exact, ~np.isfinite(exact))}
 
 
 def _title(call: OperatorCall) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
-from narrowfuzz.numerics.formats import F64, FORMATS, FP32, Format, round_to
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, round_to
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
-from narrowfuzz.operators.sum import FLUSHED, exact_sums, summed
+from narrowfuzz.operators.sum import FLUSHED, exact_sums, rounded, summed
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Magnitudes above this may overflow in a square or a sum on the way.
@@ -157,25 +157,31 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
     with np.errstate(all="ignore"):
         terms = dy * (x - mean) * rstd
         spread = gamma(8) * np.abs(dy) * (np.abs(x) + np.abs(mean)) * np.abs(rstd) + FLUSHED
-    sums = {"grad_weight": (terms - spread, terms + spread), "grad_bias": (dy, dy)}
+        ends = (terms - spread, terms + spread)
+        # outwards, where fp32 does not have an end
+        low, high = (
+            np.nextafter(end.astype(np.float32), np.float32(to))
+            for end, to in zip(ends, (-np.inf, np.inf), strict=True)
+        )
+    plain = dy.astype(np.float32)
+    sums = {"grad_weight": (low, high), "grad_bias": (plain, plain)}
     found = {}
-    for name, ends in sums.items():
+    for name, each in sums.items():
         if name in call.outputs:
-            lo, hi = (_one_by_one(end, FORMATS[dtype]) for end in ends)
-            lo, hi = (
-                round_to(end, FORMATS[call.dtypes[name]], overflow="ieee") for end in (lo, hi)
-            )
+            to = FORMATS[call.dtypes[name]]
+            lo, hi = (round_to(_one_by_one(x, dtype), to, overflow="ieee") for x in each)
             shape = call.outputs[name].shape
             unknown = ~(np.isfinite(lo) & np.isfinite(hi)).reshape(shape)
             found[name] = Expected.between(lo.reshape(shape), hi.reshape(shape), unknown)
     return found
 
 
-def _one_by_one(terms: F64, fmt: Format) -> F64:
-    """The sum of the rows, each partial sum rounded to fp32 and then to ``fmt``."""
-    total = np.zeros(terms.shape[1])
-    for row in terms:
-        total = round_to(round_to(total + row, FP32), fmt, overflow="ieee")
+def _one_by_one(terms: F32, dtype: str) -> F32:
+    """The sum of the rows in fp32, each partial sum rounded to ``dtype``."""
+    total = np.zeros(terms.shape[1], dtype=np.float32)
+    with np.errstate(all="ignore"):
+        for row in terms:
+            total = rounded(total + row, dtype)
     return total
 
 

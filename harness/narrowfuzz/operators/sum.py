@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import U32, gamma
-from narrowfuzz.numerics.formats import F64, FORMATS, FP32, Format, round_to
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, Format, round_to
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -55,6 +55,16 @@ def unit_of(values: F64) -> F64:
     whole = np.where(finite, np.ldexp(mantissa, 24), 1.0).astype(np.int64)
     lowest = np.ldexp((whole & -whole).astype(np.float64), exponent - 24)
     return np.where(finite, np.where(values == 0.0, np.inf, lowest), 0.0)
+
+
+def rounded(x: F32, dtype: str) -> F32:
+    """Numbers of fp32 as bf16 or fp16 rounds them. ``round_to`` does so, too; a sum that is rounded
+    at every row asks for thousands of these."""
+    if dtype == "fp16":
+        return x.astype(np.float16).astype(np.float32)
+    bits = x.view(np.uint32)
+    up = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return np.asarray(((bits + up) & np.uint32(0xFFFF0000)).view(np.float32))
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:

@@ -48,6 +48,7 @@ def judge_call(
     except ValueError as error:
         yield plain(NAME, arm, call.operator, "inconclusive", str(error))
         return
+    as_built: dict[str, Mapping[str, Expected]] = {}
     for name, result in expected.items():
         got = call.outputs[name]
         several = name if len(operator.results) > 1 else ""
@@ -81,21 +82,28 @@ def judge_call(
             remark=f"{several and f'{name} of '}{operator.title(call)} is wrong",
             unconverted=True,
         )
-        entry = _known(operator, call, name, deviations)
+        as_built = as_built or _as_built(operator, call, deviations)
+        entry = _known(as_built, name, got)
         yield found.known(entry) if entry else found
 
 
-def _known(operator: Operator, call: OperatorCall, name: str, deviations: Mapping[str, str]) -> str:
+def _as_built(
+    operator: Operator, call: OperatorCall, deviations: Mapping[str, str]
+) -> dict[str, Mapping[str, Expected]]:
+    """What each deviation that holds makes of the call, by its entry."""
+    return {
+        deviations[deviation.name]: deviation.expected(call)
+        for deviation in operator.deviations
+        if deviation.name in deviations
+    }
+
+
+def _known(as_built: Mapping[str, Mapping[str, Expected]], name: str, got: F32) -> str:
     """The entry whose deviation makes this result what it is, "" if none does."""
-    for deviation in operator.deviations:
-        if deviation.name in deviations:
-            may = deviation.expected(call).get(name)
-            if (
-                may is not None
-                and not may.unknown.any()
-                and not outside(may, call.outputs[name]).any()
-            ):
-                return deviations[deviation.name]
+    for entry, results in as_built.items():
+        may = results.get(name)
+        if may is not None and not may.unknown.any() and not outside(may, got).any():
+            return entry
     return ""
 
 
