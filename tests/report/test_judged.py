@@ -17,7 +17,7 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.models.catalog import MODELS, Model
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.accepted import Accepted
-from narrowfuzz.report.judged import LOOKING, Judged, happened, judged, looked_at
+from narrowfuzz.report.judged import LOOKING, Judged, called, happened, judged, looked_at
 from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.summary import print_summary
@@ -134,6 +134,14 @@ def test_the_verdict_says_what_was_compared_and_no_more(tmp_path: Path, own: Mod
     assert "recomputed (full)" in said and "compiled (inductor)" in said
     assert "Not checked: formulas of its own" in said
     assert "step" not in said and "reload" not in said  # none was judged
+    calls = [Verdict("O25", "eager", role, "ok") for role in ("sum", "layer_norm.output")]
+    share = judged(counts | called(calls), BF16, arms, [own.name], "cpu")
+    said = ended(tmp_path, share, dict.fromkeys(counts, 1)).soundness()
+    assert "; call by call layer norms and sums; " in said
+    assert "Not checked: other formulas of its own between the linears (RMS norms, " in said
+    assert not called(
+        [Verdict("O25", "eager", "sum", "inconclusive"), Verdict("O5", "eager", "a", "ok")]
+    )
     trained = msgspec.structs.replace(
         spec, events=(Forward(), Backward(of=(0,)), Step(), Reload(), Forward(mode="eval"))
     )

@@ -140,6 +140,7 @@ def negated(call: OperatorCall) -> dict[str, Expected]:
 
 NEGATION = Operator(
     name="negation",
+    words="negations",
     kernels=("aten::neg",),
     read=lambda named, result: Read({"input": named["self"]}, {"output": result}, {}),
     expected=negated,

@@ -44,7 +44,7 @@ from narrowfuzz.machine.device import Device, enter, forks
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import parted, processes
-from narrowfuzz.report.judged import happened, hindered, looked_at
+from narrowfuzz.report.judged import called, happened, hindered, looked_at
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release
 from narrowfuzz.rules import RULES
@@ -389,6 +389,7 @@ class Worker:
         for verdict in verdicts:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
         looked: set[tuple[Any, ...]] = {*looked_at(verdicts, case.spec.recipe, case.spec.model)}
+        looked |= called(verdicts)
         looked |= happened(case) if looked else set()
         looked |= functions_seen(verdicts)
         looked |= hindered((*verdicts, *known), case.spec.recipe, case.spec.model)

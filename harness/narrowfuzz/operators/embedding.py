@@ -80,6 +80,7 @@ def _title(call: OperatorCall) -> str:
 
 OPERATOR = Operator(
     name="embedding_backward",
+    words="gradients of embeddings",
     kernels=("aten::embedding_dense_backward",),
     read=_read,
     expected=_expected,

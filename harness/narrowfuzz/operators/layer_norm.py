@@ -193,6 +193,7 @@ def _title(name: str, call: OperatorCall) -> str:
 OPERATORS = (
     Operator(
         name="layer_norm",
+        words="layer norms",
         kernels=("aten::native_layer_norm",),
         read=_read_forward,
         expected=_forward,
@@ -203,6 +204,7 @@ OPERATORS = (
     ),
     Operator(
         name="layer_norm_backward",
+        words="gradients of layer norms",
         kernels=("aten::native_layer_norm_backward",),
         read=_read_backward,
         expected=_backward,

@@ -63,6 +63,8 @@ class Operator:
     """An operator of torch. What is here is all that the rules, the watch and the scripts know."""
 
     name: str
+    #: What is checked of a model where its calls are: ``layer norms``.
+    words: str
     #: The kernels that are calls of it, as the dispatcher names them.
     kernels: tuple[str, ...]
     #: The arguments of such a kernel, by their names in its schema, and its result -> the call;
@@ -80,3 +82,7 @@ class Operator:
     #: Tensors that a call may be without; the expression takes None for them.
     optional: tuple[str, ...] = ()
     deviations: tuple[Deviation, ...] = ()
+
+    def role(self, result: str) -> str:
+        """What verdicts on that result are about."""
+        return f"{self.name}.{result}" if len(self.results) > 1 else self.name

@@ -107,6 +107,7 @@ def _title(call: OperatorCall) -> str:
 
 OPERATOR = Operator(
     name="sum",
+    words="sums",
     kernels=("aten::sum", "aten::sum.dim_IntList"),
     read=_read,
     expected=_expected,

@@ -19,6 +19,7 @@ from narrowfuzz.case.layout import LAYOUTS, shardable
 from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import Verdict
@@ -32,6 +33,12 @@ LOOKING = frozenset(
 #: What the contract says of an arm that fails.
 _HINDERED = frozenset({"not_applicable", "known", "crashed"})
 JUDGED = frozenset({"ok", "diverged", "crashed", "known"})
+#: What verdicts on calls of operators are about -> what was called, in words.
+_OPERATORS = {
+    operator.role(result): operator.words
+    for operator in OPERATORS.values()
+    for result in operator.results
+}
 #: Recipe, arm, model.
 Combination = tuple[str, str, str]
 
@@ -49,6 +56,8 @@ class Judged:
     values: frozenset[str] = frozenset()
     steps: int = 0
     events: tuple[str, ...] = ()
+    #: Operators of which calls were judged, in words.
+    operators: tuple[str, ...] = ()
     #: Why some were never judged, where a case said so.
     why: Mapping[Combination, str] = field(default_factory=dict)
 
@@ -116,6 +125,15 @@ def happened(case: Case) -> set[tuple[Any, ...]]:
     return {("met", one) for one in found}
 
 
+def called(verdicts: Iterable[Verdict]) -> set[tuple[Any, ...]]:
+    """("met", ("operator", words)) for each operator of which a rule judged a call."""
+    return {
+        ("met", ("operator", _OPERATORS[verdict.role]))
+        for verdict in verdicts
+        if verdict.status in JUDGED and verdict.role in _OPERATORS
+    }
+
+
 def judged(
     counts: Collection[Any],
     recipes: Mapping[str, Recipe],
@@ -137,6 +155,7 @@ def judged(
         tuple(sorted(whole - met)),
         layers,
         values=frozenset(what for kind, what in with_what if kind == "values"),
+        operators=tuple(sorted(what for kind, what in with_what if kind == "operator")),
         steps=max((what for kind, what in with_what if kind == "steps"), default=0),
         events=tuple(_EVENTS[kind] for kind in _EVENTS if ("event", kind) in with_what),
         why={one: why for one in whole - met if (why := _in_the_way(one, whys))},

@@ -160,6 +160,8 @@ class Ended:
         recipes = ", ".join(dict.fromkeys(recipe for recipe, _, _ in own))
         ways = [*dict.fromkeys(how for arm in arms for how in _ways(arm))]
         said = f"Checked with {recipes}: {_linears(share, own)}"
+        if share.operators:
+            said += f"; call by call {_listed(share.operators)}"
         if ways:
             said += f"; {_listed(ways)}, against the eager run"
         said += f". On {_many(len(share.values), 'kind')} of data"
@@ -169,8 +171,10 @@ class Ended:
             said += f", eager runs also {', '.join(trained)}"
         if functions := said_of_functions(self.tally.counts):
             said += f". {functions}"
+        others = "other formulas" if share.operators else "formulas"
+        norms = "RMS norms" if share.operators else "norms"  # these are made of several kernels
         return (
-            f"{said}. Not checked: formulas of its own between the linears (norms, activations, "
+            f"{said}. Not checked: {others} of its own between the linears ({norms}, activations, "
             "masks, losses) as such: what is wrong in them in the same way in every run is not seen"
         )
 

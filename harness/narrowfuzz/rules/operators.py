@@ -52,7 +52,7 @@ def judge_call(
     for name, result in expected.items():
         got = call.outputs[name]
         several = name if len(operator.results) > 1 else ""
-        role = f"{call.operator}.{name}" if several else call.operator
+        role = operator.role(name)
         bad = outside(result, got)
         if not bad.any():
             yield passed(NAME, arm, role, result)
