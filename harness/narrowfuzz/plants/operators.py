@@ -11,7 +11,7 @@ from narrowfuzz.plants.plant import Plant
 
 
 @contextmanager
-def _kernel(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def changed(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """``make(run)`` is the CPU's kernel of that name; ``run`` is torch's own.
 
     It is put under the dispatcher, so that eager, autograd and whoever watches operators call it.
@@ -25,11 +25,11 @@ def _kernel(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     def run(*args: Any, **kwargs: Any) -> Any:
         return kernel.call_boxed(keys, *args, **kwargs)
 
-    changed = make(run)
+    wrong = make(run)
 
     def narrow(x: Any, *args: Any, **kwargs: Any) -> Any:
         ours = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        return (changed if ours else run)(x, *args, **kwargs)
+        return (wrong if ours else run)(x, *args, **kwargs)
 
     library = torch.library.Library("aten", "IMPL")
     library.impl(name, narrow, "CPU", allow_override=True)
@@ -50,7 +50,7 @@ def _sum(change: Any) -> AbstractContextManager[None]:
 
         return total
 
-    return _kernel("sum.dim_IntList", make)
+    return changed("sum.dim_IntList", make)
 
 
 def _narrow(run: Any, x: Any, dims: Any, keepdim: bool, dtype: Any) -> Any:
@@ -155,7 +155,7 @@ PLANTS = [
         "gradients of a layer norm's parameters leave out the rows behind the last full block",
         "https://github.com/BobMcDear/attorch/issues/18",
         ("torch.*", "torchao.*"),
-        lambda: _kernel("native_layer_norm_backward", _norm_drops_rows),
+        lambda: changed("native_layer_norm_backward", _norm_drops_rows),
         needs="a model",
     ),
     Plant(
@@ -164,7 +164,7 @@ PLANTS = [
         "a layer norm's variance counts the zeros that its rows are padded with",
         "https://github.com/unslothai/unsloth/pull/1867",
         ("torch.*", "torchao.*"),
-        lambda: _kernel("native_layer_norm", _norm_counts_padding),
+        lambda: changed("native_layer_norm", _norm_counts_padding),
         needs="a model",
     ),
     Plant(
@@ -173,7 +173,7 @@ PLANTS = [
         "an embedding's gradient leaves out the last row of each id that comes again",
         "https://github.com/tenstorrent/tt-metal/issues/6232",
         ("torch.*", "torchao.*"),
-        lambda: _kernel("embedding_dense_backward", _embedding_loses_repeats),
+        lambda: changed("embedding_dense_backward", _embedding_loses_repeats),
         needs="a model",
     ),
 ]

@@ -1,0 +1,140 @@
+"""``torch.softmax`` and ``torch.log_softmax``, and their backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.formats import F64, FORMATS, round_to
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
+from narrowfuzz.operators.sum import FLUSHED
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Relative error of a vectorised exponential or logarithm in fp32, generously.
+_EPS = 2.0**-20
+
+
+def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
+    x = named["self"]
+    if not x.ndim or named.get("half_to_float"):
+        return None
+    return Read({"input": x}, {"output": result}, {"dim": int(named["dim"]) % x.ndim})
+
+
+def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
+    out, dy = named["output"], named["grad_output"]
+    if not out.ndim or out.dtype != result.dtype:
+        return None
+    dim = int(named["dim"]) % out.ndim
+    dtype = str(result.dtype)
+    tensors = {"grad_output": dy, "output": out}
+    return Read(tensors, {"grad_input": result}, {"dim": dim, "dtype": dtype})
+
+
+def _within(centre: F64, radius: F64, dtype: str, unknown: Any) -> Expected:
+    ends = np.stack([centre - radius, centre + radius])
+    lo, hi = round_to(ends, FORMATS[dtype], overflow="ieee")
+    return Expected(centre, radius, lo, hi, unknown | ~np.isfinite(centre) | ~np.isfinite(radius))
+
+
+def _logs(x: F64, dim: int) -> tuple[F64, F64, F64, F64]:
+    """x - max, log of the sum of its exponentials, and how far off both may be, in fp32.
+
+    Proof. x - max is rounded once, the exponential errs by ``_EPS``; what is summed errs by
+    tau = u |x - max| + eps + 4 u in its logarithm, and so does the sum by log sum P e^tau, exactly,
+    and by gamma_n for its additions (Blanchard, Higham and Higham, IMA J. Numer. Anal. 41, 2021).
+    """
+    off = x - x.max(dim, keepdims=True, initial=-np.inf)
+    exps = np.exp(off)
+    total = exps.sum(dim, keepdims=True)
+    tau = U32 * np.abs(off) + _EPS + 4.0 * U32
+    tau = np.where(np.isfinite(off), tau, 0.0)
+    n = x.shape[dim]
+    mean = (exps * np.expm1(tau)).sum(dim, keepdims=True) / total
+    return off, np.log(total), tau, np.log1p(mean) + gamma(n + 3)
+
+
+def _forward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
+    """From x - max and the log of the sum, each with its error; a row that has an infinity that is
+    not -inf, or a NaN, is left open. Only in fp32: of bf16 and fp16 kernels keep exponentials, or
+    the logarithm of their sum, in the narrow dtype on the way, each in its own way."""
+    if call.dtypes["input"] != "fp32":
+        raise ValueError("how softmax rounds on its way in a narrow dtype is the kernel's own")
+    x, dim = call.tensors["input"].astype(np.float64), call.settings["dim"]
+    with np.errstate(all="ignore"):
+        off, total, tau, of_sum = _logs(x, dim)
+        top = x.max(dim, keepdims=True, initial=-np.inf)
+        unknown = np.isnan(x).any(dim, keepdims=True) | ~np.isfinite(top)
+        unknown = np.broadcast_to(unknown, x.shape)
+        centre = off - total
+        if log:
+            radius = 4.0 * U32 * (np.abs(off) + np.abs(total)) + _EPS * np.abs(total) + of_sum
+            unknown = unknown | ~np.isfinite(off)
+        else:
+            centre = np.exp(centre)
+            radius = centre * np.expm1(tau + of_sum + 4.0 * U32) + FLUSHED
+        return {"output": _within(centre, radius, call.dtypes["output"], unknown)}
+
+
+def _backward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
+    """Of the output that it was given: ``y (dy - sum(dy y))``, of a logarithm ``dy - exp(y)
+    sum(dy)``, the sums in fp32 in any order."""
+    dy, y = (call.tensors[n].astype(np.float64) for n in ("grad_output", "output"))
+    dim = call.settings["dim"]
+    with np.errstate(all="ignore"):
+        terms, factor = (dy, np.exp(y)) if log else (dy * y, y)
+        g = gamma(y.shape[dim] + 4)
+        total = terms.sum(dim, keepdims=True)
+        sizes = np.abs(terms).sum(dim, keepdims=True)
+        if log:
+            centre = dy - factor * total
+            radius = factor * (g * sizes + 2.0 * _EPS * np.abs(total))
+            radius = radius + 4.0 * U32 * (np.abs(dy) + factor * np.abs(total))
+        else:
+            centre = factor * (dy - total)
+            radius = np.abs(factor) * (g * sizes + 4.0 * U32 * (np.abs(dy) + np.abs(total)))
+        unknown = ~np.isfinite(sizes) | ~(sizes < 2.0**100)
+        dtype = call.dtypes["grad_input"]
+        open_ = np.broadcast_to(unknown, y.shape)
+        return {"grad_input": _within(centre, radius + FLUSHED, dtype, open_)}
+
+
+def _title(name: str, call: OperatorCall) -> str:
+    x = next(iter(call.tensors.values()))
+    dtype = TORCH_DTYPE[next(iter(call.dtypes.values()))]
+    return f"{name} over dim {call.settings['dim']} of a {dtype} tensor of {list(x.shape)}"
+
+
+def _both(name: str, words: str, *, log: bool) -> tuple[Operator, Operator]:
+    return (
+        Operator(
+            name=name,
+            words=words,
+            kernels=(f"aten::_{name}",),
+            read=_read_forward,
+            expected=partial(_forward, log=log),
+            expression=f"torch.{name}(input, {{dim}})",
+            title=partial(_title, f"torch.{name}"),
+        ),
+        Operator(
+            name=f"{name}_backward",
+            words=f"gradients of {words}",
+            kernels=(f"aten::_{name}_backward_data",),
+            read=_read_backward,
+            expected=partial(_backward, log=log),
+            expression=f"torch.ops.aten._{name}_backward_data(grad_output, output, {{dim}}, "
+            "{dtype})",
+            title=partial(_title, f"the backward of torch.{name}"),
+            results=("grad_input",),
+        ),
+    )
+
+
+OPERATORS = (
+    *_both("softmax", "softmax", log=False),
+    *_both("log_softmax", "log-softmax", log=True),
+)
