@@ -128,8 +128,7 @@ def _sentence(verdict: Verdict) -> str:
     several ranks raised first."""
     said = verdict.sentence()
     if verdict.oracle == "contract" and verdict.arm.startswith("sharded"):
-        said = said.partition(" on rank ")[0].partition(": Disagree")[0]
-        said = said.partition(": RuntimeError: planted")[0]
+        said = said.partition(" on rank ")[0].partition(": ")[0]
     return said.partition(":")[0] if verdict.symptom.endswith("nobody wrote") else said
 
 
