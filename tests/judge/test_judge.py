@@ -28,6 +28,7 @@ from narrowfuzz.trace.address import At
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.layer import linear_of
+from samples import of_operators
 
 prepare()
 settle()
@@ -144,7 +145,7 @@ def test_a_clean_model_is_judged_at_its_layers_and_nothing_is_found(
     model: Any, focus: int | None
 ) -> None:
     spec = Spec(recipe=ROWWISE, model=model, k=32, n=64, checkpoint="full")
-    judge = Judge(recipes(), Ledger([]), frozenset({"eager", "eager+checkpoint"}))
+    judge = Judge(recipes(), of_operators(), frozenset({"eager", "eager+checkpoint"}))
     judgement = judge.judge(Case(spec=spec, data=DataSpec(seed=1)), focus=focus)
     assert not [v.sentence() for v in judgement.causes]
     layers = {v.at.layer for v in judgement.verdicts if v.at.layer and v.status == "ok"}
