@@ -15,8 +15,9 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Oper
 from narrowfuzz.operators.sum import FLUSHED, exact_sums, rounded, summed
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Magnitudes above this may overflow in a square or a sum on the way.
-_LARGEST = 2.0**60
+#: Where squares, or sums on the way, are larger than this they may overflow, and infinity times a
+#: statistic that is 0 is NaN.
+_LARGEST = 2.0**100
 
 
 def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
@@ -52,8 +53,9 @@ def _rows(call: OperatorCall, name: str, default: float = 0.0) -> F64:
 def _within(centre: F64, radius: F64, call: OperatorCall, name: str, unknown: Any) -> Expected:
     """Between the ends, rounded once to the result's dtype, in its shape."""
     shape = call.outputs[name].shape
-    ends = np.stack([centre - radius, centre + radius])
-    lo, hi = round_to(ends, FORMATS[call.dtypes[name]], overflow="ieee")
+    with np.errstate(all="ignore"):
+        ends = np.stack([centre - radius, centre + radius])
+        lo, hi = round_to(ends, FORMATS[call.dtypes[name]], overflow="ieee")
     unknown = np.broadcast_to(unknown, centre.shape) | ~np.isfinite(centre)
     centre, radius, lo, hi = (x.reshape(shape) for x in (centre, radius, lo, hi))
     return Expected(centre, radius, lo, hi, unknown.reshape(shape))
@@ -89,10 +91,11 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
             np.abs(off) * apart + most * e + gamma(8) * (np.abs(x) + np.abs(mean) + e) * most
         )
         radius += gamma(8) * (np.abs(normal * w) + np.abs(b)) + FLUSHED
-        unknown = ~(np.abs(x).max(1, keepdims=True, initial=0.0) < _LARGEST)
+        unknown = ~(np.square(np.abs(x)).sum(1, keepdims=True) < _LARGEST)
+        wild = unknown | ~(np.abs(normal * w) + np.abs(b) < _LARGEST) | ~np.isfinite(radius)
         centre = normal * w + b
     return {
-        "output": _within(centre, radius, call, "output", unknown | ~np.isfinite(radius)),
+        "output": _within(centre, radius, call, "output", wild),
         "mean": _within(mean, e, call, "mean", unknown),
         "rstd": _within(rstd, apart, call, "rstd", unknown | ~np.isfinite(apart)),
     }
@@ -114,7 +117,8 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
     with np.errstate(all="ignore"):
         normal = (x - mean) * rstd
         size = (np.abs(x) + np.abs(mean)) * np.abs(rstd)
-        unknown = ~np.isfinite(dy * size * w)
+        unknown = ~(np.abs(dy) * np.maximum(size, 1.0) * np.abs(w) < _LARGEST)
+        unknown = unknown | ~(np.abs(x) + np.abs(mean) < _LARGEST)
         if "grad_input" in call.outputs:
             h = dy * w
             total, along = h.mean(1, keepdims=True), (h * normal).mean(1, keepdims=True)
@@ -123,9 +127,7 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
             alongs = (np.abs(h) * size).mean(1, keepdims=True)
             radius = np.abs(rstd) * g * (np.abs(h) + sizes + size * (alongs + np.abs(along)))
             centre = rstd * (h - total - normal * along)
-            wild = unknown.any(1, keepdims=True) | ~(np.abs(h) * size < _LARGEST).all(
-                1, keepdims=True
-            )
+            wild = unknown.any(1, keepdims=True) | ~(_on_the_way(h, x, mean, rstd) < _LARGEST)
             found["grad_input"] = _within(centre, radius + FLUSHED, call, "grad_input", wild)
         wild = unknown.any(0, keepdims=True)
         if "grad_weight" in call.outputs:
@@ -141,6 +143,15 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
                 plain.centre, radius, call, "grad_bias", wild | plain.unknown
             )
     return found
+
+
+def _on_the_way(h: F64, x: F64, mean: F64, rstd: F64) -> F64:
+    """The largest magnitude that ``grad_input`` meets on its way, where sums of h and of h input
+    are multiplied by rstd^3 before they meet the input again."""
+    scale, most = np.abs(rstd) ** 3, np.abs(x).max(1, keepdims=True, initial=0.0) + np.abs(mean)
+    sums = (np.abs(h) * (np.abs(x) + np.abs(mean))).sum(1, keepdims=True)
+    parts = (sums, scale, sums * np.maximum(scale, 1.0) * np.maximum(most, 1.0), most)
+    return np.max(np.stack(parts), axis=0)
 
 
 def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
