@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
@@ -83,7 +84,7 @@ def judge_call(
             unconverted=True,
         )
         as_built = as_built or _as_built(operator, call, deviations)
-        entry = _known(as_built, name, got)
+        entry = _known(as_built, name, got, bad)
         yield found.known(entry) if entry else found
 
 
@@ -98,11 +99,13 @@ def _as_built(
     }
 
 
-def _known(as_built: Mapping[str, Mapping[str, Expected]], name: str, got: F32) -> str:
-    """The entry whose deviation makes this result what it is, "" if none does."""
+def _known(
+    as_built: Mapping[str, Mapping[str, Expected]], name: str, got: F32, bad: NDArray[np.bool_]
+) -> str:
+    """The entry whose deviation makes every wrong element what it is, "" if none does."""
     for entry, results in as_built.items():
         may = results.get(name)
-        if may is not None and not may.unknown.any() and not outside(may, got).any():
+        if may is not None and not (bad & (outside(may, got) | may.unknown)).any():
             return entry
     return ""
 
