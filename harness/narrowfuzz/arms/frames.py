@@ -12,8 +12,9 @@ from pathlib import Path
 from traceback import FrameSummary
 
 _OURS = frozenset({"narrowfuzz", "narrowfuzz_watch", "te_on_cpu"})
-#: Modules of torch by which a kernel's call reaches a dispatch mode, and leaves it again.
-_DISPATCH = frozenset({"torch._compile", "torch._dynamo.eval_frame", "torch._ops"})
+#: Modules of torch by which a kernel's call reaches a dispatch mode, and by which it leaves it.
+_ENTERS = frozenset({"torch._compile", "torch._dynamo.eval_frame"})
+_LEAVES = frozenset({"torch._ops"})
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
@@ -44,9 +45,9 @@ def in_libraries(frames: list[FrameSummary]) -> list[FrameSummary]:
         module = module_of(frame.filename)
         if frame.name == "__torch_dispatch__" and not module:
             watched = True
-            while found and module_of(found[-1].filename) in _DISPATCH:
+            while found and module_of(found[-1].filename) in _ENTERS:
                 found.pop()
-        elif module and not (watched and module in _DISPATCH):
+        elif module and not (watched and module in _LEAVES):
             watched = False
             found.append(frame)
     return found
