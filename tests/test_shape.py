@@ -384,6 +384,10 @@ def test_the_counts_of_kinds_see_them() -> None:
 
 if __name__ == "__main__":
     print(f"{sum(len(path.read_text().splitlines()) for path, _ in trees())} lines in the package")
+    plain = [path for path, _ in trees() if OURS in path.parents and "plants" not in path.parts]
+    print(f"{sum(len(path.read_text().splitlines()) for path in plain)} without plants and watch")
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "older"]
+    print(f"{sum(len(path.read_text().splitlines()) for path in tests)} lines of tests")
     print(f"{len(lines_of(parsed))} lines take sentences apart")
     print(f"{lines_of_scripts()} lines of text and of writers, {len(WRITERS)} writers")
     print(f"{len(lines_of(compared_with_none))} lines ask whether there is a schedule")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
-from narrowfuzz.numerics.formats import F64, FORMATS, FP32, round_to
+from narrowfuzz.numerics.formats import F64, FORMATS, FP32
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.operators.sum import FLUSHED, rounded, unit_of
 from narrowfuzz.trace.trace import OperatorCall
@@ -53,10 +53,8 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         factor = np.array([gamma(max(1, n - 1)) for n in range(times.max(initial=0) + 1)])
         exact = (size <= unit / U32) & (unit >= FLUSHED)
         radius = np.where(exact, 0.0, factor[times][:, None] * size + FLUSHED)
-        fmt = FORMATS[call.dtypes["grad_weight"]]
-        lo, hi = round_to(np.stack([centre - radius, centre + radius]), fmt, overflow="ieee")
-        unknown = ~(size < FP32.max * 0.5)
-    return {"grad_weight": Expected(centre, radius, lo, hi, unknown)}
+    fmt, unknown = FORMATS[call.dtypes["grad_weight"]], ~(size < FP32.max * 0.5)
+    return {"grad_weight": Expected.within(centre, radius, fmt, unknown)}
 
 
 def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:

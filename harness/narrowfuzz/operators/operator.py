@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics.formats import F64
+from narrowfuzz.numerics.formats import F64, Format, round_to
 from narrowfuzz.trace.trace import OperatorCall
 
 #: The names of dtypes, as torch has them.
@@ -39,6 +39,14 @@ class Expected:
     hi: F64
     #: Elements of which nothing is known.
     unknown: NDArray[np.bool_]
+
+    @classmethod
+    def within(cls, centre: F64, radius: F64, fmt: Format, unknown: NDArray[np.bool_]) -> Expected:
+        """Both ends rounded once to ``fmt``: rounding is monotone, so the result lies between."""
+        with np.errstate(all="ignore"):
+            ends = np.stack([centre - radius, centre + radius])
+        lo, hi = round_to(ends, fmt, overflow="ieee")
+        return cls(centre, radius, lo, hi, unknown)
 
     @classmethod
     def between(cls, lo: F64, hi: F64, unknown: NDArray[np.bool_]) -> Expected:

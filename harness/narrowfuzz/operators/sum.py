@@ -32,8 +32,7 @@ def summed(terms: F64, axes: tuple[int, ...], fmt: Format, *, keepdims: bool = F
         centre = terms.sum(axis=axes, keepdims=keepdims)
         size = np.abs(terms).sum(axis=axes, keepdims=keepdims)
         radius = gamma(max(1, count - 1)) * size + FLUSHED
-        lo, hi = round_to(np.stack([centre - radius, centre + radius]), fmt, overflow="ieee")
-    return Expected(centre, radius, lo, hi, ~(size < fmt.max * 0.5))
+    return Expected.within(centre, radius, fmt, ~(size < fmt.max * 0.5))
 
 
 def exact_sums(terms: F64, axes: tuple[int, ...], *, keepdims: bool = False) -> NDArray[np.bool_]:

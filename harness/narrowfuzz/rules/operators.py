@@ -42,7 +42,7 @@ def judge_call(
     deviations: Mapping[str, str] = {},
 ) -> Iterator[Verdict]:
     """A verdict on each of its results. What is wrong there is torch's, whatever the recipe; known
-    is what one of these deviations, each with its entry's id, accounts for to the last element."""
+    is one of which a deviation, each with its entry's id, accounts for every wrong element."""
     operator = BY_NAME[call.operator]
     try:
         expected = operator.expected(call)

@@ -77,7 +77,7 @@ def minimise(
         search.through_neighbours()
     else:
         if builds:
-            # on the data hangs the severity, and the time may be over before their turn comes
+            # severity depends on the data, and time may be over before their turn comes
             search.attempt(f"values={REACH[0]}", _tamer(search.best, values=REACH[0]))
             search.group_resets()
         search.to_fixpoint()
