@@ -101,6 +101,19 @@ def test_ones_add_up_to_the_number_of_rows_and_in_bf16_to_256() -> None:
     )
 
 
+def test_a_narrow_sum_that_overflows_is_what_is_known() -> None:
+    dy = torch.full((40, 4), 4e3, dtype=torch.float16)
+    bias = torch.zeros(4, requires_grad=True)
+    watch = OperatorWatch()
+    with watch:
+        F.layer_norm(torch.randn(40, 4).half(), (4,), torch.ones(4), bias).backward(dy)
+    (call,) = (c for c in operators_of(watch.operators) if "grad_bias" in c.outputs)
+    assert np.isinf(call.outputs["grad_bias"]).all(), "the sum of fp32 parameters is 160000"
+    (known,) = judge_call("eager", call, None, KNOWN)
+    (new,) = judge_call("eager", call)
+    assert (known.status, new.status, new.symptom) == ("known", "diverged", "not finite")
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("fault", "values", "wrong"),
