@@ -13,6 +13,7 @@ from typing import get_args
 import msgspec
 import pytest
 import torch
+from narrowfuzz.arms.zoo import ties
 from narrowfuzz.case.spec import Case, DataSpec, Gemm, ModelName, Regime, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
@@ -232,6 +233,14 @@ def check_what_the_ledger_knows_of_cuda_hides_nothing_else() -> None:
     assert [verdict.symptom for verdict in causes] and not judge.judge(neighbour).causes
     with planted("", "backward-unsupported"):  # in the entry's own case it dies for another reason
         assert judge.judge(case).causes
+
+
+def check_tied_weights_stay_tied() -> None:
+    """Models are asked on the device "meta", by a context that knows torch's own factories."""
+    spec = Spec(recipe="torch.fp32", model="tied_embedding", m=1, k=1, n=1)
+    assert ties(spec) == {"head.weight": "embedding.weight"}
+    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}), device=DEVICE)
+    assert not judge.judge(Case(spec=spec, data=DataSpec())).causes
 
 
 def check_a_backward_in_a_thread_of_its_own_is_seen_alike() -> None:

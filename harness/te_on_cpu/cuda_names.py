@@ -53,6 +53,7 @@ def patch() -> None:
     for name in ("torch._dynamo", "torch.distributed.fsdp"):
         importlib.import_module(name)
 
+    _patch_contexts()
     for name in _FACTORIES:
         setattr(torch, name, _with_device(getattr(torch, name)))
     for name in _METHODS:
@@ -63,6 +64,15 @@ def patch() -> None:
     _set(torch, "load", _load(torch.load))
     _patch_queries()
     _set(torch.cuda, "is_the_cpu", True)
+
+
+def _patch_contexts() -> None:
+    """``with torch.device(...)``: it knows factories by what they were before they are patched."""
+    from torch.utils import _device
+
+    _device._device_constructors()
+    init = _device.DeviceContext.__init__
+    _set(_device.DeviceContext, "__init__", lambda self, device: init(self, on_cpu(device)))
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

@@ -48,6 +48,7 @@ from narrowfuzz.numerics.accumulator import (
 from narrowfuzz.play.taps import KernelWatch, let_rng_pass
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as RULES
+from narrowfuzz.trace.trace import Seen
 
 FREE = Gpu("H100", (9, 0), 79 * 2**30, 80 * 2**30)
 TWO = Gpus("13.0", (FREE, FREE), driver="13.0")
@@ -230,6 +231,25 @@ def test_the_strict_rung_divides_exactly_where_triton_would_not() -> None:
     assert approximate(strict, "cuda") and not approximate(EAGER_NATIVE, "cuda")
     assert approximate(usual, "cuda") and not approximate(strict, "cpu")
     assert not approximate(usual, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "approximates", "status"),
+    [(2.0**-23, True, "ok"), (2.0**-23, False, "diverged"), (2.0**-12, True, "diverged")],
+)
+def test_a_dequantised_value_may_be_as_far_off_as_an_approximate_division(
+    error: float, approximates: bool, status: str
+) -> None:
+    spec = Spec(recipe="torchao.float8.tensorwise", backend="emulated", m=32, k=32, n=32)
+    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}))
+    evidence = judge.observe(Case(spec=spec, data=DataSpec(regime="wild")), repeat=False)
+    (site, *others), trace = evidence.traces["eager"].sites, evidence.traces["eager"]
+    values = (evidence.reference.values("output", "a") * (1.0 + error)).astype(np.float32)
+    moved = replace(site, a=Seen(values=values))  # as a compiled graph shows it
+    evidence.traces["eager"] = replace(trace, sites=(moved, *others))
+    arms = frozenset({"eager"}) if approximates else frozenset()
+    found = [v.status for v in RULES["O2"].check(replace(evidence, approximate=arms))]
+    assert status in found and (status == "diverged" or "diverged" not in found)
 
 
 @pytest.mark.parametrize(

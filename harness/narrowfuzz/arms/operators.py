@@ -28,6 +28,7 @@ class Called:
     strides: dict[str, tuple[int, ...]]
     settings: dict[str, Any]
     module: str
+    device: str
 
 
 class OperatorWatch(AttentionWatch):
@@ -61,6 +62,7 @@ class OperatorWatch(AttentionWatch):
             strides={name: tuple(t.stride()) for name, t in read.tensors.items()},
             settings=dict(read.settings),
             module=self.running(),
+            device=next(iter(live.values())).device.type,
         )
         self.operators.append(call)
 
@@ -89,4 +91,5 @@ def _call(one: Called) -> OperatorCall:
         one.strides,
         one.settings,
         one.module,
+        one.device,
     )

@@ -10,6 +10,7 @@ from narrowfuzz.ledger.facts import OF_MACHINE, OF_RANKS, Fact, may_hold
 from narrowfuzz.ledger.ledger import Entry, stands
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine
+from narrowfuzz.operators import DEVIATIONS
 from narrowfuzz.recipe.recipe import Recipe
 
 #: How the symptom of what only ranks show begins.
@@ -59,6 +60,9 @@ def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
 
 def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
     if not any(fnmatch.fnmatch(str(facts["recipe"]), glob) for glob in entry.recipes):
+        return False
+    kernels = DEVIATIONS.get(entry.deviation)
+    if kernels is not None and kernels.device != facts["device"]:
         return False
     # its cases climb lower rungs as well, and may show it there
     cases = {name: fact for name, fact in facts.items() if name != "arm"}

@@ -299,7 +299,7 @@ def _load(path: Path) -> Entry:
 
 
 def _check(entry: Entry) -> None:
-    every = DEVIATIONS | LAYER_DEVIATIONS | STATE_DEVIATIONS | OPERATOR_DEVIATIONS
+    every = {*DEVIATIONS, *LAYER_DEVIATIONS, *STATE_DEVIATIONS, *OPERATOR_DEVIATIONS}
     if entry.deviation and entry.deviation not in every:
         raise ValueError(f"no deviation {entry.deviation!r}")
     if entry.cure and entry.cure not in CURES:

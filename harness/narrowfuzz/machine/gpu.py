@@ -103,7 +103,7 @@ def seen_here() -> Gpus:
         return Gpus(
             built,
             tuple(_gpu(i) for i in range(torch.cuda.device_count())),
-            driver=_dotted(torch._C._cuda_getDriverVersion(), 1000, 10),
+            driver=_driver(),
             cudnn=_dotted(torch.backends.cudnn.version() or 0, 10000, 100),
             cublaslt=_cublaslt(),
         )
@@ -121,6 +121,18 @@ def _gpu(i: int) -> Gpu:
 
 def _dotted(version: int, major: int, minor: int) -> str:
     return f"{version // major}.{version % major // minor}" if version else ""
+
+
+def _driver() -> str:
+    """The newest CUDA that the driver knows, "" if there is none (torch does not tell it)."""
+    import ctypes
+
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return ""
+    return _dotted(version.value, 1000, 10)
 
 
 def _cublaslt() -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
 
-from narrowfuzz.operators.operator import Operator
+from narrowfuzz.operators.operator import Deviation, Operator
 
 
 def _found() -> Iterator[Operator]:
@@ -22,11 +22,9 @@ def _found() -> Iterator[Operator]:
 
 #: By name: what the modules of this package define.
 BY_NAME: dict[str, Operator] = {operator.name: operator for operator in _found()}
-#: What kernels are known to do otherwise, in words, by the name that an entry of the ledger gives.
-DEVIATIONS: dict[str, str] = {
-    deviation.name: deviation.words
-    for operator in BY_NAME.values()
-    for deviation in operator.deviations
+#: What kernels are known to do otherwise, by the name that an entry of the ledger gives.
+DEVIATIONS: dict[str, Deviation] = {
+    deviation.name: deviation for operator in BY_NAME.values() for deviation in operator.deviations
 }
 #: By the name of a kernel of torch that is a call of it: ``aten::sum.dim_IntList``.
 BY_KERNEL: dict[str, Operator] = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
-from narrowfuzz.numerics.formats import F64, FORMATS, FP32
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.operators.sum import FLUSHED, rounded, unit_of
 from narrowfuzz.trace.trace import OperatorCall
@@ -57,6 +57,11 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     return {"grad_weight": Expected.within(centre, radius, fmt, unknown)}
 
 
+#: Up to so many ids torch's CUDA kernel takes them by warps: source,
+#: aten/src/ATen/native/cuda/Embedding.cu.
+_SHORT, _WARP = 3072, 32
+
+
 def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
     """As torch's CPU kernel adds bf16 and fp16 rows: one by one, each partial sum rounded."""
     dtype = call.dtypes["grad_output"]
@@ -67,6 +72,28 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
     with np.errstate(all="ignore"):
         for id, row in zip(ids, terms.astype(np.float32), strict=True):
             total[id] = rounded(total[id] + row, dtype)
+    return _exactly(total)
+
+
+def _chunked_sums(call: OperatorCall) -> dict[str, Expected]:
+    """As torch's CUDA kernel adds bf16 and fp16 rows of up to 3072 ids: those of 32 ids in fp32,
+    their sum rounded, and that added to what is there, rounded again."""
+    dtype, ids = call.dtypes["grad_output"], call.tensors["indices"].ravel().astype(np.int64)
+    if dtype == "fp32" or len(ids) > _SHORT:
+        return {}
+    rows, padding = call.tensors["grad_output"].reshape(len(ids), -1), call.settings["padding"]
+    total = np.zeros((call.settings["rows"], rows.shape[1]), dtype=np.float32)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(ids), _WARP):
+            chunk = np.zeros_like(total)
+            for at in range(start, min(start + _WARP, len(ids))):
+                if ids[at] != padding:
+                    chunk[ids[at]] += rows[at]
+            total = rounded(total + rounded(chunk, dtype), dtype)
+    return _exactly(total)
+
+
+def _exactly(total: F32) -> dict[str, Expected]:
     exact = total.astype(np.float64)
     return {"grad_weight": Expected.between(exact, exact, np.isnan(exact))}
 
@@ -90,7 +117,14 @@ OPERATOR = Operator(
         Deviation(
             "embedding_narrow_sums",
             "rows of an embedding's gradient are summed in their own dtype",
+            "cpu",
             _narrow_sums,
+        ),
+        Deviation(
+            "embedding_chunked_sums",
+            "sums of 32 rows of an embedding's gradient are added up in their own dtype",
+            "cuda",
+            _chunked_sums,
         ),
     ),
 )

@@ -62,6 +62,8 @@ class Deviation:
     name: str
     #: What they do, as ``list`` and the docs say it.
     words: str
+    #: Whose kernels, as torch names the type of the device.
+    device: str
     #: What each result is then, by name; nothing of a call, or a result, that it does not touch.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
-from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.numerics.formats import F64, FORMATS, round_to
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sum import FLUSHED
 from narrowfuzz.trace.trace import OperatorCall
@@ -82,11 +82,16 @@ def _forward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
 
 def _backward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
     """Of the output that it was given: ``y (dy - sum(dy y))``, of a logarithm ``dy - exp(y)
-    sum(dy)``, the sums in fp32 in any order."""
+    sum(dy)``, the sums in fp32 in any order. CUDA's softmax is given the products dy y as a tensor
+    of their dtype, so these are rounded to it first (aten/src/ATen/native/cuda/SoftMax.cu,
+    ``softmax_backward_cuda_out``)."""
     dy, y = (call.tensors[n].astype(np.float64) for n in ("grad_output", "output"))
-    dim = call.settings["dim"]
+    dim, dtype = call.settings["dim"], call.dtypes["grad_input"]
+    rounds = call.device == "cuda" and not log
     with np.errstate(all="ignore"):
         terms, factor = (dy, np.exp(y)) if log else (dy * y, y)
+        if rounds:
+            terms = round_to(terms, FORMATS[dtype], overflow="ieee")
         g = gamma(y.shape[dim] + 4)
         total = terms.sum(dim, keepdims=True)
         sizes = np.abs(terms).sum(dim, keepdims=True)
@@ -95,10 +100,9 @@ def _backward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
             radius = factor * (g * sizes + 2.0 * _EPS * np.abs(total))
             radius = radius + 4.0 * U32 * (np.abs(dy) + factor * np.abs(total))
         else:
-            centre = factor * (dy - total)
+            centre = terms - factor * total if rounds else factor * (dy - total)
             radius = np.abs(factor) * (g * sizes + 4.0 * U32 * (np.abs(dy) + np.abs(total)))
         unknown = ~np.isfinite(sizes) | ~(sizes < 2.0**100)
-        dtype = call.dtypes["grad_input"]
         open_ = np.broadcast_to(unknown, y.shape)
         return {"grad_input": _within(centre, radius + FLUSHED, dtype, open_)}
 

@@ -95,7 +95,7 @@ def _as_built(
     return {
         deviations[deviation.name]: deviation.expected(call)
         for deviation in operator.deviations
-        if deviation.name in deviations
+        if deviation.name in deviations and deviation.device == call.device
     }
 
 

@@ -178,6 +178,8 @@ class OperatorCall:
     settings: Mapping[str, Any]
     #: The module that called it, "" where none is known.
     module: str = ""
+    #: Whose kernels ran, as torch names the type of the device. The simulated GPU's are a CPU's.
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
