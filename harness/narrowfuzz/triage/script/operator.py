@@ -95,7 +95,7 @@ def _other_layout(laid: tuple[F32, tuple[int, ...]]) -> bool:
 
 
 def _text(value: object) -> str:
-    """A setting as Python has it: a dtype's name is no text."""
+    """A setting as Python has it: the name of something in torch, or a call of it, is no text."""
     return value if isinstance(value, str) and value.startswith("torch.") else repr(value)
 
 

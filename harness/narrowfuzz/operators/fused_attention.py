@@ -1,0 +1,383 @@
+"""``torch.nn.functional.scaled_dot_product_attention`` in one kernel, and its backward: the CPU's
+flash attention, a GPU's flash, memory-efficient and cuDNN kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.trace.trace import OperatorCall
+
+_PREFIX = "aten::_scaled_dot_product_"
+#: By kernel, what its forward is called with behind query, key and value, and its backward behind
+#: grad_out, query, key and value; ``{}`` of the settings.
+_FORWARD = {
+    "flash_attention_for_cpu": "0.0, {causal}, attn_mask=mask",
+    "flash_attention": "0.0, {causal}",
+    "efficient_attention": "mask, True, 0.0, {causal}",
+    "cudnn_attention": "mask, True, 0.0, {causal}",
+}
+_SEED = "torch.zeros((), dtype=torch.int64)"
+_SEEDS = (
+    'torch.zeros(2, dtype=torch.uint64, device="cuda")',
+    'torch.zeros((), dtype=torch.uint64, device="cuda")',
+)
+_BACKWARD = {
+    "flash_attention_for_cpu": "out, logsumexp, 0.0, {causal}, attn_mask=mask",
+    "flash_attention": "out, logsumexp, None, None, {rows}, {columns}, 0.0, {causal}, "
+    + ", ".join(_SEEDS),
+    "efficient_attention": f"mask, out, logsumexp, {_SEED}, {_SEED}, 0.0, "
+    "[True, True, True, False], {causal}",
+    "cudnn_attention": f"out, logsumexp, {_SEED}, {_SEED}, mask, None, None, {{rows}}, "
+    "{columns}, 0.0, {causal}",
+}
+#: Kernels take their keys in blocks of no fewer than so many, and fp32 sums move between these.
+_BLOCK = 16
+#: Larger problems take longer to judge than to compute.
+_MOST = 2**22
+#: Scores, and products with a gradient, that fp32 may not hold on the way.
+_LARGEST = 2.0**100
+#: Of a CPU's kernel: queries of a block, by the least number of queries, and keys of a block.
+#: Source: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp.
+_QUERIES, _KEYS = ((768, 256), (192, 64), (0, 32)), 512
+#: The most numbers of fp32 that a vector register of a CPU holds.
+_VECTOR = 16
+#: Unit roundoff and half the smallest subnormal number.
+_UNIT = {"fp32": (U32, 2.0**-150), "bf16": (2.0**-8, 2.0**-134), "fp16": (2.0**-11, 2.0**-25)}
+
+
+def _tensors(named: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    mask = next((named[n] for n in ("attn_mask", "attn_bias") if named.get(n) is not None), None)
+    found = {name: named[name] for name in names}
+    return found if mask is None else found | {"mask": mask}
+
+
+def _settings(named: Mapping[str, Any]) -> dict[str, Any] | None:
+    """None for dropout, whose random numbers are the kernel's own."""
+    q, k = named["query"], named["key"]
+    if named.get("dropout_p") or q.ndim != 4 or not q.numel() or not k.numel():
+        return None
+    scale = named.get("scale")
+    return {
+        "causal": bool(named.get("is_causal", False)),
+        "scale": q.shape[-1] ** -0.5 if scale is None else float(scale),
+        "rows": q.shape[-2],
+        "columns": k.shape[-2],
+    }
+
+
+def _call(kernel: str, first: str, rest: str, settings: Mapping[str, Any]) -> str:
+    rest = rest.format(**settings)
+    return f"torch.ops.{kernel.replace('::', '.')}({first}, {rest}, scale={settings['scale']!r})"
+
+
+def _read_forward(kernel: str, named: Mapping[str, Any], result: Any) -> Read | None:
+    settings = _settings(named)
+    if settings is None:
+        return None
+    rest = _FORWARD[kernel.removeprefix(_PREFIX)]
+    settings["call"] = _call(kernel, "query, key, value", rest, settings)
+    outputs = {"output": result[0]}
+    if result[1] is not None and result[1].numel():
+        outputs["logsumexp"] = result[1]
+    return Read(_tensors(named, "query", "key", "value"), outputs, settings)
+
+
+def _read_backward(kernel: str, named: Mapping[str, Any], result: Any) -> Read | None:
+    settings = _settings(named)
+    if settings is None:
+        return None
+    rest = _BACKWARD[kernel.removesuffix("_backward").removeprefix(_PREFIX)]
+    settings["call"] = _call(kernel, "grad_out, query, key, value", rest, settings)
+    named = {"grad_out": named.get("grad_out_"), **named}
+    names = ("grad_out", "query", "key", "value", "out", "logsumexp")
+    outputs = zip(GRADIENTS, result, strict=False)
+    return Read(_tensors(named, *names), {n: t for n, t in outputs if t is not None}, settings)
+
+
+GRADIENTS = ("grad_query", "grad_key", "grad_value")
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What the exponential is taken of, [batch, heads, rows, columns], in float64, and how the
+    kernel may err in it."""
+
+    q: F64
+    k: F64
+    v: F64
+    #: Heads of queries that share one of keys.
+    share: int
+    scores: F64
+    #: How far a score of the kernel may be from these.
+    sigma: F64
+    #: Of the narrow dtype: unit roundoff and half its least number; of fp32 both are 0, as its
+    #: probabilities and their gradients are not rounded on the way.
+    unit: float
+    least: float
+    #: Relative error of an exponential.
+    eps: float
+    #: Rows with a score that is no number, or too large for one.
+    unknown: NDArray[np.bool_]
+    #: Rows that must be NaN: the query has one, and every key is a number.
+    nan: NDArray[np.bool_]
+
+
+def _scores(call: OperatorCall) -> _Scores:
+    """Raises ValueError where the problem is too large."""
+    q, k, v = (call.tensors[n].astype(np.float64) for n in ("query", "key", "value"))
+    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > _MOST:
+        raise ValueError("attention of so many scores takes longer to judge than to compute")
+    share = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x, share, axis=1) for x in (k, v))
+    scale, narrow = call.settings["scale"], call.dtypes["query"] != "fp32"
+    with np.errstate(all="ignore"):
+        raw, size = q @ k.swapaxes(-1, -2), np.abs(q) @ np.abs(k).swapaxes(-1, -2)
+        scores = raw * scale
+        added = np.zeros(scores.shape)
+        if "mask" in call.tensors:
+            added = added + call.tensors["mask"].astype(np.float64)
+        if call.settings["causal"]:
+            added = added + np.triu(np.full(scores.shape[-2:], -np.inf), 1)
+        scores = scores + added
+        finite = np.where(np.isfinite(added), np.abs(added), 0.0)
+        # tensor cores cut what they add: twice the error of rounding
+        steps = (q.shape[-1] + 4) * (2 if call.device == "cuda" else 1)
+        sigma = gamma(steps) * (abs(scale) * size + finite)
+        sigma = sigma + abs(scale) * 2.0**-126 * (q.shape[-1] + _sizes(q, k))
+        whole = np.isfinite(q).all(-1) & (abs(scale) * size < _LARGEST).all(-1)
+        keys = np.asarray(np.isfinite(k).all((-1, -2)) & np.isfinite(v).all((-1, -2)))
+        unknown = ~(whole & keys[..., None]) | np.isnan(added).any(-1) | (added == np.inf).any(-1)
+        nan = np.isnan(q).any(-1) & ~np.isinf(q).any(-1) & keys[..., None]
+    unit, least = _UNIT[call.dtypes["query"]] if narrow else (0.0, 0.0)
+    # torch's fexp_u20 gives exp(0) = 0.99995; exp_u20 and exp2 of a GPU promise a few units
+    eps = 2.0**-13 if narrow and call.device == "cpu" else 2.0**-20
+    return _Scores(q, k, v, share, scores, sigma, unit, least, eps, unknown, nan)
+
+
+def _sizes(q: F64, k: F64) -> F64:
+    """What products flushed to zero may weigh: a factor times what is flushed of the other."""
+    return np.asarray(np.abs(q).sum(-1)[..., None] + np.abs(k).sum(-1)[..., None, :])
+
+
+def _forward(call: OperatorCall) -> dict[str, Expected]:
+    """``softmax(query key^T scale + mask) value`` and the logarithm of the sum of exponentials.
+
+    Proof. A score errs by sigma (gamma_{D+4} of the sum of magnitudes), its exponential by tau =
+    sigma + u |s - max| + eps in its logarithm, and by 4 u where a block of keys raises the maximum;
+    the sum of a row by log sum P e^tau, exactly, and gamma_n (Blanchard, Higham and Higham, IMA J.
+    Numer. Anal. 41, 2021); each probability by delta, the sum of both. In bf16 and fp16 it is
+    rounded before it is multiplied. A row whose keys are all masked is 0.
+    """
+    at = _scores(call)
+    with np.errstate(all="ignore"):
+        s = at.scores
+        seen = s != -np.inf
+        top = s.max(-1, keepdims=True, initial=-np.inf)
+        dead = ~seen.any(-1)
+        top = np.where(np.isfinite(top), top, 0.0)
+        p = np.where(seen, np.exp(s - top), 0.0)
+        total = p.sum(-1, keepdims=True)
+        p = np.where(total > 0.0, p / total, 0.0)
+        n, blocks = s.shape[-1], -(-s.shape[-1] // _BLOCK)
+        tau = np.where(seen, at.sigma + U32 * np.abs(s - top) + at.eps + 4 * blocks * U32, 0.0)
+        row = np.log1p((p * np.expm1(tau)).sum(-1, keepdims=True)) + gamma(n + blocks + 3)
+        moved = np.expm1(tau + row)
+        g, size = gamma(n + 8), np.abs(at.v)
+        radius = (p * (moved * (1.0 + at.unit) + at.unit)) @ size * (1.0 + g) + g * (p @ size)
+        radius += (2.0**-126 + at.least) * size.sum(-2, keepdims=True)
+        centre = p @ at.v
+        nan = np.broadcast_to(at.nan[..., None] & ~dead[..., None], centre.shape)
+        open_ = (at.unknown & ~at.nan)[..., None] | ~np.isfinite(radius)
+        centre = np.where(nan, np.nan, np.where(dead[..., None], 0.0, centre))
+        radius = np.where(nan | dead[..., None], 0.0, radius)
+        unknown = open_ & ~nan | (dead & at.unknown)[..., None]
+        fmt = FORMATS[call.dtypes["output"]]
+        found = {"output": Expected.within(centre, radius, fmt, np.asarray(unknown))}
+        if "logsumexp" in call.outputs:
+            lse = (top + np.log(total))[..., 0]
+            near = row[..., 0] + at.eps + 2.0 * U32 * np.abs(lse) + 4.0 * U32 * np.abs(top[..., 0])
+            unknown = at.unknown | dead | ~np.isfinite(lse)
+            found["logsumexp"] = _kept(call, lse, near + 2.0**-22, unknown)
+    return found
+
+
+def _nan_swallowed(call: OperatorCall) -> dict[str, Expected]:
+    """As torch's CPU kernel treats a query that is NaN where there is no mask and keys are fewer
+    than a vector register holds: its row counts as one without keys."""
+    if "mask" in call.tensors or call.settings["columns"] >= _VECTOR:
+        return {}
+    nan = np.broadcast_to(_scores(call).nan[..., None], call.outputs["output"].shape)
+    zeros = np.zeros(nan.shape)
+    return {"output": Expected.between(zeros, zeros, ~nan)}
+
+
+def _kept(call: OperatorCall, lse: F64, radius: F64, unknown: Any) -> Expected:
+    """In the shape of the result: kernels may keep more rows than there are, or a last dimension
+    of one."""
+    shape = call.outputs["logsumexp"].shape
+    rows = lse.shape[-1]
+    arrays = []
+    for values, fill in ((lse, 0.0), (radius, 0.0), (unknown, True)):
+        whole = np.full((*lse.shape[:2], math.prod(shape) // math.prod(lse.shape[:2])), fill)
+        whole[..., :rows] = values
+        arrays.append(whole.reshape(shape))
+    centre, near, open_ = arrays
+    return Expected.within(centre, near, FORMATS["fp32"], open_.astype(bool))
+
+
+def _backward(call: OperatorCall) -> dict[str, Expected]:
+    """Of the output and the log-sum-exp that it was given; results are rounded once.
+
+    Proof. P = exp(s - lse) errs by rel = e^(sigma + u |s - lse| + 2^-20) - 1; dS = P (dP - delta)
+    with dP = grad_out value^T and delta = sum grad_out out by what P errs and by gamma_{D+2} of
+    the sums of magnitudes; in bf16 and fp16 both are rounded before they are multiplied; sums of n
+    terms by gamma_{n+4}.
+    """
+    return _gradients(call, blocks=False)
+
+
+def _block_sums(call: OperatorCall) -> dict[str, Expected]:
+    """As torch's CPU kernel adds in bf16 and fp16: what a block of queries gives to grad_key and
+    grad_value, or of keys to grad_query, is rounded and added to what is there in that dtype."""
+    return _gradients(call, blocks=True) if call.dtypes["query"] != "fp32" else {}
+
+
+def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
+    at = _scores(call)
+    dy, out = (call.tensors[n].astype(np.float64) for n in ("grad_out", "out"))
+    s, scale = at.scores, call.settings["scale"]
+    rows, columns = s.shape[-2:]
+    lse = call.tensors["logsumexp"].astype(np.float64)
+    lse = lse.reshape(*s.shape[:2], -1)[..., :rows, None]
+    size = 2 * (rows + columns) if call.device == "cuda" else rows + columns
+    with np.errstate(all="ignore"):
+        seen = s != -np.inf
+        dead = ~seen.any(-1)
+        p = np.where(seen, np.exp(s - lse), 0.0)
+        off = np.where(seen, at.sigma + U32 * np.abs(s - lse) + 2.0**-20, 0.0)
+        rel = np.expm1(off)
+        dp, width = dy @ at.v.swapaxes(-1, -2), dy.shape[-1]
+        along = (dy * out).sum(-1, keepdims=True)
+        sizes = np.abs(dy) @ np.abs(at.v).swapaxes(-1, -2)
+        sizes = sizes + (np.abs(dy) * np.abs(out)).sum(-1, keepdims=True)
+        apart = np.abs(dp - along)
+        ds = p * (dp - along)
+        steps = 2 * width + 8 if call.device == "cuda" else width + 2
+        of_ds = p * (rel * apart + (1.0 + rel) * (gamma(steps) * sizes + 2.0 * U32 * apart))
+        of_p = p * (rel + at.unit * (1.0 + rel)) + 2.0**-126 + at.least
+        if "efficient" in call.operator:  # it takes these rounded probabilities for dS, too
+            of_ds = of_ds + (at.unit * p + at.least) * (1.0 + rel) * apart
+        of_ds = of_ds + at.unit * (np.abs(ds) + of_ds) + at.least * max(1.0, 1.0 / abs(scale))
+        of_ds = np.where(seen, of_ds, 0.0) + 2.0**-126
+        of_p = np.where(seen, of_p, 0.0)
+        ds, of_ds = scale * ds, abs(scale) * of_ds
+        terms = {
+            "grad_query": (ds, of_ds, at.k, 1),
+            "grad_key": (ds.swapaxes(-1, -2), of_ds.swapaxes(-1, -2), at.q, at.share),
+            "grad_value": (p.swapaxes(-1, -2), of_p.swapaxes(-1, -2), dy, at.share),
+        }
+        bad = (at.unknown | ~np.isfinite(lse[..., 0]) & ~dead) | ~(
+            (sizes * (1.0 + np.abs(scale))).max(-1) < _LARGEST
+        )
+        found = {}
+        for name, (left, err, right, share) in terms.items():
+            if name not in call.outputs:
+                continue
+            weight = np.abs(left) @ np.abs(right)
+            wrong = err @ np.abs(right)
+            g = gamma(size + 4)
+            centre, radius = left @ right, wrong + g * (weight + wrong) + 2.0**-126
+            times = _times(name, rows, columns) if blocks else 0
+            unit, least = _UNIT[call.dtypes[name]]
+            # heads that share one of keys are rounded, and added up, in the dtype of the gradient
+            if roundings := times + (share if share > 1 else 0):
+                radius = radius + (roundings + 1) * (unit * (weight + radius) + least)
+            unknown = bad[..., None] if name == "grad_query" else bad.any(-1)[..., None, None]
+            unknown = np.broadcast_to(unknown, centre.shape)
+            if share > 1:
+                groups = (centre.shape[0], -1, share, *centre.shape[2:])
+                centre, radius = (x.reshape(groups).sum(2) for x in (centre, radius))
+                unknown = unknown.reshape(groups).any(2)
+            open_ = unknown | ~np.isfinite(radius) | ~np.isfinite(centre)
+            found[name] = Expected.within(centre, radius, FORMATS[call.dtypes[name]], open_)
+    return found
+
+
+def _times(name: str, rows: int, columns: int) -> int:
+    """How many blocks a CPU's kernel adds up in the dtype of the gradient."""
+    if name == "grad_query":
+        return -(-columns // _KEYS)
+    return -(-rows // next(block for least, block in _QUERIES if rows >= least))
+
+
+def _title(call: OperatorCall, before: str = "") -> str:
+    q, k = call.tensors["query"], call.tensors["key"]
+    dtype = TORCH_DTYPE[call.dtypes["query"]]
+    how = ", causal" if call.settings["causal"] else ""
+    how += ", with a mask" if "mask" in call.tensors else ""
+    several = f"{list(q.shape)} to keys of {list(k.shape)}"
+    return f"{before}attention of {dtype} queries of {several}{how}"
+
+
+_OF_CPU = (
+    Deviation(
+        "attention_nan_swallowed",
+        "attention of a query that is NaN is 0 where there are fewer keys than a vector holds",
+        "cpu",
+        _nan_swallowed,
+    ),
+    Deviation(
+        "attention_block_sums",
+        "gradients of attention are added up over blocks in their own dtype",
+        "cpu",
+        _block_sums,
+    ),
+)
+
+
+def _operators() -> tuple[Operator, ...]:
+    """One for each kernel and direction; what is expected of them is one."""
+    found = []
+    for short in _FORWARD:
+        kernel, on_cpu = f"{_PREFIX}{short}", short.endswith("cpu")
+        name = "attention" if on_cpu else f"attention_{short.removesuffix('_attention')}"
+        found += [
+            Operator(
+                name=name,
+                words="attention",
+                kernels=(kernel,),
+                read=partial(_read_forward, kernel),
+                expected=_forward,
+                expression="{call}",
+                title=_title,
+                results=("output", "logsumexp"),
+                optional=("mask",),
+                deviations=(_OF_CPU[0],) if on_cpu else (),
+            ),
+            Operator(
+                name=f"{name}_backward",
+                words="gradients of attention",
+                kernels=(f"{kernel}_backward",),
+                read=partial(_read_backward, f"{kernel}_backward"),
+                expected=_backward,
+                expression="{call}",
+                title=partial(_title, before="the backward of "),
+                results=GRADIENTS,
+                optional=("mask",),
+                deviations=(_OF_CPU[1],) if on_cpu else (),
+            ),
+        ]
+    return tuple(found)
+
+
+OPERATORS = _operators()
