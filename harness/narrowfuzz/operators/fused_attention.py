@@ -197,10 +197,10 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
         radius += (2.0**-126 + at.least) * size.sum(-2, keepdims=True)
         centre = p @ at.v
         nan = np.broadcast_to(at.nan[..., None] & ~dead[..., None], centre.shape)
-        open_ = (at.unknown & ~at.nan)[..., None] | ~np.isfinite(radius)
+        open_ = (at.unknown & ~at.nan)[..., None]
         centre = np.where(nan, np.nan, np.where(dead[..., None], 0.0, centre))
         radius = np.where(nan | dead[..., None], 0.0, radius)
-        unknown = open_ & ~nan | (dead & at.unknown)[..., None]
+        unknown = open_ | (dead & at.unknown)[..., None]
         fmt = FORMATS[call.dtypes["output"]]
         found = {"output": Expected.within(centre, radius, fmt, np.asarray(unknown))}
         if "logsumexp" in call.outputs:
@@ -280,6 +280,9 @@ def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
         of_ds = of_ds + at.unit * (np.abs(ds) + of_ds) + at.least * max(1.0, 1.0 / abs(scale))
         of_ds = np.where(seen, of_ds, 0.0) + 2.0**-126
         of_p = np.where(seen, of_p, 0.0)
+        # dS may be rounded before it is scaled: in fp16 it may overflow then
+        most = FORMATS[call.dtypes["query"]].max * 0.5
+        large = (np.abs(ds) + of_ds).max(-1) * max(1.0, abs(scale))
         ds, of_ds = scale * ds, abs(scale) * of_ds
         terms = {
             "grad_query": (ds, of_ds, at.k, 1),
@@ -287,7 +290,7 @@ def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
             "grad_value": (p.swapaxes(-1, -2), of_p.swapaxes(-1, -2), dy, at.share),
         }
         bad = (at.unknown | ~np.isfinite(lse[..., 0]) & ~dead) | ~(
-            (sizes * (1.0 + np.abs(scale))).max(-1) < _LARGEST
+            ((sizes * (1.0 + np.abs(scale))).max(-1) < _LARGEST) & (large < most)
         )
         found = {}
         for name, (left, err, right, share) in terms.items():
@@ -306,10 +309,15 @@ def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
             unknown = np.broadcast_to(unknown, centre.shape)
             if share > 1:
                 groups = (centre.shape[0], -1, share, *centre.shape[2:])
-                centre, radius = (x.reshape(groups).sum(2) for x in (centre, radius))
+                centre, radius, weight = (
+                    x.reshape(groups).sum(2) for x in (centre, radius, weight)
+                )
                 unknown = unknown.reshape(groups).any(2)
-            open_ = unknown | ~np.isfinite(radius) | ~np.isfinite(centre)
-            found[name] = Expected.within(centre, radius, FORMATS[call.dtypes[name]], open_)
+            fmt = FORMATS[call.dtypes[name]]
+            # it may be scaled last, and overflow before
+            on_the_way = (weight + radius) * max(1.0, 1.0 / abs(scale))
+            open_ = unknown | ~(on_the_way < fmt.max * 0.5) | ~np.isfinite(centre)
+            found[name] = Expected.within(centre, radius, fmt, open_)
     return found
 
 

@@ -42,7 +42,9 @@ class Expected:
 
     @classmethod
     def within(cls, centre: F64, radius: F64, fmt: Format, unknown: NDArray[np.bool_]) -> Expected:
-        """Both ends rounded once to ``fmt``: rounding is monotone, so the result lies between."""
+        """Both ends rounded once to ``fmt``: rounding is monotone, so the result lies between.
+        Nothing is known where the radius is no number."""
+        unknown = unknown | ~np.isfinite(radius)
         with np.errstate(all="ignore"):
             ends = np.stack([centre - radius, centre + radius])
         lo, hi = round_to(ends, fmt, overflow="ieee")
