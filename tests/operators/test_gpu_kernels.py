@@ -74,8 +74,11 @@ FORWARD = of(*(f"attention_{kernel}" for kernel in KERNELS))
 BACKWARD = of(*(f"attention_{kernel}_backward" for kernel in KERNELS))
 
 
-@pytest.mark.parametrize("number", FORWARD + BACKWARD)
-def test_attention_is_within_its_bound_and_no_further(number: int) -> None:
+OTHERS = of("rms_norm", "rms_norm_backward", "nll_loss", "nll_loss_backward")
+
+
+@pytest.mark.parametrize("number", FORWARD + BACKWARD + OTHERS)
+def test_kernels_are_within_their_bounds(number: int) -> None:
     call = call_of(number)
     verdicts = list(judge_call("eager", call))
     assert {verdict.status for verdict in verdicts} == {"ok"}
@@ -101,3 +104,13 @@ def test_a_backward_without_its_correction_is_seen(number: int) -> None:
     found = {v.at.result for v in judge_call("eager", replace(call, tensors=tensors))
              if v.status == "diverged"}  # fmt: skip
     assert {"grad_query", "grad_key"} <= found and "grad_value" not in found
+
+
+@pytest.mark.parametrize("number", OTHERS)
+def test_a_wrong_result_is_seen(number: int) -> None:
+    call = call_of(number)
+    for name, x in call.outputs.items():
+        spoilt = replace(call, outputs={**call.outputs, name: x * np.float32(1.03125)})
+        found = [v.at.result or name for v in judge_call("eager", spoilt)
+                 if v.status == "diverged"]  # fmt: skip
+        assert found == [name]
