@@ -11,11 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from narrowfuzz.arms.ladder import approximate, natives, on_ranks, options_on, unavailable
+from narrowfuzz.arms.ladder import (
+    approximate,
+    keeps_generators,
+    natives,
+    on_ranks,
+    options_on,
+    unavailable,
+)
 from narrowfuzz.campaign import server
 from narrowfuzz.case.arm import (
     BY_NAME,
@@ -250,6 +258,18 @@ def test_a_dequantised_value_may_be_as_far_off_as_an_approximate_division(
     arms = frozenset({"eager"}) if approximates else frozenset()
     found = [v.status for v in RULES["O2"].check(replace(evidence, approximate=arms))]
     assert status in found and (status == "diverged" or "diverged" not in found)
+
+
+def test_graphs_of_a_gpu_keep_generators_of_their_own() -> None:
+    selective = BY_NAME["aot_eager_decomp_partition+checkpoint_selective"]
+    random = Spec(recipe="torch.bf16", model="dropout", checkpoint="selective")
+    assert keeps_generators(selective, random, "cuda")
+    assert not keeps_generators(selective, random, "cpu")
+    assert not keeps_generators(selective, msgspec.structs.replace(random, model="linear"), "cuda")
+    plain = BY_NAME["aot_eager_decomp_partition"]
+    assert not keeps_generators(plain, random, "cuda")
+    assert keeps_generators(plain, msgspec.structs.replace(random, memory_budget=50), "cuda")
+    assert not keeps_generators(BY_NAME["eager+checkpoint_selective"], random, "cuda")
 
 
 @pytest.mark.parametrize(

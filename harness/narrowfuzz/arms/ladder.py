@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from narrowfuzz.case.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, SHARDED_CONTEXT, Arm
-from narrowfuzz.case.spec import Compile
+from narrowfuzz.case.spec import Compile, Spec
 from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.machine.machine import onednn_stays
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import unknown
 
 
@@ -67,6 +68,15 @@ def approximate(arm: Arm, device: str) -> bool:
     ISA, up to 2 units in the last place off. A reciprocal is one even where division is exact:
     Inductor divides an integer 1, and rounds quotients of two floats only."""
     return arm.compiler == "inductor" and device != "cpu"
+
+
+def keeps_generators(arm: Arm, spec: Spec, device: str) -> bool:
+    """Does the arm's graph draw random numbers that it draws again in backward from generators of
+    its own, which manual_seed does not reach? Source: torch/_functorch/partitioners.py,
+    ``apply_graphsafe_rng_functionalization`` (pytorch#146878): of CUDA alone."""
+    recomputes = bool(arm.checkpoint) or spec.memory_budget < 100
+    draws = MODELS[spec.model].random
+    return bool(arm.compiler) and recomputes and draws and device != "cpu"
 
 
 def natives(arms: Collection[str], device: str) -> bool:

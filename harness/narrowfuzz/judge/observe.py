@@ -16,7 +16,7 @@ from torch.nn import Linear
 from narrowfuzz.arms.attributes import lost_by, read_of, still_read
 from narrowfuzz.arms.functions import derivatives_of
 from narrowfuzz.arms.jobs import AFTER
-from narrowfuzz.arms.ladder import approximate, unavailable
+from narrowfuzz.arms.ladder import approximate, keeps_generators, unavailable
 from narrowfuzz.arms.layouts import pieces_of
 from narrowfuzz.arms.library_ranks import run_on_ranks
 from narrowfuzz.arms.memory import poisoned
@@ -266,7 +266,8 @@ class Observer:
             ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
             if ended and arm is base_of(spec):
                 break  # other rungs would only say the same
-            if not ended and repeat:
+            seeded = not keeps_generators(arm, spec, self.device.torch)
+            if not ended and repeat and seeded:
                 sizes = {result.size for result in traces[arm.name].outputs.values()}
                 again = self.programs.of(spec, arm)
                 with poisoned(sizes, self.device.torch):

@@ -26,7 +26,7 @@ _FORWARD = {
     "efficient_attention": "mask, True, 0.0, {causal}",
     "cudnn_attention": "mask, True, 0.0, {causal}",
 }
-_SEED = "torch.zeros((), dtype=torch.int64)"
+_SEED = 'torch.zeros((), dtype=torch.int64, device="cuda")'
 _SEEDS = (
     'torch.zeros(2, dtype=torch.uint64, device="cuda")',
     'torch.zeros((), dtype=torch.uint64, device="cuda")',
@@ -51,6 +51,8 @@ _LARGEST = 2.0**100
 _QUERIES, _KEYS = ((768, 256), (192, 64), (0, 32)), 512
 #: The most numbers of fp32 that a vector register of a CPU holds.
 _VECTOR = 16
+#: What may be flushed to zero.
+_TINY = 2.0**-126
 #: Unit roundoff and half the smallest subnormal number.
 _UNIT = {"fp32": (U32, 2.0**-150), "bf16": (2.0**-8, 2.0**-134), "fp16": (2.0**-11, 2.0**-25)}
 
@@ -153,7 +155,7 @@ def _scores(call: OperatorCall) -> _Scores:
         # tensor cores cut what they add: twice the error of rounding
         steps = (q.shape[-1] + 4) * (2 if call.device == "cuda" else 1)
         sigma = gamma(steps) * (abs(scale) * size + finite)
-        sigma = sigma + abs(scale) * 2.0**-126 * (q.shape[-1] + _sizes(q, k))
+        sigma = sigma + abs(scale) * _TINY * (q.shape[-1] + _sizes(q, k))
         whole = np.isfinite(q).all(-1) & (abs(scale) * size < _LARGEST).all(-1)
         keys = np.asarray(np.isfinite(k).all((-1, -2)) & np.isfinite(v).all((-1, -2)))
         unknown = ~(whole & keys[..., None]) | np.isnan(added).any(-1) | (added == np.inf).any(-1)
@@ -176,7 +178,9 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
     sigma + u |s - max| + eps in its logarithm, and by 4 u where a block of keys raises the maximum;
     the sum of a row by log sum P e^tau, exactly, and gamma_n (Blanchard, Higham and Higham, IMA J.
     Numer. Anal. 41, 2021); each probability by delta, the sum of both. In bf16 and fp16 it is
-    rounded before it is multiplied. A row whose keys are all masked is 0.
+    rounded before it is multiplied. Factors and products below fp32's normal numbers may be
+    flushed to zero; of a GPU's fp32 factors what tensor cores carry separately, as well. A row
+    whose keys are all masked is 0.
     """
     at = _scores(call)
     with np.errstate(all="ignore"):
@@ -194,7 +198,7 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
         moved = np.expm1(tau + row)
         g, size = gamma(n + 8), np.abs(at.v)
         radius = (p * (moved * (1.0 + at.unit) + at.unit)) @ size * (1.0 + g) + g * (p @ size)
-        radius += (2.0**-126 + at.least) * size.sum(-2, keepdims=True)
+        radius += (_TINY + at.least) * size.sum(-2, keepdims=True) + (n + 1) * _TINY
         centre = p @ at.v
         nan = np.broadcast_to(at.nan[..., None] & ~dead[..., None], centre.shape)
         open_ = (at.unknown & ~at.nan)[..., None]
@@ -274,11 +278,14 @@ def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
         ds = p * (dp - along)
         steps = 2 * width + 8 if call.device == "cuda" else width + 2
         of_ds = p * (rel * apart + (1.0 + rel) * (gamma(steps) * sizes + 2.0 * U32 * apart))
-        of_p = p * (rel + at.unit * (1.0 + rel)) + 2.0**-126 + at.least
+        flushed = 2 * width + 2.0 * np.abs(dy).sum(-1)[..., None] + np.abs(out).sum(-1)[..., None]
+        flushed = _TINY * (flushed + np.abs(at.v).sum(-1)[..., None, :])
+        of_ds = of_ds + p * (1.0 + rel) * flushed + 2.0 * _TINY * apart
+        of_p = p * (rel + at.unit * (1.0 + rel)) + _TINY + at.least
         if "efficient" in call.operator:  # it takes these rounded probabilities for dS, too
             of_ds = of_ds + (at.unit * p + at.least) * (1.0 + rel) * apart
         of_ds = of_ds + at.unit * (np.abs(ds) + of_ds) + at.least * max(1.0, 1.0 / abs(scale))
-        of_ds = np.where(seen, of_ds, 0.0) + 2.0**-126
+        of_ds = np.where(seen, of_ds + _TINY * max(1.0, 1.0 / abs(scale)), 0.0)
         of_p = np.where(seen, of_p, 0.0)
         # dS may be rounded before it is scaled: in fp16 it may overflow then
         most = FORMATS[call.dtypes["query"]].max * 0.5
@@ -299,7 +306,8 @@ def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
             weight = np.abs(left) @ np.abs(right)
             wrong = err @ np.abs(right)
             g = gamma(size + 4)
-            centre, radius = left @ right, wrong + g * (weight + wrong) + 2.0**-126
+            centre, radius = left @ right, wrong + g * (weight + wrong)
+            radius = radius + _TINY * (left.shape[-1] + np.abs(left).sum(-1, keepdims=True))
             times = _times(name, rows, columns) if blocks else 0
             unit, least = _UNIT[call.dtypes[name]]
             # heads that share one of keys are rounded, and added up, in the dtype of the gradient

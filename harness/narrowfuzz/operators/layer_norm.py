@@ -117,7 +117,8 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
         normal = (x - mean) * rstd
         size = (np.abs(x) + np.abs(mean)) * np.abs(rstd)
         unknown = ~(np.abs(dy) * np.maximum(size, 1.0) * np.abs(w) < _LARGEST)
-        unknown = unknown | ~(np.abs(x) + np.abs(mean) < _LARGEST)
+        far = np.abs(x) + np.abs(mean)
+        unknown = unknown | ~(far * np.maximum(np.abs(dy), 1.0) < _LARGEST)
         if "grad_input" in call.outputs:
             h = dy * w
             total, along = h.mean(1, keepdims=True), (h * normal).mean(1, keepdims=True)

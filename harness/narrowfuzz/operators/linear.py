@@ -185,10 +185,13 @@ class Draws:
         """Elements whose factor 1/s_a * 1/s_b, computed in fp32 as one number, may be Inf."""
         factors = []
         for side in ("a", "b"):
-            quantised = self.operands(role, side)[i].quantised
-            assert quantised is not None
+            operand = self.operands(role, side)[i]
+            assert operand.quantised is not None
+            scale = operand.quantised.scale.astype(np.float64)
+            if operand.plan.block:  # of a row the smallest, which is the largest factor
+                scale = reference.spread(scale, operand.plan).min(axis=1)
             with np.errstate(all="ignore"):
-                factors.append(1.0 / quantised.scale.astype(np.float64).reshape(-1, 1))
+                factors.append(1.0 / scale.reshape(-1, 1))
         # a factor 2 below the limit: the scale really used may be half of the plan's
         return ~(factors[0] * factors[1].T < FP32.max * 0.5)
 

@@ -90,7 +90,7 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
         normal, h = x * rstd, dy * w
         size = np.abs(h) * np.abs(normal)
         unknown = ~(np.abs(dy) * np.maximum(np.abs(normal), 1.0) * np.abs(w) < _LARGEST)
-        unknown = unknown | ~(np.abs(x) < _LARGEST)
+        unknown = unknown | ~(np.abs(x) * np.maximum(np.abs(h), np.abs(dy)) < _LARGEST)
         if "grad_input" in call.outputs:
             along = (h * normal).mean(1, keepdims=True)
             alongs = size.mean(1, keepdims=True)
