@@ -153,6 +153,11 @@ NEIGHBOURS = {
         _FLOAT8 | {"dtype": "fp32", "autocast": True, "grad_mode": "inference"},
         raising("torchao.float8.float8_utils:tensor_to_amax", "NotImplementedError"),
     ),
+    "attention-block-sums": Neighbour(
+        {"recipe": "torch.bf16", "dtype": "bf16", "model": "attention", "m": 128, "k": 16},
+        fault("attention-scale-padded"),
+        {"seed": 4},
+    ),
     "embedding-narrow-sums": Neighbour(
         {"recipe": "torch.bf16", "dtype": "bf16", "model": "tied_embedding", "m": 64},
         fault("embedding-gradient-loses-repeats"),
@@ -462,5 +467,9 @@ def explaining(where: str) -> set[str]:
 OF_USERS = {"float8-linear-registered-twice"}
 
 
+#: Shown by calls that few cases make, or none: tests/operators has what is not theirs beside them.
+OF_CALLS = {"attention-nan-swallowed", "nll-loss-narrow-sums"}
+
+
 def test_every_entry_that_explains_something_here_has_a_neighbour() -> None:
-    assert explaining("here") - OF_USERS == {entry_of(name).id for name in NEIGHBOURS}
+    assert explaining("here") - OF_USERS - OF_CALLS == {entry_of(name).id for name in NEIGHBOURS}
