@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_steps import NOT_SIMULATED, RUN, STEPS, Part, Step
-from gpu_table import keep
+from gpu_table import answer_of, keep
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What is imported, by the names of the distributions that bring it.
@@ -91,7 +91,7 @@ def play(asked: argparse.Namespace, device: str, out: Path, env: dict[str, str])
             print("what follows would say nothing: look at the output, or go on with --go-on")
             break
     if not asked.only and (out / "probe.json").exists():
-        keep(out)
+        keep([out])
     return int("no" in day["answers"].values())
 
 
@@ -189,16 +189,6 @@ def numbers(kept: Path) -> dict[str, Any]:
     wrong = [name for name in wrong if not name.startswith(about_words)]
     told = {"findings": findings, "suspected": suspected, "wrong": wrong}
     return {n: summary[n] for n in names} | told
-
-
-def answer_of(step: Step, parts: dict[str, Any]) -> str:
-    """yes, no, or not asked."""
-    told = [
-        parts[part.name] for part in step.parts if parts.get(part.name, {}).get("code") is not None
-    ]
-    if not told:
-        return "not asked"
-    return "yes" if all(one["good"] for one in told) else "no"
 
 
 def _parser() -> argparse.ArgumentParser:

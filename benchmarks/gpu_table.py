@@ -1,17 +1,20 @@
 """reports/gpu.json -> the table of docs/unrun.md: what was asked of a GPU, simulated and real.
 
-    python benchmarks/gpu_table.py [FOLDER]
+    python benchmarks/gpu_table.py [FOLDER...]
 
-puts the day in a folder, which may come from another machine, on record, and writes the table anew;
-``make gpu`` does so at its end.
+puts a day on record, which may come from another machine, and whose parts may have run side by side
+into several folders, and writes the table anew; ``make gpu`` does so at its end.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from gpu_steps import STEPS, Step
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "reports" / "gpu.json"
@@ -27,19 +30,34 @@ def load() -> Records:
     return found
 
 
-def keep(folder: Path) -> None:
-    """Put the day in a folder on record, in place of the last one of its kind of device, and write
-    the table."""
-    day, probe = (json.loads((folder / f"{name}.json").read_text()) for name in ("gpu", "probe"))
-    answers = dict(day.get("answers", {}))
+def keep(folders: Sequence[Path]) -> None:
+    """Put the day in these folders on record, in place of the last one of its kind of device, and
+    write the table."""
+    days = [json.loads((folder / "gpu.json").read_text()) for folder in folders]
+    probe = next(
+        json.loads(file.read_text()) for f in folders if (file := f / "probe.json").exists()
+    )
+    parts = {name: part for day in days for name, part in day["parts"].items()}
+    answers = {step.question: answer_of(step, parts) for step in STEPS}
     for asked in probe["answers"]:
         answers[asked["question"]] = {True: "yes", False: "no", None: "-"}[asked["holds"]]
-    kind = "simulated" if day["device"] == "simulated" else probe["device"]["gpus"][0]["name"]
-    record = {name: day[name] for name in ("date", "minutes")}
+    simulated = days[0]["device"] == "simulated"
+    kind = "simulated" if simulated else probe["device"]["gpus"][0]["name"]
+    record = {"date": days[0]["date"], "minutes": sum(day["minutes"] for day in days)}
     record |= {name: probe["versions"][name] for name in ("torch", "torchao")}
     records = load() | {kind: record | {"answers": answers}}
     RECORDS.write_text(json.dumps(records, indent=2) + "\n")
     write(records)
+
+
+def answer_of(step: Step, parts: dict[str, Any]) -> str:
+    """yes, no, or not asked."""
+    asked = [
+        parts[part.name] for part in step.parts if parts.get(part.name, {}).get("code") is not None
+    ]
+    if not asked:
+        return "not asked"
+    return "yes" if all(one["good"] for one in asked) else "no"
 
 
 def table(records: Records) -> str:
@@ -69,6 +87,6 @@ def write(records: Records) -> None:
 
 
 if __name__ == "__main__":
-    for folder in sys.argv[1:]:
-        keep(Path(folder))
+    if sys.argv[1:]:
+        keep([Path(folder) for folder in sys.argv[1:]])
     write(load())
