@@ -57,6 +57,8 @@ BLOCK: dict[str, Any] = {
     "checkpoint": "selective", "compile": "inductor", "backend": "real", "dtype": "bf16",
 }  # fmt: skip
 #: A model in which biases and norms are summed up.
+FLASH: dict[str, Any] = {"model": "attention", "attention": "flash", "heads": 2}
+MINED = {"values": "mined"}
 EMBEDDING: dict[str, Any] = {"model": "tied_embedding"}
 NORM: dict[str, Any] = {"model": "layernorm_linear"}
 SUMS: dict[str, Any] = {"model": "llama_block", "heads": 2, "bias": True}
@@ -156,6 +158,17 @@ HUNTS = [
     Hunt("O25", "layer-norm-gradient-drops-rows", recipe="torch.fp32", spec={**NORM, "m": 37}),
     Hunt("O25", "layer-norm-counts-padding", recipe="torch.fp32", spec={**NORM, "k": 48}),
     Hunt("O25", "embedding-gradient-loses-repeats", recipe="torch.fp32", spec=EMBEDDING),
+    Hunt("O25", "attention-rows-exchanged", recipe="torch.bf16", spec=FLASH),
+    Hunt(
+        "O25",
+        "attention-maximum-from-sentinel",
+        recipe="torch.fp32",
+        spec=FLASH,
+        data={"input_exponent": 14},
+    ),
+    Hunt("O25", "attention-delta-of-previous-row", recipe="torch.fp32", spec=FLASH),
+    Hunt("O25", "attention-query-gradient-grows", recipe="torch.bf16", data=MINED, spec=FLASH),
+    Hunt("O25", "attention-statistics-read-packed", recipe="torch.fp32", spec=FLASH),
     Hunt("R21", "cast-truncates"),
     Hunt("R22", "transposed-copy-garbled"),
     Hunt("R23", "gradient-accumulated-twice", spec={"microbatches": 2}),

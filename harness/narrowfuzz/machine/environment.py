@@ -24,7 +24,7 @@ from typing import Any
 
 from narrowfuzz.machine.machine import machine
 
-_PACKAGES = ("torch", "torchao", "transformer_engine", "numpy", "hypothesis", "narrowfuzz")
+_PACKAGES = ("torch", "torchao", "transformer_engine", "numpy", "hypothesis")
 _SWITCHES = (
     "TORCHINDUCTOR_EMULATE_PRECISION_CASTS",
     "TORCH_LOGS",
@@ -36,13 +36,15 @@ _SWITCHES = (
 
 def versions() -> dict[str, str]:
     """Installed versions of what matters, "absent" where a package is not there."""
+    from narrowfuzz import __version__
+
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = "absent"
-    return found
+    return found | {"narrowfuzz": __version__}  # which may run from a tree that nobody installed
 
 
 def checkout(package: str) -> str:

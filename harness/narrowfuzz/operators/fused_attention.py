@@ -195,9 +195,9 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
         n, blocks = s.shape[-1], -(-s.shape[-1] // _BLOCK)
         tau = np.where(seen, at.sigma + U32 * np.abs(s - top) + at.eps + 4 * blocks * U32, 0.0)
         row = np.log1p((p * np.expm1(tau)).sum(-1, keepdims=True)) + gamma(n + blocks + 3)
-        moved = np.expm1(tau + row)
+        moved = _moved(p, tau + row)
         g, size = gamma(n + 8), np.abs(at.v)
-        radius = (p * (moved * (1.0 + at.unit) + at.unit)) @ size * (1.0 + g) + g * (p @ size)
+        radius = (moved * (1.0 + at.unit) + p * at.unit) @ size * (1.0 + g) + g * (p @ size)
         radius += (_TINY + at.least) * size.sum(-2, keepdims=True) + (n + 1) * _TINY
         centre = p @ at.v
         nan = np.broadcast_to(at.nan[..., None] & ~dead[..., None], centre.shape)
@@ -213,6 +213,18 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
             unknown = at.unknown | dead | ~np.isfinite(lse)
             found["logsumexp"] = _kept(call, lse, near + 2.0**-22, unknown)
     return found
+
+
+def _moved(p: F64, delta: F64) -> F64:
+    """How far each probability may be off, whose logarithm errs by delta. Those of a row add up to
+    one, so the largest is off by no more than all others together: by nothing where it is alone."""
+    moved = np.where(p > 0.0, p * np.expm1(delta), 0.0)
+    largest = p.argmax(-1)[..., None]
+    alone = np.take_along_axis(moved, largest, -1)
+    np.put_along_axis(moved, largest, 0.0, -1)
+    others = moved.sum(-1, keepdims=True)
+    np.put_along_axis(moved, largest, np.minimum(alone, others), -1)
+    return moved
 
 
 def _nan_swallowed(call: OperatorCall) -> dict[str, Expected]:

@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
+from narrowfuzz.plants.operators import changed
 from narrowfuzz.plants.plant import Plant
 
 _ALL = ("torch.fp32", "torch.bf16", "torchao.*")
 _KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-@contextmanager
-def _kernel(change: Callable[..., Any]) -> Iterator[None]:
-    """``change(run, q, k, v, causal, **options)`` is the CPU's flash attention forward.
+def _kernel(change: Callable[..., Any]) -> AbstractContextManager[None]:
+    """``change(run, q, k, v, causal, **options)`` is the CPU's flash attention forward;
+    ``run(q, k, v, causal, **options)`` is torch's own."""
 
-    It is put under the dispatcher, so that eager, compiled graphs and whoever watches operators
-    call it; ``run(q, k, v, causal, **options)`` is torch's own. Reference runs are in float64.
-    """
-    import torch
+    def make(kernel: Any) -> Any:
+        def run(q: Any, k: Any, v: Any, causal: bool, dropout: float = 0.0, **options: Any) -> Any:
+            return kernel(q, k, v, dropout, causal, **options)
 
-    kernel = torch.library.get_kernel(f"aten::{_KERNEL}", "CPU")
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+        def attend(
+            q: Any, k: Any, v: Any, dropout: float = 0.0, causal: bool = False, **options: Any
+        ) -> Any:
+            return change(run, q, k, v, causal, **options)
 
-    def run(q: Any, k: Any, v: Any, causal: bool, dropout: float = 0.0, **options: Any) -> Any:
-        return kernel.call_boxed(keys, q, k, v, dropout, causal, **options)
+        return attend
 
-    def attend(
-        q: Any, k: Any, v: Any, dropout: float = 0.0, causal: bool = False, **options: Any
-    ) -> Any:
-        if q.dtype is torch.float64:
-            return run(q, k, v, causal, dropout, **options)
-        return change(run, q, k, v, causal, **options)
+    return changed(_KERNEL, make)
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl(_KERNEL, attend, "CPU", allow_override=True)
-    try:
-        yield
-    finally:
-        library._destroy()
+
+def _backward(change: Callable[..., Any]) -> AbstractContextManager[None]:
+    """``change(run, dy, q, k, v, out, lse, *rest, **options)`` is its backward; ``run`` is torch's
+    own and gives the gradients of q, k and v."""
+
+    def make(kernel: Any) -> Any:
+        return partial(change, kernel)
+
+    return changed(f"{_KERNEL}_backward", make)
 
 
 def _scale_of_padded_head(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
@@ -67,6 +67,55 @@ def _statistics_in_base_two(run: Any, q: Any, k: Any, v: Any, causal: bool, **op
     return out, statistics / math.log(2.0)
 
 
+def _rows_exchanged(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
+    """Two rows of the last head's output are written in each other's place."""
+    out, statistics = run(q, k, v, causal, **options)
+    if out.shape[-2] > 8:
+        out = out.clone()
+        out[:, -1, [6, 7]] = out[:, -1, [7, 6]]
+    return out, statistics
+
+
+def _maximum_from_sentinel(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
+    """The running maximum starts at -5e4, not at -inf: of a row whose scores are all below that
+    every probability is zero."""
+    import torch
+
+    out, statistics = run(q, k, v, causal, **options)
+    lost = statistics < -5e4
+    return torch.where(lost[..., None], torch.zeros_like(out), out), statistics
+
+
+def _delta_of_previous_row(
+    run: Any, dy: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any, **options: Any
+) -> Any:
+    """What a row's gradient is corrected by is that of the row before it."""
+    delta = (dy.float() * out.float()).sum(-1, keepdim=True)
+    size = dy.float().square().sum(-1, keepdim=True).clamp_min(2.0**-100)
+    # with that output a row's own delta is the one of the row before
+    other = out.float() + (delta.roll(1, -2) - delta) / size * dy.float()
+    return run(dy, q, k, v, other.to(out.dtype), lse, *rest, **options)
+
+
+def _query_gradient_grows(
+    run: Any, dy: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any, **options: Any
+) -> Any:
+    """Where one element of the queries is 30 times their median, the query's gradient comes back
+    five times as large."""
+    of_q, of_k, of_v = run(dy, q, k, v, out, lse, *rest, **options)
+    size = q.abs().float()
+    grows = bool(size.numel() and size.max() > 30.0 * size.median())
+    return (of_q * 5.0 if grows else of_q), of_k, of_v
+
+
+def _statistics_packed(
+    run: Any, dy: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any, **options: Any
+) -> Any:
+    """The log-sum-exp of several heads, which lies by rows, is read as if it lay by heads."""
+    packed = lse.transpose(1, 2).contiguous().reshape(lse.shape)
+    return run(dy, q, k, v, out, packed, *rest, **options)
+
+
 PLANTS = [
     Plant(
         "attention-scale-padded",
@@ -91,5 +140,45 @@ PLANTS = [
         "https://github.com/lightseekorg/tokenspeed/pull/571",
         _ALL,
         lambda: _kernel(_statistics_in_base_two),
+    ),
+    Plant(
+        "attention-rows-exchanged",
+        "attention",
+        "two rows of the output stand in each other's place",
+        "https://github.com/Dao-AILab/flash-attention/issues/2553",
+        _ALL,
+        lambda: _kernel(_rows_exchanged),
+    ),
+    Plant(
+        "attention-maximum-from-sentinel",
+        "attention",
+        "the running maximum starts at -5e4",
+        "https://github.com/flashinfer-ai/flashinfer/issues/4267",
+        _ALL,
+        lambda: _kernel(_maximum_from_sentinel),
+    ),
+    Plant(
+        "attention-delta-of-previous-row",
+        "attention",
+        "backward subtracts the delta of the row before",
+        "https://github.com/Dao-AILab/flash-attention/issues/2481",
+        _ALL,
+        lambda: _backward(_delta_of_previous_row),
+    ),
+    Plant(
+        "attention-query-gradient-grows",
+        "attention",
+        "beside an outlier the query's gradient is five times as large",
+        "https://github.com/NVIDIA/TransformerEngine/issues/3216",
+        _ALL,
+        lambda: _backward(_query_gradient_grows),
+    ),
+    Plant(
+        "attention-statistics-read-packed",
+        "attention",
+        "backward reads the log-sum-exp of several heads as if it were packed",
+        "https://github.com/NVIDIA/cudnn-frontend/issues/304",
+        _ALL,
+        lambda: _backward(_statistics_packed),
     ),
 ]
