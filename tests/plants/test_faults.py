@@ -97,6 +97,7 @@ def snapshot() -> list[dict[Any, int]]:
         "native_layer_norm",
         "native_layer_norm_backward",
         "embedding_dense_backward",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 
