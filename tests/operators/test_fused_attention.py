@@ -183,3 +183,10 @@ def test_a_problem_that_is_too_large_is_said_to_be() -> None:
     call = calls_of(*drawn("fp32", (2100, 2100, 1), (1, 1)))[0]
     with pytest.raises(ValueError, match="takes longer to judge"):
         BY_NAME[call.operator].expected(call)
+
+
+def test_what_is_no_attention_of_its_own_is_left_alone() -> None:
+    q, k, v, dy = drawn("fp32", (4, 4, 4))
+    assert not calls_of(q, k, v, dy, scale=0.0), "all scores are 0"
+    assert len(calls_of(q, k, v, dy, scale=-0.5)) == 2
+    assert not calls_of(q, k, v, dy, dropout_p=0.5), "torch composes it"

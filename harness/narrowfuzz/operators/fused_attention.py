@@ -43,7 +43,7 @@ _BACKWARD = {
 #: Kernels take their keys in blocks of no fewer than so many, and fp32 sums move between these.
 _BLOCK = 16
 #: Larger problems take longer to judge than to compute.
-_MOST = 2**22
+_MOST = 2**20
 #: Scores, and products with a gradient, that fp32 may not hold on the way.
 _LARGEST = 2.0**100
 #: Of a CPU's kernel: queries of a block, by the least number of queries, and keys of a block.
@@ -64,11 +64,10 @@ def _tensors(named: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _settings(named: Mapping[str, Any]) -> dict[str, Any] | None:
-    """None for dropout, whose random numbers are the kernel's own."""
-    q, k = named["query"], named["key"]
-    if named.get("dropout_p") or q.ndim != 4 or not q.numel() or not k.numel():
+    """None for dropout, whose random numbers are the kernel's own, and where all scores are 0."""
+    q, k, scale = named["query"], named["key"], named.get("scale")
+    if named.get("dropout_p") or q.ndim != 4 or not q.numel() or not k.numel() or scale == 0.0:
         return None
-    scale = named.get("scale")
     return {
         "causal": bool(named.get("is_causal", False)),
         "scale": q.shape[-1] ** -0.5 if scale is None else float(scale),
