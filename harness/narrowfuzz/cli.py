@@ -648,6 +648,34 @@ def rule(
 
 
 @app.command()
+def invariance(
+    recipe: Globs = None,
+    operator: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            help="Some of linear, attention, layer_norm, rms_norm, softmax, log_softmax, sum, "
+            "silu and gelu; may repeat.",
+        ),
+    ] = None,
+    arm: Annotated[
+        str, typer.Option(metavar="ARM", help="One way to run them, as `list arms` names it.")
+    ] = "eager",
+    device: DeviceName = "cpu",
+    recipe_file: Files = None,
+    json: Json = False,
+) -> None:
+    """Show which operators give a row alone the bits that it has in a batch.
+
+    That is a property and no bug: PyTorch promises it of none.
+    """
+    from narrowfuzz.power.invariance import asked, print_table
+
+    do = partial(asked, recipe or (), operator or (), arm, device, recipe_file or ())
+    _told(json, do, print_table, lambda rows: [asdict(row) for row in rows])
+
+
+@app.command()
 def doctor(json: Json = False) -> None:
     """Show versions, hardware and compilers, and what cannot run here and why."""
     from narrowfuzz.report.doctor import examine, print_report

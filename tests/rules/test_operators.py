@@ -28,6 +28,7 @@ from narrowfuzz.trace.verdict import BAD, Verdict
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script.operator import call_of, write_operator_script
 from narrowfuzz.triage.verify import RunScript
+from samples import of_operators
 
 prepare()
 settle()
@@ -47,7 +48,7 @@ def case_of(model: str, dtype: str = "fp32", seed: int = 0, **more: Any) -> Case
 
 
 def judge_of(recipes: dict[str, Any], *arms: str) -> Judge:
-    return Judge(recipes, Ledger([]), arms=frozenset(arms or ("eager",)))
+    return Judge(recipes, of_operators(), arms=frozenset(arms or ("eager",)))
 
 
 def test_every_operator_is_found_by_its_name_and_kernels() -> None:
