@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -11,13 +10,10 @@ import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, round_to
-from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.operator import Deviation, Expected, Operator, Read
+from narrowfuzz.operators.rows import LARGEST, rows_of, title_of, within
 from narrowfuzz.operators.sum import FLUSHED, exact_sums, rounded, summed
 from narrowfuzz.trace.trace import OperatorCall
-
-#: Where squares, or sums on the way, are larger than this they may overflow, and infinity times a
-#: statistic that is 0 is NaN.
-_LARGEST = 2.0**100
 
 
 def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
@@ -42,22 +38,6 @@ def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
     )
 
 
-def _rows(call: OperatorCall, name: str, default: float = 0.0) -> F64:
-    """A tensor as rows of what is normalised together; parameters as one row."""
-    n = math.prod(call.settings["shape"])
-    if name not in call.tensors:
-        return np.full((1, n), default)
-    return call.tensors[name].astype(np.float64).reshape(-1, n)
-
-
-def _within(centre: F64, radius: F64, call: OperatorCall, name: str, unknown: Any) -> Expected:
-    """In the dtype and the shape of the result."""
-    shape = call.outputs[name].shape
-    unknown = np.broadcast_to(unknown, centre.shape) | ~np.isfinite(centre)
-    centre, radius, unknown = (x.reshape(shape) for x in (centre, radius, unknown))
-    return Expected.within(centre, radius, FORMATS[call.dtypes[name]], unknown)
-
-
 def _forward(call: OperatorCall) -> dict[str, Expected]:
     """Mean and variance are sums in fp32 that may be taken in any order, by differences from a
     running mean or not; ``output = (input - mean) * rstd * weight + bias`` in fp32, the difference
@@ -70,8 +50,8 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
     that err by e each change v by at most g v + 2 e sqrt(2 v) + 2 e^2: the variance lies within
     that, ``rstd`` between its values there.
     """
-    x, eps = _rows(call, "input"), call.settings["eps"]
-    w, b = _rows(call, "weight", 1.0), _rows(call, "bias")
+    x, eps = rows_of(call, "input"), call.settings["eps"]
+    w, b = rows_of(call, "weight", 1.0), rows_of(call, "bias")
     n = x.shape[1]
     with np.errstate(all="ignore"):
         g = gamma(4 * n + 16)
@@ -90,13 +70,13 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
             np.abs(off) * apart + most * e + gamma(8) * (np.abs(x) + np.abs(mean) + e) * most
         )
         radius += gamma(8) * (np.abs(normal * w) + np.abs(b)) + FLUSHED
-        unknown = ~(np.square(np.abs(x)).sum(1, keepdims=True) < _LARGEST)
-        wild = unknown | ~(np.abs(normal * w) + np.abs(b) < _LARGEST) | ~np.isfinite(radius)
+        unknown = ~(np.square(np.abs(x)).sum(1, keepdims=True) < LARGEST)
+        wild = unknown | ~(np.abs(normal * w) + np.abs(b) < LARGEST) | ~np.isfinite(radius)
         centre = normal * w + b
     return {
-        "output": _within(centre, radius, call, "output", wild),
-        "mean": _within(mean, e, call, "mean", unknown),
-        "rstd": _within(rstd, apart, call, "rstd", unknown | ~np.isfinite(apart)),
+        "output": within(centre, radius, call, "output", wild),
+        "mean": within(mean, e, call, "mean", unknown),
+        "rstd": within(rstd, apart, call, "rstd", unknown | ~np.isfinite(apart)),
     }
 
 
@@ -109,16 +89,16 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
     take the sums of h and of h input before they subtract, so what cancels counts by its
     magnitude.
     """
-    dy, x, w = _rows(call, "grad_out"), _rows(call, "input"), _rows(call, "weight", 1.0)
+    dy, x, w = rows_of(call, "grad_out"), rows_of(call, "input"), rows_of(call, "weight", 1.0)
     mean, rstd = (call.tensors[n].astype(np.float64).reshape(-1, 1) for n in ("mean", "rstd"))
     rows, n = x.shape
     found: dict[str, Expected] = {}
     with np.errstate(all="ignore"):
         normal = (x - mean) * rstd
         size = (np.abs(x) + np.abs(mean)) * np.abs(rstd)
-        unknown = ~(np.abs(dy) * np.maximum(size, 1.0) * np.abs(w) < _LARGEST)
+        unknown = ~(np.abs(dy) * np.maximum(size, 1.0) * np.abs(w) < LARGEST)
         far = np.abs(x) + np.abs(mean)
-        unknown = unknown | ~(far * np.maximum(np.abs(dy), 1.0) < _LARGEST)
+        unknown = unknown | ~(far * np.maximum(np.abs(dy), 1.0) < LARGEST)
         if "grad_input" in call.outputs:
             h = dy * w
             total, along = h.mean(1, keepdims=True), (h * normal).mean(1, keepdims=True)
@@ -127,19 +107,19 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
             alongs = (np.abs(h) * size).mean(1, keepdims=True)
             radius = np.abs(rstd) * g * (np.abs(h) + sizes + size * (alongs + np.abs(along)))
             centre = rstd * (h - total - normal * along)
-            wild = unknown.any(1, keepdims=True) | ~(_on_the_way(h, x, mean, rstd) < _LARGEST)
-            found["grad_input"] = _within(centre, radius + FLUSHED, call, "grad_input", wild)
+            wild = unknown.any(1, keepdims=True) | ~(_on_the_way(h, x, mean, rstd) < LARGEST)
+            found["grad_input"] = within(centre, radius + FLUSHED, call, "grad_input", wild)
         wild = unknown.any(0, keepdims=True)
         if "grad_weight" in call.outputs:
             terms = dy * normal
             radius = gamma(max(rows - 1, 1)) * np.abs(terms).sum(0, keepdims=True)
             radius += gamma(rows + 8) * (np.abs(dy) * size).sum(0, keepdims=True) + FLUSHED
             centre = terms.sum(0, keepdims=True)
-            found["grad_weight"] = _within(centre, radius, call, "grad_weight", wild)
+            found["grad_weight"] = within(centre, radius, call, "grad_weight", wild)
         if "grad_bias" in call.outputs:
             plain = summed(dy, (0,), FP32, keepdims=True)
             radius = np.where(exact_sums(dy, (0,), keepdims=True), 0.0, plain.radius)
-            found["grad_bias"] = _within(plain.centre, radius, call, "grad_bias", plain.unknown)
+            found["grad_bias"] = within(plain.centre, radius, call, "grad_bias", plain.unknown)
     return found
 
 
@@ -161,7 +141,7 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
     dtype = call.dtypes["input"]
     if dtype == "fp32":
         return {}
-    dy, x = _rows(call, "grad_out"), _rows(call, "input")
+    dy, x = rows_of(call, "grad_out"), rows_of(call, "input")
     mean, rstd = (call.tensors[n].astype(np.float64).reshape(-1, 1) for n in ("mean", "rstd"))
     with np.errstate(all="ignore"):
         terms = dy * (x - mean) * rstd
@@ -194,11 +174,6 @@ def _one_by_one(terms: F32, dtype: str) -> F32:
     return total
 
 
-def _title(name: str, call: OperatorCall) -> str:
-    shape, dtype = list(call.tensors["input"].shape), TORCH_DTYPE[call.dtypes["input"]]
-    return f"{name} of a {dtype} tensor of {shape} over {list(call.settings['shape'])}"
-
-
 OPERATORS = (
     Operator(
         name="layer_norm",
@@ -207,7 +182,7 @@ OPERATORS = (
         read=_read_forward,
         expected=_forward,
         expression="torch.ops.aten.native_layer_norm(input, {shape}, weight, bias, {eps})",
-        title=partial(_title, "torch.layer_norm"),
+        title=partial(title_of, "torch.layer_norm"),
         results=("output", "mean", "rstd"),
         optional=("weight", "bias"),
     ),
@@ -219,7 +194,7 @@ OPERATORS = (
         expected=_backward,
         expression="torch.ops.aten.native_layer_norm_backward(grad_out, input, {shape}, mean, "
         "rstd, weight, bias, {mask})",
-        title=partial(_title, "the backward of torch.layer_norm"),
+        title=partial(title_of, "the backward of torch.layer_norm"),
         results=("grad_input", "grad_weight", "grad_bias"),
         optional=("weight", "bias"),
         deviations=(

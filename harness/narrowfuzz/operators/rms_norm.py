@@ -3,7 +3,6 @@ torch composes it of products, a mean and a reciprocal square root."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -11,13 +10,10 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
-from narrowfuzz.numerics.formats import F64, FORMATS
-from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
+from narrowfuzz.operators.operator import Expected, Operator, Read
+from narrowfuzz.operators.rows import LARGEST, rows_of, title_of, within
 from narrowfuzz.operators.sum import FLUSHED
 from narrowfuzz.trace.trace import OperatorCall
-
-#: Where squares, or sums on the way, are larger than this they may overflow.
-_LARGEST = 2.0**100
 
 
 def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
@@ -42,39 +38,23 @@ def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
     )
 
 
-def _rows(call: OperatorCall, name: str) -> F64:
-    """A tensor as rows of what is normalised together; the weight as one row."""
-    n = math.prod(call.settings["shape"])
-    if name not in call.tensors:
-        return np.ones((1, n))
-    return call.tensors[name].astype(np.float64).reshape(-1, n)
-
-
-def _within(centre: F64, radius: F64, call: OperatorCall, name: str, unknown: Any) -> Expected:
-    """In the dtype and the shape of the result."""
-    shape = call.outputs[name].shape
-    unknown = np.broadcast_to(unknown, centre.shape) | ~np.isfinite(centre)
-    centre, radius, unknown = (x.reshape(shape) for x in (centre, radius, unknown))
-    return Expected.within(centre, radius, FORMATS[call.dtypes[name]], unknown)
-
-
 def _forward(call: OperatorCall) -> dict[str, Expected]:
     """``rstd = (mean(input^2) + eps)^-1/2`` and ``output = input rstd weight`` in fp32.
 
     Proof. All terms of the mean are positive: added in any order it errs by gamma_{n+8} of itself,
     its root by half of that, the reciprocal root by 4 units in the last place, as CUDA's promises.
     """
-    x, w, eps = _rows(call, "input"), _rows(call, "weight"), call.settings["eps"]
+    x, w, eps = rows_of(call, "input"), rows_of(call, "weight", 1.0), call.settings["eps"]
     with np.errstate(all="ignore"):
         mean = np.square(x).mean(1, keepdims=True)
         rstd = 1.0 / np.sqrt(mean + eps)
         off = rstd * (gamma(x.shape[1] + 8) + 8.0 * U32) + rstd**3 * FLUSHED
         centre = x * rstd * w
         radius = np.abs(x * w) * (off + gamma(4) * rstd) + FLUSHED * (1.0 + np.abs(w))
-        unknown = ~(np.square(x).sum(1, keepdims=True) < _LARGEST)
+        unknown = ~(np.square(x).sum(1, keepdims=True) < LARGEST)
         return {
-            "output": _within(centre, radius, call, "output", unknown),
-            "rstd": _within(rstd, off, call, "rstd", unknown),
+            "output": within(centre, radius, call, "output", unknown),
+            "rstd": within(rstd, off, call, "rstd", unknown),
         }
 
 
@@ -82,35 +62,31 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
     """Of the rstd that it was given: with h = grad_out weight and x' = input rstd ``grad_input =
     rstd (h - x' mean(h x'))``, and ``grad_weight`` is the sum of ``grad_out x'`` over the rows;
     sums in fp32, in any order (gamma_n of the sums of magnitudes)."""
-    dy, x, w = (_rows(call, name) for name in ("grad_out", "input", "weight"))
+    dy, x = (rows_of(call, name) for name in ("grad_out", "input"))
+    w = rows_of(call, "weight", 1.0)
     rstd = call.tensors["rstd"].astype(np.float64).reshape(-1, 1)
     rows, n = x.shape
     found: dict[str, Expected] = {}
     with np.errstate(all="ignore"):
         normal, h = x * rstd, dy * w
         size = np.abs(h) * np.abs(normal)
-        unknown = ~(np.abs(dy) * np.maximum(np.abs(normal), 1.0) * np.abs(w) < _LARGEST)
-        unknown = unknown | ~(np.abs(x) * np.maximum(np.abs(h), np.abs(dy)) < _LARGEST)
+        unknown = ~(np.abs(dy) * np.maximum(np.abs(normal), 1.0) * np.abs(w) < LARGEST)
+        unknown = unknown | ~(np.abs(x) * np.maximum(np.abs(h), np.abs(dy)) < LARGEST)
         if "grad_input" in call.outputs:
             along = (h * normal).mean(1, keepdims=True)
             alongs = size.mean(1, keepdims=True)
             centre = rstd * (h - normal * along)
             radius = rstd * gamma(n + 16) * (np.abs(h) + np.abs(normal) * alongs) + FLUSHED
             sums = size.sum(1, keepdims=True) * np.maximum(rstd, 1.0) ** 3
-            wild = unknown.any(1, keepdims=True) | ~(sums < _LARGEST)
-            found["grad_input"] = _within(centre, radius, call, "grad_input", wild)
+            wild = unknown.any(1, keepdims=True) | ~(sums < LARGEST)
+            found["grad_input"] = within(centre, radius, call, "grad_input", wild)
         if "grad_weight" in call.outputs:
             terms = dy * normal
             centre = terms.sum(0, keepdims=True)
             radius = gamma(rows + 8) * np.abs(terms).sum(0, keepdims=True) + FLUSHED
             wild = unknown.any(0, keepdims=True)
-            found["grad_weight"] = _within(centre, radius, call, "grad_weight", wild)
+            found["grad_weight"] = within(centre, radius, call, "grad_weight", wild)
     return found
-
-
-def _title(name: str, call: OperatorCall) -> str:
-    shape, dtype = list(call.tensors["input"].shape), TORCH_DTYPE[call.dtypes["input"]]
-    return f"{name} of a {dtype} tensor of {shape} over {list(call.settings['shape'])}"
 
 
 OPERATORS = (
@@ -121,7 +97,7 @@ OPERATORS = (
         read=_read_forward,
         expected=_forward,
         expression="torch.ops.aten._fused_rms_norm(input, {shape}, weight, {eps})",
-        title=partial(_title, "torch.rms_norm"),
+        title=partial(title_of, "torch.rms_norm"),
         results=("output", "rstd"),
         optional=("weight",),
     ),
@@ -133,7 +109,7 @@ OPERATORS = (
         expected=_backward,
         expression="torch.ops.aten._fused_rms_norm_backward(grad_out, input, {shape}, rstd, "
         "weight, {mask})",
-        title=partial(_title, "the backward of torch.rms_norm"),
+        title=partial(title_of, "the backward of torch.rms_norm"),
         results=("grad_input", "grad_weight"),
         optional=("weight",),
     ),

@@ -1,0 +1,39 @@
+"""What norms share: tensors as rows of what is normalised together, results in their own shape."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Where squares, or sums on the way, are larger than this they may overflow, and infinity times a
+#: statistic that is 0 is NaN.
+LARGEST = 2.0**100
+
+
+def rows_of(call: OperatorCall, name: str, default: float = 0.0) -> F64:
+    """A tensor as rows of what is normalised together; a parameter as one row, of the ``default``
+    where the call is without it."""
+    n = math.prod(call.settings["shape"])
+    if name not in call.tensors:
+        return np.full((1, n), default)
+    return call.tensors[name].astype(np.float64).reshape(-1, n)
+
+
+def within(centre: F64, radius: F64, call: OperatorCall, name: str, unknown: Any) -> Expected:
+    """In the dtype and the shape of the result."""
+    shape = call.outputs[name].shape
+    unknown = np.broadcast_to(unknown, centre.shape) | ~np.isfinite(centre)
+    centre, radius, unknown = (x.reshape(shape) for x in (centre, radius, unknown))
+    return Expected.within(centre, radius, FORMATS[call.dtypes[name]], unknown)
+
+
+def title_of(name: str, call: OperatorCall) -> str:
+    """The call in words."""
+    shape, dtype = list(call.tensors["input"].shape), TORCH_DTYPE[call.dtypes["input"]]
+    return f"{name} of a {dtype} tensor of {shape} over {list(call.settings['shape'])}"
