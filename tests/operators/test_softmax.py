@@ -60,8 +60,7 @@ def test_the_bounds_hold(name: str, dtype: str, values: str) -> None:
         said = [v for call in both for v in judge_call("eager", call)]
         assert all(v.status in ("ok", "inconclusive") for v in said), (shape, said)
         if values == "plain" and shape[0] and shape[dim] > 1:
-            (forward, backward) = (v.status for v in said)
-            assert (forward, backward) == ("ok" if dtype == "fp32" else "inconclusive", "ok")
+            assert [v.status for v in said] == ["ok", "ok"]
 
 
 def of_first_block(run: Any) -> Any:
@@ -91,9 +90,10 @@ def logarithms_for_probabilities(run: Any) -> Any:
         ),
     ],
 )
-def test_a_wrong_kernel_is_seen(kernel: str, fault: Any, name: str, wrong: str) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_wrong_kernel_is_seen(kernel: str, fault: Any, name: str, wrong: str, dtype: str) -> None:
     with changed(kernel, fault):
-        both = calls(name, (9, 40), 1, "fp32", "plain")
+        both = calls(name, (9, 40), 1, dtype, "plain")
     said = [v for call in both for v in judge_call("eager", call)]
     assert {v.role for v in said if v.status == "diverged"} == {wrong}
 

@@ -60,23 +60,30 @@ def _logs(x: F64, dim: int) -> tuple[F64, F64, F64, F64]:
 
 def _forward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
     """From x - max and the log of the sum, each with its error; a row that has an infinity that is
-    not -inf, or a NaN, is left open. Only in fp32: of bf16 and fp16 kernels keep exponentials, or
-    the logarithm of their sum, in the narrow dtype on the way, each in its own way."""
-    if call.dtypes["input"] != "fp32":
-        raise ValueError("how softmax rounds on its way in a narrow dtype is the kernel's own")
+    not -inf, or a NaN, is left open.
+
+    In bf16 and fp16 a CPU's kernels round on the way: softmax each exponential, and it may their
+    sum; its logarithm the sum and the log of that (aten/src/ATen/native/cpu/SoftMaxKernel.cpp and
+    LogSoftmaxKernelImpl.h, of the last dimension). A GPU's compute in fp32.
+    """
     x, dim = call.tensors["input"].astype(np.float64), call.settings["dim"]
+    fmt = FORMATS[call.dtypes["output"]]
+    narrow = call.dtypes["input"] != "fp32" and call.device == "cpu"
+    unit, least = (fmt.unit_roundoff, fmt.min_subnormal) if narrow else (0.0, 0.0)
     with np.errstate(all="ignore"):
         off, total, tau, of_sum = _logs(x, dim)
         top = x.max(dim, keepdims=True, initial=-np.inf)
         unknown = np.isnan(x).any(dim, keepdims=True) | ~np.isfinite(top)
+        unknown = unknown | (narrow and log) & ~(np.exp(total) < fmt.max * 0.5)
         unknown = np.broadcast_to(unknown, x.shape)
         centre = off - total
         if log:
             radius = 4.0 * U32 * (np.abs(off) + np.abs(total)) + _EPS * np.abs(total) + of_sum
+            radius = radius + 1.01 * unit * (1.0 + np.abs(total))
             unknown = unknown | ~np.isfinite(off)
         else:
             centre = np.exp(centre)
-            radius = centre * np.expm1(tau + of_sum + 4.0 * U32) + FLUSHED
+            radius = centre * np.expm1(tau + of_sum + 4.0 * U32 + 2.01 * unit) + FLUSHED + least
         return {"output": _within(centre, radius, call.dtypes["output"], unknown)}
 
 
