@@ -148,6 +148,7 @@ PLANTS = [
         "https://github.com/Dao-AILab/flash-attention/issues/2553",
         _ALL,
         lambda: _kernel(_rows_exchanged),
+        needs="attention",
     ),
     Plant(
         "attention-maximum-from-sentinel",
@@ -156,6 +157,7 @@ PLANTS = [
         "https://github.com/flashinfer-ai/flashinfer/issues/4267",
         _ALL,
         lambda: _kernel(_maximum_from_sentinel),
+        needs="attention",
     ),
     Plant(
         "attention-delta-of-previous-row",
@@ -164,6 +166,7 @@ PLANTS = [
         "https://github.com/Dao-AILab/flash-attention/issues/2481",
         _ALL,
         lambda: _backward(_delta_of_previous_row),
+        needs="attention",
     ),
     Plant(
         "attention-query-gradient-grows",
@@ -172,6 +175,7 @@ PLANTS = [
         "https://github.com/NVIDIA/TransformerEngine/issues/3216",
         _ALL,
         lambda: _backward(_query_gradient_grows),
+        needs="attention",
     ),
     Plant(
         "attention-statistics-read-packed",
@@ -180,5 +184,6 @@ PLANTS = [
         "https://github.com/NVIDIA/cudnn-frontend/issues/304",
         _ALL,
         lambda: _backward(_statistics_packed),
+        needs="attention",
     ),
 ]
