@@ -17,6 +17,8 @@ from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
+#: What a backward gives, by name.
+GRADIENTS = ("grad_query", "grad_key", "grad_value")
 _PREFIX = "aten::_scaled_dot_product_"
 #: By kernel, what its forward is called with behind query, key and value, and its backward behind
 #: grad_out, query, key and value; ``{}`` of the settings.
@@ -103,9 +105,6 @@ def _read_backward(kernel: str, named: Mapping[str, Any], result: Any) -> Read |
     names = ("grad_out", "query", "key", "value", "out", "logsumexp")
     outputs = zip(GRADIENTS, result, strict=False)
     return Read(_tensors(named, *names), {n: t for n, t in outputs if t is not None}, settings)
-
-
-GRADIENTS = ("grad_query", "grad_key", "grad_value")
 
 
 @dataclass(frozen=True)
@@ -267,56 +266,69 @@ def _block_sums(call: OperatorCall) -> dict[str, Expected]:
     return _gradients(call, blocks=True) if call.dtypes["query"] != "fp32" else {}
 
 
+@dataclass(frozen=True)
+class _Products:
+    """What a backward multiplies for its gradients, and how far the kernel's may be from these."""
+
+    p: F64
+    of_p: F64
+    #: With the scale.
+    ds: F64
+    of_ds: F64
+    #: Rows of which nothing is known.
+    unknown: NDArray[np.bool_]
+
+
+def _products(call: OperatorCall, at: _Scores) -> _Products:
+    """P and dS of the output and log-sum-exp that the backward was given."""
+    dy, out = (call.tensors[n].astype(np.float64) for n in ("grad_out", "out"))
+    s, scale, width = at.scores, call.settings["scale"], dy.shape[-1]
+    lse = call.tensors["logsumexp"].astype(np.float64)
+    lse = lse.reshape(*s.shape[:2], -1)[..., : s.shape[-2], None]
+    seen = s != -np.inf
+    p = np.where(seen, np.exp(s - lse), 0.0)
+    rel = np.expm1(np.where(seen, at.sigma + U32 * np.abs(s - lse) + 2.0**-20, 0.0))
+    dp, along = dy @ at.v.swapaxes(-1, -2), (dy * out).sum(-1, keepdims=True)
+    sizes = np.abs(dy) @ np.abs(at.v).swapaxes(-1, -2)
+    sizes = sizes + (np.abs(dy) * np.abs(out)).sum(-1, keepdims=True)
+    apart, ds = np.abs(dp - along), p * (dp - along)
+    steps = 2 * width + 8 if call.device == "cuda" else width + 2
+    of_ds = p * (rel * apart + (1.0 + rel) * (gamma(steps) * sizes + 2.0 * U32 * apart))
+    flushed = 2 * width + 2.0 * np.abs(dy).sum(-1)[..., None] + np.abs(out).sum(-1)[..., None]
+    flushed = _TINY * (flushed + np.abs(at.v).sum(-1)[..., None, :])
+    of_ds = of_ds + p * (1.0 + rel) * flushed + 2.0 * _TINY * apart
+    of_p = p * (rel + at.unit * (1.0 + rel)) + _TINY + at.least
+    if "efficient" in call.operator:  # it takes these rounded probabilities for dS, too
+        of_ds = of_ds + (at.unit * p + at.least) * (1.0 + rel) * apart
+    last = max(1.0, 1.0 / abs(scale))
+    of_ds = of_ds + at.unit * (np.abs(ds) + of_ds) + (at.least + _TINY) * last
+    of_p, of_ds = (np.where(seen, x, 0.0) for x in (of_p, of_ds))
+    # dS may be rounded before it is scaled: in fp16 it may overflow then
+    large = (np.abs(ds) + of_ds).max(-1) * max(1.0, abs(scale))
+    tame = (sizes * (1.0 + abs(scale))).max(-1) < _LARGEST
+    tame &= large < FORMATS[call.dtypes["query"]].max * 0.5
+    lost = ~np.isfinite(lse[..., 0]) & seen.any(-1)
+    return _Products(p, of_p, scale * ds, abs(scale) * of_ds, at.unknown | lost | ~tame)
+
+
 def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
     at = _scores(call)
-    dy, out = (call.tensors[n].astype(np.float64) for n in ("grad_out", "out"))
-    s, scale = at.scores, call.settings["scale"]
-    rows, columns = s.shape[-2:]
-    lse = call.tensors["logsumexp"].astype(np.float64)
-    lse = lse.reshape(*s.shape[:2], -1)[..., :rows, None]
-    size = 2 * (rows + columns) if call.device == "cuda" else rows + columns
+    dy, scale = call.tensors["grad_out"].astype(np.float64), call.settings["scale"]
+    rows, columns = at.scores.shape[-2:]
+    g = gamma((2 if call.device == "cuda" else 1) * (rows + columns) + 4)
+    found = {}
     with np.errstate(all="ignore"):
-        seen = s != -np.inf
-        dead = ~seen.any(-1)
-        p = np.where(seen, np.exp(s - lse), 0.0)
-        off = np.where(seen, at.sigma + U32 * np.abs(s - lse) + 2.0**-20, 0.0)
-        rel = np.expm1(off)
-        dp, width = dy @ at.v.swapaxes(-1, -2), dy.shape[-1]
-        along = (dy * out).sum(-1, keepdims=True)
-        sizes = np.abs(dy) @ np.abs(at.v).swapaxes(-1, -2)
-        sizes = sizes + (np.abs(dy) * np.abs(out)).sum(-1, keepdims=True)
-        apart = np.abs(dp - along)
-        ds = p * (dp - along)
-        steps = 2 * width + 8 if call.device == "cuda" else width + 2
-        of_ds = p * (rel * apart + (1.0 + rel) * (gamma(steps) * sizes + 2.0 * U32 * apart))
-        flushed = 2 * width + 2.0 * np.abs(dy).sum(-1)[..., None] + np.abs(out).sum(-1)[..., None]
-        flushed = _TINY * (flushed + np.abs(at.v).sum(-1)[..., None, :])
-        of_ds = of_ds + p * (1.0 + rel) * flushed + 2.0 * _TINY * apart
-        of_p = p * (rel + at.unit * (1.0 + rel)) + _TINY + at.least
-        if "efficient" in call.operator:  # it takes these rounded probabilities for dS, too
-            of_ds = of_ds + (at.unit * p + at.least) * (1.0 + rel) * apart
-        of_ds = of_ds + at.unit * (np.abs(ds) + of_ds) + at.least * max(1.0, 1.0 / abs(scale))
-        of_ds = np.where(seen, of_ds + _TINY * max(1.0, 1.0 / abs(scale)), 0.0)
-        of_p = np.where(seen, of_p, 0.0)
-        # dS may be rounded before it is scaled: in fp16 it may overflow then
-        most = FORMATS[call.dtypes["query"]].max * 0.5
-        large = (np.abs(ds) + of_ds).max(-1) * max(1.0, abs(scale))
-        ds, of_ds = scale * ds, abs(scale) * of_ds
+        of = _products(call, at)
+        ds, of_ds, p, of_p = (x.swapaxes(-1, -2) for x in (of.ds, of.of_ds, of.p, of.of_p))
         terms = {
-            "grad_query": (ds, of_ds, at.k, 1),
-            "grad_key": (ds.swapaxes(-1, -2), of_ds.swapaxes(-1, -2), at.q, at.share),
-            "grad_value": (p.swapaxes(-1, -2), of_p.swapaxes(-1, -2), dy, at.share),
+            "grad_query": (of.ds, of.of_ds, at.k, 1),
+            "grad_key": (ds, of_ds, at.q, at.share),
+            "grad_value": (p, of_p, dy, at.share),
         }
-        bad = (at.unknown | ~np.isfinite(lse[..., 0]) & ~dead) | ~(
-            ((sizes * (1.0 + np.abs(scale))).max(-1) < _LARGEST) & (large < most)
-        )
-        found = {}
         for name, (left, err, right, share) in terms.items():
             if name not in call.outputs:
                 continue
-            weight = np.abs(left) @ np.abs(right)
-            wrong = err @ np.abs(right)
-            g = gamma(size + 4)
+            weight, wrong = np.abs(left) @ np.abs(right), err @ np.abs(right)
             centre, radius = left @ right, wrong + g * (weight + wrong)
             radius = radius + _TINY * (left.shape[-1] + np.abs(left).sum(-1, keepdims=True))
             times = _times(name, rows, columns) if blocks else 0
@@ -324,6 +336,7 @@ def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
             # heads that share one of keys are rounded, and added up, in the dtype of the gradient
             if roundings := times + (share if share > 1 else 0):
                 radius = radius + (roundings + 1) * (unit * (weight + radius) + least)
+            bad: Any = of.unknown
             unknown = bad[..., None] if name == "grad_query" else bad.any(-1)[..., None, None]
             unknown = np.broadcast_to(unknown, centre.shape)
             if share > 1:

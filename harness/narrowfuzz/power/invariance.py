@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.machine.device import check_device, enter
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.play.dtypes import DTYPES
+from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.recipe.recipe import Recipe, load_recipes, obstacles, select, unknown
 
 #: Rows of the whole batch, and of the parts of it that are tried, from its first row and its last.
@@ -149,7 +150,7 @@ def measure(
     torch.manual_seed(0)
     x = torch.randn(BATCH, *width, generator=generator).to(device, DTYPES[about.dtype])
     try:
-        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=not arm.native), _compiles(arm):
+        with torch.no_grad(), _kernels_of(arm):
             call = _on_arm(make(DTYPES[about.dtype], device), arm, device)
             return _compared(about, call, x)
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
@@ -158,13 +159,15 @@ def measure(
 
 
 @contextmanager
-def _compiles(arm: Arm) -> Iterator[None]:
-    """Every number of rows is compiled anew, which Dynamo gives up after a few."""
-    if not arm.compiler:
-        yield
-        return
-    torch.compiler.reset()
-    with torch._dynamo.config.patch(recompile_limit=8 * len(PARTS)):
+def _kernels_of(arm: Arm) -> Iterator[None]:
+    """Without oneDNN where the arm is. Every number of rows is compiled anew, which Dynamo gives up
+    after a few."""
+    with ExitStack() as stack:
+        if arm.native:
+            stack.enter_context(without_onednn())
+        if arm.compiler:
+            torch.compiler.reset()
+            stack.enter_context(torch._dynamo.config.patch(recompile_limit=8 * len(PARTS)))
         yield
 
 
