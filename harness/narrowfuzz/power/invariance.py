@@ -53,7 +53,7 @@ class Measured:
     equal_from: int = 0
     #: The largest difference, of the largest magnitude of the result.
     differs: float = 0.0
-    #: A row hangs on what stands in the others; on the batch's layout in memory; on whether torch
+    #: A row depends on what stands in the others; on the batch's layout in memory; on whether torch
     #: has one thread or two.
     others: bool = False
     layout: bool = False
@@ -89,7 +89,8 @@ def measured(
         sizes = _SEQUENCES if name == "attention" else tuple((width,) for width in _WIDTHS)
         for dtype in DTYPES:
             for shape in sizes:
-                yield measure(Measured(name, "torch", dtype, shape), _OTHERS[name], arm, device)
+                about = Measured(name, "torch", dtype, shape)
+                yield measure(about, partial(_plain, _OTHERS[name]), arm, device)
 
 
 def _linears(recipes: Sequence[Recipe], arm: Arm, device: str) -> Iterator[Measured]:
@@ -125,19 +126,16 @@ def _over_features(function: Any) -> Call:
     return lambda x: function(x, (x.shape[-1],))
 
 
-#: By name, what makes the call for a dtype and a device.
-_OTHERS: Mapping[str, Callable[[torch.dtype, str], Call]] = {
-    name: partial(_plain, call)
-    for name, call in {
-        "attention": _attention,
-        "layer_norm": _over_features(F.layer_norm),
-        "rms_norm": _over_features(F.rms_norm),
-        "softmax": partial(torch.softmax, dim=-1),
-        "log_softmax": partial(torch.log_softmax, dim=-1),
-        "sum": partial(torch.sum, dim=-1),
-        "silu": F.silu,
-        "gelu": F.gelu,
-    }.items()
+#: Torch's own, by name.
+_OTHERS: Mapping[str, Call] = {
+    "attention": _attention,
+    "layer_norm": _over_features(F.layer_norm),
+    "rms_norm": _over_features(F.rms_norm),
+    "softmax": partial(torch.softmax, dim=-1),
+    "log_softmax": partial(torch.log_softmax, dim=-1),
+    "sum": partial(torch.sum, dim=-1),
+    "silu": F.silu,
+    "gelu": F.gelu,
 }
 
 
@@ -238,7 +236,15 @@ def asked(
 def print_table(rows: Sequence[Measured]) -> None:
     """As a table, and what it means."""
     table = Table(box=None, pad_edge=False)
-    for title in ("operator", "backend", "dtype", "a row", "equal", "differs", "hangs on"):
+    for title in (
+        "operator",
+        "backend",
+        "dtype",
+        "row shape",
+        "same bits",
+        "differs by",
+        "depends on",
+    ):
         table.add_column(title, overflow="fold")
     for row in rows:
         shape = " x ".join(map(str, row.shape))
@@ -255,13 +261,13 @@ def print_table(rows: Sequence[Measured]) -> None:
 
 
 def _cells(row: Measured) -> tuple[str, str, str]:
-    """From how many rows on, by how much otherwise, and what else it hangs on."""
+    """From how many rows on, of those that were tried; by how much otherwise; what else matters."""
     if row.problem:
         return "not measured", "", row.problem
     equal = f"from {row.equal_from} rows on" if row.equal_from > 1 else "always"
     if row.others or not row.equal_from:  # parts that hold the largest value are alike by chance
-        equal = "never"
+        equal = "no"
     named = {"other rows": row.others, "layout": row.layout, "threads": row.threads}
-    hangs = ", ".join(name for name, so in named.items() if so)
+    depends = ", ".join(name for name, so in named.items() if so)
     differs = f"{row.differs:.1e}" if row.equal_from != 1 else ""
-    return equal, differs, hangs
+    return equal, differs, depends
