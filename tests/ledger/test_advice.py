@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from narrowfuzz.ledger.facts import may_hold
 from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine, machine
-from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.catalog import MODELS, Model
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.summary import print_unmet
 from rich.console import Console
@@ -105,6 +106,23 @@ def test_what_a_model_or_an_eager_training_cannot_show_is_not_named() -> None:
         assert (bias in [entry.id for entry in found]) is has
     other = replace(MODELS["linear"], fixed={"bias": True})
     assert _of_every_size((model, other)) == {}
+
+
+@pytest.mark.parametrize("called", [{"layer_norm", "layer_norm_backward"}, {"sum"}])
+def test_what_is_known_of_an_operator_is_named_where_the_model_calls_it(called: set[str]) -> None:
+    plain = replace(MODELS["linear"], fixed={"bias": True})
+    model = replace(plain, operators=frozenset(called))
+    other = replace(plain, operators=frozenset())
+    narrow = {"layer-norm-narrow-sums", "embedding-narrow-sums"}
+    shown = {"layer-norm-narrow-sums"} if "layer_norm_backward" in called else set()
+    assert _applying((model, other)) & narrow == shown
+    assert _applying((model, plain)) >= narrow  # of which it is not known
+
+
+def _applying(models: Sequence[Model]) -> set[str]:
+    recipes, arms = [load_every()["torch.bf16"]], [BY_NAME["eager"]]
+    facts = _of_every_size(models)
+    return {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", facts)}
 
 
 def test_the_command_that_is_named_lists_what_is_known_of_what_was_asked_for(

@@ -24,6 +24,7 @@ from narrowfuzz.trace.trace import Seen
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.verify import RunScript
 from samples import of_operators
 from test_own_models import HEAD, RECIPES, case_of, own  # noqa: F401
 
@@ -153,6 +154,7 @@ def test_heads_that_share_keys_are_no_finding(own: Callable[..., str], by_flag: 
 
 def test_a_mask_that_is_another_in_backward_is_found_at_the_module_with_a_script(
     own: Callable[..., str],
+    scripts: RunScript,
 ) -> None:
     """The second layer writes into the buffer that the first one handed to attention."""
     text = own(PARTS + """
@@ -170,7 +172,7 @@ def build(): return rows(Block(Rewrites(lambda q: KEPT)))
     verdict = one(judge.judge(case), "O18")
     assert verdict.symptom == "probabilities do not sum to 1"
     assert verdict.at.layer == "model.attention"
-    assert triage(judge, case, verdict, seconds=2.0).confirmed
+    assert triage(judge, case, verdict, seconds=2.0, scripts=scripts).confirmed
 
 
 # Parameters and modules with two names.
@@ -313,14 +315,16 @@ def build():
 """
 
 
-def test_a_weight_that_is_cached_over_steps_is_found_at_its_layer(own: Callable[..., str]) -> None:
+def test_a_weight_that_is_cached_over_steps_is_found_at_its_layer(
+    own: Callable[..., str], scripts: RunScript
+) -> None:
     """The model unconverted has no gradient there, either: it is the model's own loss."""
     judge = Judge(RECIPES, of_operators())
     events = (Forward(), Backward(of=(0,)), Step(), Forward(), Backward(of=(1,)))
     case = case_of(register(own(PARTS + CACHED))[0], events=events)
     verdict = one(judge.judge(case), "contract")
     assert verdict.expect == Present(("model.mlp.down.weight.grad",))
-    assert triage(judge, case, verdict, seconds=2.0).confirmed
+    assert triage(judge, case, verdict, seconds=2.0, scripts=scripts).confirmed
 
 
 PAIRS = """
@@ -405,7 +409,7 @@ class OtherDropout(nn.Module):
     ],
 )
 def test_dropout_that_differs_in_recompute_is_named_itself_and_has_a_script(
-    own: Callable[..., str], where: str, module: str
+    own: Callable[..., str], where: str, module: str, scripts: RunScript
 ) -> None:  # fmt: skip
     judge = Judge(RECIPES, of_operators())
     case = case_of(register(own(PARTS + OTHER + f"def build(): return rows({where})\n"))[0],
@@ -414,7 +418,7 @@ def test_dropout_that_differs_in_recompute_is_named_itself_and_has_a_script(
     assert {v.at.layer for v in judgement.causes} == {module}
     (verdict, *_) = judgement.causes
     assert verdict.at.phase == "recompute" and verdict.expect.at.phase == "forward"  # type: ignore[union-attr]
-    result = triage(judge, case, verdict, seconds=2.0)
+    result = triage(judge, case, verdict, seconds=2.0, scripts=scripts)
     assert result.confirmed, result.finding.why_suspected
 
 
@@ -541,7 +545,7 @@ def test_an_attribute_that_nobody_reads_is_no_finding(
     ],
 )  # fmt: skip
 def test_an_attribute_that_the_forward_reads_is_one(
-    own: Callable[..., str], recipe: str, backend: str, reads: str, symptom: str
+    own: Callable[..., str], recipe: str, backend: str, reads: str, symptom: str, scripts: RunScript
 ) -> None:  # fmt: skip
     source = HOOKED.replace(
         "self.two(F.gelu(self.one(x)))", f"self.two(self.one(x) * (1 + {reads}))"
@@ -552,7 +556,9 @@ def test_an_attribute_that_the_forward_reads_is_one(
     known = judged(text, recipe, backend=backend, known=True)
     assert not known.causes and verdict.symptom in {v.symptom for v in known.known}
     case = case_of(register(text)[0], recipe, backend=backend)
-    assert triage(Judge(RECIPES, of_operators()), case, verdict, seconds=2.0).confirmed
+    assert triage(
+        Judge(RECIPES, of_operators()), case, verdict, seconds=2.0, scripts=scripts
+    ).confirmed
 
 
 def test_a_bias_that_the_wrapper_drops_is_known_and_that_of_a_norm_is_not(

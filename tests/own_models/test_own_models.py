@@ -29,6 +29,7 @@ from narrowfuzz.trace.verdict import fingerprint
 from narrowfuzz.triage.finding import example_of
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.verify import RunScript
 from torch import nn
 
 prepare()
@@ -441,6 +442,14 @@ def build(): return Model(), torch.ones(2, 8)
     assert register(own(text))[0].unreached == ("idle.weight", "idle.bias")
 
 
+def test_the_operators_that_a_model_calls_are_known(own: Callable[..., str]) -> None:
+    """Those of its backward, too."""
+    text = "def build(): return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), torch.ones(4, 8)"
+    called = register(own(text))[0].operators
+    assert called is not None and {"layer_norm", "layer_norm_backward", "sum"} <= called
+    assert not any(name.startswith(("softmax", "attention", "embedding")) for name in called)
+
+
 def test_a_model_that_draws_random_numbers_is_known_as_such(own: Callable[..., str]) -> None:
     text = "def build(): return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.ones(4, 8)"
     assert register(own(text))[0].random
@@ -534,19 +543,22 @@ def build():
 
 def test_another_number_in_a_recompute_is_found_at_its_layer_with_a_script(
     own: Callable[..., str],
+    scripts: RunScript,
 ) -> None:
     (model,) = register(own(ANOTHER_IN_RECOMPUTE))
     judge = Judge(RECIPES, Ledger([]))
     case = case_of(model, checkpoint="full")
     found = {(v.oracle, v.at.layer): v for v in judge.judge(case).causes}
     verdict = found["O13", "model.feed_forward"]  # its own forward does it, none of its linears
-    result = triage(judge, case, verdict, seconds=4.0)
+    result = triage(judge, case, verdict, seconds=4.0, scripts=scripts)
     assert result.confirmed, result.finding.why_suspected
     assert result.finding.minimal.spec.model == model.name, "there is no smaller model of a user's"
     assert result.finding.sentence.startswith("model.feed_forward: ")
 
 
-def test_a_script_repeats_on_one_model_as_the_judge_does(own: Callable[..., str]) -> None:
+def test_a_script_repeats_on_one_model_as_the_judge_does(
+    own: Callable[..., str], scripts: RunScript
+) -> None:
     """What a model keeps begins anew with another one: that would show nothing."""
     (model,) = register(own("""
 class Tires(nn.Module):
@@ -561,7 +573,7 @@ def build(): return Tires(), torch.ones(4, 8)
     judge = Judge(RECIPES, Ledger([]), frozenset({"eager"}))
     case = case_of(model, "torch.fp32", dtype="fp32", steps=5)
     (verdict,) = (v for v in judge.judge(case).causes if v.oracle == "O1")
-    result = triage(judge, case, verdict, seconds=1.0)
+    result = triage(judge, case, verdict, seconds=1.0, scripts=scripts)
     assert result.confirmed, result.finding.why_suspected
 
 

@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import torch
 from narrowfuzz.play.job import Job, Layers, Taps
-from narrowfuzz.play.library import Cast, Product, Side, Where
+from narrowfuzz.play.library import Cast, Product, Side, Where, copied, play_layers
 from narrowfuzz.play.notes import (
-    copied,
     edges,
     in_time,
     left_over,
     maxima,
     not_made,
-    noted,
     other_bits,
     other_formats,
     recomputed_with,
@@ -182,9 +180,8 @@ def test_a_layers_call_is_nothing_that_was_recorded() -> None:
     events = (("forward", 0, 0, "train", False), ("backward", 0, (0,), False))
     hows = {0: {"inside": None, "first": None, "path": 0}}
     tensors = {"input@0": torch.ones(1, 2), "grad_output@0/0": torch.ones(1, 2)}
-    run = noted(
+    run = play_layers(
         Trace(),
-        None,
         lambda layers: layers,
         tensors,
         subject=subject,

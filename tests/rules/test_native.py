@@ -32,6 +32,7 @@ from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules.whole import check_ratio, check_strict
 from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.verify import RunScript
 
 prepare()
 settle()
@@ -235,12 +236,12 @@ def test_what_both_show_has_one_name(fault: str, fields: dict[str, Any]) -> None
 
 @pytest.mark.heavy  # minimises, and runs each script with and without the fault
 @pytest.mark.parametrize("model", ["linear", "llama_block"])
-def test_its_finding_is_minimal_and_its_script_shows_it(model: str) -> None:
+def test_its_finding_is_minimal_and_its_script_shows_it(model: str, scripts: RunScript) -> None:
     fault = builtin_faults()["gemm-narrow-without-onednn"]
     with fault.plant():
         found = judge().judge(case := case_of("native", **WIDE, model=model))
         verdict = found.causes[0]
-        done = triage(judge(), case, verdict, plant=("", fault.id))
+        done = triage(judge(), case, verdict, plant=("", fault.id), scripts=scripts)
     assert done.confirmed and done.finding.arm == "eager_native"
     assert "torch.backends.mkldnn.enabled = False" in done.script
     assert done.finding.minimal.spec.kernels != "default" and not done.finding.needs

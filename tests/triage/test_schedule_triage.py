@@ -174,7 +174,7 @@ def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
         script = write_played_script(of_layers(tried.observe(after), verdict, recipe))
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
-    assert script.count("\nnoted(") == 2 and script.count("\nspec = ") == 2
+    assert script.count("\nplay_layers(") == 2 and script.count("\nspec = ") == 2
 
 
 def test_a_divergence_of_own_layers_is_proven_by_a_script_of_theirs() -> None:
@@ -189,7 +189,7 @@ def test_a_divergence_of_own_layers_is_proven_by_a_script_of_theirs() -> None:
         tried = judge()
         verdict = tried.judge(case).causes[0]
         proof = proven(tried, case, verdict, ("", "scale_doubled"), failing)
-    assert proof.why == "" and "\nrun = noted(" in proof.script and {*ran} == {proof.script}
+    assert proof.why == "" and "\nrun = play_layers(" in proof.script and {*ran} == {proof.script}
 
 
 def test_a_script_of_models_that_differ_in_one_field_makes_each_anew() -> None:

@@ -163,6 +163,7 @@ def job_of_layers(spec: Spec, device: str, *, recomputed: bool, caching: bool) -
         by=spec.checkpoint_by,
         reentrant=spec.reentrant,
         caching=caching,
+        settings=plain(spec.settings),
     )
     return replace(_job(spec, device), layers=layers)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import nn
 
 from narrowfuzz.arms.events_data import filled, of_rank, stimuli
 from narrowfuzz.arms.frames import in_libraries
-from narrowfuzz.arms.jobs import job_of_layers, plain
+from narrowfuzz.arms.jobs import job_of_layers
 from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.seen import see_cast, see_product
 from narrowfuzz.arms.tensors import host
@@ -22,8 +24,10 @@ from narrowfuzz.case.events import Backward, Reload, numbered
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.play import library, player
-from narrowfuzz.play.job import Job, Taps
+from narrowfuzz.play.job import Taps
+from narrowfuzz.play.library import Called, Cast, by_event, play_layers
+from narrowfuzz.play.player import Trace as Played
+from narrowfuzz.play.player import leave
 from narrowfuzz.recipe.stateful import Subject
 from narrowfuzz.trace.snapshots import At, CallSeen, CastSeen, Moment, ProductSeen, SlotName
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace, message_of
@@ -47,112 +51,100 @@ def run_library(
     spec = case.spec
     if reset:
         subject.reset()
-    written = _Written(subject)
-    job = job_of_layers(spec, "cpu", recomputed=checkpointed, caching=subject.caching)
-    try:
-        layers = _begun(case, subject, job)
-    except Exception as raised:
-        return Trace(arm, error=_error(raised, spec, -1))
-    device = next(layers.parameters()).device.type
-    job, taps = replace(job, device=device), Taps(listens=True)
-    run = library.training_of(layers, subject=_verbs(subject, spec), job=job, taps=taps)
-    run.record, played = written.record, player.Trace()
+    job = job_of_layers(spec, subject.device, recomputed=checkpointed, caching=subject.caching)
+    parameters: dict[str, nn.Parameter] = {}
+    began: dict[str, F32] = {}
+
+    def fill(layers: nn.ModuleDict) -> nn.ModuleDict:
+        filled(layers, seed=case.data.seed)
+        parameters.update(layers.named_parameters())
+        if not spec.quantized_init:
+            began.update({name: _values(p) for name, p in parameters.items()})
+        return layers
+
+    played, error = Played(), None
     tensors = of_rank(stimuli(case), rank)
-    plainly = {} if spec.quantized_init else dict(layers.named_parameters())
-    began = {name: _values(p) for name, p in plainly.items()}
-    error = None
+    taps = Taps(listens=True, states=True, pending=True)
     try:
-        events = written.after_each(run, job.events)
-        player.train(played, run, tensors, events, job=job, taps=taps)
+        play_layers(played, fill, tensors, subject=_verbs(subject, spec), job=job, taps=taps)
+    except _Unread:
+        raise
     except Exception as raised:
-        raise_if_lost(raised, device)
-        if written.writing:  # not the library's
-            raise
-        error = _error(raised, spec, run.event)
-    trained = frozenset(n for n, p in run.model.named_parameters() if p.requires_grad)
-    try:
-        player.leave(run)
-    except Exception as raised:  # after another error it is that one's consequence
-        error = error or _error(raised, spec, run.event)
-    results = library.by_event(played.kept)
+        raise_if_lost(raised, subject.device)
+        run = played.training
+        error = _error(raised, spec, -1 if run is None else run.event)
+        if run is not None:
+            with contextlib.suppress(Exception):  # what this raises is a consequence
+                leave(run)
+    moments = tuple(_moments(played))
     sent = {
         (i, f): _values(tensors[f"grad_output@{number}/{f}"])
         for i, (number, event) in enumerate(numbered(spec.training))
-        for f in (event.of if isinstance(event, Backward) and i < len(written.moments) else ())
+        for f in (event.of if isinstance(event, Backward) and i < len(moments) else ())
     }
     return Trace(
         arm,
-        {name: _values(x) for name, x in results.items()},
+        {name: _values(x) for name, x in by_event(played.kept).items()},
         error=error,
-        moments=tuple(written.moments),
-        trained=trained,
+        moments=moments,
+        trained=frozenset(name for name, p in parameters.items() if p.requires_grad),
         parameters=began,
         sent=sent,
     )
 
 
-def _begun(case: Case, subject: Subject, job: Job) -> nn.ModuleDict:
-    """The layers with their parameters, before the first event."""
-    spec = case.spec
-    # initial values are overwritten, but quantising them has left their maximum in the state
-    torch.manual_seed(0)
-    layers = library.built(plain(spec.settings), subject=_verbs(subject, spec), job=job)
-    return filled(layers, seed=case.data.seed)  # type: ignore[no-any-return]
+class _Unread(Exception):
+    """A recipe could not read the library's state: no error of the library's."""
 
 
 def _verbs(subject: Subject, spec: Spec) -> Subject:
-    """The subject, whose layers are the Spec's."""
-    return replace(subject, layer=partial(subject.layer, spec))
+    """The subject, whose layers are the Spec's, and whose errors in reading are told apart."""
+
+    def state(layers: Any) -> list[Any]:
+        try:
+            return list(subject.state(layers))
+        except Exception as error:
+            raise _Unread(f"the recipe {spec.recipe} cannot read the library's state") from error
+
+    def pending() -> dict[str, int]:
+        try:
+            return subject.pending()
+        except Exception as error:
+            raise _Unread(f"the recipe {spec.recipe} cannot read what is pending") from error
+
+    layer = partial(subject.layer, spec)
+    return replace(subject, layer=layer, state=state, pending=pending)
 
 
-@dataclass
-class _Written:
-    """What is written down while a training is played."""
+def _moments(played: Played) -> Iterator[Moment]:
+    """What happened in each event that ended, and how things stood then."""
+    seen: defaultdict[int, list[CallSeen | CastSeen | ProductSeen]] = defaultdict(list)
+    for event, where, one in (*played.calls, *played.recorded):
+        if event < len(played.states):
+            seen[event].append(_seen(At(*where), one))
+    for event, (state, pending) in enumerate(zip(played.states, played.pending, strict=True)):
+        yield Moment(
+            event=event,
+            calls=tuple(one for one in seen[event] if isinstance(one, CallSeen)),
+            casts=tuple(one for one in seen[event] if isinstance(one, CastSeen)),
+            products=tuple(one for one in seen[event] if isinstance(one, ProductSeen)),
+            state={
+                SlotName(*name): Slot(np.float32(host(scale)), host(window))
+                for name, (scale, window) in state.items()
+            },
+            pending=pending,
+        )
 
-    subject: Subject
-    #: True while it writes: an error is a recipe's, or ours.
-    writing: bool = False
-    moments: list[Moment] = field(default_factory=list)
-    calls: list[CallSeen] = field(default_factory=list)
-    casts: list[CastSeen] = field(default_factory=list)
-    products: list[ProductSeen] = field(default_factory=list)
 
-    def record(self, where: Any, seen: Any) -> None:
-        """A call, a cast or a product, as it happens."""
-        at = At(*where)
-        if isinstance(seen, library.Called):
-            self.calls.append(CallSeen(at, seen.name))
-            return
-        if isinstance(seen, library.Cast):
-            self.casts.append(see_cast(seen, at))
-            return
-        if at.phase == "backward" and seen.role == "output":
-            seen = seen._replace(role="gradient")  # where all products are called alike
-        self.products.append(see_product(seen, at))
-
-    def after_each(
-        self, run: player.Training, events: Iterable[player.Event]
-    ) -> Iterator[player.Event]:
-        """The events, and behind each of them how things stand."""
-        for event in events:
-            yield event
-            self.writing = True
-            state = {
-                SlotName(*name): Slot(np.float32(host(scale)), host(window).copy())
-                for name, scale, window in self.subject.state(run.model)
-            }
-            self.moments.append(
-                Moment(
-                    event=run.event,
-                    calls=tuple(self.calls),
-                    casts=tuple(self.casts),
-                    products=tuple(self.products),
-                    state=state,
-                    pending=self.subject.pending(),
-                )
-            )
-            self.calls, self.casts, self.products = [], [], []
-            self.writing = False
+def _seen(at: At, one: Any) -> CallSeen | CastSeen | ProductSeen:
+    """A call, a cast or a product as the trace has it."""
+    if isinstance(one, Called):
+        return CallSeen(at, one.name)
+    if isinstance(one, Cast):
+        return see_cast(one, at)
+    if at.phase == "backward" and one.role == "output":
+        one = one._replace(role="gradient")  # where all products are called alike
+    return see_product(one, at)
 
 
 def _values(x: torch.Tensor) -> F32:

@@ -211,7 +211,7 @@ class _Run:
             raise_if_lost(error, program.device)
             raise
         if program.description.random:
-            torch.manual_seed(0)
+            player.seed(0)
         try:
             with self._watching():
                 self._train()

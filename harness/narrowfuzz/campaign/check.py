@@ -17,6 +17,7 @@ from narrowfuzz.case.arm import Arm, climb
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.spec import Case, Checkpoint, Compile, DataSpec, Spec, ValueClass
 from narrowfuzz.draw.specs import fixed
+from narrowfuzz.ledger.advice import OPERATORS
 from narrowfuzz.ledger.facts import Fact
 from narrowfuzz.machine.device import torch_name
 from narrowfuzz.machine.environment import prepare
@@ -150,9 +151,14 @@ def _unfiltered(asked: Asked, recipes: Iterable[Recipe], device: str) -> dict[st
 
 
 def _of_every_size(models: Sequence[Model]) -> dict[str, Fact]:
-    """That no linear has a bias, or one has, where that is so of every size."""
+    """That no linear has a bias, or one has, where that is so of every size; and which operators
+    they call, where that is known."""
     found = {model.fixed["bias"] for model in models}
-    return {"bias": found.pop()} if len(found) == 1 else {}
+    facts: dict[str, Fact] = {"bias": found.pop()} if len(found) == 1 else {}
+    called = [model.operators for model in models if model.operators is not None]
+    if len(called) == len(models):
+        facts[OPERATORS] = frozenset().union(*called)
+    return facts
 
 
 def _filtered(model: Model, recipes: Iterable[str], only: tuple[str, ...]) -> tuple[str, ...]:

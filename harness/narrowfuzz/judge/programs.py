@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import msgspec
@@ -48,7 +48,8 @@ class Programs:
         """The recipe's library, made ready."""
         if recipe.name not in self._subjects:
             recipe.prepare()
-            self._subjects[recipe.name] = recipe.subject(self.device)
+            subject = replace(recipe.subject(self.device), device=self.device)
+            self._subjects[recipe.name] = subject
         return self._subjects[recipe.name]
 
     def of(self, spec: Spec, arm: Arm) -> Program:

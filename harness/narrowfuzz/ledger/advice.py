@@ -10,9 +10,12 @@ from narrowfuzz.ledger.facts import OF_MACHINE, OF_RANKS, Fact, may_hold
 from narrowfuzz.ledger.ledger import Entry, stands
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine
-from narrowfuzz.operators import DEVIATIONS
+from narrowfuzz.operators import DEVIATIONS, OPERATOR_OF
+from narrowfuzz.operators.operator import Deviation
 from narrowfuzz.recipe.recipe import Recipe
 
+#: The fact of a configuration that names the operators that its model calls.
+OPERATORS = "operators"
 #: How the symptom of what only ranks show begins.
 _ON_RANKS = "fails only on ranks"
 
@@ -61,8 +64,7 @@ def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
 def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
     if not any(fnmatch.fnmatch(str(facts["recipe"]), glob) for glob in entry.recipes):
         return False
-    kernels = DEVIATIONS.get(entry.deviation)
-    if kernels is not None and kernels.device != facts["device"]:
+    if entry.deviation in DEVIATIONS and not _runs(DEVIATIONS[entry.deviation], facts):
         return False
     # its cases climb lower rungs as well, and may show it there
     cases = {name: fact for name, fact in facts.items() if name != "arm"}
@@ -74,6 +76,14 @@ def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
         may_hold(match.when, facts) and any(_on(arm, glob) for glob in match.fingerprints)
         for match in entry.matches
     )
+
+
+def _runs(kernels: Deviation, facts: dict[str, Fact]) -> bool:
+    """Can kernels that are known to deviate run there?"""
+    called = facts.get(OPERATORS)
+    if facts["device"] == "cpu" and isinstance(called, frozenset):  # models are tried on a CPU
+        return kernels.device == "cpu" and OPERATOR_OF[kernels.name] in called
+    return kernels.device == facts["device"]
 
 
 def _on(arm: Arm, fingerprint: str) -> bool:

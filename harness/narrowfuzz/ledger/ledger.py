@@ -274,7 +274,7 @@ def load_entries(folders: Sequence[Path] = ()) -> list[Entry]:
     """
     found: list[Entry] = []
     for folder in (*folders, known_dir()):
-        entries = [_load(path) for path in sorted(folder.glob("*.toml"))]
+        entries = [_load(p, p.stat().st_mtime_ns) for p in sorted(folder.glob("*.toml"))]
         if not entries and folder in folders:
             raise ValueError(f"--ledger {folder}: there is no entry, which is a TOML file, in it")
         found += entries
@@ -287,7 +287,9 @@ def load_entries(folders: Sequence[Path] = ()) -> list[Entry]:
     return found
 
 
-def _load(path: Path) -> Entry:
+@functools.cache
+def _load(path: Path, changed: int) -> Entry:
+    """The entry in a file that was ``changed`` last then."""
     try:
         entry = msgspec.toml.decode(path.read_bytes(), type=Entry)
         _check(entry)

@@ -82,6 +82,8 @@ class Model:
     multiplications: int = 0
     #: The tensors that a user's is called with, in words.
     inputs: tuple[str, ...] = ()
+    #: The operators of ``operators/`` that a user's calls; None: not known.
+    operators: frozenset[str] | None = None
     #: False of a user's that is called with other values than its defaults.
     by_default: bool = True
 

@@ -26,6 +26,12 @@ BY_NAME: dict[str, Operator] = {operator.name: operator for operator in _found()
 DEVIATIONS: dict[str, Deviation] = {
     deviation.name: deviation for operator in BY_NAME.values() for deviation in operator.deviations
 }
+#: Whose kernels those are, by the same name.
+OPERATOR_OF: dict[str, str] = {
+    deviation.name: operator.name
+    for operator in BY_NAME.values()
+    for deviation in operator.deviations
+}
 #: By the name of a kernel of torch that is a call of it: ``aten::sum.dim_IntList``.
 BY_KERNEL: dict[str, Operator] = {
     kernel: operator for operator in BY_NAME.values() for kernel in operator.kernels

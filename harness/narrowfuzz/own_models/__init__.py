@@ -88,6 +88,7 @@ def _model(source: Source, sizes: Mapping[str, float]) -> Model:
         inputs=facts.inputs,
         unrepeatable=facts.unrepeatable,
         multiplications=facts.multiplications,
+        operators=facts.operators,
     )
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from narrowfuzz.play import player
 from narrowfuzz.play.own import floats_in, tensors_in
 
 #: How often the same is asked: a counter that is looked at every second or every third time shows.
@@ -81,7 +82,7 @@ def asked(model: nn.Module, call: Callable[[], Any], *, seed: int = 0, foreign: 
     with _kept_generators(), ExitStack() as hooks:
         for name, module in model.named_modules():
             _watch(answer.seen, name, module, hooks)
-        torch.manual_seed(seed)
+        player.seed(seed)
         random.seed(foreign)
         np.random.seed(foreign)
         before = _states()
@@ -177,8 +178,8 @@ def multiplications(model: nn.Module, call: Callable[[], Any]) -> int:
     return found
 
 
-class _Operators(TorchDispatchMode):
-    """The operators that run in it, each with the shapes that it returns."""
+class Kernels(TorchDispatchMode):
+    """The kernels that run in it, by name, each with the shapes that it returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +187,7 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        self.ran.append((str(func), tuple(t.shape for t in tensors_in(made))))
+        self.ran.append((func.name(), tuple(t.shape for t in tensors_in(made))))
         return made
 
 
@@ -200,7 +201,7 @@ def kept_outside(model: nn.Module, blocks: Sequence[str], call: Callable[[], Any
         def computed() -> tuple[Any, Any]:
             torch.clear_autocast_cache()  # else a weight is cast the first time alone
             torch.set_rng_state(before)
-            with _Operators() as operators:
+            with Kernels() as operators:
                 given = forward(*args, **named)
             return given, (operators.ran, digest(tensors_in(given)))
 

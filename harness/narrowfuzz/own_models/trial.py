@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from narrowfuzz.case.spec import LARGEST_OWN
 from narrowfuzz.machine.environment import one_thread
 from narrowfuzz.models.catalog import FIXED_BY_OWN
+from narrowfuzz.operators import BY_KERNEL
 from narrowfuzz.own_models.source import Source, raised, refused
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Facts:
     inputs: tuple[str, ...]
     #: How often its linears multiply in a forward: rows x in_features x out_features.
     multiplications: int
+    #: The operators of ``operators/`` that it calls; None: not known.
+    operators: frozenset[str] | None
 
 
 def tried(source: Source) -> Facts:
@@ -90,7 +93,7 @@ def tried(source: Source) -> Facts:
                 f"the tensor it is called with has shape {tuple(example.shape)}: it needs "
                 "rows and features"
             )
-        answers, unreached = _answers(own, example, called, refuse)
+        answers, unreached, operators = _answers(own, example, called, refuse)
         if _buffers(module) != _buffers(own.model):
             other = make(own.driven)
             _calling(other, source, refuse)(example.flip(0) if ids else example * 0.5)
@@ -141,6 +144,7 @@ def tried(source: Source) -> Facts:
         unreached,
         _inputs(given),
         multiplications(own, lambda: called(example.clone())),
+        operators,
     )
 
 
@@ -221,17 +225,26 @@ def _changing(model: nn.Module, buffer: str) -> str:
 
 def _answers(
     own: OwnModel, example: torch.Tensor, called: Callable[[torch.Tensor], Any], refuse: Refuse
-) -> tuple[list[Answer], tuple[str, ...]]:
-    """What it answers again and again to the same, and its parameters that no gradient reaches."""
+) -> tuple[list[Answer], tuple[str, ...], frozenset[str] | None]:
+    """What it answers again and again to the same, its parameters that no gradient reaches, and the
+    operators that it calls."""
 
-    from narrowfuzz.own_models.calls import CALLS, asked, forgetful, strange_generator, unwritten
+    from narrowfuzz.own_models.calls import (
+        CALLS,
+        Kernels,
+        asked,
+        forgetful,
+        strange_generator,
+        unwritten,
+    )
 
     def call() -> Any:
         x = example.clone()
         return called(x.requires_grad_() if x.is_floating_point() else x)
 
-    answers = [asked(own.model, call)]
-    first = answers[0]
+    with Kernels() as kernels:
+        first = asked(own.model, call)
+    answers = [first]
     if not sum(t.numel() for t in first.floats):
         raise refuse("it returns no tensor of floats: there is nothing to compare")
     if not any(t.requires_grad for t in first.floats):
@@ -244,7 +257,8 @@ def _answers(
             f"it returns memory that nobody wrote: the output of {which} is NaN where torch.empty "
             "gives NaN. Write all of what torch.empty gives, or take torch.zeros"
         )
-    unreached = _unreached(own.model, first)
+    with kernels:
+        unreached = _unreached(own.model, first)
     answers += [
         asked(own.model, call) for _ in range(CALLS - 1)
     ]  # what a backward left matters, too
@@ -260,11 +274,15 @@ def _answers(
             f"its random numbers cannot be repeated: {which}, and torch.manual_seed and "
             "checkpoints restore torch's generator alone. Draw with torch.rand or torch.bernoulli"
         )
-    return answers, unreached
+    if unreached is None:
+        return answers, (), None
+    ran = (BY_KERNEL.get(name) for name, _ in kernels.ran)
+    return answers, unreached, frozenset(operator.name for operator in ran if operator)
 
 
-def _unreached(model: nn.Module, answer: Answer) -> tuple[str, ...]:
-    """The parameters that train, and get no gradient from what it returned."""
+def _unreached(model: nn.Module, answer: Answer) -> tuple[str, ...] | None:
+    """The parameters that train, and get no gradient from what it returned; None where backward
+    fails."""
     import torch
 
     ends = [t for t in answer.floats if t.requires_grad]
@@ -274,7 +292,7 @@ def _unreached(model: nn.Module, answer: Answer) -> tuple[str, ...]:
     try:
         torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
     except Exception:  # noqa: BLE001 - the judge runs it again, and what it raises is a finding
-        return ()
+        return None
     return tuple(name for name, p in trained.items() if p.grad is None)
 
 

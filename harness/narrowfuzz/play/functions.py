@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from narrowfuzz.play.player import seed
+
 #: Packages whose Functions are no user's.
 LIBRARIES = ("torch", "torchao", "transformer_engine", "triton", "narrowfuzz", "te_on_cpu")
 
@@ -179,7 +181,7 @@ def called_with(call: FunctionCall, values: Mapping[int, torch.Tensor]) -> list[
     need a gradient, with the same random numbers each time. Arguments are copies: it may write into
     them."""
     state = torch.get_rng_state()
-    torch.manual_seed(0)
+    seed(0)
     args, kwargs = mapped((call.args, call.kwargs), torch.clone)
     args = [values[i].clone() if i in values else a for i, a in enumerate(args)]
     for generator in (a for a in args if isinstance(a, torch.Generator)):

@@ -42,10 +42,10 @@ class Compile:
 
 @dataclass(frozen=True)
 class Layers:
-    """A model of a library's own layers: the ``order`` in which it calls them by name, and how each
-    forward does, by its number (``inside``, ``first``, ``path``). A checkpoint of ``by`` wraps
-    ``each`` layer, the ``whole``, or both; only where ``recomputed`` does backward compute again.
-    ``caching``: layers take is_first_microbatch."""
+    """A model of a library's own layers, made under ``settings``: the ``order`` in which it calls
+    them by name, and how each forward does, by its number (``inside``, ``first``, ``path``). A
+    checkpoint of ``by`` wraps ``each`` layer, the ``whole``, or both; only where ``recomputed``
+    does backward compute again. ``caching``: layers take is_first_microbatch."""
 
     order: tuple[str, ...]
     layout: str = ""
@@ -57,6 +57,7 @@ class Layers:
     by: str = "library"
     reentrant: bool = False
     caching: bool = False
+    settings: Any = None
 
 
 @dataclass(frozen=True)

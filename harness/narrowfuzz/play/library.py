@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import namedtuple
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from narrowfuzz.play.job import Taps
+from narrowfuzz.play.job import Event, Taps
 from narrowfuzz.play.layers import in_backward
-from narrowfuzz.play.player import Kept, Training
+from narrowfuzz.play.player import Kept, Trace, Training, leave, train
 
 #: Where execution stands: in a phase of which forward's which layer call; -1: outside any.
 Where = namedtuple("Where", "phase of call", defaults=(-1, -1))
@@ -32,6 +32,73 @@ Cast = namedtuple("Cast", "slot input codes scale format")
 Side = namedtuple("Side", "codes inverse format")
 #: One product of two operands.
 Product = namedtuple("Product", "role a b")
+
+
+def play_layers(
+    trace: Trace,
+    fill: Callable[[Any], Any],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    subject: Any,
+    job: Any,
+    taps: Taps,
+) -> Trace:
+    """A model of a library's layers, whose parameters ``fill`` sets, through all events.
+    ``recorded`` gets (event, where, cast or product), ``calls`` (event, where, call), ``states``
+    every slot's scale and window after each event, ``pending`` what the library has set aside then;
+    ``began`` gets the parameters."""
+    torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
+    run = trace.training = training_of(
+        fill(built(job.layers.settings, subject=subject, job=job)),
+        subject=subject,
+        job=job,
+        taps=taps,
+    )
+    if taps.begins:
+        trace.began = {name: on_host(p) for name, p in run.model.named_parameters()}
+
+    def record(where: Any, seen: Any) -> None:
+        (trace.calls if type(seen) is Called else trace.recorded).append(
+            (run.event, where, copied(seen))
+        )
+
+    if taps.listens:
+        run.record = record
+    train(
+        trace,
+        run,
+        tensors,
+        # a script's events stand in a variable of this name
+        noting(trace, run, job.events, subject=subject, taps=taps)
+        if taps.states or taps.pending
+        else job.events,
+        job=job,
+        taps=taps,
+    )
+    leave(run)
+    if taps.keeps:
+        trace.results = by_event(trace.kept)
+    return trace
+
+
+def noting(
+    trace: Trace, run: Training, events: Iterable[Event], *, subject: Any, taps: Taps
+) -> Iterator[Event]:
+    """The events, and behind each of them the library's state."""
+    for event in events:
+        yield event
+        if taps.states:
+            held = subject.state(run.model)
+            trace.states.append({slot: (scale.clone(), past.clone()) for slot, scale, past in held})
+        if taps.pending:
+            trace.pending.append(subject.pending())
+
+
+def copied(t: Any) -> Any:
+    """What is seen, as it is now."""
+    if isinstance(t, tuple):
+        return type(t)(*map(copied, t)) if hasattr(t, "_fields") else t
+    return t.detach().clone() if isinstance(t, torch.Tensor) else t
 
 
 def training_of(layers: nn.ModuleDict, *, subject: Any, job: Any, taps: Taps) -> Training:

@@ -1,4 +1,4 @@
-"""What a script keeps of a training of a library's layers, and what it asks of it.
+"""What a script asks of a training of a library's layers.
 
 Each check says how it went in a sentence, and whether the divergence shows.
 """
@@ -7,82 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from narrowfuzz.play.check import Sentence, equal
-from narrowfuzz.play.job import Event, Job, Taps
-from narrowfuzz.play.library import Called, Cast, Side, built, by_event, on_host, training_of
-from narrowfuzz.play.player import Trace, leave, train
+from narrowfuzz.play.library import Cast, Side
+from narrowfuzz.play.player import Trace
 
 _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-
-
-def noted(
-    trace: Trace,
-    settings: Any,
-    fill: Callable[[Any], Any],
-    tensors: Mapping[str, torch.Tensor],
-    *,
-    subject: Any,
-    job: Job,
-    taps: Taps,
-    resets: bool = False,
-) -> Trace:
-    """A model of these settings, whose parameters ``fill`` sets, through all events.
-    ``recorded`` gets (event, where, cast or product), ``states`` every slot's scale and window
-    after each event, ``pending`` what the library has set aside then; ``began`` gets the
-    parameters."""
-    if resets:
-        subject.reset()
-    torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
-    run = training_of(
-        fill(built(settings, subject=subject, job=job)), subject=subject, job=job, taps=taps
-    )
-    if taps.begins:
-        trace.began = {name: on_host(p) for name, p in run.model.named_parameters()}
-
-    def record(where: Any, seen: Any) -> None:
-        if type(seen) is not Called:
-            trace.recorded.append((run.event, where, copied(seen)))
-
-    def standing(events: Iterable[Event]) -> Iterator[Event]:
-        """Each event, and behind it how things stand."""
-        for event in events:
-            yield event
-            if taps.states:
-                held = subject.state(run.model)
-                trace.states.append(
-                    {slot: (scale.clone(), window.clone()) for slot, scale, window in held}
-                )
-            if taps.pending:
-                trace.pending.append(subject.pending())
-
-    if taps.listens:
-        run.record = record
-    train(
-        trace,
-        run,
-        tensors,
-        # a script's events stand in a variable of this name
-        standing(job.events) if taps.states or taps.pending else job.events,
-        job=job,
-        taps=taps,
-    )
-    leave(run)
-    if taps.keeps:
-        trace.results = by_event(trace.kept)
-    return trace
-
-
-def copied(t: Any) -> Any:
-    """What is seen, as it is now."""
-    if isinstance(t, tuple):
-        return type(t)(*map(copied, t)) if hasattr(t, "_fields") else t
-    return t.detach().clone() if isinstance(t, torch.Tensor) else t
 
 
 @contextlib.contextmanager

@@ -42,6 +42,8 @@ class Trace:
     phase: str = "convert"
     #: What of a phase is done, where that is not what the phase is called after: to be said only.
     doing: str = ""
+    #: The training of a library's layers that it is of.
+    training: Any = None
 
 
 def call_of(trace: Trace, module: str, index: int, phase: str = "forward") -> Any:
@@ -210,6 +212,14 @@ def given(tensors: Mapping[str, torch.Tensor], name: str, *places: Any) -> torch
     """The tensor of the first place that has one of its own, or else the one of all."""
     own = (f"{name}@{place}" for place in places)
     return tensors[next((key for key in own if key in tensors), name)]
+
+
+def seed(number: int) -> None:
+    """torch.manual_seed of the generators that are there: for each kind of device that is not, that
+    one writes the stack down, which takes longer than a small call."""
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
 
 
 @contextlib.contextmanager

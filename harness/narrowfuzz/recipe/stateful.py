@@ -56,6 +56,8 @@ class Subject:
     #: Modules that resize windows of maxima: what fails in them once the length of the history has
     #: changed has another cause than what fails in them before.
     resizing: frozenset[str] = frozenset()
+    #: Where its layers are, as torch calls it. Who asks a recipe for its subject writes it down.
+    device: str = "cpu"
 
 
 def no_subject(device: str) -> Subject:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from narrowfuzz.arms.functions import ids_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.play import derivatives, differences, functions, own
+from narrowfuzz.play import derivatives, differences, functions, own, player
 from narrowfuzz.trace.expect import DerivativeOf
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.parts import TORCH_NAME, docstring, guarded
 from narrowfuzz.triage.script.paste import pasted
 
-_SOURCES = (own, functions, differences, derivatives)
+_SOURCES = (player, own, functions, differences, derivatives)
 
 
 def write_function_script(spec: Spec, verdict: Verdict, device: str) -> str:

@@ -84,7 +84,7 @@ def of_layers(
     whole = [
         texts("job", run.job(device, caching=caching))
         | texts("taps", own_check.taps)
-        | {"resets": repr(own_check.other != "before"), "job.events": "events"}
+        | {"job.events": "events", "job.layers.settings": names[plain(run.case.spec.settings)]}
         | {"job.layers.hows": _text(_differing(run, forwards), names)}
         for run in runs
     ]
@@ -95,15 +95,19 @@ def of_layers(
     verbs = verb_names(recipe, device)
     constants |= {f"subject.{name}": called for name, called in verbs.items()}
     constants |= {"subject": "None", "subject.layer": "layer"}
+    reset = "" if own_check.other == "before" else f"{verbs['reset']}()"
     if own_check.edges:
         constants["subject.listen"] = "edges"
-    one = len({_made(run.case.spec) for run in runs}) == 1
+    one = _alike(runs)
     ready = [f"{verbs['enter']}()"] if "enter" in verbs else []
     made = "None" if one else "spec"
     ready.append(f"layer = lambda settings, of={verbs['layer']}: of({made}, settings)")
 
+    plays = _plays(runs, given, constants, names, own_check, device, reset)
+
     def library(called: Collection[str]) -> list[str]:
-        used = [n for n in verbs if n in ("enter", "layer") or verbs[n] in called]
+        called = {*called, *(verbs[name] for name in ("enter", "layer", "reset") if name in verbs)}
+        used = [name for name in verbs if verbs[name] in called]
         settings = case.spec.settings if len(names) == 1 else None
         spec = case.spec if one else None
         return [verbs_source(recipe, device, spec, settings, used), *ready]
@@ -113,12 +117,12 @@ def of_layers(
         recipe.name,
         case.spec.recipe,
         "import numpy as np\nimport torch\ntorch.set_num_threads(1)",
-        "noted",
+        "play_layers",
         SOURCES,
         constants,
         sorted(given[0]),
         library,
-        "\n".join((*_plays(runs, given, constants, names, one, own_check, device), own_check.text)),
+        "\n".join((*plays, own_check.text)),
         shares=True,
     )
 
@@ -180,19 +184,19 @@ def _plays(
     given: Sequence[Mapping[str, str]],
     constants: Mapping[str, str],
     names: Mapping[Any, str],
-    one: bool,
     own_check: Check,
     device: str,
+    reset: str,
 ) -> Iterator[str]:
-    """Data of the runs, and the runs."""
+    """Data of the runs, and the runs, each after a ``reset`` if any."""
     yield from (f"{name} = {settings!r}" for settings, name in names.items())
     yield from (f"start_ranks({run.ranks})" for run in runs if run.ranks)
     shown = ""
     for run, own in zip(runs, given, strict=True):
-        spec, begins = run.case.spec, plain(run.case.spec.settings)
+        spec = run.case.spec
         data = _tensors(run.case, constants)
         text = f"events = {_wrapped([_text(event, names) for event in events_of(spec)])}"
-        head = "" if one else f"import types\n{_spec(spec)}\n"
+        head = "" if _alike(runs) else f"import types\n{_spec(spec)}\n"
         if head + data + text != shown:
             shown = head + data + text
             yield f"{head}{data}\n{text}"
@@ -200,25 +204,24 @@ def _plays(
         if "seed" not in constants:
             fill = f"lambda layers: filled(layers, seed={run.case.data.seed})"
         more = "".join(f", {name}={text}" for name, text in own.items())
-        begun = f"noted(Trace(), {names[begins]}, {fill}, "
+        begun = f"play_layers(Trace(), {fill}, "
         where = "" if device == "cpu" else f", device={device!r}"
-        yield from _call(run, begun, f"{more})", where, own_check)
+        again = own_check.runs and run.variable == "run"
+        lines = [*([reset] if reset else ()), *_call(run, begun, f"{more})", where, again)]
+        yield "\n    ".join(("def again():", *lines)) if again else "\n".join(lines)
 
 
-def _call(run: Run, begun: str, rest: str, where: str, own_check: Check) -> Iterator[str]:
-    """The run, and where its trace is kept; its tensors stand between ``begun`` and ``rest``. Of
-    ranks, which are told ``where`` they compute, the first goes on."""
+def _call(run: Run, begun: str, rest: str, where: str, again: bool) -> Iterator[str]:
+    """The run, and where its trace is kept unless it is run ``again``; its tensors stand between
+    ``begun`` and ``rest``. Of ranks, which are told ``where`` they compute, the first goes on."""
     whose = f"of_rank(tensors, {run.rank})" if run.rank else "tensors"
     call, keeps = f"{begun}{whose}{rest}", f"{run.variable} = " if run.variable else ""
     if run.ranks:
         on_rank, shape = f"{begun}of_rank(tensors, rank){rest}", {"data": run.ranks}
         call = f"on_processes({shape}, lambda rank, mesh: {on_rank}, seconds=20.0{where})"
         keeps = "ranks = "
-    if own_check.runs and run.variable == "run":
-        yield f"def again():\n    {call}"
-        return
-    yield f"{keeps}{call}"
-    if run.ranks:
+    yield call if again else f"{keeps}{call}"
+    if run.ranks and not again:
         yield f'if os.environ["RANK"] != "0":\n    sys.exit(0)\n{run.variable} = ranks[{run.rank}]'
 
 
@@ -280,6 +283,11 @@ def _tensors(case: Case, constants: Mapping[str, str]) -> str:
                 for name, drawn in events_data.names_of(event, number)
             ]
     return f"tensors = {{{_wrapped(calls)[1:-1]}}}"
+
+
+def _alike(runs: Sequence[Run]) -> bool:
+    """Are the layers of all runs made of the same?"""
+    return len({_made(run.case.spec) for run in runs}) == 1
 
 
 def _made(spec: Spec) -> Spec:
