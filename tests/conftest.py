@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.verify import RunScript
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked ``one_in(n)`` the first of every n rows is tried each time; others
+    are ``heavy``, as rows that are so already."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is None or item.get_closest_marker("heavy"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % mark.args[0]:
+            item.add_marker("heavy")
+        seen[test] += 1
 
 
 @pytest.fixture(scope="session", autouse=True)

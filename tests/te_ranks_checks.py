@@ -1,9 +1,10 @@
 """Run by test_te_ranks.py in a process of its own: prints what the rules say of TransformerEngine's
-delayed scaling on ranks, a line of JSON for each case."""
+delayed scaling on ranks, a line of JSON for each case, or each that is named."""
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -65,16 +66,20 @@ def shown_by(judge: Judge, faulty: Case, cause: Verdict, fault: str) -> list[boo
     return [run.shown for run in runs]
 
 
-def main() -> None:
+def main(named: list[str]) -> None:
     prepare()
     enter()
     settle()
     judge = Judge(with_layers(load_every()), load_ledger())
     for name, (ranks, settings, checkpoint) in CLEAN.items():
+        if named and name not in named:
+            continue
         found = judge.judge(case(ranks, settings, checkpoint))
         ok = sorted({v.oracle for v in found.verdicts if v.status == "ok" and v.oracle[0] == "S"})
         print(json.dumps(["CLEAN", name, len(found.causes), ok]), flush=True)
     for fault, settings in FAULTS.items():
+        if named and fault not in named:
+            continue
         faulty = case(2, settings)
         with planted("", fault):
             causes = judge.judge(faulty).causes
@@ -84,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -141,6 +141,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_match(
     assert says in refused(*argv)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -302,6 +303,7 @@ class TestJson:
         assert nf("list", "models", "--json")[0] == 0, "standard output is back"
 
 
+@pytest.mark.heavy
 def test_a_quiet_run_says_the_verdict_and_nothing_around_it(
     nf: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
@@ -350,6 +352,7 @@ class TestOutputFolder:
         assert "old" in refused("run", "--resume", "--out", "old")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("text", "says"),
     [

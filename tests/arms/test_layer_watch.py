@@ -61,6 +61,7 @@ def tapped(recipe: str, model: str, mode: str) -> Trace:
     return ran(spec_of(recipe, model), mode)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("recipe", [PLAIN, ROWWISE])
 @pytest.mark.parametrize(("model", "mode"), PLACES)
 def test_watching_changes_no_bit(recipe: str, model: str, mode: str) -> None:
@@ -244,6 +245,7 @@ def test_the_check_of_operands_can_tell_two_calls_apart() -> None:
 QUANTISED = sorted(name for name, r in RECIPES.items() if r.plan(Spec(recipe=name)).quantised)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("recipe", QUANTISED)
 @pytest.mark.parametrize("focus", range(8))
 def test_focus_limits_to_one_layer_in_turn(recipe: str, focus: int) -> None:

@@ -249,6 +249,7 @@ def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
     assert "fixed" in done.stdout
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_an_aborted_worker_costs_one_worker_and_names_its_case(
     tmp_path: Path, scripts: RunScript
@@ -311,6 +312,7 @@ def test_ctrl_c_names_the_lost_cases_that_were_not_looked_into(tmp_path: Path) -
     load_case(lost.read_bytes())
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_an_exception_of_ours_ends_the_run_with_3_and_a_note(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RAISES)

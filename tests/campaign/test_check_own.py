@@ -65,6 +65,7 @@ def test_of_a_model_without_problems_it_is_said_what_was_checked(tmp_path: Path)
     assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
 
 
+@pytest.mark.heavy
 def test_what_its_first_cases_compile_is_counted(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TINY)
     argv = ("--cases", "11", "--compile", "aot_eager")
@@ -97,6 +98,7 @@ def test_a_forward_that_differs_is_said_before_anything_runs(refused: Refused) -
     assert "blocks.1 (EverySecond)" in line
 
 
+@pytest.mark.heavy
 def test_of_a_run_that_is_not_green_it_is_said_why(tmp_path: Path) -> None:
     """Its first cases did not all happen; and parameters without a gradient are noted."""
     idle = TINY.replace("nn.GELU()", "Idle()") + (

@@ -37,6 +37,7 @@ def drawn(slices: int, a_slice: int) -> list[Spec]:
     return found
 
 
+@pytest.mark.heavy
 def test_a_model_that_a_slice_had_no_time_for_has_its_turn_in_the_next() -> None:
     small = {model.name for model in MODELS.values() if model.kind not in ("linear", "block")}
     assert {spec.model for spec in drawn(slices=12, a_slice=2)} == small

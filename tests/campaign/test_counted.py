@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.case.spec import Case
@@ -51,6 +52,7 @@ def test_a_slow_machine_draws_the_same_cases() -> None:
     assert len(set(fast)) > 50
 
 
+@pytest.mark.heavy
 def test_with_a_time_to_fill_results_steer_what_is_compiled() -> None:
     """Else the test above could not fail."""
     timed = replace(COUNTED, cases=0)

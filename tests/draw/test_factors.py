@@ -50,6 +50,7 @@ def test_a_weight_used_twice_meets_every_rung_and_dropout_every_checkpoint(
         assert not told[factor].lacking, factor
 
 
+@pytest.mark.heavy
 def test_what_cannot_be_drawn_has_a_reason() -> None:
     rows = rows_of("torchao.mxfp8.floor", "torch.bf16")
     assert rows["torchao.mxfp8.floor", "dtype"][1:] == (

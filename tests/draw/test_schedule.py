@@ -173,6 +173,7 @@ class TestDraw:
         assert any(s.checkpoint != "none" for s in frozen)
         assert not any(s.reentrant for s in frozen)
 
+    @pytest.mark.heavy
     def test_drawing_costs_little(self) -> None:
         """Held against what the same machine takes to draw plain numbers."""
 

@@ -411,6 +411,7 @@ def test_compiled_batches_are_mostly_aligned() -> None:
     assert 0 < odd < 0.25 * len(specs_)
 
 
+@pytest.mark.heavy
 def test_drawing_a_case_costs_little() -> None:
     """Held against what the same machine takes to draw plain numbers."""
 

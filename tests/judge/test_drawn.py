@@ -62,6 +62,7 @@ def test_references_made_together_are_those_made_alone(spec: Spec) -> None:
                     assert same_bits(some.scale, other.scale).all()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.recipe)
 def test_a_case_is_judged_as_if_it_had_been_drawn_alone(spec: Spec) -> None:
     judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}))

@@ -70,6 +70,7 @@ def test_a_release_that_does_not_import_is_refused(tmp_path: Path) -> None:
     assert "torchao==0.12.0: it does not import here: ImportError: no such" in ran.stderr
 
 
+@pytest.mark.heavy
 def test_the_command_starts_again_over_the_release_and_says_what_it_cannot_play(
     tmp_path: Path,
 ) -> None:

@@ -75,6 +75,7 @@ def cases(model: Model, narrow: str, **changes: Any) -> Iterator[Case]:
         yield Case(spec=spec, data=DataSpec())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "narrow"), FASTEST.items(), ids=[*FASTEST])
 def test_nothing_is_said_of_a_page_that_is_right(name: str, narrow: str) -> None:
     model = page(name)
@@ -120,6 +121,7 @@ def narrow_cases(name: str, recipe: str, checkpoint: str = "full") -> Iterator[C
             yield Case(spec=spec, data=DataSpec())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("entry", OF_OWN)
 def test_an_entry_of_users_models_explains_its_page(entry: str) -> None:
     name, recipes, checkpoint = OF_OWN[entry]
@@ -197,6 +199,7 @@ def test_parts_of_another_precision_keep_it() -> None:
         assert not Judge(RECIPES, LEDGER).judge(case).causes
 
 
+@pytest.mark.heavy
 def test_what_does_not_run_in_float64_is_not_called_random() -> None:
     """It casts to float32 by itself, and float32 does not go with float64 parameters."""
     for name, there in (("mixed_dtypes.py:build", False), ("softcap.py:build", True)):

@@ -133,6 +133,7 @@ def causes(case: Case) -> set[str]:
     return Judge(recipes(), load_ledger()).judge(case).fingerprints()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

@@ -27,7 +27,6 @@ from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import delayed
 from narrowfuzz.recipe.recipe import load_every, with_layers
-from samples import one_in
 
 prepare()
 settle()
@@ -158,7 +157,8 @@ def test_every_state_fault_has_its_rules() -> None:
     assert set(FOUND_BY) == set(state_faults())
 
 
-@pytest.mark.parametrize("id", one_in(3, FOUND_BY))
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize("id", FOUND_BY)
 def test_a_fault_is_found_and_then_gone(id: str) -> None:
     before, _ = host(), cases()
     started = time.perf_counter()
@@ -171,7 +171,8 @@ def test_a_fault_is_found_and_then_gone(id: str) -> None:
     assert not judge().judge(judgement.case).causes
 
 
-@pytest.mark.parametrize("part", one_in(4, range(4)))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("part", range(4))
 def test_nothing_is_found_without_a_fault(part: int) -> None:
     for case in cases()[part::4]:
         causes = judge().judge(case).causes

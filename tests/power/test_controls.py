@@ -31,7 +31,6 @@ from narrowfuzz.power.record import Controlled
 from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, select
 from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.verify import run_script
-from samples import one_in
 
 prepare()
 settle()
@@ -89,6 +88,7 @@ def case_of(control: Plant) -> Case:
     return Case(spec=spec, data=DataSpec())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("control", PLANTED, ids=lambda control: control.id)
 def test_what_a_control_plants_runs_and_is_silent(control: Plant) -> None:
     ran: set[str] = set()
@@ -214,9 +214,8 @@ def run(plant: Plant, file: str = "") -> Controlled:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("campaign")
-@pytest.mark.parametrize(
-    "control_id", one_in(3, ["plain-norms", "float8-power-by-bits", "delayed-unfused"])
-)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("control_id", ["plain-norms", "float8-power-by-bits", "delayed-unfused"])
 def test_a_control_is_silent(control_id: str) -> None:
     result = run(CONTROLS[control_id])
     assert (result.cases, result.findings, result.problem) == (60, (), "")

@@ -132,6 +132,7 @@ def test_clean_cases_are_silent_also_where_relations_cross_the_filters_shapes(ca
     assert not judged.causes, judged.causes[0].sentence()
 
 
+@pytest.mark.heavy
 @settings(
     max_examples=20, phases=[Phase.generate], database=None, deadline=None, derandomize=True,
     suppress_health_check=list(HealthCheck),

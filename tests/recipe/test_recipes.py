@@ -177,6 +177,7 @@ SCRIPTED = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "backend", "arm", "role"),

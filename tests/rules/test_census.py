@@ -31,7 +31,6 @@ from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import severity_of
 from narrowfuzz.triage.script.census import write_census_script
-from samples import one_in
 
 prepare()
 settle()
@@ -189,9 +188,10 @@ FOLDED: dict[str, set[ChangeKind]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "sample",
-    one_in(3, SAMPLES),  # each is a process
+    SAMPLES,  # each is a process
     ids=name,
 )
 def test_a_script_shows_what_the_census_found_and_nothing_else(

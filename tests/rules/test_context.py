@@ -29,7 +29,6 @@ from narrowfuzz.rules.rule import in_context
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import run_script
-from samples import one_in
 
 RECIPES = load_recipes()
 BF16 = RECIPES["torch.bf16"]
@@ -86,7 +85,8 @@ CLEAN: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("sharding", "fields", "rule"), one_in(3, CLEAN))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(("sharding", "fields", "rule"), CLEAN)
 def test_a_clean_training_is_silent(
     on_cpu: None, sharding: dict[str, Any], fields: dict[str, Any], rule: str
 ) -> None:
@@ -102,7 +102,8 @@ FAULTS = (
 )
 
 
-@pytest.mark.parametrize(("fault", "rules"), one_in(3, FAULTS))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(("fault", "rules"), FAULTS)
 def test_a_fault_is_seen(on_cpu: None, fault: str, rules: set[str]) -> None:
     with planted("", fault):
         seen = {verdict.oracle for verdict in judged(case({"context": 2})).causes}

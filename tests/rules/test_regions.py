@@ -142,6 +142,7 @@ def test_what_torch_makes_of_casts_that_selective_checkpoints_share_is_known() -
     assert {v.explained_by for v in known.known} == {"sac-autocast-cached-cast"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoint", ["full", "reentrant"])
 @pytest.mark.parametrize("model", ["llama_block", "two_blocks", "joined_blocks"])
 def test_a_checkpoint_inside_a_checkpoint_recomputes_the_same(checkpoint: str, model: str) -> None:

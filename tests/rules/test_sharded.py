@@ -22,7 +22,6 @@ from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.triage import _still
 from narrowfuzz.triage.verify import run_script
-from samples import one_in
 
 RECIPES = load_recipes()
 TENSORWISE = "torchao.float8.tensorwise"
@@ -52,7 +51,8 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("recipe", ["torch.bf16", TENSORWISE, "torchao.float8.rowwise"])
-@pytest.mark.parametrize("sharding", one_in(3, LAYOUTS), ids=str)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("sharding", LAYOUTS, ids=str)
 def test_a_clean_layout_is_silent(recipe: str, sharding: dict[str, Any]) -> None:
     judged = judge().judge(case(recipe, sharding, bias="float8" not in recipe))
     assert judged.ran and not judged.causes
@@ -265,6 +265,7 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
 )  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("fault", "recipe", "sharding", "fields", "rules"), FAULTS, ids=[fault[0] for fault in FAULTS]
 )
@@ -285,9 +286,10 @@ SCRIPTED = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize(
     ("name", "recipe", "sharding", "fields", "rules"),
-    one_in(11, [fault for fault in FAULTS if fault[0] in SCRIPTED]),
+    [fault for fault in FAULTS if fault[0] in SCRIPTED],
 )
 def test_a_script_shows_it(
     name: str,

@@ -21,7 +21,6 @@ from narrowfuzz.triage.first_bad import first_bad, with_first_bad
 from narrowfuzz.triage.needs import needless_of
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
-from samples import one_in
 
 MADE = """
 import sys, torch
@@ -52,7 +51,9 @@ def test_a_huge_number_alone_is_no_bad_value() -> None:
     assert told("import torch; torch.exp2(torch.full((3,), 100.0)).sum()") == []
 
 
-@pytest.mark.parametrize("sharding", one_in(2, [{"data": 2, "tensor": 2}, {"data": 2}]))
+@pytest.mark.heavy
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("sharding", [{"data": 2, "tensor": 2}, {"data": 2}])
 def test_on_ranks_it_names_the_rank(sharding: dict[str, Any]) -> None:
     spec = Spec(recipe="torch.bf16", m=32, k=32, n=32, sharding=Sharding(**sharding))
     case, recipe = Case(spec=spec, data=DataSpec(seed=3)), load_recipes()["torch.bf16"]

@@ -51,7 +51,6 @@ from narrowfuzz.triage.script.layers import of_layers
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, ScriptRun, run_script
-from samples import one_in
 from te_on_cpu.environment import CHOICE, ensure
 
 HERE = Path(__file__).parents[1]
@@ -120,9 +119,10 @@ def run_here(script: str, folder: Path) -> int:
     return int(str(ended.value.code))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "fault",
-    one_in(3, SHOWN_BY),
+    SHOWN_BY,
 )
 def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
     fault: str, tmp_path: Path

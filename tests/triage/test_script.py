@@ -41,7 +41,6 @@ from narrowfuzz.trace.verdict import OtherRun, Verdict, fingerprint
 from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.script.short_check import check_alone
 from narrowfuzz.triage.verify import RunScript, run_script
-from samples import one_in
 
 MAX_LINES = 60
 #: Of a linear whose operands are looked at: its recipe's tap comes along.
@@ -215,9 +214,10 @@ def arms_of(oracle: str) -> list[str]:
     return ["eager"] if oracle == "census" or BY_NAME[oracle].reruns or oracle == "R13" else names
 
 
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize(
     ("oracle", "name"),
-    one_in(8, places()),
+    places(),
 )
 def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
     case = Case(spec=SPECS[name], data=DataSpec())
@@ -249,7 +249,8 @@ def test_a_single_linear_has_a_short_script(oracle: str, arm: str) -> None:
 
 
 @pytest.mark.parametrize(("what", "bound"), [("scale", False), ("result", False), ("result", True)])
-@pytest.mark.parametrize(("oracle", "name"), one_in(4, (p for p in places() if p[0] in VARIANTS)))
+@pytest.mark.one_in(12)
+@pytest.mark.parametrize(("oracle", "name"), (p for p in places() if p[0] in VARIANTS))
 def test_every_variants_symptom_has_a_script(
     oracle: str, name: str, what: str, bound: bool
 ) -> None:
@@ -413,10 +414,11 @@ SLOW = {"amax-ignores-negatives", "backward-unsupported"}
 
 
 @TOGETHER
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "fault_id",
     [
-        *one_in(3, sorted(set(builtin_faults()) - ELSEWHERE - SLOW)),
+        *sorted(set(builtin_faults()) - ELSEWHERE - SLOW),
         *(pytest.param(id, marks=pytest.mark.heavy) for id in sorted(SLOW - ELSEWHERE)),
     ],
 )
@@ -434,6 +436,7 @@ def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> Non
     assert len(refusals) < len(found), "; ".join(refusals)
 
 
+@pytest.mark.one_in(3)
 @TOGETHER
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -487,6 +490,7 @@ BROKEN: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("relation", "fault_id", "spec", "data"), BROKEN)
 def test_a_relations_script_fails_under_its_fault_and_passes_without(

@@ -42,7 +42,6 @@ from narrowfuzz.trace.expect import (
 from narrowfuzz.trace.verdict import OtherRun, Verdict
 from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.verify import RunScript, run_script
-from samples import one_in
 
 FLOAT8 = "torchao.float8.rowwise"
 GRADIENT = "layers.0.attention.wq.weight.grad"
@@ -132,7 +131,8 @@ def assert_stands_alone(text: str) -> None:
 NAMES = [name for name in get_args(ModelName) if name != "linear"]
 
 
-@pytest.mark.parametrize(("rule", "model"), one_in(3, itertools.product(RULES, NAMES)))
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize(("rule", "model"), itertools.product(RULES, NAMES))
 def test_every_rules_script_stands_alone(rule: str, model: str) -> None:
     assert_stands_alone(written(rule, spec_of(model, **SMALL)))
 
@@ -153,7 +153,8 @@ def judged_on() -> list[tuple[str, str]]:
     return [(r, a.name) for r in RULES for a in arms if a.compiler or r not in COMPILED]
 
 
-@pytest.mark.parametrize(("rule", "arm"), one_in(5, judged_on()))
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize(("rule", "arm"), judged_on())
 def test_every_rung_has_a_script(rule: str, arm: str) -> None:
     assert_stands_alone(written(rule, spec_of("two_blocks", **RICH), arm=arm))
 
@@ -223,7 +224,8 @@ AGREE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("model", "changes"), one_in(3, AGREE))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(("model", "changes"), AGREE)
 def test_a_script_runs_what_the_arm_ran(model: str, changes: dict[str, Any]) -> None:
     """Same results, bit for bit, as the case left on the arm; else it shows another thing."""
     spec = spec_of(model, **changes)
@@ -280,9 +282,10 @@ def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "rule",
-    one_in(6, RULES),  # each is a process that compiles
+    RULES,  # each is a process that compiles
 )
 def test_on_a_clean_library_it_exits_0(tmp_path: Path, scripts: RunScript, rule: str) -> None:
     spec = spec_of("two_blocks", batch=2, m=16, checkpoint="selective",

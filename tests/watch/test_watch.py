@@ -17,7 +17,6 @@ from narrowfuzz_watch import command
 from narrowfuzz_watch.command import Asked, _rerun, watch_command
 from narrowfuzz_watch.records import FirstBad, Report
 from narrowfuzz_watch.removals import UNCHANGED
-from samples import one_in
 
 WATCH = [sys.executable, "-m", "narrowfuzz", "watch"]
 
@@ -354,6 +353,7 @@ for step in range(3):
 """
 
 
+@pytest.mark.heavy
 def test_a_run_that_ended_elsewhere_is_not_compared(tmp_path: Path) -> None:
     done = watch(
         tmp_path / "run", sys.executable, "-c", FLIPPED, str(tmp_path / "runs"), "-1",
@@ -367,7 +367,8 @@ def test_a_run_that_ended_elsewhere_is_not_compared(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("flips", "others"), one_in(3, [(1, 2), (3, 2), (9, 0)]))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(("flips", "others"), [(1, 2), (3, 2), (9, 0)])
 def test_a_run_that_makes_other_numbers_alone_is_named(
     tmp_path: Path, flips: int, others: int
 ) -> None:

@@ -94,6 +94,7 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("operator", "when", "recomputed", "phase", "layer"),
     [

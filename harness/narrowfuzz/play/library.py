@@ -76,6 +76,7 @@ def play_layers(
         taps=taps,
     )
     leave(run)
+    trace.training = None  # traces of ranks are sent
     if taps.keeps:
         trace.results = by_event(trace.kept)
     return trace
@@ -88,8 +89,9 @@ def noting(
     for event in events:
         yield event
         if taps.states:
-            held = subject.state(run.model)
-            trace.states.append({slot: (scale.clone(), past.clone()) for slot, scale, past in held})
+            trace.states.append(
+                {slot: (s.clone(), window.clone()) for slot, s, window in subject.state(run.model)}
+            )
         if taps.pending:
             trace.pending.append(subject.pending())
 

@@ -42,7 +42,7 @@ class Trace:
     phase: str = "convert"
     #: What of a phase is done, where that is not what the phase is called after: to be said only.
     doing: str = ""
-    #: The training of a library's layers that it is of.
+    #: The training of a library's layers that runs, or that raised.
     training: Any = None
 
 
