@@ -26,8 +26,8 @@ from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Is, bits
 from narrowfuzz.trace.trace import Seen, Site, SiteTrace, Trace
 from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.script.recipe_source import recipe_source
-from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.verify import RunScript
 from torch import nn
 
@@ -217,7 +217,7 @@ def test_a_script_runs_by_itself_and_finds_the_operand_it_is_asked_about(
             Is(bits(claim), signed=not BY_NAME[arm].compiler),
         )  # fmt: skip
         path = tmp_path / f"{shown}.py"
-        path.write_text(write_script(case, verdict, recipe))
+        path.write_text(script_of(case, verdict, recipe))
         result = scripts(path)
         assert result.shown is shown, result.output
 
@@ -305,8 +305,8 @@ def test_a_recipe_whose_names_are_the_players_has_no_script() -> None:
     at = At(name="output", index=(0, 0))
     verdict = Verdict("O5", "eager", "output", "diverged", "", at, "2", Is(bits(1)))
     with pytest.raises(ValueError, match=r"rename \['called'\]"):
-        write_script(case, verdict, recipe)
-    assert write_script(case, verdict, RECIPES["torch.fp32"])
+        script_of(case, verdict, recipe)
+    assert script_of(case, verdict, RECIPES["torch.fp32"])
 
 
 def by_keyword(model: Any, spec: Spec, *, mode: Any = "a") -> Any:

@@ -341,10 +341,10 @@ from narrowfuzz.case.spec import load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.recipe.recipe import load_recipes
-from narrowfuzz.triage.script.short import write_script
+from narrowfuzz.triage.script.choice import script_of
 case, recipes = load_case(Path({str(case)!r}).read_bytes()), load_recipes()
 cause = Judge(recipes, Ledger([])).judge(case).causes[0]
-Path({str(script)!r}).write_text(write_script(case, cause, recipes[case.spec.recipe]))
+Path({str(script)!r}).write_text(script_of(case, cause, recipes[case.spec.recipe]))
 """
     wrote = subprocess.run([sys.executable, "-c", code], env=configured, capture_output=True)
     assert not wrote.returncode, wrote.stderr

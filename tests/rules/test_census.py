@@ -30,7 +30,8 @@ from narrowfuzz.trace.trace import Census, ChangeKind, Trace
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import severity_of
-from narrowfuzz.triage.script.census import write_census_script
+from narrowfuzz.triage.script.census import of_conversion
+from narrowfuzz.triage.script.short import write_short_script
 
 prepare()
 settle()
@@ -210,7 +211,7 @@ def run(source: str, spec: Spec, kind: str, recipe: Recipe, folder: Path) -> boo
     verdict = Verdict("census", "eager", "convert", "diverged", kind)
     case = Case(spec=spec, data=DataSpec())
     file = folder / "repro.py"
-    file.write_text(write_census_script(case, verdict, recipe, source))
+    file.write_text(write_short_script(of_conversion(case, verdict, recipe, source)))
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(file), run_name="__main__")
     return bool(ended.value.code)

@@ -26,7 +26,8 @@ from narrowfuzz.trace.address import At, parse
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import BAD, Verdict
 from narrowfuzz.triage.needs import needs_of
-from narrowfuzz.triage.script.operator import call_of, write_operator_script
+from narrowfuzz.triage.script.operator import call_of, of_operator
+from narrowfuzz.triage.script.short import write_short_script
 from narrowfuzz.triage.verify import RunScript
 from samples import of_operators
 
@@ -113,7 +114,7 @@ def test_its_script_is_the_call_alone(
     case, judge = case_of(model), judge_of(recipes)
     with builtin_faults()[fault].plant():
         (cause,) = judge.judge(case).causes
-        script = write_operator_script(call_of(judge, case, cause), cause, "cpu")
+        script = write_short_script(of_operator(call_of(judge, case, cause), cause, "cpu"))
     assert not needs_of(case, cause) and needs_of(case, replace(cause, at=At()))
     (path := tmp_path / "repro.py").write_text(script)
     assert "narrowfuzz" not in script and len(script.splitlines()) <= 60
@@ -184,7 +185,9 @@ def test_one_record_is_all_that_an_operator_takes(
     wrong = replace(call, outputs={"output": -call.outputs["output"]})
     (verdict,) = judge_call("eager", wrong)
     assert verdict.sentence().startswith("model: a negation is wrong at [0, 0]: expected ")
-    (path := tmp_path / "repro.py").write_text(write_operator_script(call, verdict, "cpu"))
+    (path := tmp_path / "repro.py").write_text(
+        write_short_script(of_operator(call, verdict, "cpu"))
+    )
     assert scripts(path).code == 0  # torch's own is right
 
 
@@ -207,7 +210,7 @@ def test_one_of_several_results_has_a_script(
     assert not judge.judge(case).causes
     with builtin_faults()[fault].plant():
         cause, *others = judge.judge(case).causes
-        script = write_operator_script(call_of(judge, case, cause), cause, "cpu")
+        script = write_short_script(of_operator(call_of(judge, case, cause), cause, "cpu"))
     assert (cause.oracle, cause.at.layer) == ("O25", "norm")
     assert {other.oracle for other in others} <= {"O25"}
     assert parse(str(cause.at)) == cause.at and cause.at.result in str(cause.at)

@@ -17,7 +17,7 @@ from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.history import fewest, histories
-from narrowfuzz.triage.script.short import write_script
+from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, run_script
 
@@ -125,7 +125,7 @@ def test_a_script_has_one_recipe() -> None:
     other = case_of(1, recipe="torch.bf16", backend="")
     case = msgspec.structs.replace(case_of(9), history=(other,))
     with pytest.raises(ValueError, match=r"torch.bf16 ran before, and a script has one recipe"):
-        write_script(case, cause, recipes()[case.spec.recipe])
+        script_of(case, cause, recipes()[case.spec.recipe])
 
 
 OWN = """

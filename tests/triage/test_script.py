@@ -38,7 +38,7 @@ from narrowfuzz.trace.expect import (
     bits,
 )
 from narrowfuzz.trace.verdict import OtherRun, Verdict, fingerprint
-from narrowfuzz.triage.script.short import write_script
+from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.script.short_check import check_alone
 from narrowfuzz.triage.verify import RunScript, run_script
 
@@ -223,13 +223,13 @@ def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
     case = Case(spec=SPECS[name], data=DataSpec())
     recipe = recipes()[case.spec.recipe]
     if oracle != "census" and BY_NAME[oracle].reruns and oracle != "R21":
-        assert_stands_alone(write_script(case, of_relation(oracle, case), recipe), MAX_PLAYED_LINES)
+        assert_stands_alone(script_of(case, of_relation(oracle, case), recipe), MAX_PLAYED_LINES)
         return
     for arm in arms_of(oracle):
         if name != "rich" and arm in REPEATS:
             continue
         verdict = verdict_of(oracle, arm)
-        assert_stands_alone(write_script(case, verdict, recipe), MAX_PLAYED_LINES)
+        assert_stands_alone(script_of(case, verdict, recipe), MAX_PLAYED_LINES)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
 )
 def test_a_single_linear_has_a_short_script(oracle: str, arm: str) -> None:
     case = Case(spec=SPECS["plain"] if oracle == "O5" else SPECS["transposed"], data=DataSpec())
-    text = write_script(case, verdict_of(oracle, arm), recipes()[case.spec.recipe])
+    text = script_of(case, verdict_of(oracle, arm), recipes()[case.spec.recipe])
     assert_stands_alone(text, MAX_TAPPED_LINES if oracle == "O2" else MAX_LINES)
 
 
@@ -261,14 +261,14 @@ def test_every_variants_symptom_has_a_script(
         pytest.skip("it has no scales")
     for role in ("output", "grad_input", "grad_weight"):
         verdict = of_relation(oracle, case, what=what, role=role, **side, **expect)
-        text = write_script(case, verdict, recipes()[case.spec.recipe])
+        text = script_of(case, verdict, recipes()[case.spec.recipe])
         assert_stands_alone(text, MAX_PLAYED_LINES)
 
 
 def test_a_state_that_cannot_be_loaded_has_a_script() -> None:
     case = Case(spec=SPECS["wrapper"], data=DataSpec())
     verdict = of_relation("R20", case, role="state", side="", what="error", expect=Runs("Error"))
-    text = write_script(case, verdict, recipes()[MX])
+    text = script_of(case, verdict, recipes()[MX])
     assert_stands_alone(text, MAX_PLAYED_LINES)
     assert "('reload', True)" in text
     assert "{trace.doing or trace.phase} raises" in text and "trace.doing = 'load'" in text
@@ -287,7 +287,7 @@ def test_a_state_that_cannot_be_loaded_has_a_script() -> None:
 def test_every_contract_expectation_has_a_script(expect: Expect) -> None:
     case = Case(spec=Spec(recipe=MX, k=33), data=DataSpec())
     verdict = verdict_of("contract", "eager", expect=expect)
-    assert_stands_alone(write_script(case, verdict, recipes()[MX]))
+    assert_stands_alone(script_of(case, verdict, recipes()[MX]))
 
 
 @pytest.mark.parametrize("text", ['""" quoted', "back\\slash", 'ends in a quote"', "new\nline"])
@@ -296,7 +296,7 @@ def test_what_a_library_said_cannot_break_the_script(text: str) -> None:
     verdict = verdict_of(
         "contract", "eager", got=text, symptom=text, name=text, expect=Refuses(text)
     )
-    assert_stands_alone(write_script(case, verdict, recipes()[FLOAT8]))
+    assert_stands_alone(script_of(case, verdict, recipes()[FLOAT8]))
 
 
 @pytest.mark.parametrize("raw", ["0x7fc00000", "0x7f800000", "0x80000000", "0x00000001"])
@@ -305,7 +305,7 @@ def test_special_values_reach_the_script_bit_for_bit(raw: str) -> None:
         spec=Spec(recipe="torch.fp32", dtype="fp32", m=1, k=1, n=1),
         data=DataSpec(spikes=(Spike("input", 0, 0, raw),)),
     )
-    text = write_script(case, verdict_of("O5", "eager"), recipes()["torch.fp32"])
+    text = script_of(case, verdict_of("O5", "eager"), recipes()["torch.fp32"])
     assert f'"{bytes.fromhex(raw[2:])[::-1].hex()}"' in text
 
 
@@ -316,7 +316,7 @@ def test_special_bounds_are_valid_python(expect: Expect) -> None:
     case = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
     for oracle in ("O5", "O11"):
         verdict = verdict_of(oracle, "eager", expect=expect)
-        assert_stands_alone(write_script(case, verdict, recipes()["torch.fp32"]))
+        assert_stands_alone(script_of(case, verdict, recipes()["torch.fp32"]))
 
 
 @pytest.mark.parametrize("batch", [0, 2])  # the short form, and one that is played
@@ -328,7 +328,7 @@ def test_a_ladders_sum_is_checked_to_the_bit_against_all_that_is_allowed(
     case = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec(regime="ladder"))
     if batch:
         case = msgspec.structs.replace(case, spec=Spec(recipe="torch.fp32", lifecycle="deepcopy"))
-    text = write_script(case, verdict_of("O23", "eager", expect=expect, side=""),
+    text = script_of(case, verdict_of("O23", "eager", expect=expect, side=""),
                         recipes()[case.spec.recipe])  # fmt: skip
     assert_stands_alone(text, MAX_PLAYED_LINES)
     check = next(line for line in text.splitlines() if line.startswith("sys.exit(0 if"))
@@ -429,7 +429,7 @@ def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> Non
     refusals = []
     for case, verdict in found:
         try:
-            text = write_script(case, verdict, recipes()[case.spec.recipe])
+            text = script_of(case, verdict, recipes()[case.spec.recipe])
             assert_stands_alone(text, MAX_PLAYED_LINES)
         except ValueError as error:
             refusals.append(f"{verdict.oracle}: {error}")
@@ -461,7 +461,7 @@ def test_a_script_fails_under_its_fault_and_passes_without(
     else:
         case, verdict = causes(fault_id, rules)[0]
     path = tmp_path / "repro.py"
-    path.write_text(write_script(case, verdict, recipes()[case.spec.recipe]))
+    path.write_text(script_of(case, verdict, recipes()[case.spec.recipe]))
     planted = scripts(path, timeout=60, plant=("", fault_id))
     assert planted.shown, planted
     clean = scripts(path, timeout=60)
@@ -503,7 +503,7 @@ def test_a_relations_script_fails_under_its_fault_and_passes_without(
 ) -> None:
     case, verdict = broken_by(relation, fault_id, spec, data)
     path = tmp_path / "repro.py"
-    path.write_text(write_script(case, verdict, recipes()[case.spec.recipe]))
+    path.write_text(script_of(case, verdict, recipes()[case.spec.recipe]))
     planted = scripts(path, timeout=60, plant=("", fault_id))
     assert planted.shown, planted
     clean = scripts(path, timeout=60)
@@ -581,7 +581,7 @@ def test_a_layer_that_gets_no_gradient_has_a_script(
     only = Within(bits(got * factor), bits(got * factor))
     verdict = verdict_of("O5", "eager", expect=only, layer="up")
     path = tmp_path / "repro.py"
-    path.write_text(write_script(whole, verdict.of_linear(), recipes()[FLOAT8], layer))
+    path.write_text(script_of(whole, verdict.of_linear(), recipes()[FLOAT8], layer))
     run = scripts(path)
     assert run.code == code, run.output
 
@@ -595,7 +595,7 @@ def test_what_is_not_its_subject_ends_a_script_with_125(
     tmp_path: Path, scripts: RunScript, text: str
 ) -> None:
     case = Case(spec=Spec(recipe="torch.fp32", dtype="fp32", m=1, k=1, n=1), data=DataSpec())
-    script = write_script(case, verdict_of("O5", "eager"), recipes()["torch.fp32"])
+    script = script_of(case, verdict_of("O5", "eager"), recipes()["torch.fp32"])
     path = tmp_path / "repro.py"
     path.write_text(script.replace("torch.set_num_threads(1)", f"torch.set_num_threads(1)\n{text}"))
     run = scripts(path)

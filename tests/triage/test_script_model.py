@@ -40,7 +40,7 @@ from narrowfuzz.trace.expect import (
     bits,
 )
 from narrowfuzz.trace.verdict import OtherRun, Verdict
-from narrowfuzz.triage.script.short import write_script
+from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.verify import RunScript, run_script
 
 FLOAT8 = "torchao.float8.rowwise"
@@ -106,7 +106,7 @@ def written(rule: str, spec: Spec, data: DataSpec | None = None, **changes: Any)
     case, recipe = Case(spec=spec, data=data or DataSpec(seed=3)), recipes()[spec.recipe]
     if rule == "R23":
         changes["runs"] = (OtherRun("microbatch 0 alone", spec, tensors_of(case, recipe)),)
-    return write_script(case, verdict_of(rule, **changes), recipe)
+    return script_of(case, verdict_of(rule, **changes), recipe)
 
 
 def assert_stands_alone(text: str) -> None:
@@ -179,7 +179,7 @@ def test_a_layers_finding_is_shown_by_a_single_linear() -> None:
         expect=Within(bits(0), bits(1)),
     )  # fmt: skip
     case = Case(spec=layer, data=DataSpec())
-    text = write_script(case, verdict.of_linear(), recipes()[FLOAT8], tensors)
+    text = script_of(case, verdict.of_linear(), recipes()[FLOAT8], tensors)
     assert "class GeluMLP" not in text and "torch.nn.Linear(32, 3, False" in text
     assert len(text.splitlines()) <= 60
 
@@ -336,7 +336,7 @@ def test_a_product_inside_a_compiled_graph_has_a_script(
     at = At(what="product", phase="forward" if rule == "O5" else "backward")
     wrong = Verdict(rule, "aot_eager", role, "diverged", WRONG_PRODUCT, at, "2")
     path, faults = tmp_path / "repro.py", tmp_path / "faults.py"
-    path.write_text(write_script(Case(spec=spec, data=DataSpec()), wrong, recipes()["torch.bf16"]))
+    path.write_text(script_of(Case(spec=spec, data=DataSpec()), wrong, recipes()["torch.bf16"]))
     faults.write_text(WRONG_MM)
     clean, planted = scripts(path), scripts(path, plant=(str(faults), "wrong-mm"))
     assert clean.code == 0 and "the worst of" in clean.output

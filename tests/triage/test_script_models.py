@@ -16,7 +16,7 @@ from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import BY_NAME
-from narrowfuzz.triage.script.short import write_script
+from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
 
@@ -76,7 +76,7 @@ def test_a_models_script_fails_under_its_fault_and_passes_without(
     with builtin_faults()[fault].plant():
         judge = Judge(recipes(), Ledger([]), arms=rungs)
         cause = judge.judge(case, [BY_NAME[oracle]]).causes[0]
-        path.write_text(write_script(case, cause, recipes()[case.spec.recipe]))
+        path.write_text(script_of(case, cause, recipes()[case.spec.recipe]))
     planted = scripts(path, plant=("", fault))
     assert planted.shown, planted
     clean = scripts(path)

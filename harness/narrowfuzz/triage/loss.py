@@ -18,9 +18,9 @@ from narrowfuzz.trace.verdict import PLAIN_FAMILY, Status, Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
+from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.script.layers import of_layers
 from narrowfuzz.triage.script.played import write_played_script
-from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.verify import ScriptRun, run_script
 
 _SECONDS = 90.0
@@ -135,7 +135,7 @@ def _arms(spec: Spec) -> list[str]:
 
 def _script(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> str:
     if not recipe.own_layers:
-        return write_script(case, verdict, recipe, device=torch_name(device))
+        return script_of(case, verdict, recipe, device=torch_name(device))
     # its runs would take this process along
     unseen = Evidence(case, {}, library=OwnLayers("current", lambda settings: None))
     return write_played_script(of_layers(unseen, verdict, recipe, device=torch_name(device)))

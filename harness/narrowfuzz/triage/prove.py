@@ -23,13 +23,14 @@ from narrowfuzz.rules.rule import by_events
 from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.layer import first_of, linear_of
+from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.script.layers import of_layers
 from narrowfuzz.triage.script.model import of_model
-from narrowfuzz.triage.script.operator import call_of, write_operator_script
+from narrowfuzz.triage.script.operator import call_of, of_operator
 from narrowfuzz.triage.script.parts import Tensors
 from narrowfuzz.triage.script.played import Played, write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
-from narrowfuzz.triage.script.short import write_script
+from narrowfuzz.triage.script.short import write_short_script
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 
 #: Why a divergence is not the doing of what is planted.
@@ -78,7 +79,7 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
         return
     if at.what == "operator":
         call = call_of(judge, case, verdict)
-        yield partial(write_operator_script, call, verdict, device)
+        yield lambda: write_short_script(of_operator(call, verdict, device))
         return
     # what was handed another tensor was not the layer's doing
     own = at.layer and at.what != "function" and (at.phase != "recompute" or at.side)
@@ -86,9 +87,9 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     layer = linear_of(judge, case, at.layer, at.call, plain) if own else None
     if layer is not None:
         alone = msgspec.structs.replace(case, spec=layer[0])
-        yield partial(write_script, alone, verdict.of_linear(), recipe, layer[1], device=device)
+        yield partial(script_of, alone, verdict.of_linear(), recipe, layer[1], device=device)
     first, values = first_of(judge, case, verdict), _values(case, verdict, recipe)
-    yield partial(write_script, case, first, recipe, values, device=device)
+    yield partial(script_of, case, first, recipe, values, device=device)
     if case.spec.direct:  # the player may see what the short form does not
         yield lambda: write_played_script(_played(judge, case, verdict))
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.trace.trace import ChangeKind
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.parts import TORCH_NAME, guarded, quoted
+from narrowfuzz.triage.script.parts import TORCH_NAME, model_source
 from narrowfuzz.triage.script.recipe_source import recipe_source
+from narrowfuzz.triage.script.short import Short
 
 _MODULES = "model.named_modules(remove_duplicate=False)"
 _PARAMETERS = "model.named_parameters(remove_duplicate=False)"
@@ -114,28 +116,34 @@ _BAD = {
 }
 
 
-def write_census_script(
-    case: Case, verdict: Verdict, recipe: Recipe, model: str = "", imports: str = ""
-) -> str:
-    """The script's text.
+def of_conversion(case: Case, verdict: Verdict, recipe: Recipe, model: str = "") -> Short:
+    """The script of what a conversion did. ``model`` is source that assigns ``model`` of torch and
+    ``dtype`` alone; "" is the Spec's."""
+    spec = case.spec
+    return Short(
+        verdict,
+        spec.recipe,
+        f"import collections\nimport torch\ntorch.set_num_threads(1)\n"
+        f"dtype = {TORCH_NAME[spec.dtype]}",
+        (
+            recipe_source(recipe, spec, "convert", "converted", "convertible"),
+            model or (_linear(spec) if spec.model == "linear" else _model(spec)),
+            _look(verdict.symptom),
+            "before = look(model, True)\nmodel = convert(model)\nafter = look(model, False)",
+            f"bad = {_BAD[_bad(verdict.symptom)]}",
+            f'print("{verdict.symptom}:", bad or "none")\nsys.exit(1 if bad else 0)',
+        ),
+    )
 
-    ``model`` is source that assigns ``model``, built from torch and ``dtype`` alone, with what it
-    imports; "" is the single linear of the Spec.
-    """
-    parts = [
-        f'"""{quoted(verdict.sentence())}\n\n{case.spec.recipe}, rule census.'
-        ' Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell.\n"""',
-        "import collections\nimport torch",
-        imports,
-        recipe_source(recipe, case.spec, "convert", "converted", "convertible"),
-        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",
-        model or _linear(case.spec),
-        _look(verdict.symptom),
-        "before = look(model, True)\nmodel = convert(model)\nafter = look(model, False)",
-        f"bad = {_BAD[_bad(verdict.symptom)]}",
-        f'print("{verdict.symptom}:", bad or "none")\nsys.exit(1 if bad else 0)',
-    ]
-    return guarded(*parts)
+
+def _model(spec: Spec) -> str:
+    """Source that assigns the Spec's model."""
+    model = MODELS[spec.model]
+    cast = "" if model.own else f".to({TORCH_NAME[spec.dtype]})"  # a user's has its precisions
+    return (
+        "import math\nimport torch.nn.functional as F\nfrom torch import nn\n"
+        f"{model_source(spec.model)}\n\n\nmodel = {model.expression(spec)}{cast}"
+    )
 
 
 def _linear(spec: Spec) -> str:

@@ -9,22 +9,26 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play import derivatives, differences, functions, own, player
 from narrowfuzz.trace.expect import DerivativeOf
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.parts import TORCH_NAME, docstring, guarded
+from narrowfuzz.triage.script.parts import TORCH_NAME
 from narrowfuzz.triage.script.paste import pasted
+from narrowfuzz.triage.script.short import Short
 
 _SOURCES = (player, own, functions, differences, derivatives)
 
 
-def write_function_script(spec: Spec, verdict: Verdict, device: str) -> str:
-    """The script's text, for a device as torch calls it."""
+def of_function(spec: Spec, verdict: Verdict, device: str) -> Short:
+    """The script of what the verdict is about, for a device as torch calls it."""
     expect, model = verdict.expect, MODELS[spec.model]
     assert isinstance(expect, DerivativeOf)
     look = f"wrong_backward(found, {expect.function!r}, {verdict.at.name!r})"
-    return guarded(
-        docstring(verdict, model.title),
+    return Short(
+        verdict,
+        model.title,
         "import torch\ntorch.set_num_threads(1)",
-        pasted((model.module, "derivatives", "wrong_backward"), _SOURCES),
-        f"model = {model.expression(spec)}.to({device!r}, {TORCH_NAME[spec.dtype]})\n"
-        f"found = derivatives(model, {ids_of(spec)})\nsentence, shows = {look}\n"
-        "print(sentence)\nsys.exit(125 if shows is None else int(shows))",
+        (
+            pasted((model.module, "derivatives", "wrong_backward"), _SOURCES),
+            f"model = {model.expression(spec)}.to({device!r}, {TORCH_NAME[spec.dtype]})\n"
+            f"found = derivatives(model, {ids_of(spec)})\nsentence, shows = {look}\n"
+            "print(sentence)\nsys.exit(125 if shows is None else int(shows))",
+        ),
     )

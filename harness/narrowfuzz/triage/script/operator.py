@@ -18,8 +18,9 @@ from narrowfuzz.play import literal
 from narrowfuzz.trace.expect import Is, Within, read
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.parts import TORCH_NAME, docstring, guarded, packed
+from narrowfuzz.triage.script.parts import TORCH_NAME, packed
 from narrowfuzz.triage.script.paste import pasted
+from narrowfuzz.triage.script.short import Short
 
 #: Tensors of so many elements are written as numbers that can be read.
 _READABLE = 64
@@ -36,8 +37,8 @@ def call_of(judge: Judge, case: Case, verdict: Verdict) -> OperatorCall:
     raise ValueError(f"the call of {verdict.at.name} that was wrong is not made again")
 
 
-def write_operator_script(call: OperatorCall, verdict: Verdict, device: str) -> str:
-    """The script's text, for a device as torch calls it."""
+def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
+    """The script of a call, for a device as torch calls it."""
     operator, names = BY_NAME[call.operator], tuple(call.tensors)
     settings = {name: _text(value) for name, value in call.settings.items()}
     readable = all(_readable(x) for x in call.tensors.values())
@@ -53,11 +54,11 @@ def write_operator_script(call: OperatorCall, verdict: Verdict, device: str) -> 
     )
     used = {"laid"} if any(map(_other_layout, _shapes(call))) else set()
     used |= set() if readable else {"unpacked"}
-    return guarded(
-        docstring(verdict, operator.title(call)),
+    return Short(
+        verdict,
+        operator.title(call),
         "import math\nimport torch\ntorch.set_num_threads(1)",
-        pasted(tuple(sorted(used)), (literal,)) if used else "",
-        tail,
+        (pasted(tuple(sorted(used)), (literal,)) if used else "", tail),
     )
 
 

@@ -1,178 +1,31 @@
-"""repro.py: a stand-alone script for one finding, importing torch and the library under test only.
+"""repro.py of a single call: its data as literals, the call, and what is wrong in what it returns.
 
-It builds the layer, loads literal data, runs the guilty arm and checks the one element (or the one
-property) that the rule was broken at. Exit code 1: the divergence is there. 0: it is gone.
-
-A single linear that runs once has a short form, a conversion and an autograd.Function have their
-own, everything else is played (``played.py``). ``triage/prove.py`` tries these, and the scripts of
-an operator's call, of ranks and of a library's own layers.
+A single linear (``linear.py``), an operator (``operator.py``), a conversion (``census.py``) and an
+autograd.Function (``function.py``) say what they run by a ``Short``, which becomes text here; all
+else is played (``played.py``).
 """
 
 from __future__ import annotations
 
-from narrowfuzz.arms.ladder import options_on
-from narrowfuzz.case.arm import BY_NAME, Arm
-from narrowfuzz.case.spec import Case, Spec
-from narrowfuzz.judge.observe import tensors_of
-from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.recipe.recipe import Recipe
-from narrowfuzz.trace.expect import DerivativeOf
+from dataclasses import dataclass
+
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.census import write_census_script
-from narrowfuzz.triage.script.element import TAPPED
-from narrowfuzz.triage.script.function import write_function_script
-from narrowfuzz.triage.script.model import of_model
-from narrowfuzz.triage.script.parts import (
-    TORCH_NAME,
-    Tensors,
-    docstring,
-    guarded,
-    hex_rows,
-    layouts,
-    model_source,
-    sites,
-)
-from narrowfuzz.triage.script.played import write_played_script
-from narrowfuzz.triage.script.recipe_source import recipe_source
-from narrowfuzz.triage.script.short_check import check_alone
+from narrowfuzz.triage.script.parts import docstring, guarded
 
 
-def write_script(
-    case: Case,
-    verdict: Verdict,
-    recipe: Recipe,
-    tensors: Tensors | None = None,
-    *,
-    device: str = "cpu",
-) -> str:
-    """The script's text, of the case's tensors or of others, for a device as torch calls it. Raises
-    ValueError for a finding no script can show by itself."""
-    tensors = tensors_of(case, recipe) if tensors is None else tensors
-    if isinstance(verdict.expect, DerivativeOf):
-        return write_function_script(case.spec, verdict, device)
-    if verdict.at.what == "module":
-        return write_census_script(case, verdict, recipe, *_model_source(case.spec))
-    plain = not case.history and _is_plain(case.spec, verdict, BY_NAME[verdict.arm])
-    if plain and (check := check_alone(verdict)):
-        return _short(case, verdict, recipe, tensors, check, device)
-    return write_played_script(of_model(case, verdict, recipe, tensors, device=device))
+@dataclass(frozen=True)
+class Short:
+    """A script that calls one thing and checks what comes of it."""
+
+    verdict: Verdict
+    #: What its docstring says that it runs.
+    title: str
+    #: What ``parts`` import and set.
+    head: str
+    #: Data, sources, the call and the check, in this order.
+    parts: tuple[str, ...]
 
 
-def _short(
-    case: Case, verdict: Verdict, recipe: Recipe, tensors: Tensors, check: str, device: str
-) -> str:
-    arm, tapped = BY_NAME[verdict.arm], _looks_inside(verdict)
-    parts = [
-        docstring(verdict, case.spec.recipe),
-        "import collections, contextlib, ctypes, math, re\nimport torch"
-        + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
-        f"torch.set_num_threads(1)\ndevice, dtype = {device!r}, {TORCH_NAME[case.spec.dtype]}"
-        + "\ntorch.backends.mkldnn.enabled = False" * arm.native,
-        "def tensor(*rows):\n"
-        "    flat = bytearray.fromhex(''.join(rows))\n"
-        "    return torch.frombuffer(flat, dtype=dtype).reshape(len(rows), -1).clone().to(device)"
-        if all(t.size for t in tensors.values())
-        else "def tensor(rows, cols):\n"
-        "    return torch.zeros(rows, cols, dtype=dtype, device=device)",
-        _literals(tensors, case.spec)
-        + ("" if "grad_output" in tensors else "\ngrad_output = None  # none came back"),
-        recipe_source(recipe, case.spec, "convert", *(("tap",) if tapped else ())),
-        f"{sites(recipe.plan(case.spec))}\n{_SEEN}" if tapped else "",
-        _run_function(case.spec, arm, device, "grad_output" in tensors),
-        check,
-    ]
-    return guarded(*parts)
-
-
-_SEEN = """seen = []
-tapping = tap(lambda *gemm: seen.append([t.clone() if hasattr(t, "clone") else t for t in gemm]))
-tapping.__enter__()"""
-
-
-def _looks_inside(verdict: Verdict) -> bool:
-    """Is it about what was multiplied, or what a recompute was given?"""
-    return verdict.at.what in (*TAPPED, "source") or verdict.at.phase == "recompute"
-
-
-def _is_plain(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
-    """True where a single linear, run forward and backward once, tells the story."""
-    special = spec.dynamic or spec.fullgraph or spec.lifecycle != "none" or not spec.trains
-    mixed = arm.checkpoint == "selective" or bool(arm.compiler and arm.checkpoint)
-    inside = bool(arm.compiler) and _looks_inside(verdict)
-    given = verdict.at.phase == "recompute" and not verdict.at.side
-    return spec.direct and not (special or mixed or inside or given)
-
-
-def _model_source(spec: Spec) -> tuple[str, str]:
-    """Source that assigns ``model``, and its imports; empty for a single linear."""
-    if spec.model == "linear":
-        return "", ""
-    model = MODELS[spec.model]
-    imports = "import math\nimport torch.nn.functional as F\nfrom torch import nn"
-    cast = "" if model.own else f".to({TORCH_NAME[spec.dtype]})"  # a user's has its precisions
-    build = f"model = {model.expression(spec)}{cast}"
-    return f"{model_source(spec.model)}\n\n\n{build}", imports
-
-
-def _literals(tensors: Tensors, spec: Spec) -> str:
-    lines = []
-    for name, values in tensors.items():
-        rows = values.reshape(1, -1) if values.ndim == 1 else values
-        if not all(t.size for t in tensors.values()):
-            lines.append(f"{name} = tensor({rows.shape[0]}, {rows.shape[1]})")
-            continue
-        lines.append(f"{name} = tensor(\n{hex_rows(rows, spec.dtype)}\n)")
-    return "\n".join(lines)
-
-
-def _run_function(spec: Spec, arm: Arm, device: str, gradient: bool) -> str:
-    """run(input, weight, grad_output) -> results by role; ``phase`` says how far it came. Without
-    a ``gradient`` the layer runs forward only, as it did."""
-    m, k, n = spec.tokens, spec.k, spec.n
-    shape_in, shape_out = tuple(spec.input_shape), tuple(spec.output_shape)
-    load_bias = "        model.proj.bias.copy_(bias.reshape(-1))\n" if spec.bias else ""
-    forward = f"""\
-    phase = "forward"
-    y = {_call(arm, device)}
-"""
-    ends = f"""\
-    x = input.reshape({shape_in})
-    with torch.no_grad():
-    {forward.replace(chr(10), chr(10) + "    ").rstrip()}
-    return dict(output=y.reshape({m}, {n}))
-"""
-    if gradient:
-        ends = f"""\
-    x, g = input.reshape({shape_in}), grad_output.reshape({shape_out})
-{layouts(spec)}    x = x.detach().requires_grad_(True)
-{forward}    phase = "backward"
-    y.backward(g)
-    w, b = model.proj.weight.grad, model.proj.bias
-    return dict(output=y.detach().reshape({m}, {n}), grad_input=x.grad.reshape({m}, {k}),
-                grad_weight=getattr(w, "_data", w), grad_bias=None if b is None else b.grad)
-"""
-    body = f"""
-phase = "convert"
-def run(input, weight, grad_output, checkpointed={bool(arm.checkpoint)}):
-    global phase
-    model = torch.nn.Sequential(collections.OrderedDict(
-        proj=torch.nn.Linear({spec.k}, {spec.n}, {spec.bias}, device=device, dtype=dtype)))
-    model = convert(model)
-    with torch.no_grad():
-        model.proj.weight.copy_(weight)
-{load_bias}{ends}"""
-    return body.strip("\n")
-
-
-def _call(arm: Arm, device: str) -> str:
-    if arm.compiler:
-        given = options_on(arm, device)
-        options = f", options={given}" if given else ""
-        return f'torch.compile(model, backend="{arm.compiler}", dynamic=False{options})(x)'
-    if arm.checkpoint:
-        reentrant = arm.checkpoint == "reentrant"
-        return (
-            "(torch.utils.checkpoint.checkpoint(model, x, use_reentrant="
-            f"{reentrant}) if checkpointed else model(x))"
-        )
-    return "model(x)"
+def write_short_script(short: Short) -> str:
+    """The script's text."""
+    return guarded(docstring(short.verdict, short.title), short.head, *short.parts)
