@@ -105,6 +105,7 @@ def _compiled_gain() -> Iterator[None]:
         yield
 
 
+@pytest.mark.heavy
 @needs_fp8
 def test_hypothesis_finds_what_only_compiled_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
     # what is traced is wrong, whoever generates code from it

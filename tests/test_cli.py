@@ -141,7 +141,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_match(
     assert says in refused(*argv)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -193,6 +193,7 @@ def test_options_reach_the_campaign(
     assert (config.arms, config.plant, config.out) == (("eager*",), ("", "gemm-gain"), Path("new"))
 
 
+@pytest.mark.heavy
 def test_each_resumed_run_draws_something_new(
     nf: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
@@ -331,6 +332,7 @@ class TestOutputFolder:
         (here / "taken").write_text("")
         assert out[:20] in refused("run", "--out", out)
 
+    @pytest.mark.heavy
     def test_an_earlier_run_is_not_overwritten(
         self, nf: Callable[..., Result], refused: Callable[..., str],
         monkeypatch: pytest.MonkeyPatch,

@@ -65,6 +65,7 @@ def test_what_we_did_not_expect_is_a_traceback_and_3(
     assert "a mistake of ours" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_a_reader_that_has_gone_is_no_finding() -> None:
     command = [sys.executable, "-m", "narrowfuzz.cli", "list", "arms"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -339,6 +339,7 @@ def test_all_replays_are_as_recorded() -> None:
     run()
 
 
+@pytest.mark.heavy
 def test_every_record_is_replayed_and_the_quick_ones_are_recorded() -> None:
     """How many of the others are not, the whole run says."""
     from hunts import replays
@@ -386,6 +387,7 @@ def test_a_record_too_many_or_too_few_is_reported() -> None:
     assert next(differences(records, fewer)) == next(differences(fewer, records)) == id
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("call", "told"),
     [("lambda: {'found': []}", "{'found': []}"), ("lambda: 1 / 0", "1"), ("os.abort", "-6")],

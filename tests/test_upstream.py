@@ -125,7 +125,7 @@ def test_what_a_patch_changes_is_a_copy_and_the_rest_a_link(tmp_path: Path) -> N
     assert (overlay / "lib/other").is_symlink() and not (overlay / "lib/inner").is_symlink()
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", folders())
 def test_the_fix_cures_it(name: str, tmp_path: Path) -> None:
     """The issue's reproduction and the entry's own script, both over the patched package."""

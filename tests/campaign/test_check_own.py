@@ -46,6 +46,7 @@ def check(here: Path, model: str, *argv: str) -> Ran:
     return narrowfuzz(here, "check", model, "--workers", "1", "--seed", "1", "--out", "out", *argv)
 
 
+@pytest.mark.heavy
 def test_of_a_model_without_problems_it_is_said_what_was_checked(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TINY)
     ran = check(tmp_path, "mine.py:build", "--cases", "14", "--checkpoint", "full")

@@ -101,6 +101,7 @@ def test_every_pair_without_the_rung_is_drawn_by_and_by() -> None:
     assert len(met) > 0.8 * len(wanted)
 
 
+@pytest.mark.heavy
 def test_every_kind_of_pair_meets_for_every_value_of_both_sides() -> None:
     """No value of a dimension is out of another dimension's reach."""
     met = seen(drawn("none", 1700))
@@ -209,6 +210,7 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
     assert ("kernels" in generator.vary) == (NATIVE and arms in ((), ("eager*",)))
 
 
+@pytest.mark.heavy
 def test_a_worker_draws_ladders_where_its_device_adds_otherwise() -> None:
     name = "torchao.float8.tensorwise"
     recipe = replace(RECIPES[name], backends=("real",))

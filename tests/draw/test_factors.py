@@ -31,6 +31,7 @@ def told() -> dict[str, Row]:
     return {factor: row for (_, factor), row in rows_of(name).items()}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("factor", "kinds"), [("checkpoint", Checkpoint), ("compile", Compile), ("model", ModelName)]
 )

@@ -38,6 +38,7 @@ def test_what_was_no_bug_is_not_called_one(alarm: dict[str, Any]) -> None:
     assert [v.sentence() for v in judgement.causes] == []
 
 
+@pytest.mark.heavy
 def test_what_was_no_bug_of_transformer_engine_is_not_called_one(tmp_path: Path) -> None:
     try:
         ensure(DEFAULT)

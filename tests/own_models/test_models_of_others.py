@@ -75,7 +75,7 @@ def cases(model: Model, narrow: str, **changes: Any) -> Iterator[Case]:
         yield Case(spec=spec, data=DataSpec())
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("name", "narrow"), FASTEST.items(), ids=[*FASTEST])
 def test_nothing_is_said_of_a_page_that_is_right(name: str, narrow: str) -> None:
     model = page(name)

@@ -483,6 +483,7 @@ def build(): return Scaled(), {given}
     assert torch.equal(y.reshape(-1), exact)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("file", "build", "recipe"),
     [

@@ -176,6 +176,7 @@ def test_a_user_brings_controls(tmp_path: Path) -> None:
         Plant("x", "", "", "", ("torch.fp32",), legal=True)
 
 
+@pytest.mark.heavy
 def test_a_script_runs_under_a_control(tmp_path: Path) -> None:
     script = tmp_path / "repro.py"
     script.write_text(

@@ -122,6 +122,7 @@ def test_a_filter_that_conversion_does_not_follow_is_told() -> None:
     assert ("census", "left unconverted") in {one[:2] for one in told}
 
 
+@pytest.mark.heavy
 @settings(
     max_examples=25, phases=[Phase.generate], database=None, deadline=None, derandomize=True,
     suppress_health_check=list(HealthCheck),

@@ -123,6 +123,7 @@ GRAPHS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("sharding", "fields"), GRAPHS, ids=str)
 def test_graphs_on_ranks_leave_eagers_bits(
     sharding: dict[str, Any], fields: dict[str, Any]
@@ -286,7 +287,7 @@ SCRIPTED = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(22)
 @pytest.mark.parametrize(
     ("name", "recipe", "sharding", "fields", "rules"),
     [fault for fault in FAULTS if fault[0] in SCRIPTED],

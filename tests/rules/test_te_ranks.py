@@ -66,6 +66,7 @@ def outcomes(*named: str) -> dict[tuple[str, str], list[Any]]:
     return {(what, name): rest for what, name, *rest in lines}
 
 
+@pytest.mark.heavy
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("name", "judges"),
@@ -82,6 +83,7 @@ def test_clean_cases_are_judged_and_left_alone(name: str, judges: list[str]) -> 
     assert outcome("CLEAN", name) == [0, judges]
 
 
+@pytest.mark.heavy
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("fault", "shown"),
@@ -97,6 +99,7 @@ def test_a_fault_is_found_by_its_rule_alone(fault: str, shown: list[list[str]]) 
     assert outcome("FAULT", fault)[0] == shown
 
 
+@pytest.mark.heavy
 def test_a_script_shows_a_fault_and_nothing_without_it() -> None:
     assert outcome("FAULT", "te-amax-forward-only")[1] == [True, False]
 

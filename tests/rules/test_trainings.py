@@ -215,9 +215,8 @@ def test_a_recompute_belongs_to_the_forward_that_it_repeats() -> None:
     assert again == [1, 0]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("recipe", ["torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"])
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("model", "checkpoint"),
     [

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "version",
     [  # all checks of one run in one process
-        pytest.param("1.10.0", marks=pytest.mark.xdist_group("te 1.10.0")),
+        pytest.param("1.10.0", marks=pytest.mark.heavy),
         pytest.param("1.11.0", marks=pytest.mark.heavy),
         pytest.param("1.12.0", marks=pytest.mark.heavy),
     ],

@@ -41,7 +41,7 @@ PLACES = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None, database=None, derandomize=True)
+@settings(max_examples=100, deadline=None, database=None, derandomize=True)
 @given(PLACES, st.integers(0, 5))
 def test_an_address_reads_what_it_prints(at: At, call: int) -> None:
     at = msgspec.structs.replace(at, call=call if at.layer else 0)

@@ -112,6 +112,7 @@ def test_what_the_drawn_case_has_and_the_smallest_has_not_is_not_needed() -> Non
     assert needless_of(drawn, minimal, verdict) == ["bias=True", "units=each"]
 
 
+@pytest.mark.heavy
 def test_nothing_is_left_of_a_script_whose_time_is_over(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     hangs = f"""

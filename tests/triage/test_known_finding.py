@@ -77,6 +77,7 @@ def test_what_comes_and_goes_by_chance_is_explained_by_none() -> None:
     assert asked(BIASED, gone) is None
 
 
+@pytest.mark.heavy
 def test_a_finding_has_the_severity_of_the_issue_that_it_is(scripts: RunScript) -> None:
     """The rarity of a use stands in the entry alone: what was measured would make it high."""
     verdict = cause(OWN_FORWARD, "census")

@@ -119,7 +119,7 @@ def run_here(script: str, folder: Path) -> int:
     return int(str(ended.value.code))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "fault",
     SHOWN_BY,

@@ -414,7 +414,7 @@ SLOW = {"amax-ignores-negatives", "backward-unsupported"}
 
 
 @TOGETHER
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     "fault_id",
     [
@@ -490,7 +490,7 @@ BROKEN: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.slow
 @pytest.mark.parametrize(("relation", "fault_id", "spec", "data"), BROKEN)
 def test_a_relations_script_fails_under_its_fault_and_passes_without(

@@ -224,6 +224,7 @@ AGREE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("model", "changes"), AGREE)
 def test_a_script_runs_what_the_arm_ran(model: str, changes: dict[str, Any]) -> None:
@@ -281,6 +282,7 @@ def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
     assert 'int("proj" not in text) if type(error).__name__ == "AssertionError" else 125' in text
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
@@ -326,6 +328,7 @@ PLANTS = [Plant("wrong-mm", "gain", "aten::mm an eighth too large", "", ("*",), 
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "role"), [("O5", "output"), ("O15", "gradient")])
 def test_a_product_inside_a_compiled_graph_has_a_script(

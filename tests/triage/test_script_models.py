@@ -64,7 +64,7 @@ def recipes() -> dict[str, Recipe]:
     return load_recipes()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(("oracle", "fault", "spec"), SHOWN)
 def test_a_models_script_fails_under_its_fault_and_passes_without(

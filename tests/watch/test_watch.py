@@ -123,6 +123,7 @@ if "fork" in sys.argv:
 """
 
 
+@pytest.mark.heavy
 def test_a_training_under_watch_prints_what_it_prints_without(tmp_path: Path) -> None:
     plain = subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, check=True)
     done = watch(tmp_path / "run", sys.executable, "-c", TRAINING, options=("--fail",))
@@ -176,6 +177,7 @@ def test_it_says_when_the_loss_became_nan_too(tmp_path: Path) -> None:
     assert f"in step {step}".encode() in done.stderr
 
 
+@pytest.mark.heavy
 def test_a_training_without_nan_has_none(tmp_path: Path) -> None:
     watch(tmp_path / "run", sys.executable, "-c", TRAINING)
     told = document(tmp_path / "run")
