@@ -714,7 +714,7 @@ def main(argv: list[str] | None = None) -> None:
 @contextmanager
 def _old_names() -> Iterator[None]:
     """Python shows what is deprecated to few: whoever runs a command is told of each old name."""
-    told: set[str] = set()
+    shown: set[str] = set()
 
     def show(
         message: Warning | str,
@@ -726,8 +726,8 @@ def _old_names() -> Iterator[None]:
     ) -> None:
         if not issubclass(category, Deprecated):
             others(message, category, filename, lineno, file, line)
-        elif str(message) not in told:
-            told.add(str(message))
+        elif str(message) not in shown:
+            shown.add(str(message))
             print(f"narrowfuzz: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():

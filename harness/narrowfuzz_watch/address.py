@@ -103,11 +103,11 @@ def parse(text: str) -> At:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no address: write it as {At(name='output', index=(0, 3))}")
-    told = {name: value for name, value in found.groupdict().items() if value is not None}
-    fields: dict[str, object] = dict(told)
+    parts = {name: value for name, value in found.groupdict().items() if value is not None}
+    fields: dict[str, object] = dict(parts)
     for name in ("rank", "event", "of", "call"):
-        if name in told:
-            fields[name] = int(told[name])
-    if "index" in told:
-        fields["index"] = tuple(map(int, told["index"].split(", ")))
+        if name in parts:
+            fields[name] = int(parts[name])
+    if "index" in parts:
+        fields["index"] = tuple(map(int, parts["index"].split(", ")))
     return msgspec.convert(fields, At)

@@ -36,7 +36,7 @@ def divergence(records: Sequence[Rank], earlier: Sequence[Rank]) -> FirstBad | N
         for r, n, _ in parted
         if r != rank and isinstance(n, Collective)
     ]
-    return _told(new, old, consequences, [r for r, *_ in own[1:]])
+    return _first_bad(new, old, consequences, [r for r, *_ in own[1:]])
 
 
 def alike(run: Sequence[Rank], other: Sequence[Rank]) -> bool:
@@ -66,10 +66,10 @@ def apart(runs: Mapping[int, Sequence[Rank]]) -> FirstBad | None:
     most, sick = groups[-1], groups[0][0]
     found = divergence(runs[sick], runs[most[0]])
     assert found is not None
-    told = f"run {sick} of {len(runs)}; {len(most)} others made the same numbers"
+    words = f"run {sick} of {len(runs)}; {len(most)} others made the same numbers"
     if len(most) == len(groups[-2]):
-        told = f"run {sick} of {len(runs)}; no majority of runs tells which of them is wrong"
-    return msgspec.structs.replace(found, because=f"{found.because}; {told}")
+        words = f"run {sick} of {len(runs)}; no majority of runs tells which of them is wrong"
+    return msgspec.structs.replace(found, because=f"{found.because}; {words}")
 
 
 def _step(seen: Seen) -> int:
@@ -109,7 +109,7 @@ def _sent_otherwise(new: Seen, old: Seen | None) -> bool:
     return old is None or _read(new) != _read(old)
 
 
-def _told(
+def _first_bad(
     new: Seen, old: Seen | None, consequences: list[Consequence], also: list[int]
 ) -> FirstBad:
     assert old is not None
@@ -121,7 +121,7 @@ def _told(
         phase=msgspec.convert(phase, AtPhase),
         name=new.op,
     )
-    told = FirstBad(
+    words = FirstBad(
         at=place,
         bad="differs",
         made="made",
@@ -131,9 +131,9 @@ def _told(
     )
     if _what(new) != _what(old):
         because = f"the earlier run did {old.op} there: the two programs are not the same"
-        return msgspec.structs.replace(told, cause="software or data", because=because)
+        return msgspec.structs.replace(words, cause="software or data", because=because)
     if _read(new) != _read(old):
         because = "it read other numbers, which no operator that was seen had made"
-        return msgspec.structs.replace(told, made="given", cause="data", because=because)
+        return msgspec.structs.replace(words, made="given", cause="data", because=because)
     because = "of the same operands, bit for bit, it made other numbers than in the earlier run"
-    return msgspec.structs.replace(told, cause="hardware or race", because=because)
+    return msgspec.structs.replace(words, cause="hardware or race", because=because)

@@ -27,7 +27,7 @@ _REPLICATES = ("allreduce", "all_reduce", "allgather", "all_gather", "broadcast"
 class Entered:
     """A collective that has not been left yet."""
 
-    told: dict[str, Any]
+    record: dict[str, Any]
     slot: int
     outputs: list[torch.Tensor]
     sums: list[torch.Tensor]
@@ -96,7 +96,7 @@ class Collectives:
         number = self._counts[ranks] = self._counts.get(ranks, 0) + 1
         step, phase, layer = observer.place.now()
         first = incoming[0] if incoming else None
-        told: dict[str, Any] = {
+        record: dict[str, Any] = {
             "op": name,
             "group": list(ranks),
             "seq": number,
@@ -113,12 +113,12 @@ class Collectives:
             incoming = []  # only the root's is read
         read = [tensor for tensor in incoming if screen.looked_at(tensor)]
         observer.ran += 1
-        told["n"] = observer.ran
+        record["n"] = observer.ran
         with torch._C._AutoDispatchBelowAutograd():
             sums = [screen.total(tensor) for tensor in read]
             if observer.full:
-                told["sent"] = screen.digest(incoming)
-        return Entered(told, observer.recorder.entered(told), [], sums, len(sums), None)
+                record["sent"] = screen.digest(incoming)
+        return Entered(record, observer.recorder.entered(record), [], sums, len(sums), None)
 
     def settle(self, reads: Sequence[torch.Tensor] = ()) -> None:
         """Look at collectives that are complete by now, before an operator reads what they wrote.
@@ -143,11 +143,11 @@ class Collectives:
 
     def _leave(self, entered: Entered) -> None:
         self._open.remove(entered)
-        told, observer = entered.told, self._observer
+        record, observer = entered.record, self._observer
         with torch._C._AutoDispatchBelowAutograd():
             seen = [tensor for tensor in entered.outputs if screen.looked_at(tensor)]
             sums = entered.sums + [screen.total(tensor) for tensor in seen]
-            wanted = observer.full or told["op"].startswith(_REPLICATES)
+            wanted = observer.full or record["op"].startswith(_REPLICATES)
             digests = (
                 [screen.bits(tensor).sum(dtype=torch.int64) for tensor in entered.outputs]
                 if wanted
@@ -158,34 +158,34 @@ class Collectives:
     def _left(
         self, entered: Entered, seen: list[torch.Tensor], sums: list[float], digests: list[int]
     ) -> None:
-        told, observer = entered.told, self._observer
+        record, observer = entered.record, self._observer
         came = "bad" if any(map(screen.suspect, sums[: entered.incoming])) else "ok"
         went = "ok"
         if any(map(screen.suspect, sums[entered.incoming :])):
             went = screen.worst([screen.state(tensor) for tensor in seen])
-        told |= {"came": came, "went": went, "left": True}
+        record |= {"came": came, "went": went, "left": True}
         if digests:
-            told["digest"] = sum(d * (31**i) for i, d in enumerate(digests)) % (1 << 63)
-        observer.recorder.ring(entered.slot, told)
-        if kept(told["step"]) or came == "bad" or went != "ok":
-            observer.recorder.write("collective", **told)
+            record["digest"] = sum(d * (31**i) for i, d in enumerate(digests)) % (1 << 63)
+        observer.recorder.ring(entered.slot, record)
+        if kept(record["step"]) or came == "bad" or went != "ok":
+            observer.recorder.write("collective", **record)
         if went != "ok" and came == "ok":
             state: screen.State = went  # type: ignore[assignment]
             observer.worst = screen.worst([observer.worst, state])
             worst = max(seen, key=lambda tensor: screen.WORST.index(screen.state(tensor)))
             observer.tell(
-                told["n"],
-                (told["step"], "collective", told["layer"]),
-                told["op"],
+                record["n"],
+                (record["step"], "collective", record["layer"]),
+                record["op"],
                 state,
                 "crossed",
                 operands=[],
                 output=screen.described(worst, "output"),
                 again="",
                 why="",
-                during=told["during"],
-                group=told["group"],
-                seq=told["seq"],
+                during=record["during"],
+                group=record["group"],
+                seq=record["seq"],
             )
 
     def _ranks(self, named: dict[str, Any]) -> tuple[int, ...]:

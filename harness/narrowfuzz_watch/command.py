@@ -147,12 +147,12 @@ def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
     if not places:
         return report
     same = sum(place is not None and same_place(place, report.first) for place in places)
-    told = f"{more_times(len(places))}, it came at the same place {_how_often(same, len(places))}"
+    words = f"{more_times(len(places))}, it came at the same place {_how_often(same, len(places))}"
     cause: Cause = "software or data" if same == len(places) else "hardware or race"
     if report.first.cause in ("hardware or race", "software or data", "data"):
         cause = report.first.cause  # what the operator itself has shown is nearer
     first = msgspec.structs.replace(
-        report.first, cause=cause, because=f"{report.first.because}; {told}"
+        report.first, cause=cause, because=f"{report.first.because}; {words}"
     )
     return msgspec.structs.replace(report, first=first)
 
@@ -216,8 +216,8 @@ def _rerun(change: Change, other: Report, first: FirstBad) -> Rerun:
         where = "at the same place" if same else f"at {place(other.first.at)}"
         return Rerun(change=change.name, came="still there", told=where)
     if other.exit_code != CLEAN and other.steps < first.at.event:
-        told = f"it ended with exit code {other.exit_code} before step {first.at.event} was over"
-        return Rerun(change=change.name, came="unknown", told=told)
+        words = f"it ended with exit code {other.exit_code} before step {first.at.event} was over"
+        return Rerun(change=change.name, came="unknown", told=words)
     if not other.trained:
         return Rerun(change=change.name, came="unknown", told="no training was seen")
     return Rerun(change=change.name, came="gone")

@@ -19,7 +19,7 @@ def first_bad(records: Sequence[Rank]) -> tuple[FirstBad, bool] | None:
     counting = [event for event in events if _counts(event, records)]
     start = (counting or events)[0]
     origin = _origin(start, records)
-    return _told(origin, records), bool(counting)
+    return _first_bad(origin, records), bool(counting)
 
 
 def first_nan(records: Sequence[Rank], first: FirstBad) -> At | None:
@@ -73,7 +73,7 @@ def _before(event: Event, records: Sequence[Rank]) -> Event | None:
     return None
 
 
-def _told(origin: Event, records: Sequence[Rank]) -> FirstBad:
+def _first_bad(origin: Event, records: Sequence[Rank]) -> FirstBad:
     assert origin.bad != "ok"
     cause, because = _cause(origin, records)
     after = sorted(
@@ -178,9 +178,9 @@ def _of_collective(origin: Event, records: Sequence[Rank]) -> tuple[Cause, str]:
         for part in rank.collectives
         if part.key == (origin.group, origin.seq)
     ]
-    told = {part.rank for part in parts}
-    if not set(origin.group) <= told:
-        missing = sorted(set(origin.group) - told)
+    reported = {part.rank for part in parts}
+    if not set(origin.group) <= reported:
+        missing = sorted(set(origin.group) - reported)
         return "unknown", f"of ranks {missing} it is not known what they sent"
     if any(part.came == "bad" for part in parts):
         return "unknown", "a rank sent a bad value, and no operator that was seen made it"

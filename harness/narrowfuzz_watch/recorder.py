@@ -41,20 +41,20 @@ class Recorder:
         line = {"kind": kind, "time": time.time(), **what}
         os.write(self._lines, json.dumps(line).encode() + b"\n")
 
-    def entered(self, told: dict[str, Any]) -> int:
+    def entered(self, record: dict[str, Any]) -> int:
         """A collective is entered; returns its slot of the ring."""
         slot, self._slot = self._slot, self._slot + 1
-        self.ring(slot, {**told, "left": False})
+        self.ring(slot, {**record, "left": False})
         return slot
 
-    def ring(self, slot: int, told: dict[str, Any]) -> None:
+    def ring(self, slot: int, record: dict[str, Any]) -> None:
         if self._ring is None:
             self._stem.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             self._ring = os.open(self._stem.with_suffix(".ring"), flags, 0o644)
-        line = json.dumps({"slot": slot, **told}).encode()
+        line = json.dumps({"slot": slot, **record}).encode()
         if len(line) > SLOT - 1:  # a group of very many ranks: its first ones tell which it is
-            line = json.dumps({"slot": slot, **told, "group": told["group"][:8]}).encode()
+            line = json.dumps({"slot": slot, **record, "group": record["group"][:8]}).encode()
         os.pwrite(self._ring, line[: SLOT - 1].ljust(SLOT - 1) + b"\n", slot % RING * SLOT)
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ def worst(states: Sequence[State]) -> State:
 
 def described(tensor: torch.Tensor, name: str) -> dict[str, Any]:
     """What a report says of a tensor: shape, dtype, counts, the first bad element."""
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "name": name,
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
@@ -96,20 +96,20 @@ def described(tensor: torch.Tensor, name: str) -> dict[str, Any]:
     if looked_at(tensor):
         numbers = real(tensor)
         nan, inf = torch.isnan(numbers), torch.isinf(numbers)
-        told |= {"nan": int(nan.sum()), "inf": int(inf.sum())}
+        found |= {"nan": int(nan.sum()), "inf": int(inf.sum())}
         finite = numbers[~(nan | inf)]
-        told |= {"zeros": int((finite == 0).sum()), "count": numbers.numel()}
+        found |= {"zeros": int((finite == 0).sum()), "count": numbers.numel()}
         if finite.numel():
             least, most = ends(finite)
-            told |= {"least": least, "most": most, "largest": max(abs(least), abs(most))}
-        bad = nan | inf if told["nan"] or told["inf"] else numbers.abs() >= _HUGE
+            found |= {"least": least, "most": most, "largest": max(abs(least), abs(most))}
+        bad = nan | inf if found["nan"] or found["inf"] else numbers.abs() >= _HUGE
         if bool(bad.any()):
             first = int(bad.reshape(-1).to(torch.uint8).argmax())
-            told["index"] = _unravelled(first, list(numbers.shape))[: tensor.dim()]
+            found["index"] = _unravelled(first, list(numbers.shape))[: tensor.dim()]
     maker = tensor.grad_fn
     if maker is not None:
-        told["maker"] = maker.name()
-    return told
+        found["maker"] = maker.name()
+    return found
 
 
 def _unravelled(flat: int, shape: list[int]) -> list[int]:

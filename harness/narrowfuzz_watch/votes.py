@@ -37,13 +37,13 @@ def _ballots(records: Sequence[Rank]) -> Iterator[tuple[int, str, tuple[int, ...
     for (step, what, group), digests in held.items():
         yield step, what, group, digests
     for parts in _met(records).values():
-        told = [part for part in parts if part.digest is not None and part.left]
-        alike = len({part.op for part in told}) == 1
-        replicates = told and told[0].op.startswith(_REPLICATES)
+        votes = [part for part in parts if part.digest is not None and part.left]
+        alike = len({part.op for part in votes}) == 1
+        replicates = votes and votes[0].op.startswith(_REPLICATES)
         if alike and replicates:
-            first = told[0]
+            first = votes[0]
             what = f"what {first.op} {first.seq} gave"
-            yield first.step, what, first.group, {p.rank: p.digest or 0 for p in told}
+            yield first.step, what, first.group, {p.rank: p.digest or 0 for p in votes}
 
 
 _REPLICATES = ("allreduce", "all_reduce", "allgather", "all_gather", "broadcast")

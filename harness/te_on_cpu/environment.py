@@ -100,7 +100,7 @@ def choose(version: str) -> None:
     os.environ[CHOICE] = version
 
 
-def told() -> str:
+def description() -> str:
     """The TransformerEngine under test, and whether its own extension runs."""
     how = "its own extension" if real_extension() else "its Python on the emulated extension"
     return f"{chosen_version()} ({how})"

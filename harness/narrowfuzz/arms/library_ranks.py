@@ -30,18 +30,18 @@ def run_on_ranks(
     """The trace with one for each rank; its error is that of a rank. ``prepare`` makes a process
     ready for the library."""
     ranks = case.spec.sharding.ranks
-    left, where = in_processes(
+    results, where = in_processes(
         ranks,
         partial(_on_rank, case=case, subject=subject, arm=arm, prepare=prepare),
         device,
     )
-    failed = [trace for trace in left.values() if trace.error is not None]
+    failed = [trace for trace in results.values() if trace.error is not None]
     for trace in failed:
         assert trace.error is not None
         if TRANSPORT not in trace.error.message:  # the others miss the one that raised
             return Trace(arm.name, error=trace.error)
-    if len(left) == ranks and not failed:
-        return Trace(arm.name, ranks=tuple(left[rank] for rank in range(ranks)))
+    if len(results) == ranks and not failed:
+        return Trace(arm.name, ranks=tuple(results[rank] for rank in range(ranks)))
     event = min((trace.error.event for trace in failed if trace.error is not None), default=-1)
     here = f"{__name__}.{run_on_ranks.__name__}"
     return Trace(

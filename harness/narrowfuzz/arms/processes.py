@@ -89,13 +89,13 @@ def in_processes(
             _ranks[rank].last.value = b"no collective"
             _ranks[rank].runs += 1
             _ranks[rank].channel.send_bytes(task)
-        left, where = _wait(ranks)
-    if len(left) < ranks:
+        results, where = _wait(ranks)
+    if len(results) < ranks:
         end()
-    for value in left.values():
+    for value in results.values():
         if isinstance(value, BaseException):
             raise value
-    return left, where
+    return results, where
 
 
 def end() -> None:
@@ -163,10 +163,10 @@ def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: s
             os.environ |= {"RANK": str(number), "WORLD_SIZE": str(ranks)}
             try:
                 store = torch.distributed.FileStore(file, ranks)
-                left = run(partial(processes.on_processes, store=store, device=device))
+                results = run(partial(processes.on_processes, store=store, device=device))
             except Exception as error:  # noqa: BLE001 (it is raised where this was asked for)
-                left = error
-            channel.send_bytes(cloudpickle.dumps(left))
+                results = error
+            channel.send_bytes(cloudpickle.dumps(results))
 
 
 def _note(last: Any, name: str) -> None:
@@ -174,7 +174,7 @@ def _note(last: Any, name: str) -> None:
 
 
 def _wait(ranks: int) -> tuple[dict[int, Any], str]:
-    left: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     dead: list[str] = []
     until = time.monotonic() + PATIENCE
     waiting = {_ranks[rank].channel: rank for rank in range(ranks)}
@@ -184,14 +184,14 @@ def _wait(ranks: int) -> tuple[dict[int, Any], str]:
             assert isinstance(channel, Connection)
             rank = waiting.pop(channel)
             try:
-                left[rank] = cloudpickle.loads(channel.recv_bytes())
+                results[rank] = cloudpickle.loads(channel.recv_bytes())
             except (EOFError, ConnectionResetError):
                 _ranks[rank].process.join()
                 code = _ranks[rank].process.exitcode
                 dead.append(f"rank {rank} died with exit code {code} after {_last(rank)}")
     hangs = [f"rank {rank} is in {_last(rank)}" for rank in sorted(waiting.values())]
-    ended = [f"rank {rank} has ended after {_last(rank)}" for rank in sorted(left)]
-    return left, "; ".join((*dead, *hangs, *ended))
+    ended = [f"rank {rank} has ended after {_last(rank)}" for rank in sorted(results)]
+    return results, "; ".join((*dead, *hangs, *ended))
 
 
 def _last(rank: int) -> str:

@@ -151,8 +151,8 @@ class Program:
 
 
 @dataclass(frozen=True)
-class _Left:
-    """What a run has left: results by name, calls of layers, GEMMs as a tap emits them, attention
+class _Recorded:
+    """What a run has recorded: results by name, calls of layers, GEMMs as a tap emits them, attention
     kernels, calls of operators and products of compiled code; live tensors, or on the host."""
 
     results: dict[str, torch.Tensor]
@@ -235,7 +235,7 @@ class _Run:
             # Dynamo falls back to eager without a word; such a run would pass every comparison
             return Trace(self.arm.name, void=f"{ran} of {needed} compiled graphs ran")
         watch = program._tap.watch if self.watch is None else self.watch
-        left = _Left(
+        recorded = _Recorded(
             player.in_order(self.played.kept),
             self.layers.calls if self.layers is not None else [],
             self.seen,
@@ -244,8 +244,8 @@ class _Run:
             program._tap.watch.products,
         )
         if program.device != "cpu":
-            left = on_host(left)
-        return self._trace_of(left)
+            recorded = on_host(recorded)
+        return self._trace_of(recorded)
 
     def _load(self) -> None:
         """The case's values in the parameters, no gradients, and nothing of runs before."""
@@ -278,18 +278,20 @@ class _Run:
         else:
             self.layers.follow(layers_of(model, self.program._linears, self.focus))
 
-    def _trace_of(self, left: _Left) -> Trace:
+    def _trace_of(self, recorded: _Recorded) -> Trace:
         """The trace of what a run has left."""
         program, spec = self.program, self.spec
-        outputs = {_result(spec, name): self._array(name, t) for name, t in left.results.items()}
-        attention, called = attention_of(left.attention), operators_of(left.operators)
+        outputs = {
+            _result(spec, name): self._array(name, t) for name, t in recorded.results.items()
+        }
+        attention, called = attention_of(recorded.attention), operators_of(recorded.operators)
         plan, census = self.plan, program._census
         if self.layers is not None:
             shared = frozenset((*program._shared, *program._shared.values()))
             autocast = program.recipe.autocast  # which a model may enter by itself
             rounds = ROUNDED if autocast is None else autocast(program.device)
             calls = calls_of(
-                left.calls, plan, shared, rounds, inverse=program.recipe.inverse_scales
+                recorded.calls, plan, shared, rounds, inverse=program.recipe.inverse_scales
             )
             return Trace(
                 self.arm.name,
@@ -299,7 +301,7 @@ class _Run:
                 operators=called,
                 census=census,
             )
-        multiplied = multiplied_of(left.products)
+        multiplied = multiplied_of(recorded.products)
         if not self.tap or not plan.quantised or not spec.direct:
             return Trace(
                 self.arm.name,
@@ -309,7 +311,7 @@ class _Run:
                 operators=called,
                 census=census,
             )
-        seen = [seen_of(gemm, inverse=program.recipe.inverse_scales) for gemm in left.gemms]
+        seen = [seen_of(gemm, inverse=program.recipe.inverse_scales) for gemm in recorded.gemms]
         if self.arm.compiler:
             seen = [(m.a, m.b) for m in multiplied]
             self.forward_count = sum(m.phase == "forward" for m in multiplied)

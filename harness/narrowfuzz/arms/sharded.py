@@ -88,19 +88,19 @@ def run_sharded(
     """The trace of the sharded one, with one for each rank; an error says on which rank."""
     if not arm.processes:
         return _play(on_ranks, spec, recipe, tensors, arm, device)
-    left, where = in_processes(
+    results, where = in_processes(
         spec.sharding.ranks,
         partial(_play, spec=spec, recipe=recipe, tensors=tensors, arm=arm, device=device),
         device,
     )
     phase: ErrorPhase = "forward"
-    for trace in left.values():
+    for trace in results.values():
         if trace.error is not None:
             if TRANSPORT not in trace.error.message:  # the others miss the one that raised
                 return trace
             phase = trace.error.phase
-    if len(left) == spec.sharding.ranks and left[0].error is None:
-        return left[0]
+    if len(results) == spec.sharding.ranks and results[0].error is None:
+        return results[0]
     here = f"{__name__}.run_sharded"
     return Trace(arm.name, error=RunError(phase, Disagree.__name__, where, here, ""))
 

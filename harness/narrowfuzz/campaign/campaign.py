@@ -259,9 +259,9 @@ def _print_head(
         console.print(f"{package} is no release, but {folder}", soft_wrap=True)
     console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
     if any(name.startswith("te.") for name in config.recipes):
-        from te_on_cpu.environment import told
+        from te_on_cpu.environment import description
 
-        console.print(f"TransformerEngine {told()}", soft_wrap=True)
+        console.print(f"TransformerEngine {description()}", soft_wrap=True)
     for line in lacking:
         console.print(f"not tested: {line}", soft_wrap=True)
 

@@ -95,21 +95,21 @@ class Deck(Generic[T]):
 
     cards: Sequence[T]
     rng: random.Random
-    left: list[T] = field(default_factory=list)
+    remaining: list[T] = field(default_factory=list)
 
     def hand(self, size: int) -> list[T]:
         """The next ``size`` cards, no card twice; all of them where there are no more."""
         size = min(size, len(self.cards))
-        hand, self.left = self.left[:size], self.left[size:]
+        hand, self.remaining = self.remaining[:size], self.remaining[size:]
         if len(hand) < size:
             # what was just dealt comes last in the new order
             again = self.rng.sample(self.cards, len(self.cards))
             fresh = [card for card in again if card not in hand]
             missing = size - len(hand)
-            self.left = fresh[missing:] + hand
+            self.remaining = fresh[missing:] + hand
             hand = hand + fresh[:missing]
         return hand
 
     def unused(self, cards: Sequence[T]) -> None:
         """These were dealt, and nobody played them: they come first again."""
-        self.left = [*cards, *(card for card in self.left if card not in cards)]
+        self.remaining = [*cards, *(card for card in self.remaining if card not in cards)]

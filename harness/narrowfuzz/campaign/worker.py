@@ -445,12 +445,12 @@ class Worker:
         self.tell(messages.Confirming(started))
         at_once = self.triage_at_once - self.triage_seconds if self.holding else math.inf
         least = min(5.0, most)
-        left = max(least, min(most, self.deadline - time.monotonic(), at_once))
+        seconds = max(least, min(most, self.deadline - time.monotonic(), at_once))
         result = triage(
             self.judge,
             case,
             verdict,
-            seconds=left,
+            seconds=seconds,
             plant=self.config.plant,
             scripts=self.scripts,
             past=tuple(past),
@@ -460,7 +460,7 @@ class Worker:
             unasked=self.unasked,
         )
         result = with_first_bad(
-            result, plant=self.config.plant, device=self.judge.device.name, seconds=left
+            result, plant=self.config.plant, device=self.judge.device.name, seconds=seconds
         )
         self.tell(messages.Finished(result))
         wanted = fingerprint(verdict, self.judge.family(case.spec))

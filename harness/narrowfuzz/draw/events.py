@@ -167,11 +167,11 @@ def _settings(carries: Carries) -> tuple[Settings, ...]:
 def _habits(choose: Choose, carries: Carries, *, steps: int, branches: bool) -> Habits:
     calm, special = choose("stimulus", (True, ()), (True, ()), *((False, s) for s in _SPECIAL))
     input_trend, grad_trend = choose("stimulus", *_TRENDS)
-    looks, retains = choose("events", *_ODDITIES)
+    evaluates, retains = choose("events", *_ODDITIES)
     switches = carries.settings and carries.switch
     return Habits(
         steps=steps,
-        looks=looks,
+        evaluates=evaluates,
         retains=retains and carries.keeps_graphs,
         nests=choose("nesting", False, False, True),
         caches=carries.caching and choose("caching", False, False, True),

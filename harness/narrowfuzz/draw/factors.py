@@ -80,8 +80,14 @@ def rows(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str, str, str, st
             shares = [f"{value} {100 * n / total:.0f}%" for value, n in counts.most_common()]
             lacking = [value for value in factor.vocabulary if value not in counts]
             reasons = [f"{value}: {why}" for value in lacking if (why := factor.why_not(value))]
-            left = [value for value in lacking if not factor.why_not(value)]
-            yield recipe.name, factor.name, ", ".join(shares), "; ".join(reasons), ", ".join(left)
+            possible = [value for value in lacking if not factor.why_not(value)]
+            yield (
+                recipe.name,
+                factor.name,
+                ", ".join(shares),
+                "; ".join(reasons),
+                ", ".join(possible),
+            )
 
 
 def _factors(recipe: Recipe) -> Iterator[_Factor]:

@@ -23,7 +23,7 @@ _ODDITIES = ((True, False), (True, False), (False, False), (False, True), (True,
 def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event, ...]:
     """The events of a training that the rules allow: a walk of a library's layers, whose regions
     are autocast's where there is some."""
-    looks, retains = choose("events", *_ODDITIES)
+    evaluates, retains = choose("events", *_ODDITIES)
     keeps = spec.compile == "none" and spec.checkpoint != "selective"
     calm = choose("events", True, True, False)
     narrows = autocasts and spec.dtype == "fp32" and spec.checkpoint != "reentrant"
@@ -34,9 +34,9 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
     )
     habits = Habits(
         steps=choose("events", *_STEPS),
-        looks=looks,
+        evaluates=evaluates,
         # what a region keeps of them, a forward with a graph may get
-        looks_first=how == "regions" and looks,
+        looks_first=how == "regions" and evaluates,
         retains=retains and keeps,
         calm=calm,
         grad_trend=choose("events", (0, 0), (0, 0), (0, -3), (0, -6)),

@@ -41,7 +41,7 @@ class Habits:
 
     steps: int = 2
     #: Forwards without a graph come in between.
-    looks: bool = False
+    evaluates: bool = False
     #: Mostly they are the first in their region.
     looks_first: bool = False
     #: Some backwards keep their graph for another.
@@ -191,11 +191,11 @@ def _weights(way: _Walk) -> Iterator[tuple[str, int]]:
         yield "plain", 2 * room
         yield "nested", nests * todo
         yield "inside", nests * todo
-    looks = int(habits.looks and (live or way.steps > 0 or standing.accumulated))
+    evaluates = int(habits.evaluates and (live or way.steps > 0 or standing.accumulated))
     if habits.looks_first and way.narrow and isinstance(way.events[-1], Open):
-        looks = 4
-    yield "eval", looks
-    yield "no_grad", looks
+        evaluates = 4
+    yield "eval", evaluates
+    yield "no_grad", evaluates
 
 
 def _go(way: _Walk, move: str) -> None:

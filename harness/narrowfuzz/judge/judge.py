@@ -163,7 +163,7 @@ class Judge(Observer):
             judged = any((v.oracle, v.arm, v.status) == (*asked, "ok") for v in again.verdicts)
             return judged and not again.causes
 
-        usual = self.told_of(Ledger([]))
+        usual = self.knowing(Ledger([]))
         if any(holds(usual) for _ in range(_CURE_TRIES)):
             return False
         under = self._under.setdefault(
@@ -172,7 +172,7 @@ class Judge(Observer):
         with CURES[cure]():
             return all(holds(under) for _ in range(_CURE_TRIES))
 
-    def told_of(self, ledger: Ledger) -> Judge:
+    def knowing(self, ledger: Ledger) -> Judge:
         """One that knows these issues in place of its own, and runs the same programs."""
         other = Judge(
             self.recipes, ledger, self.arms, device=self.device, before_rerun=self.before_rerun

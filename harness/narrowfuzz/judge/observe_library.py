@@ -55,13 +55,13 @@ def observe_library(
     remains of other models. ``on_ranks`` runs an arm that is ranks."""
     case = _with(case, _event_by_event(case.spec))
     traces = traces_of(case, subject, arms, on_ranks)
-    company: Callable[[], Trace] | None = None
+    after_others: Callable[[], Trace] | None = None
     whole = [
         arm for arm, trace in traces.items() if trace.error is None and not BY_NAME[arm].sharded
     ]
     among = focus is None or focus % _COMPANY_EVERY == 0 or _LEAVES in features(case.spec)
     if whole and among:
-        company = partial(
+        after_others = partial(
             run_library,
             case,
             subject,
@@ -73,7 +73,7 @@ def observe_library(
         kind=subject.kind,
         policy=subject.policy,
         resizing=subject.resizing,
-        company=company,
+        after_others=after_others,
         alone=lambda arm, rank: run_library(
             case, subject, arm, checkpointed=BY_NAME[arm].recomputes, rank=rank
         ),

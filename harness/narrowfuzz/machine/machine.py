@@ -71,12 +71,12 @@ def machine() -> Machine:
     import torch
 
     found = _ONEDNN.search(torch.__config__.show())
-    told = {name: _kernel_of(name) for name in _KINDS}
+    kernels = {name: _kernel_of(name) for name in _KINDS}
     return Machine(
         cpu=_features(),
         onednn=found.group(1) if found else "",
-        kernels={name: kernel for name, (kernel, _) in told.items()},
-        lacks={name: error for name, (_, error) in told.items() if error},
+        kernels={name: kernel for name, (kernel, _) in kernels.items()},
+        lacks={name: error for name, (_, error) in kernels.items() if error},
     )
 
 
@@ -99,8 +99,8 @@ def native_lacks() -> dict[str, str]:
     from narrowfuzz.play.kernels import without_onednn
 
     with without_onednn():
-        told = {name: _kernel_of(name)[1] for name in _KINDS}
-    return {name: error for name, error in told.items() if error}
+        kernels = {name: _kernel_of(name)[1] for name in _KINDS}
+    return {name: error for name, error in kernels.items() if error}
 
 
 def lacking_kernel(message: str, *, native: bool = False) -> str:
@@ -170,14 +170,14 @@ _SHAPES = ((32, 64, 32), (16, 16, 16), (1, 16, 32), (33, 17, 5))
 def _kernel_of(name: str) -> tuple[str, str]:
     """What multiplies matrices of this kind, and the first error where one cannot be."""
     kernel, problem = "", ""
-    with _onednn_tells() as told:
+    with _onednn_tells() as output:
         for shape in _SHAPES:
             try:
                 _multiply(name, *shape)
                 kernel = "torch"
             except RuntimeError as error:
                 problem = problem or str(error).strip().splitlines()[0]
-    executed = _EXECUTED.findall(told())
+    executed = _EXECUTED.findall(output())
     return (executed[0] if executed else kernel), problem
 
 

@@ -26,8 +26,8 @@ def _state() -> Any:
 def _never_first_in_a_recompute(first: Any) -> bool:
     from transformer_engine.pytorch.distributed import in_fp8_activation_recompute_phase
 
-    told = bool(first())
-    return told and not in_fp8_activation_recompute_phase()
+    is_first = bool(first())
+    return is_first and not in_fp8_activation_recompute_phase()
 
 
 def _frozen_layers_ask(prepare: Any, layer: Any, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -73,10 +73,10 @@ def is_own(function: Any) -> bool:
 
 def own_functions() -> list[Any]:
     """Every such Function that there is."""
-    found, left = [], [torch.autograd.Function]
-    while left:
-        function = left.pop()
-        left += function.__subclasses__()
+    found, open_ones = [], [torch.autograd.Function]
+    while open_ones:
+        function = open_ones.pop()
+        open_ones += function.__subclasses__()
         if is_own(function) and function not in found:
             found.append(function)
     return found

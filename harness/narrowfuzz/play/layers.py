@@ -124,7 +124,7 @@ class LayerWatch:
         self._hooks.close()
         for name, module in layers.items():
             linear = hasattr(module, "weight") and not self.everything
-            (self._attach if linear else self.look)(name, module, self._hooks)
+            (self._attach if linear else self.watch_any)(name, module, self._hooks)
 
     def _begun(self, name: str) -> Call:
         """A call of this module, from now on."""
@@ -135,7 +135,7 @@ class LayerWatch:
         self.calls.append(call)
         return call
 
-    def look(self, name: str, module: nn.Module, stack: ExitStack) -> None:
+    def watch_any(self, name: str, module: nn.Module, stack: ExitStack) -> None:
         """Every tensor that a module of any kind is given and returns, and whether a gradient comes
         back to it. Nothing stands in between."""
         running: list[Call] = []

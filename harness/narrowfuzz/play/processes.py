@@ -187,14 +187,14 @@ def on_processes(
     sys.excepthook = hook
     try:
         mesh = init_device_mesh(device, tuple(shape.values()), mesh_dim_names=tuple(shape))
-        left: list[Any] = [None] * ranks
-        dist.all_gather_object(left, _packed(main(rank, mesh)))
+        results: list[Any] = [None] * ranks
+        dist.all_gather_object(results, _packed(main(rank, mesh)))
     except Exception as error:
         error.rank = rank  # type: ignore[attr-defined]
         raise
     finally:
         dist.destroy_process_group()
-    return [torch.load(io.BytesIO(one), "cpu", weights_only=False) for one in left]
+    return [torch.load(io.BytesIO(one), "cpu", weights_only=False) for one in results]
 
 
 #: The store that processes of torchrun share, and how often they have met by it.

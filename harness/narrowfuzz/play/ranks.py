@@ -92,7 +92,7 @@ def on_ranks(
     for size in shape.values():
         ranks *= size
     noted, store, done = Collectives(), dist.HashStore(), threading.Semaphore(0)
-    left: list[Any] = [None] * ranks
+    results: list[Any] = [None] * ranks
     raised: list[BaseException] = []
 
     def run(rank: int) -> None:
@@ -102,7 +102,7 @@ def on_ranks(
                 "threaded", rank=rank, world_size=ranks, store=store, timeout=limit
             )
             mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
-            left[rank] = main(rank, mesh)
+            results[rank] = main(rank, mesh)
         except SystemExit:  # another rank raised
             pass
         except BaseException as error:
@@ -125,7 +125,7 @@ def on_ranks(
                     threaded.ProcessLocalGroup.exception_handle(raised[-1])
     if raised:
         raise raised[0]
-    return left
+    return results
 
 
 #: Rank -> what its thread is to do. DTensor keeps for each thread how it shards an operator, which

@@ -93,7 +93,7 @@ def once_each(evidence: Evidence) -> Evidence:
     if own is not None:
         own = replace(
             own,
-            company=own.company and cache(own.company),
+            after_others=own.after_others and cache(own.after_others),
             alone=own.alone and cache(own.alone),
             run=own.run and cache(own.run),
         )

@@ -64,7 +64,7 @@ def recall(faults: Iterable[Hunted]) -> Recall:
 def summarise(faults: Sequence[Hunted]) -> Summary:
     """Recall in all and by family, and how long the hunts took."""
     quick = [f.seconds for f in faults if f.seconds is not None and not f.compiled]
-    dear = [f.seconds for f in faults if f.seconds is not None and f.compiled]
+    compiled = [f.seconds for f in faults if f.seconds is not None and f.compiled]
     return Summary(
         everything=recall(faults),
         libraries=recall(f for f in faults if not f.ours),
@@ -76,7 +76,7 @@ def summarise(faults: Sequence[Hunted]) -> Summary:
         },
         median=statistics.median(quick) if quick else math.nan,
         ninetieth=percentile(quick, 0.9),
-        compiled_slowest=max(dear, default=math.nan),
+        compiled_slowest=max(compiled, default=math.nan),
     )
 
 

@@ -52,13 +52,13 @@ def _of_last_rank(name: str, of: str, falsified: Falsified) -> Perturbation:
 
 def _of_company(name: str, of: str, falsified: Falsified) -> Perturbation:
     def change(evidence: Evidence, arm: str) -> Evidence | None:
-        company = evidence.own.company
-        if company is None:
+        after_others = evidence.own.after_others
+        if after_others is None:
             return None
-        trace = falsified(company())
+        trace = falsified(after_others())
         if trace is None:
             return None
-        return replace(evidence, library=replace(evidence.own, company=lambda: trace))
+        return replace(evidence, library=replace(evidence.own, after_others=lambda: trace))
 
     return Perturbation(name, of, change)
 

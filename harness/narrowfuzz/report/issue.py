@@ -86,8 +86,8 @@ def _what(finding: Finding) -> str:
     if needs := needed(finding):
         lines.append(f"Required to reproduce: {needs}.")
     if finding.first_bad:
-        told = "\n".join(finding.first_bad)
-        lines.append(f"Where its first bad value stands:\n\n```\n{told}\n```\n")
+        places = "\n".join(finding.first_bad)
+        lines.append(f"Where its first bad value stands:\n\n```\n{places}\n```\n")
     lines += [f"It does not happen with: {what}." for what in finding.avoided]
     if finding.flake != "always":
         lines.append(f"It reproduces {FLAKE_WORDS[finding.flake]}.")

@@ -41,7 +41,7 @@ class OwnLayers:
     #: Modules of the library that resize windows of maxima.
     resizing: frozenset[str] = frozenset()
     #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
-    company: Callable[[], Trace] | None = None
+    after_others: Callable[[], Trace] | None = None
     #: What a rank leaves that runs alone on an arm of ranks, and the plain run of another Spec.
     alone: Callable[[str, int], Trace] | None = None
     run: Callable[[Spec], Trace] | None = None

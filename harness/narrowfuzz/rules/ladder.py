@@ -66,8 +66,8 @@ def _judge(evidence: Evidence, arm: str, trace: Trace, role: Role) -> Verdict:
     bad = judged & ~bounds.contains(lo, hi, got).any(axis=0)
     if bad.any():
         return _diverged(arm, role, got, first(bad), lo, hi)
-    told = (bounds.excludes_zero(lo, hi).all(axis=0) & judged).any()
-    return plain("O23", arm, role, "ok" if told else "inconclusive", "" if told else NOTHING)
+    decided = (bounds.excludes_zero(lo, hi).all(axis=0) & judged).any()
+    return plain("O23", arm, role, "ok" if decided else "inconclusive", "" if decided else NOTHING)
 
 
 def _exact_scales(evidence: Evidence, trace: Trace, role: Role) -> bool:

@@ -114,11 +114,11 @@ def compared(
         limit = allowed * size
         judged = np.isfinite(size) & (size < largest(dtype)) & (size > 2.0**-60)
         bad = judged & ~(np.abs(left - right) <= limit)
-        told = judged & (np.abs(left) > limit)
+        wrong = judged & (np.abs(left) > limit)
     if left.size and not judged.any():
         return replace(passed, status="inconclusive", why="sums out of range")
     if not bad.any():
-        why = "" if told.any() else "no sum is known to be other than zero"
+        why = "" if wrong.any() else "no sum is known to be other than zero"
         return replace(passed, status="inconclusive", why=why) if why else passed
     n = first(bad)
     interval = Within(bits(left[n] - limit[n]), bits(left[n] + limit[n]))

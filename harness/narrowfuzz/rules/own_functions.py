@@ -36,32 +36,32 @@ def check_own_functions(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _judge(arm: str, several: list[Derivative]) -> Verdict:
-    told = next((d for d in several if d.wrong), None)
-    told = told or next((d for d in several if d.why), several[0])
-    at = At(what="function", layer=told.module, name=told.argument)
-    others = tuple(d.argument for d in several if d.wrong and d is not told)
+    shown = next((d for d in several if d.wrong), None)
+    shown = shown or next((d for d in several if d.why), several[0])
+    at = At(what="function", layer=shown.module, name=shown.argument)
+    others = tuple(d.argument for d in several if d.wrong and d is not shown)
     expect = DerivativeOf(
-        told.function,
-        bits(told.slope),
-        bits(told.error),
-        bits(told.off),
-        bits(told.share),
-        told.directions,
+        shown.function,
+        bits(shown.slope),
+        bits(shown.error),
+        bits(shown.off),
+        bits(shown.share),
+        shown.directions,
         others,
     )
-    if not told.wrong:
-        status: Status = "inconclusive" if told.why else "ok"
-        place = f"{told.function}({told.argument})" if told.argument else told.function
-        why = f"{place}: {told.why}" if told.why else ""
+    if not shown.wrong:
+        status: Status = "inconclusive" if shown.why else "ok"
+        place = f"{shown.function}({shown.argument})" if shown.argument else shown.function
+        why = f"{place}: {shown.why}" if shown.why else ""
         return Verdict(NAME, arm, ROLE, status, at=at, expect=expect, why=why)
     return Verdict(
         NAME,
         arm,
         ROLE,
         "diverged",
-        f"of {told.function} is not the derivative of its forward",
+        f"of {shown.function} is not the derivative of its forward",
         at,
-        number(told.backward),
+        number(shown.backward),
         expect,
-        factor=abs(told.backward - told.slope) / told.allowed,
+        factor=abs(shown.backward - shown.slope) / shown.allowed,
     )

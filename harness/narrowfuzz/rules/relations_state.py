@@ -63,7 +63,7 @@ def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iter
             f"{error.type}: {_first_line(error.message)}",
             Runs(error.type),
             runs=(other,),
-            told=f"{error.type}: {telling(error.message)}",
+            reported=f"{error.type}: {telling(error.message)}",
         )
         return
     variant = Variant(other, everything(evidence.spec), strict=ROLES)
@@ -124,12 +124,12 @@ def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
             with np.errstate(all="ignore"):
                 summed = _rounded(total[name] + grad, FORMATS[spec.dtype]) if turn else grad
             total[name] = summed
-    left = {name: eager.outputs[name] for name in total if name in eager.outputs}
+    results = {name: eager.outputs[name] for name in total if name in eager.outputs}
     symptom = "is not the sum of the microbatches'"
     verdict = equal_outputs(
         "R23",
         evidence,
-        Trace(evidence.base, left),
+        Trace(evidence.base, results),
         Trace(evidence.base, total),
         symptom,
         "one by one",
@@ -190,9 +190,9 @@ def _added(evidence: Evidence, other: OtherRun, got: F32, without: F32, bias: F3
     if verdict.status != "diverged":
         return verdict
     at = verdict.at.index
-    told = Given("the result without a bias", verdict.at, bits(without[at]))
+    reported = Given("the result without a bias", verdict.at, bits(without[at]))
     own = msgspec.structs.replace(verdict.at, run="")
-    return replace(verdict, at=own, expect=Is(bits(want[at])), given=(told,))
+    return replace(verdict, at=own, expect=Is(bits(want[at])), given=(reported,))
 
 
 def _sum_is_exact(evidence: Evidence, bias: F32) -> bool:

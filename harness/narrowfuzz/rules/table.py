@@ -125,7 +125,7 @@ shared_bound = partial(bound, scope="case", cases=(on_mesh,))
 #: Exact, of a training and of its steps in another arrangement.
 trained = partial(relation, scope="case")
 #: Of a library's own layers: what they leave, or what was seen inside.
-left = partial(whole, reads=_STATES, unfinished=True, cases=(by_events,))
+of_state = partial(whole, reads=_STATES, unfinished=True, cases=(by_events,))
 inside = partial(whole, level="A", unfinished=True, cases=(by_events,))
 
 
@@ -153,7 +153,7 @@ RULES: tuple[Rule, ...] = (
         unfinished=True,
         cases=(on_mesh, in_pipeline, in_context),
     ),
-    left("contract", "contract", "none", of_events.check_contract, reads=("run",)),
+    of_state("contract", "contract", "none", of_events.check_contract, reads=("run",)),
     whole("census", "conversion census", "eager ran", check_census, reads=("conversion",)),
     whole("O1", "self-repeat", "the arm ran", check_repeat),
     # what is quantised
@@ -415,7 +415,7 @@ RULES: tuple[Rule, ...] = (
         ("recomputed",),
     ),
     inside("O19", "balance", "a step ends outside regions", check_balance, _RUN, ("pending",)),
-    left("O12", "checkpoint-equal", "a checkpoint", twins.check_twin, _STATE | {"O13"}),
+    of_state("O12", "checkpoint-equal", "a checkpoint", twins.check_twin, _STATE | {"O13"}),
     ratio(
         "O22",
         "backward of its own forward",
@@ -427,7 +427,7 @@ RULES: tuple[Rule, ...] = (
         cases=(by_events,),
     ),
     # what a run sets aside for good, a later one finds
-    left(
+    of_state(
         "O1",
         "self-repeat",
         "a dropped forward, or one in four",
@@ -435,7 +435,7 @@ RULES: tuple[Rule, ...] = (
         _BALANCED,
         reads=("company",),
     ),
-    left(
+    of_state(
         "S1",
         "one process's bits",
         "ranks share nothing",
@@ -451,7 +451,7 @@ RULES: tuple[Rule, ...] = (
         _BALANCED | {"S1"},
         ("states on ranks",),
     ),
-    left("R20", "save and reload", "a reload", twins.check_reload, _STATE | {"O1"}),
+    of_state("R20", "save and reload", "a reload", twins.check_reload, _STATE | {"O1"}),
 )
 
 #: By name, in the order in which lists have always shown them; of one that stands in the table

@@ -195,7 +195,7 @@ class DerivativeOf(msgspec.Struct, frozen=True, tag="derivative", forbid_unknown
         error = f"{read(self.error):.1g}"
         return f"{read(self.slope):.4g}, measured to +- {error} by finite differences"
 
-    def told(self, got: str) -> str:
+    def sentence(self, got: str) -> str:
         """How far off this backward is, and what it gives in the worst direction."""
         off = allowed = ""
         if self.off:

@@ -83,7 +83,7 @@ class Verdict:
     #: Of what a conversion changed: all of it is at modules that it was asked to replace.
     swapped: bool = False
     #: What came, as its sentence says it, where ``got`` is only the begin of a message.
-    told: str = ""
+    reported: str = ""
 
     def known(self, by: str) -> Verdict:
         """This divergence, explained."""
@@ -119,7 +119,7 @@ class Verdict:
         said = self.remark or meaning(self.role, self.symptom, self.at, self.expect)
         subject = f"{self.at.layer}: " if self.at.layer else ""
         if isinstance(self.expect, DerivativeOf) and self.got:
-            return f"{subject}{said}: {self.expect.told(self.got)}"
+            return f"{subject}{said}: {self.expect.sentence(self.got)}"
         where = place(self.at, self.expect)
         # below 1 it says how near a bound was, not how far off the result is
         finite = self.factor > 1 and math.isfinite(self.factor)
@@ -133,7 +133,7 @@ class Verdict:
 
     def _values(self) -> str:
         """What was expected, and what came instead."""
-        came = self.told or self.got or self.why
+        came = self.reported or self.got or self.why
         if isinstance(self.expect, Present) and self.at.what == "result":
             return ""  # what is missing has been named
         values = [str(given) for given in self.given if given.at.what != "tensor"]

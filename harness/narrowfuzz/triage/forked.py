@@ -61,11 +61,11 @@ class ForkedScripts:
             ended, until = Path(folder) / "ended", time.monotonic() + timeout + _SLACK
             while not ended.exists() and time.monotonic() < until:
                 time.sleep(_POLL)
-            told = ended.read_text() if ended.exists() else "None"
-            if told == "None":
+            code = ended.read_text() if ended.exists() else "None"
+            if code == "None":
                 return script_ran("", None, "", "", timeout)
             out, err = ((Path(folder) / n).read_text(errors="replace") for n in ("out", "err"))
-            return script_ran(path.read_text(), int(told), out, err, timeout)
+            return script_ran(path.read_text(), int(code), out, err, timeout)
 
 
 def _serve(requests: int) -> None:

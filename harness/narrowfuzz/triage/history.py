@@ -92,8 +92,8 @@ def histories(
         return seen(history, max(1.0, until - time.monotonic())) is not None
 
     for start in [[_other_data(case)]] if alone else _starts(judge, case, past):
-        left = began + _TO_FIND * seconds - time.monotonic()
-        if left < 1.0 or seen(start, left) is None:
+        seconds_more = began + _TO_FIND * seconds - time.monotonic()
+        if seconds_more < 1.0 or seen(start, seconds_more) is None:
             continue
         kept = fewest(start, shows, until)
         # luck would have it either way: without them never, with them each time

@@ -16,9 +16,9 @@ def known_issue(
     """The entry of the ledger that explains this divergence of the case: by its fingerprint, or
     because ``rules``, which follow what an entry says is built so, no longer see it. None: no entry
     does, and what comes and goes by chance is explained by none."""
-    told = judge.told_of(ledger)
+    knowing = judge.knowing(ledger)
     entries = {entry.id: entry for entry in (*ledger.entries, *ledger.unnamed)}
-    if by_name := told.known_as(case, verdict):
+    if by_name := knowing.known_as(case, verdict):
         return entries[by_name]
     if not ledger.deviations(judge.as_known(case)):
         return None
@@ -26,12 +26,12 @@ def known_issue(
     arms = judge.beneath(case.spec, verdict.arm)
 
     def judged(known: Ledger) -> Judgement:
-        return judge.told_of(known).judge(case, rules, arms, confirm=False)
+        return judge.knowing(known).judge(case, rules, arms, confirm=False)
 
-    told_all = judged(ledger)
-    if told_all.shows(name):
+    judgement = judged(ledger)
+    if judgement.shows(name):
         return None
-    followed = [v for v in told_all.verdicts if v.status == "known"]
+    followed = [v for v in judgement.verdicts if v.status == "known"]
     place = verdict.oracle, verdict.arm, verdict.role
     if own := [v for v in followed if (v.oracle, v.arm, v.role) == place]:
         return entries[own[0].explained_by]

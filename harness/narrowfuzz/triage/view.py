@@ -109,8 +109,8 @@ def heat(error: F64, index: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[int
 
 def binned(share: F64) -> Bins:
     """Errors in units, by powers of two: one unit itself is in the last bin below 1."""
-    told = share[~np.isnan(share)]
-    some = told[np.isfinite(told) & (told > 0)]
+    known = share[~np.isnan(share)]
+    some = known[np.isfinite(known) & (known > 0)]
     powers = np.clip(np.ceil(np.log2(some)).astype(int) - 1, -60, 200)
     low, high = (int(powers.min()), int(powers.max())) if some.size else (-1, 0)
     low, high = min(low, -1), max(high, 0)  # the line at 1 is always there
@@ -119,11 +119,11 @@ def binned(share: F64) -> Bins:
         step *= 2
     counts = np.bincount(powers // step - low // step, minlength=high // step - low // step + 1)
     return Bins(
-        none=int((told == 0).sum()),
+        none=int((known == 0).sum()),
         first=low // step * step,
         step=step,
         counts=tuple(int(n) for n in counts),
-        infinite=int(np.isinf(told).sum()),
+        infinite=int(np.isinf(known).sum()),
     )
 
 
@@ -187,15 +187,15 @@ def side_by_side(
         index = (0, 0) if granules is None else _first_of(at.index, granules, plan, x.shape)
     row, column = index
     first = max(0, min(column - ELEMENTS // 4, x.shape[1] - ELEMENTS))
-    told = [_spread(s, plan, x.shape) for s in scales]
+    known = [_spread(s, plan, x.shape) for s in scales]
     return tuple(
         Element(
             index=(row, c),
             x=number(x[row, c]),
             code=_code(codes[0][row, c], fmt),
             wanted=_code(codes[1][row, c], fmt),
-            scale="" if told[0] is None else _scale(told[0][row, c]),
-            wanted_scale="" if told[1] is None else _scale(told[1][row, c]),
+            scale="" if known[0] is None else _scale(known[0][row, c]),
+            wanted_scale="" if known[1] is None else _scale(known[1][row, c]),
         )
         for c in range(first, min(first + ELEMENTS, x.shape[1]))
     )

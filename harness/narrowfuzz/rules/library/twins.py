@@ -70,10 +70,10 @@ AFTER_OTHERS = "after other models"
 
 def check_company(evidence: Evidence) -> Iterator[Verdict]:
     """O1: a model behaves alike alone and after others of this process."""
-    if evidence.own.company is None:
+    if evidence.own.after_others is None:
         yield plain("O1", "eager", "output", "not_applicable")
         return
-    after = evidence.own.company()
+    after = evidence.own.after_others()
     if after.error is not None:
         whole = replace(after.error, event=len(evidence.spec.events))  # all of it ran before
         symptom = f"{after.error.type} after other models{separates(evidence, whole)}"

@@ -55,8 +55,8 @@ def _same(run: Trace, other: Trace) -> bool:
     if other.error is not None:
         return False
     pairs = list(zip(run.ranks, other.ranks, strict=True))
-    told = any(x.any() for trace in run.ranks for x in trace.outputs.values())
-    return told and all(
+    judged = any(x.any() for trace in run.ranks for x in trace.outputs.values())
+    return judged and all(
         a.outputs.keys() == b.outputs.keys()
         and all(identical(x, b.outputs[name]) for name, x in a.outputs.items())
         for a, b in pairs

@@ -65,9 +65,9 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
             want = alone.outputs[name]
             there = At(name=name, run=EAGER.name, rank=rank)
             found = differs("S1", arm, "differs from one process", there, want, trace, rank)
-            told = "ok" if want.any() else "inconclusive"
+            status = "ok" if want.any() else "inconclusive"
             why = "" if want.any() else "zeros in both runs"
-            yield found or plain("S1", arm, role_of(name), told, why)
+            yield found or plain("S1", arm, role_of(name), status, why)
 
 
 def differs(

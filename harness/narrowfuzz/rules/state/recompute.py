@@ -26,7 +26,7 @@ class Checkpoints:
     #: Forwards that opened a region of their own.
     inside: frozenset[int] = frozenset()
     #: Did the next layer own the update, when each waiting segment ran? Oldest first.
-    told: tuple[bool, ...] = ()
+    owners: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def _forward(
     segments = {"each": calls, "whole": 1, "nested": calls + 1}[run.checkpoint]
     # the outer one of nested checkpoints asks first, and a frozen layer takes no update
     taken = 1 + (run.checkpoint == "nested") + (run.layout == "frozen_first")
-    told = [library.owns_next and not (takes and i >= taken) for i in range(segments)]
-    return replace(checkpoints, around=around, told=(*checkpoints.told, *told))
+    owners = [library.owns_next and not (takes and i >= taken) for i in range(segments)]
+    return replace(checkpoints, around=around, owners=(*checkpoints.owners, *owners))
 
 
 def _backward(
@@ -135,9 +135,9 @@ def _backward(
         enters = _enters_regions(deviations) or forward in checkpoints.inside
         if forward in progress.ran and enters:
             library = library.chose(progress.ran[forward][0])
-    told, later = checkpoints.told[: len(again)], checkpoints.told[len(again) :]
-    if told and "recompute_leaves_ownership" in deviations:
-        library = library.recomputed(told[-1])
+    owners, later = checkpoints.owners[: len(again)], checkpoints.owners[len(again) :]
+    if owners and "recompute_leaves_ownership" in deviations:
+        library = library.recomputed(owners[-1])
     around = [] if progress.open else [f for f in again if f in checkpoints.around]
     narrow = any(forward in progress.ran for forward in again)
     # of a group only the first layer is told, which in two branches is not reached
@@ -148,9 +148,9 @@ def _backward(
             "inner_recompute_updates_forward": sum(f in checkpoints.inside for f in around),
         },
         segments=run.graphless,
-        own=narrow and (not progress.open or any(told)) and reached,
+        own=narrow and (not progress.open or any(owners)) and reached,
     )
-    return library, replace(checkpoints, told=later), updates
+    return library, replace(checkpoints, owners=later), updates
 
 
 def modules(run: Run, casts: Sequence[Numbered]) -> Iterator[list[Numbered]]:

@@ -109,7 +109,7 @@ def circumstances(spec: Spec, arm: str) -> str:
     """What separates causes on the arms of a library's checkpoint; part of the symptom."""
     if not by_library(arm):
         return ""
-    told = {
+    words = {
         "nested": spec.region == "nested",
         "another precision in between": _changes_precision(spec),
         "high precision recomputed in a region": any(
@@ -119,7 +119,7 @@ def circumstances(spec: Spec, arm: str) -> str:
             for _, event, progress in steps_of(spec)
         ),
     }
-    return "".join(f", {name}" for name, holds in told.items() if holds)
+    return "".join(f", {name}" for name, holds in words.items() if holds)
 
 
 def unfinished(spec: Spec) -> str:

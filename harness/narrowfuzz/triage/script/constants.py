@@ -33,8 +33,11 @@ class Fold(ast.NodeTransformer):
             _refuse_rebound(node, put_in)
             self.values = {n: value for n, value in outer.items() if "." in n or n in put_in}
             pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-            left = [(a, default) for a, default in pairs if a.arg not in put_in]
-            arguments.kwonlyargs, arguments.kw_defaults = [a for a, _ in left], [d for _, d in left]
+            rest = [(a, default) for a, default in pairs if a.arg not in put_in]
+            arguments.kwonlyargs, arguments.kw_defaults = (
+                [a for a, _ in rest],
+                [d for _, d in rest],
+            )
         self.inside += 1
         self.generic_visit(node)
         self.inside -= 1
@@ -83,20 +86,20 @@ class Fold(ast.NodeTransformer):
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
         decides = isinstance(node.op, ast.Or)
-        left = []
+        rest = []
         for value in node.values:
             truth = self._truth(value)
             if truth is decides:
-                left.append(value)
+                rest.append(value)
                 break
             if truth is None or value is node.values[-1]:
-                left.append(value)
-        if len(left) == 1:
-            return left[0]
-        decided = next((value for value in left if self._truth(value) is decides), None)
-        if decided is not None and decided is left[0]:
+                rest.append(value)
+        if len(rest) == 1:
+            return rest[0]
+        decided = next((value for value in rest if self._truth(value) is decides), None)
+        if decided is not None and decided is rest[0]:
             return decided
-        node.values = left
+        node.values = rest
         return node
 
     def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
@@ -123,10 +126,10 @@ class Fold(ast.NodeTransformer):
         if isinstance(node.left, ast.Name) and node.left.id in self.given:
             none = isinstance(other, ast.Constant) and other.value is None
             return True if none and isinstance(how, ast.IsNot) else None
-        left, right = _known(node.left), _known(other)
-        if left is None or right is None or type(how) not in _COMPARED:
+        first, right = _known(node.left), _known(other)
+        if first is None or right is None or type(how) not in _COMPARED:
             return None
-        return bool(_COMPARED[type(how)](left[0], right[0]))
+        return bool(_COMPARED[type(how)](first[0], right[0]))
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)

@@ -247,12 +247,12 @@ def _reachable(
 ) -> set[str]:
     """Names of ``defined`` that these use, directly or not, each after its ``change``; annotations
     need nothing."""
-    found, left = set(names), list(names)
-    while left:
-        name = left.pop()
+    found, to_do = set(names), list(names)
+    while to_do:
+        name = to_do.pop()
         defined[name] = change(defined[name])
         used = _free(defined[name]) & defined.keys()
-        left += used - found
+        to_do += used - found
         found |= used
     return found
 
@@ -262,9 +262,9 @@ def _free(definition: ast.stmt) -> frozenset[str]:
     """Names that it reads and does not bind itself; scripts evaluate no annotation."""
     read: set[str] = set()
     bound: set[str] = set()
-    left: list[ast.AST] = [definition]
-    while left:
-        node = left.pop()
+    to_do: list[ast.AST] = [definition]
+    while to_do:
+        node = to_do.pop()
         if isinstance(node, ast.Name):
             read.add(node.id)
             if isinstance(node.ctx, ast.Store):
@@ -274,7 +274,7 @@ def _free(definition: ast.stmt) -> frozenset[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom) and node is not definition:
             bound |= {alias.asname or alias.name for alias in node.names}
         skipped = node.annotation if isinstance(node, ast.AnnAssign) else None
-        left += [child for child in ast.iter_child_nodes(node) if child is not skipped]
+        to_do += [child for child in ast.iter_child_nodes(node) if child is not skipped]
     return frozenset(read - bound)
 
 
