@@ -152,8 +152,9 @@ class Program:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What a run has recorded: results by name, calls of layers, GEMMs as a tap emits them, attention
-    kernels, calls of operators and products of compiled code; live tensors, or on the host."""
+    """What a run has recorded: results by name, calls of layers, GEMMs as a tap emits them,
+    attention kernels, calls of operators and products of compiled code; live tensors, or on the
+    host."""
 
     results: dict[str, torch.Tensor]
     calls: list[Call]

@@ -53,6 +53,8 @@ _LARGEST = 2.0**100
 _QUERIES, _KEYS = ((768, 256), (192, 64), (0, 32)), 512
 #: The most numbers of fp32 that a vector register of a CPU holds.
 _VECTOR = 16
+#: Whose backward makes dS of the probabilities that it rounded for grad_value.
+_ROUNDED_FOR_BOTH = {"attention_efficient_backward"}
 #: What may be flushed to zero.
 _TINY = 2.0**-126
 #: Unit roundoff and half the smallest subnormal number.
@@ -298,7 +300,7 @@ def _products(call: OperatorCall, at: _Scores) -> _Products:
     flushed = _TINY * (flushed + np.abs(at.v).sum(-1)[..., None, :])
     of_ds = of_ds + p * (1.0 + rel) * flushed + 2.0 * _TINY * apart
     of_p = p * (rel + at.unit * (1.0 + rel)) + _TINY + at.least
-    if "efficient" in call.operator:  # it takes these rounded probabilities for dS, too
+    if call.operator in _ROUNDED_FOR_BOTH:
         of_ds = of_ds + (at.unit * p + at.least) * (1.0 + rel) * apart
     last = max(1.0, 1.0 / abs(scale))
     of_ds = of_ds + at.unit * (np.abs(ds) + of_ds) + (at.least + _TINY) * last
