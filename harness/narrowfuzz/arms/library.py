@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from narrowfuzz.play.player import leave
 from narrowfuzz.recipe.stateful import Subject
 from narrowfuzz.trace.snapshots import At, CallSeen, CastSeen, Moment, ProductSeen, SlotName
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace, message_of
+
+T = TypeVar("T")
 
 
 def run_library(
@@ -100,20 +102,18 @@ class _Unread(Exception):
 def _verbs(subject: Subject, spec: Spec) -> Subject:
     """The subject, whose layers are the Spec's, and whose errors in reading are told apart."""
 
-    def state(layers: Any) -> list[Any]:
+    def read(verb: Callable[[], T]) -> T:
         try:
-            return list(subject.state(layers))
+            return verb()
         except Exception as error:
             raise _Unread(f"the recipe {spec.recipe} cannot read the library's state") from error
 
-    def pending() -> dict[str, int]:
-        try:
-            return subject.pending()
-        except Exception as error:
-            raise _Unread(f"the recipe {spec.recipe} cannot read what is pending") from error
-
-    layer = partial(subject.layer, spec)
-    return replace(subject, layer=layer, state=state, pending=pending)
+    return replace(
+        subject,
+        layer=partial(subject.layer, spec),
+        state=lambda layers: read(lambda: list(subject.state(layers))),
+        pending=lambda: read(subject.pending),
+    )
 
 
 def _moments(played: Played) -> Iterator[Moment]:
