@@ -676,6 +676,30 @@ def invariance(
 
 
 @app.command()
+def bounds(
+    operator: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Some operators, as addresses name them; may repeat."),
+    ] = None,
+    cases: Annotated[int, typer.Option(metavar="N", help="Cases in fp32, and in bf16.")] = 200,
+    device: DeviceName = "cpu",
+    seed: Annotated[int, typer.Option(help="Another seed generates other cases.")] = 0,
+    json: Json = False,
+) -> None:
+    """Measure how much of its bound each operator of PyTorch uses.
+
+    A bound that is hardly used sees little; one that is left is wrong, or has found something.
+    """
+    from narrowfuzz.machine.environment import prepare
+
+    prepare()  # before torch is imported
+    from narrowfuzz.power.tightness import asked, print_table
+
+    do = partial(asked, cases, operator or (), device, seed)
+    _told(json, do, print_table, lambda rows: [asdict(row) for row in rows])
+
+
+@app.command()
 def doctor(json: Json = False) -> None:
     """Show versions, hardware and compilers, and what cannot run here and why."""
     from narrowfuzz.report.doctor import examine, print_report

@@ -1,0 +1,67 @@
+"""How much of its bound an operator uses: measured of calls that are made up, and of torch's."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from narrowfuzz.cli import main
+from narrowfuzz.operators import BY_NAME
+from narrowfuzz.operators.operator import Expected
+from narrowfuzz.power.tightness import Used, together, used
+from narrowfuzz.trace.trace import OperatorCall
+
+
+def call(got: list[float], dtype: str = "fp32") -> OperatorCall:
+    x = np.array(got, np.float32)
+    dtypes = {"input": dtype, "output": dtype}
+    return OperatorCall("sum", "forward", 0, {}, {"output": x}, dtypes, {}, {})
+
+
+def allowed(radius: float, centre: float = 1.0) -> Expected:
+    at = np.array([centre])
+    off = np.array([radius])
+    return Expected(at, off, at - off - 2.0**-8, at + off + 2.0**-8, np.array([False]))
+
+
+def test_the_share_is_of_what_is_allowed_before_the_last_rounding() -> None:
+    assert used(call([1.25]), "output", allowed(0.5)).largest == pytest.approx(0.5)
+    # 1.0078125 is the bf16 number next to 1: half of the step may be the rounding's
+    one = used(call([1.0078125], "bf16"), "output", allowed(0.0078125))
+    assert one.largest == pytest.approx(0.5)
+    assert used(call([1.00390625], "bf16"), "output", allowed(0.0078125)).largest == 0.0
+
+
+def test_exact_elements_use_no_bound_and_those_outside_count_as_such() -> None:
+    exact = used(call([1.0]), "output", allowed(0.0))
+    assert (exact.exact, exact.bounded, exact.loose) == (1, 0, False)
+    left = used(call([2.0]), "output", allowed(0.5))
+    assert (left.outside, left.bounded, left.largest) == (1, 0, 0.0)
+
+
+def test_calls_are_put_together_and_a_bound_that_nothing_uses_is_loose() -> None:
+    near = used(call([1.001]), "output", allowed(0.5))
+    half = used(call([1.25]), "output", allowed(0.5))
+    assert near.loose and not half.loose
+    both = together([near, half])
+    assert (both.calls, both.bounded, both.largest, both.width) == (2, 2, half.largest, 0.5)
+    assert not together([Used("sum", "output", "fp32", "cpu", calls=1, outside=1)]).loose
+
+
+def test_the_command_measures_torchs_own_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ["--operator", "sum", "--operator", "attention*"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["bounds", "--cases", "8", *chosen, "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert rows and {row["operator"] for row in rows} <= set(BY_NAME)
+    assert all(row["calls"] and row["largest"] <= 1.0 for row in rows)
+    with pytest.raises(SystemExit, match="0"):
+        main(["bounds", "--cases", "4", "--operator", "sum"])
+    assert "bounds are never used by more than 1%" in capsys.readouterr().out
+
+
+def test_an_operator_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bounds", "--operator", "summ"])
+    assert ended.value.code == 2 and "did you mean 'sum'?" in capsys.readouterr().err
