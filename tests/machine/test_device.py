@@ -34,6 +34,7 @@ from narrowfuzz.case.arm import (
     SHARDED_PROCESSES,
     Arm,
 )
+from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.sharded_specs import sharded_specs
 from narrowfuzz.judge.judge import Judge
@@ -160,8 +161,7 @@ def test_ranks_on_gpus_are_processes_that_have_one_each(
 @settings(max_examples=60)
 def test_no_more_ranks_are_drawn_than_there_are_gpus(spec: Spec) -> None:
     assert 1 <= spec.sharding.ranks <= 2
-    sharding = spec.sharding
-    assert sharding.processes or sharding.together
+    assert spec.sharding.processes or layout_of(spec).together
 
 
 def test_this_cpu_adds_as_fp32() -> None:

@@ -20,7 +20,7 @@ from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.literal import laid
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as BY_RULE
-from narrowfuzz.rules.causes import explained
+from narrowfuzz.rules.causes import root_of
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.address import At, parse
 from narrowfuzz.trace.trace import OperatorCall
@@ -230,7 +230,7 @@ def test_what_is_known_of_a_layer_norm_explains_its_parameters_gradients_alone(
     assert not judgement.causes
     of_norm = Verdict("O9", "inductor", "grad_parameter", "diverged", at=At(name="norm.bias.grad"))
     (root, *_) = known
-    assert explained(of_norm, [root], BY_RULE) == root
+    assert root_of(of_norm, [root], BY_RULE) == root
     for name in ("output", "proj.weight.grad", "grad_input"):
         other = replace(of_norm, at=At(name=name))
-        assert explained(other, [root], BY_RULE) is None, name
+        assert root_of(other, [root], BY_RULE) is None, name

@@ -21,7 +21,7 @@ from narrowfuzz.numerics.delayed import Policy, Slot
 from narrowfuzz.numerics.follow import shared
 from narrowfuzz.recipe.recipe import load_every, with_layers
 from narrowfuzz.rules import rules_of
-from narrowfuzz.rules.causes import explained
+from narrowfuzz.rules.causes import root_of
 from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.rules.library.ranks import as_shared, check_shared
 from narrowfuzz.trace.snapshots import At, CastSeen, Moment, SlotName
@@ -176,8 +176,8 @@ def test_what_is_staged_is_the_largest_of_all_ranks_and_scales_stay_their_own() 
 def test_what_one_process_shows_explains_what_ranks_show() -> None:
     rules, ranks = rules_of(spec()), Verdict("S13", f"{ARM}+checkpoint", "backward", "diverged")
     alone = Verdict("O20", "eager+checkpoint", "output", "diverged")
-    assert explained(ranks, [alone], rules) == alone
-    assert explained(replace(alone, arm="eager"), [replace(ranks, role="output")], rules) is None
+    assert root_of(ranks, [alone], rules) == alone
+    assert root_of(replace(alone, arm="eager"), [replace(ranks, role="output")], rules) is None
 
 
 @pytest.mark.parametrize(

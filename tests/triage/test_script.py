@@ -39,7 +39,7 @@ from narrowfuzz.trace.expect import (
 )
 from narrowfuzz.trace.verdict import OtherRun, Verdict, fingerprint
 from narrowfuzz.triage.script.choice import script_of
-from narrowfuzz.triage.script.short_check import check_alone
+from narrowfuzz.triage.script.short_check import check_text
 from narrowfuzz.triage.verify import RunScript, run_script
 
 MAX_LINES = 60
@@ -606,7 +606,7 @@ def test_what_is_not_its_subject_ends_a_script_with_125(
     ("raised", "code"), [("ValueError('no')", 1), ("TypeError('no')", 125), ("None", 0)]
 )
 def test_another_error_is_not_this_scripts_subject(raised: str, code: int) -> None:
-    check = check_alone(verdict_of("contract", "eager", expect=Runs("ValueError")))
+    check = check_text(verdict_of("contract", "eager", expect=Runs("ValueError")))
     source = "import re, sys\nphase = 'forward'\ninput = weight = grad_output = None\n"
     source += (
         f"def run(*args):\n    error = {raised}\n    if error: raise error\n{check}\nsys.exit(0)"

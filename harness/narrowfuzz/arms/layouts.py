@@ -73,7 +73,8 @@ def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
 
 
 def pieces_of(spec: Spec) -> tuple[Spec, ...]:
-    """The linears that ranks multiply, where a linear is cut: by rows, then by a feature."""
+    """Specs of the linears that a rank may multiply: of its data-parallel rows uncut, and with K or
+    N divided by the tensor-parallel ranks."""
     own, tensor = on_its_own(spec), max(spec.sharding.tensor, 1)
     cut = [msgspec.structs.replace(own, **{name: getattr(own, name) // tensor}) for name in "kn"]
     return own, *cut

@@ -17,7 +17,7 @@ from narrowfuzz.trace.trace import OperatorCall
 
 
 @dataclass
-class Called:
+class LiveCall:
     """One call of an operator, live."""
 
     operator: str
@@ -37,7 +37,7 @@ class OperatorWatch(AttentionWatch):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.operators: list[Called] = []
+        self.operators: list[LiveCall] = []
         self._times: Counter[str] = Counter()
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -53,7 +53,7 @@ class OperatorWatch(AttentionWatch):
             return  # float64, whole numbers, or a library's own format
         index = self._times[operator.name]
         self._times[operator.name] += 1
-        call = Called(
+        call = LiveCall(
             operator=operator.name,
             phase="backward" if in_backward() else "forward",
             index=index,
@@ -71,12 +71,12 @@ class GraphWatch(OperatorWatch, KernelWatch):
     """The same inside compiled graphs, and every matrix multiply."""
 
 
-def operators_of(calls: Iterable[Called]) -> tuple[OperatorCall, ...]:
+def operators_of(calls: Iterable[LiveCall]) -> tuple[OperatorCall, ...]:
     """Every call that was seen."""
     return tuple(_call(one) for one in calls)
 
 
-def _call(one: Called) -> OperatorCall:
+def _call(one: LiveCall) -> OperatorCall:
     tensors, outputs = (
         {name: fp32_array(t) for name, t in live.items()} for live in (one.tensors, one.outputs)
     )

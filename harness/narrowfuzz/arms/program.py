@@ -23,7 +23,7 @@ from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.jobs import GRADIENTS, job_of, named
 from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
-from narrowfuzz.arms.operators import Called, OperatorWatch, operators_of
+from narrowfuzz.arms.operators import LiveCall, OperatorWatch, operators_of
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_of, tapped_backend
 from narrowfuzz.arms.tensors import as_rows, fp32_array
@@ -160,7 +160,7 @@ class _Recorded:
     calls: list[Call]
     gemms: list[tuple[Any, ...]]
     attention: list[Attended]
-    operators: list[Called]
+    operators: list[LiveCall]
     products: list[Product]
 
 
@@ -196,9 +196,9 @@ class _Run:
         self.watch: OperatorWatch | None = None
         if tap and not self.arm.compiler and not spec.direct:
             self.layers = LayerWatch(self.training)
-            # a mode is called for every kernel, and formats that are emulated run thousands: worth
-            # it on a Spec's first draw, for attention on every fourth, and not on an arm that runs
-            # the kernels of another again
+            # a dispatch mode runs Python for every kernel, of which emulated formats run thousands:
+            # on a Spec's first draw, with attention on every fourth, and with a checkpoint only
+            # where there is attention, as its arm runs the kernels of the plain one again
             attends = program.description.attends
             every = focus is None or (attends and focus % 4 == 0)
             if every and (attends or not self.arm.checkpoint):

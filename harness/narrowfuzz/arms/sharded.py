@@ -32,6 +32,7 @@ from narrowfuzz.arms.program import run_error
 from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.arms.zoo import layer_names, ties
 from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.converted import play
@@ -115,7 +116,7 @@ def _play(
 ) -> Trace:
     """The trace where ``on`` runs a function on every rank."""
     make, job = partial(made, spec, recipe, device), job_on_ranks(spec, arm, device)
-    taps = Taps() if spec.sharding.together else _taps(spec, of_this_thread, arm)
+    taps = Taps() if layout_of(spec).together else _taps(spec, of_this_thread, arm)
     if taps.tap is not None:
         taps = replace(taps, shared=_emitting(recipe))
     plays = PLAYERS[type(job.layout)]

@@ -138,12 +138,6 @@ class Sharding(
         return max(self.data, 1) * max(self.tensor, 1) if self.data or self.tensor else 0
 
     @property
-    def together(self) -> bool:
-        """All ranks are one group, which runs the case once: as a pipeline, or with shared
-        sequences."""
-        return bool(self.stages or self.context)
-
-    @property
     def resumed(self) -> Sharding:
         """How it is laid out where it resumes."""
         ranks = {

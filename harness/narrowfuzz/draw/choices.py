@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 
 @lru_cache(maxsize=None, typed=True)  # 0 and False are different choices
-def one_of(*values: Any) -> st.SearchStrategy[Any]:
+def sampled(*values: Any) -> st.SearchStrategy[Any]:
     """sampled_from, built once."""
     return st.sampled_from(values)
 

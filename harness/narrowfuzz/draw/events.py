@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from narrowfuzz.case.altered import in_high_precision
 from narrowfuzz.case.events import Settings, Stimulus
 from narrowfuzz.case.spec import Sharding, Spec
-from narrowfuzz.draw.choices import one_of
+from narrowfuzz.draw.choices import sampled
 from narrowfuzz.draw.stimulus import repair
 from narrowfuzz.draw.walk import Choose, Habits, walk
 from narrowfuzz.recipe.carries import Carries
@@ -97,7 +97,7 @@ def _schedules(
     free = vary | ({"moves"} if vary & {"events", "nesting"} else frozenset())
 
     def choose(factor: str, *values: Any) -> Any:
-        return draw(one_of(*values)) if factor in free and len(values) > 1 else values[0]
+        return draw(sampled(*values)) if factor in free and len(values) > 1 else values[0]
 
     steps = choose("events", *_STEPS)
     model = _model(choose, carries)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from narrowfuzz.case.layout import CONTEXT, MOST_RANKS, PIPELINE, fitting, shardable
 from narrowfuzz.case.spec import ModelName, Sharding, Spec
-from narrowfuzz.draw.choices import one_of
+from narrowfuzz.draw.choices import sampled
 from narrowfuzz.draw.specs import specs
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
@@ -58,16 +58,16 @@ def sharded_specs(
     """A Spec of one of ``recipes``, laid out over ranks in a way that its recipe shards, or as the
     stages of a pipeline. With so many ``gpus`` ranks are processes, and each has its own."""
     plain = [recipe for recipe in recipes if not recipe.models_of]
-    if plain and draw(one_of(*[False] * 11, True)):
+    if plain and draw(sampled(*[False] * 11, True)):
         return draw(_pipelines(plain, models, largest=largest, most=gpus or MOST_RANKS))
     # PyTorch's context parallelism knows a GPU's attention alone
     able = [recipe for recipe in plain if "context" in recipe.shards] if gpus else []
-    if able and draw(one_of(*[False] * 11, True)):
+    if able and draw(sampled(*[False] * 11, True)):
         return draw(_contexts(able, models, largest=largest, most=gpus))
-    recipe = draw(one_of(*recipes))
+    recipe = draw(sampled(*recipes))
     most = gpus or MOST_RANKS
     laid_out = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
-    data, tensor = draw(one_of(*(lay for lay in laid_out if _shards(recipe, *lay))))
+    data, tensor = draw(sampled(*(lay for lay in laid_out if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
     these = tuple(m for m in models if recipe.takes(m) and (MODELS[m].shared or not tensor))
     spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
@@ -76,32 +76,32 @@ def sharded_specs(
     if tensor and not MODELS[spec.model].shared:
         spec = msgspec.structs.replace(spec, model="linear")
     codes = "codes" in recipe.shards
-    sequence = bool(tensor) and draw(one_of(False, True))
-    narrow = codes and bool(tensor) and draw(one_of(False, True))
+    sequence = bool(tensor) and draw(sampled(False, True))
+    narrow = codes and bool(tensor) and draw(sampled(False, True))
     sharding = Sharding(
         data=data,
         tensor=tensor,
-        style=draw(one_of("colwise", "rowwise"))
+        style=draw(sampled("colwise", "rowwise"))
         if tensor and spec.model == "linear"
         else "colwise",
         sequence=sequence,
         narrow_styles=narrow,
-        local_output=not tensor or draw(one_of(True, True, False)),
-        gathers=draw(one_of("values", "codes", "precomputed")) if data and codes else "values",
-        units=draw(one_of("whole", "each")) if data else "whole",
-        reduces_fp32=bool(data) and draw(one_of(False, True)),
-        averages=not data or draw(one_of(True, True, False)),
-        processes=bool(gpus) or draw(one_of(*[False] * 9, True)),
+        local_output=not tensor or draw(sampled(True, True, False)),
+        gathers=draw(sampled("values", "codes", "precomputed")) if data and codes else "values",
+        units=draw(sampled("whole", "each")) if data else "whole",
+        reduces_fp32=bool(data) and draw(sampled(False, True)),
+        averages=not data or draw(sampled(True, True, False)),
+        processes=bool(gpus) or draw(sampled(*[False] * 9, True)),
     )
     compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
     # scales that are precomputed after a step are used in the next
     schedules = _STEPPED if sharding.gathers == "precomputed" else _SCHEDULES
-    steps, microbatches = draw(one_of(*schedules))
+    steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
-        resumes = draw(one_of("", *_resumes(spec.model, recipe, sharding)))
+        resumes = draw(sampled("", *_resumes(spec.model, recipe, sharding)))
         # of three ranks' pieces two ranks read parts; of two ranks' one reads both whole
         three = (resumes, data, tensor) == ("fewer", 2, 0) and most > 2 and _shards(recipe, 3, 0)
-        ranks = draw(one_of(2, 3)) if three else data
+        ranks = draw(sampled(2, 3)) if three else data
         sharding = msgspec.structs.replace(sharding, resumes=resumes, data=ranks)
     return fitting(
         msgspec.structs.replace(
@@ -110,8 +110,8 @@ def sharded_specs(
             steps=steps,
             microbatches=microbatches,
             grad_mode="train",
-            optimizer=draw(one_of("sgd", "adamw")),
-            compile="aot_eager" if draw(one_of(*compiles)) else "none",
+            optimizer=draw(sampled("sgd", "adamw")),
+            compile="aot_eager" if draw(sampled(*compiles)) else "none",
         )
     )
 
@@ -140,19 +140,19 @@ def _pipelines(
     if not PIPELINE.takes(spec.model):
         spec = msgspec.structs.replace(spec, model="linear")
     fit = (one for one in _PIPELINES if Sharding(stages=one[0], schedule=one[1]).ranks <= most)
-    stages, schedule, microbatches = draw(one_of(*fit))
+    stages, schedule, microbatches = draw(sampled(*fit))
     sharding = Sharding(stages=stages, schedule=schedule)
     compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
     return fitting(
         msgspec.structs.replace(
             spec,
             sharding=sharding,
-            steps=draw(one_of(1, 2)),
+            steps=draw(sampled(1, 2)),
             microbatches=microbatches,
             grad_mode="train",
-            optimizer=draw(one_of("sgd", "adamw")),
+            optimizer=draw(sampled("sgd", "adamw")),
             checkpoint="full" if spec.checkpoint == "reentrant" else spec.checkpoint,
-            compile="aot_eager" if draw(one_of(*compiles)) else "none",
+            compile="aot_eager" if draw(sampled(*compiles)) else "none",
         )
     )
 
@@ -168,9 +168,9 @@ def _contexts(
 ) -> Spec:
     able = tuple(filter(CONTEXT.takes, models)) or ("attention",)
     spec = draw(specs(recipes, vary=FACTORS, models=able, largest=largest))
-    ranks = draw(one_of(*(n for n in (2, 2, 4, 1) if n <= most)))
-    sharding = Sharding(context=ranks, rotates=draw(one_of("allgather", "alltoall")))
-    steps, microbatches = draw(one_of(*_SCHEDULES))
+    ranks = draw(sampled(*(n for n in (2, 2, 4, 1) if n <= most)))
+    sharding = Sharding(context=ranks, rotates=draw(sampled("allgather", "alltoall")))
+    steps, microbatches = draw(sampled(*_SCHEDULES))
     return fitting(
         msgspec.structs.replace(
             spec,
@@ -180,7 +180,7 @@ def _contexts(
             steps=steps,
             microbatches=microbatches,
             grad_mode="train",
-            optimizer=draw(one_of("sgd", "adamw")),
+            optimizer=draw(sampled("sgd", "adamw")),
         )
     )
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from narrowfuzz.case.altered import outside_autocast
 from narrowfuzz.case.spec import Compile, Kernels, ModelName, Spec
 from narrowfuzz.case.trainings import not_reentrant
-from narrowfuzz.draw.choices import between, one_of
+from narrowfuzz.draw.choices import between, sampled
 from narrowfuzz.draw.trainings import drawn_events
 from narrowfuzz.machine.machine import machine, onednn_stays
 from narrowfuzz.models.catalog import MODELS
@@ -26,12 +26,12 @@ from narrowfuzz.recipe.recipe import Recipe
 @st.composite
 def sizes(draw: st.DrawFn, alignment: int, *, aligned: bool, largest: int) -> int:
     """A dimension: q * multiple (+ remainder where ``aligned`` is False)."""
-    q = draw(one_of(alignment, 32, *([128] if largest >= 128 else [])))
+    q = draw(sampled(alignment, 32, *([128] if largest >= 128 else [])))
     multiple = draw(between(1, max(1, largest // q)))
     if aligned:
         return q * multiple
-    remainder = draw(one_of(1, 0, 2, 7, 8, 15, 17, 31))
-    return q * draw(one_of(0, 1, multiple)) + remainder
+    remainder = draw(sampled(1, 0, 2, 7, 8, 15, 17, 31))
+    return q * draw(sampled(0, 1, multiple)) + remainder
 
 
 @cache
@@ -88,7 +88,7 @@ class _Choices:
         self.draw, self.vary = draw, vary
 
     def __call__(self, factor: str, *values: Any) -> Any:
-        return self.draw(one_of(*values)) if factor in self.vary else values[0]
+        return self.draw(sampled(*values)) if factor in self.vary else values[0]
 
 
 @st.composite
@@ -110,14 +110,14 @@ def specs(
     """
     choose = _Choices(draw, vary)
     if compile != "none":
-        wild_shapes = draw(one_of(False, False, True)) and wild_shapes
-    recipe = draw(one_of(*recipes))
+        wild_shapes = draw(sampled(False, False, True)) and wild_shapes
+    recipe = draw(sampled(*recipes))
     linears = linears and recipe.takes("linear")
     models = tuple(name for name in models if recipe.takes(name)) or models
     backends = [b for b in recipe.backends if compile == "none" or b not in recipe.eager]
     # half of all Specs are a single linear: it is judged by the most rules
     wide = not linears or choose("model", False, True)
-    model: ModelName = draw(one_of(*models)) if wide else "linear"
+    model: ModelName = draw(sampled(*models)) if wide else "linear"
     fields = _shape(choose, recipe, wide, wild_shapes, largest)
     fields |= _training(choose, recipe, model)
     if compile != "none":
@@ -143,7 +143,7 @@ def specs(
         spec = draw(trained(spec, recipe))
     if compile == "none" and "kernels" in vary and not onednn_stays():
         crawls = _crawls(recipe, spec)
-        kernels: Kernels = draw(one_of(*_SLOW if crawls else _USUAL))
+        kernels: Kernels = draw(sampled(*_SLOW if crawls else _USUAL))
         if crawls and spec.events:
             kernels = "native"  # a training multiplies a hundred times
         return msgspec.structs.replace(spec, kernels=kernels)
@@ -167,10 +167,10 @@ def trained(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
     """The same Spec, whose model is trained by drawn events."""
 
     def choose(factor: str, *values: Any) -> Any:
-        return draw(one_of(*values)) if len(values) > 1 else values[0]
+        return draw(sampled(*values)) if len(values) > 1 else values[0]
 
     events = drawn_events(choose, spec, autocasts=recipe.autocasts)
-    return msgspec.structs.replace(spec, events=events, optimizer=draw(one_of("sgd", "adamw")))
+    return msgspec.structs.replace(spec, events=events, optimizer=draw(sampled("sgd", "adamw")))
 
 
 @st.composite
@@ -235,7 +235,7 @@ def of_rung(
     vary: frozenset[str] = FACTORS,
 ) -> Spec:
     """All that is worth running on a rung: on Inductor some blocks are recomputed in part."""
-    if compile == "inductor" and "model" in vary and draw(one_of(False, False, False, True)):
+    if compile == "inductor" and "model" in vary and draw(sampled(False, False, False, True)):
         return draw(partly_recomputed(recipes, largest=largest, vary=vary))
     return draw(specs(recipes, compile=compile, largest=largest, vary=vary))
 
@@ -269,8 +269,8 @@ def _training(choose: _Choices, recipe: Recipe, model: ModelName) -> dict[str, A
         fields["heads"] = choose("attention", 1, 2, 4)
         fields["attention"] = choose("attention", "flash", "flash", "math")
     if grad_mode == "train" and choose("schedule", False, False, False, True):
-        fields["steps"], fields["microbatches"] = choose.draw(one_of(*_SCHEDULES))
-        fields["optimizer"] = choose.draw(one_of("sgd", "adamw"))
+        fields["steps"], fields["microbatches"] = choose.draw(sampled(*_SCHEDULES))
+        fields["optimizer"] = choose.draw(sampled("sgd", "adamw"))
     if dtype == "fp32" and recipe.autocasts:
         fields["autocast"] = choose("autocast", False, False, False, True)
     if checkpoint == "reentrant" and not_reentrant(model, autocast=fields.get("autocast", False)):
@@ -282,8 +282,8 @@ def _dims(draw: st.DrawFn, recipe: Recipe, misaligned: bool, largest: int) -> di
     """m, k and n; where ``misaligned``, some of them off the grid, often one of them 0 or 1."""
     dims: dict[str, int] = {}
     for name in ("m", "k", "n"):
-        off = misaligned and draw(one_of(False, True))
+        off = misaligned and draw(sampled(False, True))
         dims[name] = draw(_sizes(recipe.alignment, not off, largest))
-    if misaligned and draw(one_of(False, True)):
-        dims[draw(one_of("m", "m", "k", "n"))] = draw(one_of(1, 0))
+    if misaligned and draw(sampled(False, True)):
+        dims[draw(sampled("m", "m", "k", "n"))] = draw(sampled(1, 0))
     return dims

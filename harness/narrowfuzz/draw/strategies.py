@@ -14,7 +14,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from narrowfuzz.case.spec import Case, Compile, DataSpec, Gemm, Regime, Spec, Spike, ValueClass
-from narrowfuzz.draw.choices import between, one_of
+from narrowfuzz.draw.choices import between, sampled
 from narrowfuzz.draw.events import FACTORS as SCHEDULE_FACTORS
 from narrowfuzz.draw.events import RARELY as RARELY_ON_RANKS
 from narrowfuzz.draw.events import schedules
@@ -80,10 +80,10 @@ SPECIAL = SPIKES[:3]
 @st.composite
 def _spikes(draw: st.DrawFn, patterns: Sequence[str] = SPIKES) -> Spike:
     return Spike(
-        draw(one_of("input", "weight", "grad_output", "bias")),
+        draw(sampled("input", "weight", "grad_output", "bias")),
         draw(between(0, 255)),
         draw(between(0, 255)),
-        draw(one_of(*patterns)),
+        draw(sampled(*patterns)),
     )
 
 
@@ -98,17 +98,18 @@ def data_specs(draw: st.DrawFn, *, lattice: bool = True) -> DataSpec:
     neither over- nor underflow."""
     seed = draw(between(0, 2**32 - 1))
     exponents: dict[str, Any] = {
-        f"{name}_exponent": draw(one_of(0, 0, 1, -3, 7, -9)) for name in ("input", "weight", "grad")
+        f"{name}_exponent": draw(sampled(0, 0, 1, -3, 7, -9))
+        for name in ("input", "weight", "grad")
     }
-    if lattice and draw(one_of(False, True)):
+    if lattice and draw(sampled(False, True)):
         return DataSpec(regime="lattice", seed=seed, **exponents)
-    values = draw(one_of(*WILD))
+    values = draw(sampled(*WILD))
     if values in ("near_max", "scale_ends", "subnormal"):
         exponents = {}
     spikes: tuple[Spike, ...] = ()
     if values == "inf_nan":
         spikes = (draw(_SPECIAL_SPIKE), *draw(_UP_TO_TWO_SPIKES))
-    elif draw(one_of(False, False, False, False, True)):
+    elif draw(sampled(False, False, False, False, True)):
         spikes = tuple(draw(_SPIKES))
     return DataSpec(regime="wild", values=values, seed=seed, spikes=spikes, **exponents)
 
@@ -126,7 +127,7 @@ def ladder_specs(draw: st.DrawFn, gemm: Gemm) -> DataSpec:
     )
 
 
-_LADDER_EXPONENT = one_of(0, 0, 1, -3)
+_LADDER_EXPONENT = sampled(0, 0, 1, -3)
 
 
 @cache
@@ -153,15 +154,16 @@ def often(spec: Spec) -> int:
 def _grounds(
     draw: st.DrawFn, specs: st.SearchStrategy[Spec], ladders: Callable[[Spec], int]
 ) -> tuple[Spec, Gemm | None]:
-    """A Spec, and the GEMM that it is laid out for a ladder of, if it is."""
+    """A Spec and None, or, for ladder data, the Spec resized so that one GEMM's sums are about as
+    long as the drawn length, and that GEMM."""
     spec = draw(specs)
     if not spec.direct or spec.sharded or draw(between(0, 99)) < 100 - ladders(spec):
         return spec, None
-    gemm: Gemm = draw(one_of(*get_args(Gemm))) if spec.trains else "output"
-    return laid_out(spec, gemm, draw(one_of(*_LENGTHS))), gemm
+    gemm: Gemm = draw(sampled(*get_args(Gemm))) if spec.trains else "output"
+    return resized_for_ladder(spec, gemm, draw(sampled(*_LENGTHS))), gemm
 
 
-def laid_out(spec: Spec, gemm: Gemm, length: int) -> Spec:
+def resized_for_ladder(spec: Spec, gemm: Gemm, length: int) -> Spec:
     """The Spec with about so many products in each sum of this GEMM, and few rows.
 
     A size keeps what it is no multiple of: 16, 32 or 128, whichever it is one of.
@@ -251,16 +253,16 @@ def schedule_cases(
     ranks: tuple[int, ...] = RARELY_ON_RANKS,
 ) -> Case:
     """One case of a library's own layers: a training that its recipe carries, on a small model."""
-    recipe = draw(one_of(*recipes))
+    recipe = draw(sampled(*recipes))
     spec = draw(schedules(recipe.name, carries=recipe.carries(), vary=vary, ranks=ranks))
     # a state's rules do not depend on how large the tensors are; time does
-    size = draw(one_of(32, 32, 32, 16, 64))
-    rows = draw(one_of(32, 32, 16))
+    size = draw(sampled(32, 32, 32, 16, 64))
+    rows = draw(sampled(32, 32, 16))
     spec = msgspec.structs.replace(
         spec,
         m=max(rows, recipe.alignment),
         k=max(size, recipe.alignment),
-        dtype=draw(one_of(*recipe.dtypes)),
-        bias=draw(one_of(False, True)),
+        dtype=draw(sampled(*recipe.dtypes)),
+        bias=draw(sampled(False, True)),
     )
     return Case(spec=spec, data=DataSpec(seed=draw(st.integers(0, 2**32 - 1))))

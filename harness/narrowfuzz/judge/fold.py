@@ -1,4 +1,5 @@
-"""A case's verdicts, each with what it follows from: what is left is what is reported."""
+"""Sorts the bad verdicts of a case into first causes, which are reported, known issues and
+consequences of a cause (``rules/causes.py`` says which explains which)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.rules import rules_of
-from narrowfuzz.rules.causes import explained
+from narrowfuzz.rules.causes import root_of
 from narrowfuzz.rules.rule import on_mesh
 from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 
@@ -61,7 +62,7 @@ def fold(
         if verdict.status == "known":
             roots.append(verdict)
         elif verdict.status in BAD:
-            root = explained(verdict, _above(verdict, roots, case.spec), rules, single=single)
+            root = root_of(verdict, _above(verdict, roots, case.spec), rules, single=single)
             if root is None:
                 entry = known_as(verdict)
                 verdict = verdict.known(entry) if entry else verdict

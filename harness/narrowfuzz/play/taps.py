@@ -205,8 +205,8 @@ def operands(name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any, Any, Any
 
 
 def copied(t: Any) -> Any:
-    """A tensor's values now. Looking is not the model's doing: selective checkpointing counts
-    operators, and would miss ours when it recomputes."""
+    """A tensor's values now, cloned with all dispatch modes off: selective checkpointing would
+    count the clone as an operator of the model, and miss it when it recomputes."""
     with unseen():
         return t.detach().clone()
 

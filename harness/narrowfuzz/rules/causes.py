@@ -15,7 +15,7 @@ from narrowfuzz.rules.rule import Rule
 from narrowfuzz.trace.verdict import FOLLOWED, Verdict
 
 
-def explained(
+def root_of(
     verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Rule], *, single: bool = False
 ) -> Verdict | None:
     """The cause, among those found so far, that this divergence is a consequence of; None if it is
@@ -25,7 +25,9 @@ def explained(
     for root in roots:
         if single and _apart(root, verdict):
             continue
-        if root.role == FOLLOWED:  # nothing diverged, so it explains only that the arms differ
+        # no divergence, but a reference that follows a known deviation on this arm: it explains
+        # that the recomputed run differs from the plain one, if no other arm followed it alike
+        if root.role == FOLLOWED:
             if verdict.oracle == "O12" and root.arm == verdict.arm and _only_there(root, roots):
                 return root
             continue
@@ -53,9 +55,9 @@ def explained(
 
 
 def _gave(call: Verdict, verdict: Verdict) -> bool:
-    """May what an operator's ``call`` gave wrongly have made this? One that is known explains no
-    more than the layer that it is in and the gradients of that one's parameters, on every arm that
-    is compared with its own."""
+    """Can the wrong result of an operator's ``call`` have caused this verdict? If the call is no
+    known issue, any verdict on its arm; if it is one, verdicts on its layer or on that layer's
+    parameters, on any arm."""
     if call.status != "known":
         return call.arm == verdict.arm
     module = name_of(verdict.at.name).module

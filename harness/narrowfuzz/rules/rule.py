@@ -91,7 +91,8 @@ class Rule:
     title: str
     precondition: str
     check: Check
-    #: Rules whose divergence on the same role explains one of this rule.
+    #: Rules whose divergence explains one of this rule: of one that judges layers on the same role,
+    #: of one that judges the whole run on the same arm (``causes.py`` has the exceptions).
     upstream: frozenset[str] = frozenset()
     reads: tuple[Reads, ...] = ("results",)
     level: Level = "C"

@@ -1,4 +1,5 @@
-"""The rules, in the order they are judged: what is low in the table explains what is higher.
+"""The rules, in the order they are judged. On one arm a divergence is explained by one of a rule
+that stands above its own here, or by one of its own rule; ``upstream`` says of which rules.
 
 A name stands in it twice where the same promise is checked in another way, or in another order, of
 other cases.

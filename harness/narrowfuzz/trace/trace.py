@@ -92,7 +92,7 @@ class LayerCall:
         return self.dtype == "fp32" or {"input", "weight"} <= self.rounds
 
 
-class Called(Protocol):
+class ModuleCall(Protocol):
     """A call of a module, in which phase and as part of what."""
 
     @property
@@ -107,7 +107,7 @@ class Called(Protocol):
     def segment(self) -> int: ...
 
 
-C = TypeVar("C", bound=Called)
+C = TypeVar("C", bound=ModuleCall)
 
 
 def repeated(calls: Iterable[C]) -> Iterator[tuple[C, C]]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import EAGER, base_of
+from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.severity import LARGE, SMALL
@@ -104,7 +105,7 @@ def _of_ranks(evidence: Evidence) -> Effect:
     for _, alone, group in groups(evidence):
         for name, want in alone.outputs.items():
             pieces = [trace.outputs[name] for trace in group if name in trace.outputs]
-            if pieces and (name_of(name).by_rows or evidence.spec.sharding.together):
+            if pieces and (name_of(name).by_rows or layout_of(evidence.spec).together):
                 got = joined(pieces, want.shape, evidence.spec.batch)
                 found.append(Effect(1.0) if got is None else _excess_of(got, want, want))
     return _told(_worst(found))

@@ -32,7 +32,7 @@ class Layout:
     together: bool = False
     #: Ranks may be threads of one process.
     threads: bool = True
-    #: Its arm, where that is another than of every other layout.
+    #: The only arm that it runs on besides eager; "": those of all layouts.
     arm: str = ""
     #: How often the model stands in a row; 0: it stands alone.
     copies: Callable[[Sharding], int] = lambda sharding: 0

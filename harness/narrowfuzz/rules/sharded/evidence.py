@@ -11,6 +11,7 @@ import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME, EAGER, SHARDED_PROCESSES
 from narrowfuzz.case.events import Backward, Forward, Step
+from narrowfuzz.case.layout import layout_of
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.trace import LayerCall, Trace
@@ -43,7 +44,8 @@ def groups(evidence: Evidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]
     process, and the group's traces; of a pipeline or a context the one group that all are."""
     run, sharding = run_of(evidence), evidence.spec.sharding
     assert run is not None
-    size = sharding.ranks if sharding.together else max(sharding.tensor, 1)
+    together = layout_of(evidence.spec).together
+    size = sharding.ranks if together else max(sharding.tensor, 1)
     for piece, one in enumerate(evidence.traces[EAGER.name].ranks):
         first = piece * size
         yield first, one, run.ranks[first : first + size]

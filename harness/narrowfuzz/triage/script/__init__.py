@@ -1,1 +1,3 @@
-"""Stand-alone scripts of findings: what they are made of, a writer for each kind, their checks."""
+"""Stand-alone scripts (repro.py). ``prove.py`` tries them, the simplest first; ``short.py`` and
+``played.py`` write them, and what each checks is source text made from ``verdict.expect`` and
+``verdict.at`` (``short_check.py``, ``model_check.py``, ``layers_check.py``, ``ranks.py``)."""

@@ -1,5 +1,5 @@
-"""Which script shows a finding: repro.py imports torch and the library under test only, and exits
-with 1 while the divergence is there, with 0 once it is gone."""
+"""Which script shows a finding of a converted model in one process. repro.py imports torch and the
+library under test only, and exits with 1 while the divergence is there, with 0 once it is gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from narrowfuzz.triage.script.model import of_model
 from narrowfuzz.triage.script.parts import Tensors
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.short import write_short_script
-from narrowfuzz.triage.script.short_check import check_alone
+from narrowfuzz.triage.script.short_check import check_text
 
 
 def script_of(
@@ -35,6 +35,6 @@ def script_of(
     if verdict.at.what == "module":
         return write_short_script(of_conversion(case, verdict, recipe))
     plain = not case.history and is_plain(case.spec, verdict, BY_NAME[verdict.arm])
-    if plain and (check := check_alone(verdict)):
+    if plain and (check := check_text(verdict)):
         return write_short_script(of_linear(case, verdict, recipe, tensors, check, device))
     return write_played_script(of_model(case, verdict, recipe, tensors, device=device))

@@ -7,6 +7,7 @@ what processes show.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from narrowfuzz.case.arm import BY_NAME, EAGER, Arm
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.play import context, job, pipeline, processes, ranks, resumed, sharded
+from narrowfuzz.play import job, processes, ranks
 from narrowfuzz.play.job import Compile, Job, Taps
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe.recipe import Recipe
@@ -40,7 +41,8 @@ from narrowfuzz.triage.script.parts import (
 from narrowfuzz.triage.script.played import Played
 from narrowfuzz.triage.script.recipe_source import recipe_source
 
-_RANKS = (job, ranks, processes, sharded, pipeline, context, resumed)
+#: Modules whose source they are made of: those of every layout's player among them.
+_RANKS = (job, ranks, processes, *(sys.modules[play.__module__] for play in PLAYERS.values()))
 _RAISES = """\
 try:
     on_ranks_here()
@@ -82,7 +84,7 @@ def of_ranks(
     or an expectation that it cannot look at."""
     spec = case.spec
     arm = BY_NAME[verdict.arm]
-    watch = () if spec.sharding.together or arm.compiled else layer_names(spec)
+    watch = () if layout_of(spec).together or arm.compiled else layer_names(spec)
     runs = {name: _texts(name, job, watch) for name, job in _jobs(spec, arm, device).items()}
     alike = shared([*runs.values()])
     if spec.sharding.resumes:  # what goes on is not watched
@@ -233,7 +235,7 @@ def _element(spec: Spec, recipe: Recipe, at: At, given: Mapping[str, Mapping[str
     """The number there, on the rank that the address names, or in one process. Graphs are held
     against processes that have none, processes against threads."""
     group = max(spec.sharding.tensor, 1)
-    if spec.sharding.together:
+    if layout_of(spec).together:
         group = spec.sharding.ranks
     alone = at.run == EAGER.name
     run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"

@@ -1,4 +1,5 @@
-"""The last lines of the short script of a single linear: what is looked at, what it must be."""
+"""The last lines of the short script of a single linear: source text, chosen by what the verdict
+expects (``verdict.expect``) and where it points (``verdict.at``)."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.parts import POISON, SITE, SLOT
 
 
-def check_alone(verdict: Verdict) -> str:
-    """The check of a single linear that runs once or twice: what it is follows from what is
-    expected, and where. "" where other runs are compared."""
+def check_text(verdict: Verdict) -> str:
+    """Source text that checks the element, or the property, that the verdict is about; "" where
+    this short form cannot, as where other runs are compared: a played script does it then."""
     at, expect = verdict.at, verdict.expect
     if verdict.runs or at.run not in ("", AGAIN) or any(given.at.run for given in verdict.given):
         return ""
     if at.phase == "recompute" and isinstance(expect, Same):
-        return check_recompute()
+        return recompute_text()
     if AGAIN in (at.run, *([expect.at.run] if isinstance(expect, Same) else [])):
-        return check_equal(
+        return equal_text(
             f"runs = [run(input, weight, grad_output)]\n{POISON}\n"
             "runs += [run(input, weight, grad_output) for _ in range(20)]",
             "runs[0]",
@@ -29,20 +30,20 @@ def check_alone(verdict: Verdict) -> str:
             verdict.role,
         )
     if isinstance(expect, Runs | Refuses | Present):
-        return check_contract(verdict)
+        return contract_text(verdict)
     if not isinstance(expect, Is | Within | OneOf | Same):
         return ""
     if isinstance(expect, Same):
         arm = BY_NAME[verdict.arm]
         return _against_plain(verdict) if arm.checkpoint and expect.at.run == arm.stage else ""
     if at.what != "result":
-        return check_operand(verdict)
+        return operand_text(verdict)
     got = f'run(input, weight, grad_output)["{verdict.role}"]{list(at.index)}'
     return check_element(verdict, f"{got}.item()")
 
 
 def _against_plain(verdict: Verdict) -> str:
-    return check_equal(
+    return equal_text(
         "kept = run(input, weight, grad_output, checkpointed=False)",
         "kept",
         "run(input, weight, grad_output)",
@@ -50,7 +51,7 @@ def _against_plain(verdict: Verdict) -> str:
     )
 
 
-def check_recompute() -> str:
+def recompute_text() -> str:
     """Codes and scales of forward and recompute."""
     return (
         "def bits(t):\n"
@@ -81,7 +82,7 @@ def accepted(call: str, due: Refuses) -> str:
     return ACCEPTED.format(call=call, said=f"runs; expected {due}")
 
 
-def check_contract(verdict: Verdict) -> str:
+def contract_text(verdict: Verdict) -> str:
     """A missing gradient, or an exception in the wrong phase or words, or none."""
     expect = verdict.expect
     if isinstance(expect, Refuses) and not expect.raised:
@@ -149,7 +150,7 @@ def check_element(verdict: Verdict, got: str) -> str:
     )
 
 
-def check_operand(verdict: Verdict) -> str:
+def operand_text(verdict: Verdict) -> str:
     """The code, scale or amax one GEMM saw, against the rule's value."""
     expect, at = verdict.expect, verdict.at
     assert isinstance(expect, Is)
@@ -179,7 +180,7 @@ def same(x, y):
 """
 
 
-def check_equal(setup: str, before: str, after: str, role: str) -> str:
+def equal_text(setup: str, before: str, after: str, role: str) -> str:
     """Two runs, all results."""
     return (
         f"{_SAME.strip()}\n{setup}\nbefore, after = {before}, {after}\n"
