@@ -656,3 +656,12 @@ def test_a_replay_breaks_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     print_replayed(Replayed("c", "still failing", recipe, "wrong", "O5", "eager", "f", recipe))
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 4 and said[1].endswith("narrowfuzz rule O5")
+
+
+def test_a_replay_says_what_follows_from_a_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    follows = ("O5, O6 on output, eager", "O6 on grad_input, eager")
+    print_replayed(
+        Replayed("c", "still failing", "torch.bf16", "wrong", "O3", "eager", "f", "", follows)
+    )
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == "  consequences: O5, O6 on output, eager; O6 on grad_input, eager"

@@ -60,6 +60,18 @@ def causes(*verdicts: Verdict) -> list[tuple[str, str]]:
     return names[0]
 
 
+def test_each_consequence_knows_its_cause() -> None:
+    """And what is sound, known, or a cause itself is none."""
+    case = Case(spec=CLIMB, data=DataSpec())
+    scale, result = bad("O3", "eager", layer="up"), bad("O6", "eager", layer="up")
+    other = bad("O6", "eager", "grad_input", layer="down")
+    sound = replace(bad("O2", "eager"), status="ok")
+    judged = fold(case, "torch", [scale, result, other, sound], True, known_as=lambda v: "")
+    assert judged.causes == (scale, other) and judged.consequences == ((result, scale),)
+    known = fold(case, "torch", [scale, result], True, known_as=lambda verdict: "an-entry")
+    assert not known.causes and not known.consequences
+
+
 class TestFold:
     """Which of two verdicts is a consequence of which."""
 

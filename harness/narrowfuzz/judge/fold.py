@@ -1,5 +1,5 @@
 """Sorts the bad verdicts of a case into first causes, which are reported, known issues and
-consequences of a cause (``rules/causes.py`` says which explains which)."""
+consequences, each with its cause (``rules/causes.py`` says which explains which)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 
 @dataclass(frozen=True)
 class Judgement:
-    """All verdicts of one case; ``causes`` are the first causes among the bad ones."""
+    """All verdicts of one case; ``causes`` are the first causes among the bad ones, and
+    ``consequences`` the others, each with its cause."""
 
     case: Case
     family: str
@@ -25,6 +26,7 @@ class Judgement:
     known: tuple[Verdict, ...]
     #: False: the eager arm raised, and will on every data draw of this Spec.
     ran: bool = True
+    consequences: tuple[tuple[Verdict, Verdict], ...] = ()
 
     def fingerprints(self) -> set[str]:
         return {fingerprint(v, self.family) for v in self.causes}
@@ -58,6 +60,7 @@ def fold(
     ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))
     roots: list[Verdict] = []
     folded: list[Verdict] = []
+    consequences: list[tuple[Verdict, Verdict]] = []
     for verdict in ordered:
         if verdict.status == "known":
             roots.append(verdict)
@@ -70,12 +73,11 @@ def fold(
             elif root.status == "known":
                 verdict = verdict.known(root.explained_by)
             else:
-                folded.append(verdict)
-                continue
+                consequences.append((verdict, root))
         folded.append(verdict)
     causes = tuple(v for v in roots if v.status in BAD)
     known = tuple(v for v in roots if v.status == "known")
-    return Judgement(case, family, tuple(folded), causes, known, ran)
+    return Judgement(case, family, tuple(folded), causes, known, ran, tuple(consequences))
 
 
 def _above(verdict: Verdict, roots: Sequence[Verdict], spec: Spec) -> Sequence[Verdict]:

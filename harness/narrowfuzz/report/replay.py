@@ -16,7 +16,7 @@ from narrowfuzz.machine.device import check_device
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import title_of
 from narrowfuzz.report.lookup import kept
-from narrowfuzz.trace.verdict import fingerprint
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 
 if TYPE_CHECKING:
     from narrowfuzz.judge.judge import Judge, Judgement
@@ -47,6 +47,8 @@ class Replayed:
     fingerprint: str = ""
     #: The ledger's entries that explain it, "" without one.
     entry: str = ""
+    #: What else is wrong because of it: rules, what they are about, and on which arm.
+    consequences: tuple[str, ...] = ()
     #: Why nothing can be told; of what is sound on which arms.
     reason: str = ""
     #: What else diverges.
@@ -120,6 +122,8 @@ def print_replayed(replayed: Replayed) -> None:
             found_by = f"found by: narrowfuzz rule {one.rule}"
             console.print(f"  {one.recipe}, {words}; {found_by}", soft_wrap=True)
             console.print(f"  fingerprint: {one.fingerprint}", soft_wrap=True)
+        if one.consequences:
+            console.print(f"  consequences: {'; '.join(one.consequences)}", soft_wrap=True)
         if one.entry:
             console.print(f"  known issue: {one.entry}", soft_wrap=True)
 
@@ -139,10 +143,23 @@ def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
             verdict.arm,
             name,
             judge.known_as(case, verdict) or ", ".join(sorted(explained)),
+            _consequences(judgement, verdict),
         )
         for name, verdict in sorted(found.items(), key=lambda item: item[0] != wanted)
     )
     return replace(first, others=tuple(others))
+
+
+def _consequences(judgement: Judgement, cause: Verdict) -> tuple[str, ...]:
+    """What follows from this cause, the rules on one thing together."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for verdict, root in judgement.consequences:
+        if root == cause:
+            found.setdefault((verdict.role, verdict.arm), []).append(verdict.oracle)
+    return tuple(
+        f"{', '.join(dict.fromkeys(rules))} on {role}, {BY_NAME[arm].words}"
+        for (role, arm), rules in found.items()
+    )
 
 
 def _not_judged(judgement: Judgement, finding: Finding | None) -> str:
