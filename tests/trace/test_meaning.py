@@ -192,7 +192,8 @@ def test_a_load_that_is_refused_says_what_is_refused() -> None:
     assert telling("size mismatch\nfor weight") == "size mismatch"
     verdict = Verdict(
         "R20", "eager", "state", "diverged", "cannot be loaded (UnpicklingError)",
-        got="UnpicklingError: Weights only", expect=Runs("UnpicklingError"), reported=f"it says {said}",
+        got="UnpicklingError: Weights only", expect=Runs("UnpicklingError"),
+        reported=f"it says {said}",
     )  # fmt: skip
     assert verdict.sentence() == f"torch.load refuses the saved state_dict: it says {said}"
 
