@@ -681,7 +681,9 @@ def bounds(
         list[str] | None,
         typer.Option(metavar="GLOB", help="Some operators, as addresses name them; may repeat."),
     ] = None,
-    cases: Annotated[int, typer.Option(metavar="N", help="Cases in fp32, and in bf16.")] = 200,
+    cases: Annotated[
+        int, typer.Option(metavar="N", help="Cases of each model, in fp32 and in bf16.")
+    ] = 24,
     device: DeviceName = "cpu",
     seed: Annotated[int, typer.Option(help="Another seed generates other cases.")] = 0,
     json: Json = False,

@@ -215,8 +215,9 @@ def given(tensors: Mapping[str, torch.Tensor], name: str, *places: Any) -> torch
 
 
 def seed(number: int) -> None:
-    """torch.manual_seed of the generators that are there: for each kind of device that is not, that
-    one writes the stack down, which takes longer than a small call."""
+    """As torch.manual_seed, of the generators of a CPU and of CUDA once it is initialised. That one
+    also formats a stack trace for each kind of device that is not initialised, which takes longer
+    than a small call."""
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)

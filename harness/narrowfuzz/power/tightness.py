@@ -33,7 +33,7 @@ from narrowfuzz.triage.session import SessionOptions, open_session
 
 #: What is judged: torch's own kernels, which no recipe replaces.
 RECIPES = ("torch.fp32", "torch.bf16")
-#: A bound that is never used by more than this share is too loose to be called one.
+#: A bound that is never used by more than this share sees little.
 LOOSE = 0.01
 #: Draws of the data of one Spec.
 _DRAWS = 4
@@ -48,20 +48,22 @@ class Used:
     dtype: str
     device: str
     calls: int = 0
-    #: Elements that must be exact, and those that may err.
+    #: Elements that must be exact; those that may err by less than the last rounding, which hides
+    #: how much of the bound they use; and those that may err by more.
     exact: int = 0
+    hidden: int = 0
     bounded: int = 0
     #: Calls of which an element lies outside: a finding, or a known issue.
     outside: int = 0
-    #: The largest error before the result was rounded, as a share of what is allowed then: the
-    #: error less half a unit in the last place. 0: every error can be the last rounding's.
+    #: Of the bounded ones the largest error before the result was rounded (the error less half a
+    #: unit in the last place), as a share of what is allowed then.
     largest: float = 0.0
     #: What is allowed before rounding, as a share of the value: the median of calls' medians.
     width: float = 0.0
 
     @property
     def loose(self) -> bool:
-        """Is the bound never used, although results may err?"""
+        """Is the bound never used, although results may err by more than their last rounding?"""
         return self.bounded > 0 and self.largest < LOOSE
 
 
@@ -73,23 +75,26 @@ def used(call: OperatorCall, name: str, may: Expected) -> Used:
         return replace(about, outside=1)
     with np.errstate(all="ignore"):
         known = ~may.unknown & np.isfinite(may.centre) & np.isfinite(got)
-        errs = known & (may.radius > 0.0)
-        share = np.where(errs, _unrounded(got, may, FORMATS[dtype]) / may.radius, 0.0)
-        width = (may.radius / np.abs(may.centre))[errs & (may.centre != 0.0)]
+        half = _half_unit(got, FORMATS[dtype])
+        bounded = known & (may.radius > half)
+        off = np.maximum(np.abs(got - may.centre) - half, 0.0)
+        share = np.where(bounded, off / may.radius, 0.0)
+        width = (may.radius / np.abs(may.centre))[bounded & (may.centre != 0.0)]
+    exact = known & (may.radius == 0.0)
     return replace(
         about,
-        exact=int((known & ~errs).sum()),
-        bounded=int(errs.sum()),
+        exact=int(exact.sum()),
+        hidden=int((known & ~exact & ~bounded).sum()),
+        bounded=int(bounded.sum()),
         largest=float(share.max(initial=0.0)),
         width=float(np.median(width)) if width.size else 0.0,
     )
 
 
-def _unrounded(got: F32, may: Expected, fmt: Format) -> F64:
-    """How far a result was from the reference at least, before it was rounded to its format."""
+def _half_unit(got: F32, fmt: Format) -> F64:
+    """Half a unit in the last place of each result: the most that rounding it may have added."""
     _, exponent = np.frexp(np.abs(got.astype(np.float64)))
-    half = np.ldexp(0.5, np.maximum(exponent - 1, fmt.emin) - fmt.mantissa_bits)
-    return np.asarray(np.maximum(np.abs(got - may.centre) - half, 0.0))
+    return np.asarray(np.ldexp(0.5, np.maximum(exponent - 1, fmt.emin) - fmt.mantissa_bits))
 
 
 def together(calls: Sequence[Used]) -> Used:
@@ -99,6 +104,7 @@ def together(calls: Sequence[Used]) -> Used:
         calls[0],
         calls=sum(one.calls for one in calls),
         exact=sum(one.exact for one in calls),
+        hidden=sum(one.hidden for one in calls),
         bounded=sum(one.bounded for one in calls),
         outside=sum(one.outside for one in calls),
         largest=max(one.largest for one in calls),
@@ -109,7 +115,8 @@ def together(calls: Sequence[Used]) -> Used:
 def measured(
     judge: Judge, recipes: Sequence[Recipe], operators: Sequence[str], cases: int, seed: int
 ) -> list[Used]:
-    """Of so many cases of each recipe. Raises ValueError for a glob that names no operator."""
+    """Of so many cases of each recipe and model. Raises ValueError for a glob that names no
+    operator."""
     for glob in operators:
         if not fnmatch.filter(BY_NAME, glob):
             raise ValueError(unknown("operator", glob, BY_NAME))
@@ -130,13 +137,13 @@ def measured(
 def _calls(
     judge: Judge, recipes: Sequence[Recipe], cases: int, seed: int
 ) -> Iterator[OperatorCall]:
-    models = tuple(name for name, model in MODELS.items() if model.kind != "linear")
-    for recipe in recipes:
-        taken = tuple(model for model in models if recipe.takes(model))
-        drawn = specs([recipe], largest=128, models=taken, linears=False)
-        strategy = batches(drawn, draws=_DRAWS)
-        number = random.Random(f"{seed}/{recipe.name}").getrandbits(64)
-        every = itertools.chain.from_iterable(examples(strategy, -(-cases // _DRAWS), number))
+    models = [name for name, model in MODELS.items() if model.kind != "linear"]
+    for recipe, model in itertools.product(recipes, models):
+        if not recipe.takes(model):
+            continue
+        drawn = batches(specs([recipe], models=(model,), linears=False), draws=_DRAWS)
+        number = random.Random(f"{seed}/{recipe.name}/{model}").getrandbits(64)
+        every = itertools.chain.from_iterable(examples(drawn, -(-cases // _DRAWS), number))
         for case in itertools.islice(every, cases):
             for trace in judge.observe(case, frozenset({EAGER.name}), repeat=False).traces.values():
                 yield from trace.operators
@@ -155,21 +162,23 @@ def print_table(rows: Sequence[Used]) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("operator", "result", "dtype", "device"):
         table.add_column(title)
-    for title in ("calls", "exact elements", "bounded", "largest share", "width", "outside"):
+    for title in ("calls", "exact", "hidden", "bounded", "largest share", "width", "outside"):
         table.add_column(title, justify="right")
     for row in rows:
         share = f"{row.largest:.1%}" if row.bounded else ""
         width = f"{row.width:.1e}" if row.bounded else ""
-        counts = str(row.calls), str(row.exact), str(row.bounded)
+        counts = map(str, (row.calls, row.exact, row.hidden, row.bounded))
         names = row.operator, row.result, row.dtype, row.device
         table.add_row(*names, *counts, share, width, str(row.outside or ""))
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
     console.print(table)
     loose = sum(row.loose for row in rows)
     console.print(
-        f"\n{loose} of {len(rows)} bounds are never used by more than {LOOSE:.0%}: too loose to be "
-        "called one. largest share: of what a result may be off before its last rounding, how much "
-        "it was off. width: what that is of the value, in the middle. outside: calls with a result "
-        "beyond its bound, which `run` reports as a finding or a known issue.",
+        f"\n{loose} of {len(rows)} bounds are never used by more than {LOOSE:.0%}: they are loose, or "
+        "leave little more room than the last rounding.\nexact, hidden, bounded: elements that must "
+        "be exact, may err by no more than their last rounding, and by more. largest share: how much "
+        "of the error that bounded ones may have before that rounding they had at most. width: the "
+        "allowed error as a share of the value (median). outside: calls with a result beyond its "
+        "bound, which `run` reports as a finding or a known issue.",
         soft_wrap=True,
     )
