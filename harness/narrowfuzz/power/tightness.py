@@ -174,11 +174,12 @@ def print_table(rows: Sequence[Used]) -> None:
     console.print(table)
     loose = sum(row.loose for row in rows)
     console.print(
-        f"\n{loose} of {len(rows)} bounds are never used by more than {LOOSE:.0%}: they are loose, or "
-        "leave little more room than the last rounding.\nexact, hidden, bounded: elements that must "
-        "be exact, may err by no more than their last rounding, and by more. largest share: how much "
-        "of the error that bounded ones may have before that rounding they had at most. width: the "
-        "allowed error as a share of the value (median). outside: calls with a result beyond its "
-        "bound, which `run` reports as a finding or a known issue.",
+        f"\n{loose} of {len(rows)} bounds are never used by more than {LOOSE:.0%}: they are loose, "
+        "or leave little more room than the last rounding.\n"
+        "exact, hidden, bounded: elements that must be exact, may err by no more than their last "
+        "rounding, and by more. largest share: how much of the error that bounded ones may have "
+        "before that rounding they had at most. width: the allowed error as a share of the value "
+        "(median). outside: calls with a result beyond its bound, which `run` reports as a finding "
+        "or a known issue.",
         soft_wrap=True,
     )
