@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import get_args
 
 import msgspec
 import pytest
@@ -20,6 +19,7 @@ from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.machine.device import enter
 from narrowfuzz.machine.environment import settle
 from narrowfuzz.machine.simulated_memory import waits
+from narrowfuzz.models.catalog import COMPOSED
 from narrowfuzz.numerics.accumulator import CPU, HOPPER, Accumulators
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.plants.hopper import PLANTS
@@ -177,7 +177,7 @@ def check_every_recipe_and_model_runs_and_reads_the_device_by_copies_only() -> N
     assert len(able()) >= 10
     others = cycle(able())  # each model with the next one
     pairs = [(recipe, "linear") for recipe in able()]
-    pairs += [(next(others), model) for model in get_args(ModelName) for _ in range(2)]
+    pairs += [(next(others), model) for model in COMPOSED for _ in range(2)]
     for recipe, model in pairs:
         case = small(recipe, model)
         assert not recipe.refusal(case.spec, DEVICE.torch)

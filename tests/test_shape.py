@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 
-from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.catalog import COMPOSED
+from narrowfuzz.models.operators import OPERATORS
+from narrowfuzz.operators import BY_NAME as OF_TORCH
 from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.power.probe import falsifying
 from narrowfuzz.power.reads import FALSIFIES
@@ -138,8 +140,11 @@ def test_a_model_costs_its_class_and_a_row() -> None:
     """All else asks the row. A library's own layers have names of their own, some of them alike."""
     of_layers = {"linear", "layernorm_linear", "rmsnorm_linear", "frozen_first"}
     words = {"attention", "dropout"}  # of the field
-    for name, modules in named_in(set(MODELS) - of_layers - words).items():
+    for name, modules in named_in(set(COMPOSED) - of_layers - words).items():
         assert modules == {"models/catalog.py"}, (name, modules)
+    # what is one operator alone may be called as that is
+    for name, modules in named_in({m.name for m in OPERATORS} - set(OF_TORCH)).items():
+        assert modules <= {"models/operators.py"}, (name, modules)
 
 
 def compared_with_none(tree: ast.AST) -> Iterator[int]:

@@ -180,6 +180,16 @@ ModelFiles = Annotated[
     ),
 ]
 
+OperatorGlobs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--operator",
+        metavar="GLOB",
+        help="Operators of PyTorch to test by themselves, as `list operators` names them: "
+        "attention, 'layer_norm*'; may repeat.",
+    ),
+]
+
 T = TypeVar("T")
 
 
@@ -216,6 +226,7 @@ def run(
     recipe_file: Files = None,
     arm: ArmGlobs = None,
     model: ModelFiles = None,
+    operator: OperatorGlobs = None,
     device: DeviceName = "",
     seed: Seed = None,
     out: Out = None,
@@ -255,6 +266,7 @@ def run(
         recipe_files=tuple(recipe_file or ()),
         arms=tuple(arm or ()),
         models=tuple(model or ()),
+        operators=tuple(operator or ()),
         device=device,
         seed=seed,
         out=out,

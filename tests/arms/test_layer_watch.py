@@ -13,10 +13,10 @@ from narrowfuzz.arms.layers import layers_of
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.zoo import linear_names
 from narrowfuzz.case.arm import EAGER, with_checkpoint
-from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, ModelName, Spec
+from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.machine.environment import prepare, settle
-from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.catalog import COMPOSED, MODELS
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
@@ -34,7 +34,7 @@ RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "c
 MODES: tuple[Checkpoint, ...] = get_args(Checkpoint)
 PLACES = [
     (name, mode)
-    for name in get_args(ModelName)
+    for name in COMPOSED
     for mode in MODES
     if (name, mode) != ("tied_embedding", "reentrant")  # token ids carry no gradient
 ]
@@ -98,7 +98,7 @@ def names(model: str) -> tuple[str, ...]:
     return tuple(n for n in linear_names(module) if model != "own_forward")
 
 
-CALLED = [name for name in get_args(ModelName) if name != "own_forward"]
+CALLED = [name for name in COMPOSED if name != "own_forward"]
 
 
 @pytest.mark.parametrize("model", CALLED)

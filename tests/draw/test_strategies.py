@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from narrowfuzz.case import spec as case_module
 from narrowfuzz.case.spec import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
 from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, of_rung, partly_recomputed, specs
-from narrowfuzz.draw.strategies import SPIKES, WILD, batches, cases, data_specs, often
+from narrowfuzz.draw.strategies import (
+    OF_OPERATORS,
+    SPIKES,
+    WILD,
+    batches,
+    cases,
+    data_specs,
+    often,
+)
+from narrowfuzz.models.catalog import COMPOSED
 from narrowfuzz.recipe.recipe import load_recipes, runnable
 
 #: One worker draws for all of them.
@@ -132,7 +141,7 @@ def test_every_torchao_recipe_that_takes_fp32_is_drawn_under_autocast() -> None:
 
 
 RARE = (
-    ("model", literal("ModelName"), 0.003),
+    ("model", set(COMPOSED), 0.003),
     ("grad_mode", literal("GradMode"), 0.02),
     ("lifecycle", literal("Lifecycle"), 0.04),
     ("optimizer", literal("Optimizer"), 0.02),
@@ -299,7 +308,7 @@ def test_both_regimes_have_a_fair_share() -> None:
 
 
 def test_every_value_class_is_drawn() -> None:
-    assert set(WILD) == literal("ValueClass")
+    assert set(OF_OPERATORS) == literal("ValueClass")
     seen = Counter(d.values for d in many_data() if d.regime == "wild")
     assert set(seen) == set(WILD)
     assert min(seen.values()) >= 10

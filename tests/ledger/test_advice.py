@@ -18,7 +18,8 @@ from narrowfuzz.ledger.facts import may_hold
 from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine, machine
-from narrowfuzz.models.catalog import MODELS, Model
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import Model
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.summary import print_unmet
 from rich.console import Console

@@ -158,6 +158,10 @@ NEIGHBOURS = {
         fault("attention-scale-padded"),
         {"seed": 4},
     ),
+    "attention-large-mask": Neighbour(
+        {"recipe": "torch.fp32", "model": "sdpa_finite", "m": 5, "k": 16, "n": 8},
+        fault("attention-statistics-base-two"),
+    ),
     "embedding-narrow-sums": Neighbour(
         {"recipe": "torch.bf16", "dtype": "bf16", "model": "tied_embedding", "m": 64},
         fault("embedding-gradient-loses-repeats"),

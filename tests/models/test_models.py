@@ -16,7 +16,8 @@ from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.data import make_model_tensors
 from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
 from narrowfuzz.judge.observe import tensors_of
-from narrowfuzz.models.catalog import MODELS, heads_of
+from narrowfuzz.models.catalog import COMPOSED, MODELS
+from narrowfuzz.models.model import heads_of
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.triage.script.parts import model_source
 
@@ -187,7 +188,7 @@ def test_dropout_is_the_one_random_model_and_the_norms_sum() -> None:
     assert [name for name in ALL if MODELS[name].random] == ["dropout"]
     pointwise = {name for name in ALL if MODELS[name].pointwise}
     assert pointwise == {"linear", "frozen_first", "hooked", "own_forward"}
-    assert {name for name in ALL if MODELS[name].attends} == {
+    assert {name for name in COMPOSED if MODELS[name].attends} == {
         "attention", "llama_block", "two_blocks", "joined_blocks"
     }  # fmt: skip
 

@@ -18,7 +18,8 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
-from narrowfuzz.models.catalog import MODELS, Model
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import Model
 from narrowfuzz.own_models import known_as, register
 from narrowfuzz.own_models.calls import asked
 from narrowfuzz.play.own import imported

@@ -14,7 +14,8 @@ from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.models.catalog import MODELS, Model
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import Model
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.judged import LOOKING, Judged, called, happened, judged, looked_at

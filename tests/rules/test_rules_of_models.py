@@ -12,6 +12,7 @@ import torch
 from narrowfuzz.case.spec import LEARNING_RATE, Case, DataSpec, Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
+from narrowfuzz.operators.attention import OFF_BESIDE_A_MASK
 from narrowfuzz.play.attention import scores
 from narrowfuzz.play.check import statistics
 from narrowfuzz.play.taps import Attended
@@ -439,9 +440,26 @@ class TestStatistics:
             calls = [attention(phase, mask=mask) for phase in ("forward", "backward")]
             calls = [replace(call, lse=call.lse + np.float32(far)) for call in calls]
             adds = evidence_of({}).accumulators["attention fp32"]
-            excess, allowed = softmax_excess(calls[1], adds)
+            excess, allowed, _ = softmax_excess(calls[1], adds)
             assert (excess > 1.0) is (far > 0) and allowed > 0
             assert statistics([attended(call) for call in calls], allowed)[1] is (far > 0)
+
+    @pytest.mark.parametrize(("keys", "status"), [(6, "diverged"), (5, "ok"), (1, "ok")])
+    def test_a_row_behind_a_large_mask_is_known_by_it(
+        self, monkeypatch: pytest.MonkeyPatch, keys: int, status: str
+    ) -> None:
+        """Beside -1e9 fp32 keeps no score and no logarithm: with one log-sum-exp, each of six keys
+        has the probability 1. Where one key is not behind it, nothing is lost."""
+        added = np.zeros((6, 6), np.float32)
+        added[2, :keys] = -1e9
+        monkeypatch.setitem(MASKS, "large", added)
+        calls = [attention(phase, mask="large") for phase in ("forward", "backward")]
+        (verdict,) = self.judge(*calls)
+        assert verdict.status == status
+        if status == "diverged":
+            assert verdict.symptom == "probabilities do not sum to 1 beside a large mask"
+        shown = statistics([attended(one) for one in calls], OFF_BESIDE_A_MASK)[1]
+        assert shown is (status == "diverged")
 
     def test_scores_that_fp32_does_not_hold_say_nothing(self) -> None:
         """A kernel sees a row of -inf there, as if all its keys were masked."""
@@ -450,7 +468,7 @@ class TestStatistics:
         far = replace(call, q=np.abs(call.q) * huge, k=-np.abs(call.k) * huge,
                       lse=np.zeros_like(call.lse))  # fmt: skip
         adds = evidence_of({}).accumulators["attention fp32"]
-        assert softmax_excess(far, adds) == (0.0, 0.0)
+        assert softmax_excess(far, adds) == (0.0, 0.0, False)
         calls = [attended(far), attended(replace(far, phase="forward"))]
         assert not statistics(calls, 2.0**-10)[1]
 

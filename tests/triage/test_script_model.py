@@ -7,7 +7,7 @@ import itertools
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,8 +17,9 @@ from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import climb
-from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.observe import tensors_of
+from narrowfuzz.models.catalog import COMPOSED
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.rules.kernels import WRONG_PRODUCT
@@ -128,7 +129,7 @@ def assert_stands_alone(text: str) -> None:
     assert len(text.splitlines()) - data <= MAX_LINES
 
 
-NAMES = [name for name in get_args(ModelName) if name != "linear"]
+NAMES = [name for name in COMPOSED if name != "linear"]
 
 
 @pytest.mark.one_in(9)

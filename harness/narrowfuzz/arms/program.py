@@ -198,10 +198,11 @@ class _Run:
             self.layers = LayerWatch(self.training)
             # a dispatch mode runs Python for every kernel, of which emulated formats run thousands:
             # on a Spec's first draw, with attention on every fourth, and with a checkpoint only
-            # where there is attention, as its arm runs the kernels of the plain one again
-            attends = program.description.attends
-            every = focus is None or (attends and focus % 4 == 0)
-            if every and (attends or not self.arm.checkpoint):
+            # where there is attention, as its arm runs the kernels of the plain one again; of an
+            # operator alone there is nothing else to see
+            attends, alone = program.description.attends, spec.alone
+            every = focus is None or alone or (attends and focus % 4 == 0)
+            if every and (attends or alone or not self.arm.checkpoint):
                 self.watch = OperatorWatch(self.running)
 
     def trace(self) -> Trace:

@@ -25,6 +25,8 @@ class Asked:
     arms: tuple[str, ...] = ()
     #: Names of models, or FILE.py:build and package.module:build of a user's own; none: all.
     models: tuple[str, ...] = ()
+    #: Globs of operators: models of nothing else are drawn.
+    operators: tuple[str, ...] = ()
     device: str = ""
     seed: int | None = None
     out: Path | None = None

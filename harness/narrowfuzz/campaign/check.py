@@ -21,7 +21,7 @@ from narrowfuzz.ledger.advice import OPERATORS
 from narrowfuzz.ledger.facts import Fact
 from narrowfuzz.machine.device import torch_name
 from narrowfuzz.machine.environment import prepare
-from narrowfuzz.models.catalog import Model
+from narrowfuzz.models.model import Model
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe.recipe import (
     FILTERED,

@@ -7,6 +7,7 @@ taken which shows most that this worker has not seen.
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import time
@@ -29,15 +30,16 @@ from narrowfuzz.case.arm import BY_NAME, SHARDED_PROCESSES
 from narrowfuzz.case.spec import Case, Compile, ModelName, Spec, compile_key
 from narrowfuzz.draw.coverage import Pair, pairs
 from narrowfuzz.draw.events import ALWAYS, RARELY
+from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.sharded_specs import SHARDABLE, sharded_specs
 from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
 from narrowfuzz.draw.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
 from narrowfuzz.judge.judge import Judgement
 from narrowfuzz.machine.device import forks
 from narrowfuzz.machine.gpu import gpus
-from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.numerics.plan import Plan
-from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.recipe.recipe import Recipe, unconverted
 
 #: Data drawn for an eager model: they take longer than a linear's, and what is wrong with a model
 #: seldom hangs on them, so more Specs find more.
@@ -54,6 +56,8 @@ _SWARM = 0.6
 _FEW_LINEARS, _FEW_MODELS, _FEW_SCHEDULES, _FEW_COMPILED, _FEW_SHARDED = 2, 8, 20, 2, 8
 #: Draws of a sharded Spec: what is wrong hangs on how it is laid out.
 _SHARDED_DRAWS = 1
+#: Models that are one operator, which is no linear.
+ALONE = of_kind("operator")
 #: Recipes, and models besides the linear, in one slice.
 _TOGETHER = 4
 _SCHEDULE_SECONDS = 10.0
@@ -81,6 +85,11 @@ class Generator:
             m for m in config.models if MODELS[m].own
         )
         self.models = tuple(m for m in named if any(recipe.takes(m) for recipe in recipes))
+        #: Operators alone, and the recipes that leave them as torch has them.
+        self.operators = tuple(m for m in ALONE if not config.models or m in config.models)
+        self.plain = [recipe for recipe in recipes if unconverted(recipe)]
+        #: They are drawn by themselves: other slices draw what they drew without them.
+        self.apart = copy.copy(rng)
         #: Those that compile in a few seconds, and those that partial recompute may break.
         self.small = tuple(m for m in self.models if MODELS[m].kind != "block")
         self.fragile = tuple(m for m in FRAGILE if m in self.models)
@@ -96,6 +105,7 @@ class Generator:
             )
             for kind in get_args(Compile)
         }
+        self.alone = {kind: Deck(self.operators, self.apart) for kind in get_args(Compile)}
         #: Those that run on ranks.
         arms = select_arms(config.arms)
         here = on_ranks(arms, config.device or "cpu")
@@ -133,6 +143,8 @@ class Generator:
             "small": self.small,
             "recomputed": self.fragile,
             "linears": self.linears,
+            "either": self.models or self.linears,
+            "operators": self.plain and self.operators,
         }
         kinds = {*rungs, *(["sharded"] if self.shardable else [])}
         layers = [s for s in order if s.kind in kinds and self.recipes and few.get(s.models, True)]
@@ -185,6 +197,23 @@ class Generator:
         self._generate(some, take, self._examples(eager, wanted))
         if not eager:
             deck.unused([model for model in models if model not in met])
+
+    def operators_alone(self, kind: Compile, more: Callable[[], bool], serve: Serve) -> None:
+        """The same with Specs of one operator, the most novel of a few at a time."""
+        eager = kind == "none"
+        models = tuple(self.alone[kind].hand(_TOGETHER if eager else 1))
+        specs = operator_specs(self.plain, models, compile=kind, vary=self.vary | {"model"})
+        batch = batches(specs, draws=MODEL_DRAWS if eager else self.draws)
+
+        def take(drawn: list[tuple[Case, ...]]) -> None:
+            chosen = max(drawn, key=self._novelty)
+            key = compile_key(chosen[0].spec)
+            if more() and key not in self.served:
+                self.served.add(key)
+                serve(chosen)
+
+        several = st.lists(batch, min_size=_EAGER_CANDIDATES, max_size=_EAGER_CANDIDATES)
+        self._generate(several, take, self._examples(eager, "operators"), self.apart)
 
     def sharded(self, more: Callable[[], bool], serve: Serve) -> None:
         """The same on ranks."""
@@ -259,9 +288,13 @@ class Generator:
         )
 
     def _generate(
-        self, strategy: st.SearchStrategy[Any], take: Callable[[Any], None], examples: int
+        self,
+        strategy: st.SearchStrategy[Any],
+        take: Callable[[Any], None],
+        examples: int,
+        rng: random.Random | None = None,
     ) -> None:
-        @seed(self.rng.getrandbits(64))
+        @seed((rng or self.rng).getrandbits(64))
         @settings(
             max_examples=examples,
             phases=[Phase.generate],

@@ -32,9 +32,12 @@ from narrowfuzz.ledger.exits import (
 from narrowfuzz.machine.device import check_device, default_workers, enter
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.machine.overlay import laid
-from narrowfuzz.models.catalog import MODELS, Model
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import Model
+from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe.recipe import (
+    UNCONVERTED,
     Recipe,
     load_every,
     obstacle,
@@ -84,6 +87,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
     where = enter(asked.device, 0)
     if why := none_runs(asked.arms, where.name):
         raise ValueError(why)
+    asked = _of_operators(asked)
     models, own = _models(asked.models)
     chosen, lacking = _recipes(asked, where.torch)
     loaded = _printed_ledger(where.torch, asked.ledgers) if asked.ledger else Ledger([])
@@ -167,6 +171,15 @@ def _as_planted(asked: Asked, planted: tuple[str, str]) -> Asked:
     )
 
 
+def _of_operators(asked: Asked) -> Asked:
+    """Operators that are named stand for the models of nothing else, under the recipes that leave
+    them as torch has them. Raises ValueError for a glob that names none."""
+    if not asked.operators:
+        return asked
+    models = (*asked.models, *models_of_operators(asked.operators))
+    return dataclasses.replace(asked, models=models, recipes=asked.recipes or UNCONVERTED)
+
+
 def _models(named: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The models by name, and which of them are to be registered as a user's own."""
     from narrowfuzz.own_models import register
@@ -193,6 +206,11 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, Recipe], list[str]]:
     wanted = select(there, asked.recipes)
     unasked += [name for name, r in wanted.items() if not r.models(asked.models)]
     wanted = {name: r for name, r in wanted.items() if name not in unasked}
+    if not wanted and asked.operators:
+        raise ValueError(
+            f"--operator: {', '.join(unasked)} convert linears, of which an operator alone has "
+            f"none; leave --recipe out, or name {' or '.join(UNCONVERTED)}"
+        )
     if not wanted:
         raise ValueError(f"{', '.join(unasked)}: a library's own layers, and no --model, run there")
     chosen, lacking = _runnable(wanted, device)

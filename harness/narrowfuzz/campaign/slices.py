@@ -11,9 +11,9 @@ from narrowfuzz.case.spec import Compile
 
 T = TypeVar("T")
 
-#: Single linears; models; such of them as compile in a few seconds; either; or blocks that are
-#: recomputed in part.
-Models = Literal["linears", "models", "small", "either", "recomputed"]
+#: Single linears; models; such of them as compile in a few seconds; either; blocks that are
+#: recomputed in part; or other operators than linears, alone.
+Models = Literal["linears", "models", "small", "either", "recomputed", "operators"]
 
 
 class Slice(NamedTuple):
@@ -29,11 +29,13 @@ class Slice(NamedTuple):
 
 
 _LINEARS, _MODELS = Slice("none", 5.0, "linears"), Slice("none", 2.5, "models")
+_OPERATORS = Slice("none", 2.5, "operators")
 #: On ranks: a case takes as long as ten of one process.
 _SHARDED = Slice("sharded", 3.0)
 _COMPILED_LINEARS = Slice("inductor", 4.0, "linears")
 _SMALL = Slice("inductor", 4.0, "small")
 _BLOCKS = Slice("inductor", 4.0, "models")
+_COMPILED_OPERATORS = Slice("inductor", 4.0, "operators")
 _RECOMPUTED = Slice("inductor", 4.0, "recomputed")
 #: Ten times cheaper than what Inductor compiles.
 _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
@@ -46,8 +48,10 @@ _FIRST_LINEARS, _FIRST_SMALL = (one._replace(data=0.25) for one in (_COMPILED_LI
 FIRST: tuple[Slice, ...] = (
     _LINEARS,
     _MODELS,
+    _OPERATORS,
     _MODELS,
     _FIRST_PARTITIONED,
+    _OPERATORS,
     _FIRST_LINEARS,
     _MODELS,
     _FIRST_SMALL,
@@ -69,11 +73,13 @@ FIRST: tuple[Slice, ...] = (
 AGAIN: tuple[Slice, ...] = (
     _SMALL,
     _RECOMPUTED,
+    _OPERATORS,
     _MODELS,
     _MODELS,
     _SMALL,
     _COMPILED_LINEARS,
     _LINEARS,
+    _COMPILED_OPERATORS,
     _SHARDED,
     _BLOCKS,
     _MODELS,

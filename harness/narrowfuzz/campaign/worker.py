@@ -239,6 +239,9 @@ class Worker:
         elif now.kind == "sharded":
             serve = partial(self._batch, now=now._replace(kind="none"), until=until)
             self.generator.sharded(more, serve)
+        elif now.models == "operators":
+            serve = partial(self._batch, now=now, until=until)
+            self.generator.operators_alone(now.kind, more, serve)
         else:
             serve = partial(self._batch, now=now, until=until)
             self.generator.layers(now.kind, now.models, more, serve)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from narrowfuzz.case import ladder_data
 from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike, ValueClass
+from narrowfuzz.models.model import heads_of
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32, F64, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import OPERANDS, Plan
 
@@ -105,7 +106,8 @@ def _parameter(name: str, shape: tuple[int, ...], case: Case) -> F32:
     # as weights they leave nothing to see
     tame = case.data.values in ("near_max", "scale_ends", "subnormal")
     kind = DataSpec(values="gaussian", seed=case.data.seed) if tame else case.data
-    shrink = -(cols.bit_length() // 2)
+    # equal and aligned ones are what they are for at their size
+    shrink = 0 if kind.values in ("equal", "aligned") else -(cols.bit_length() // 2)
     return _exponent(
         _wild(name, rows, cols, kind, case.spec), shrink + case.data.weight_exponent, case.spec
     ).reshape(shape)
@@ -182,6 +184,12 @@ def _wild(name: str, rows: int, cols: int, data: DataSpec, spec: Spec) -> F64:
         return _mined(x, h, fresh, spec, ends=kind == "scale_ends")
     if kind == "binade_edges":
         return _edges(h, fresh, spec)
+    if kind == "equal":
+        return np.ones((rows, cols))
+    if kind == "outlier_rows":
+        return np.where(h[:, :1] % np.uint64(16) == 0, x * 256.0, x)
+    if kind == "aligned":
+        return _aligned(name, h, data, spec)
     raise ValueError(f"unknown value class {kind!r}: known are {', '.join(get_args(ValueClass))}")
 
 
@@ -247,6 +255,23 @@ def _zero_rows(x: F64, seed: int) -> F64:
     keep_row = (np.arange(rows) * 7 + seed) % 3 != 0
     keep_col = (np.arange(cols) * 5 + seed) % 4 != 0
     return x * keep_row[:, None] * keep_col[None, :]
+
+
+def _aligned(name: str, h: U64, data: DataSpec, spec: Spec) -> F64:
+    """Small integers; of weights, with twice a direction u of signs added; of the input, one row in
+    16 is a multiple of -u instead, so large that its scores against such weights lie between -200
+    and -490. All are exact in E4M3. Source: the data of cudnn-frontend#743."""
+    rows, cols = h.shape
+    values = ((h >> np.uint64(40)) % np.uint64(5)).astype(np.float64) - 2.0
+    if name == "grad_output":
+        return values
+    signs = hash_bits(data.seed, "direction", 1, cols) >> np.uint64(20)
+    u = np.where(signs & np.uint64(1), 1.0, -1.0)
+    if name != "input":
+        return values + 2.0 * u
+    width = max(1, cols // heads_of(spec))
+    times = 2.0 ** math.floor(math.log2(245.0 / math.sqrt(width)))
+    return np.where(np.arange(rows)[:, None] % 16 == 0, -times * u, values)
 
 
 def _small(x: F64, fresh: U64, seed: int, within: _Range) -> F64:

@@ -78,6 +78,9 @@ ValueClass = Literal[
     "scale_ends",
     "subnormal",
     "inf_nan",
+    "equal",
+    "outlier_rows",
+    "aligned",
 ]
 TensorName = Literal["input", "weight", "grad_output", "bias"]
 
@@ -280,6 +283,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def direct(self) -> bool:
         """True for one linear, run once: its tensors are the case's, and every rule applies."""
         return self.model == "linear" and not self.scheduled and not self.autocast
+
+    @property
+    def alone(self) -> bool:
+        """True for one operator that is no linear."""
+        return self.model in MODELS and MODELS[self.model].kind == "operator"
 
     @property
     def native(self) -> bool:

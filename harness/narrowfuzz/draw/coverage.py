@@ -13,10 +13,11 @@ from typing import get_args
 from narrowfuzz.case import features as story
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, SHARDED
 from narrowfuzz.case.layout import shardable
-from narrowfuzz.case.spec import Case, Checkpoint, Compile, DataSpec, ModelName, Spec
+from narrowfuzz.case.spec import Case, Checkpoint, Compile, DataSpec, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.stimulus import possible
-from narrowfuzz.draw.strategies import EXACT, WILD
+from narrowfuzz.draw.strategies import EXACT, OF_OPERATORS, WILD
+from narrowfuzz.models.catalog import COMPOSED, of_kind
 from narrowfuzz.recipe.recipe import Recipe, converting, with_layers
 
 #: (dimension, value).
@@ -62,7 +63,7 @@ def universe(
     *,
     native: bool = False,
     sharded: bool = False,
-    models: Sequence[str] = get_args(ModelName),
+    models: Sequence[str] = COMPOSED,
 ) -> frozenset[Pair]:
     """All pairs that the generator can draw of these models; ``native``: on PyTorch's own kernels,
     too; ``sharded``: on ranks."""
@@ -124,7 +125,7 @@ def _of_converted(
         "rung": rungs,
         "checkpoint": list(get_args(Checkpoint)),
         "dtype": sorted({d for r in recipes.values() for d in _dtypes(r)}),
-        "data": [*EXACT, *WILD],
+        "data": [*EXACT, *dict.fromkeys(OF_OPERATORS)],
     }
     return frozenset(pair for pair in _pairs(values) if _possible(pair, recipes))
 
@@ -139,6 +140,9 @@ def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
         return False
     if "recipe" in chosen and "dtype" in chosen:
         return chosen["dtype"] in _dtypes(recipes[chosen["recipe"]])
+    alone = chosen.get("model", "") in of_kind("operator")
+    if chosen.get("data", WILD[0]) not in (*EXACT, *WILD) and not alone:
+        return False
     if chosen.get("data") in EXACT:  # one linear, run once
         return chosen.get("model", "linear") == "linear" and chosen.get("dtype") != "fp32+autocast"
     if chosen.get("checkpoint") == "reentrant":

@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args, get_type_hints
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from narrowfuzz.case.features import OF_AUTOCAST, OF_CONVERTED, features
-from narrowfuzz.case.spec import Case, Checkpoint, Compile, ModelName, Spec, ValueClass
+from narrowfuzz.case.spec import Case, Checkpoint, Compile, Spec
 from narrowfuzz.case.trainings import not_reentrant
-from narrowfuzz.draw.strategies import EXACT, cases
-from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.draw.strategies import EXACT, WILD, cases
+from narrowfuzz.models.catalog import COMPOSED, MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
 #: Eager cases, and cases of each compiled rung, that are drawn of a recipe.
@@ -92,13 +92,17 @@ def rows(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str, str, str, st
 
 def _factors(recipe: Recipe) -> Iterator[_Factor]:
     # a library's own layers have more
-    fewer = {"model": ModelName, "checkpoint": Checkpoint, "wraps": Literal["whole", "nested"]}
+    fewer = {
+        "model": Literal[COMPOSED],
+        "checkpoint": Checkpoint,
+        "wraps": Literal["whole", "nested"],
+    }
     hints = get_type_hints(Spec) | fewer
     yield _Factor("backend", lambda case: case.spec.backend or recipe.backends[0], recipe.backends)
     for name in _FIELDS:
         values = tuple(map(str, _values(name, hints[name])))
         yield _Factor(name, _of(name), values, _speaks(name), _left_out(recipe, name))
-    yield _Factor("data", _data, (*EXACT, *get_args(ValueClass)))
+    yield _Factor("data", _data, (*EXACT, *WILD))
     for feature in sorted(OF_CONVERTED):
         yield _Factor(
             f"events: {feature}", _happens(feature), ("yes",), why_not=_never(recipe, feature)

@@ -70,7 +70,7 @@ WIDE = tuple(
     name
     for times in (0, 1)
     for name, model in MODELS.items()
-    if model.kind != "linear" and model.often > times
+    if model.kind not in ("linear", "operator") and model.often > times
 )
 FRAGILE = tuple(name for times in (0, 1) for name, model in MODELS.items() if model.fragile > times)
 

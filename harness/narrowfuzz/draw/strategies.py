@@ -34,6 +34,9 @@ WILD: tuple[ValueClass, ...] = (
     "inf_nan",
 )
 
+#: Of an operator alone, as well: what stalls a sum, and what leads attention to one key.
+OF_OPERATORS: tuple[ValueClass, ...] = (*WILD, "equal", "equal", "outlier_rows", "aligned")
+
 #: Regimes of one linear that runs once, whose sums are judged to the bit.
 EXACT: tuple[Regime, ...] = ("lattice", "ladder")
 
@@ -93,9 +96,11 @@ _SPECIAL_SPIKE = _spikes(SPECIAL)
 
 
 @st.composite
-def data_specs(draw: st.DrawFn, *, lattice: bool = True) -> DataSpec:
-    """Half lattice (where the model allows it), half wild. Exponent windows stay where products
-    neither over- nor underflow."""
+def data_specs(
+    draw: st.DrawFn, *, lattice: bool = True, classes: tuple[ValueClass, ...] = WILD
+) -> DataSpec:
+    """Half lattice (where the model allows it), half wild, of these value classes. Exponent windows
+    stay where products neither over- nor underflow."""
     seed = draw(between(0, 2**32 - 1))
     exponents: dict[str, Any] = {
         f"{name}_exponent": draw(sampled(0, 0, 1, -3, 7, -9))
@@ -103,7 +108,7 @@ def data_specs(draw: st.DrawFn, *, lattice: bool = True) -> DataSpec:
     }
     if lattice and draw(sampled(False, True)):
         return DataSpec(regime="lattice", seed=seed, **exponents)
-    values = draw(sampled(*WILD))
+    values = draw(sampled(*classes))
     if values in ("near_max", "scale_ends", "subnormal"):
         exponents = {}
     spikes: tuple[Spike, ...] = ()
@@ -189,14 +194,18 @@ def _long(size: int, length: int) -> int:
     return -(-length // 128) * 128 if size % 128 == 0 else length + size % 32
 
 
-@cache
-def _data(lattice: bool) -> st.SearchStrategy[DataSpec]:
-    return data_specs(lattice=lattice)
+def _data(spec: Spec) -> st.SearchStrategy[DataSpec]:
+    return _wild_data(spec.direct, spec.alone)
 
 
 @cache
-def _data_lists(draws: int, lattice: bool) -> st.SearchStrategy[list[DataSpec]]:
-    return st.lists(_data(lattice), min_size=draws, max_size=draws)
+def _wild_data(lattice: bool, alone: bool) -> st.SearchStrategy[DataSpec]:
+    return data_specs(lattice=lattice, classes=OF_OPERATORS if alone else WILD)
+
+
+@cache
+def _data_lists(draws: int, lattice: bool, alone: bool) -> st.SearchStrategy[list[DataSpec]]:
+    return st.lists(_wild_data(lattice, alone), min_size=draws, max_size=draws)
 
 
 @st.composite
@@ -213,7 +222,7 @@ def cases(
     ladder data."""
     some = of_rung(recipes, compile, largest=largest, vary=vary)
     spec, gemm = draw(_grounds(some, ladders))
-    return Case(spec=spec, data=draw(_ladders(gemm) if gemm else _data(spec.direct)))
+    return Case(spec=spec, data=draw(_ladders(gemm) if gemm else _data(spec)))
 
 
 def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchStrategy[Case]:
@@ -237,7 +246,8 @@ def batches(
     if spec.events and spec.compile == "none":
         draws = min(draws, _TRAINING_DRAWS)
     drawn = []
-    some = _ladder_lists(draws, gemm) if gemm else _data_lists(draws, spec.direct)
+    plain = _data_lists(draws, spec.direct, spec.alone)
+    some = _ladder_lists(draws, gemm) if gemm else plain
     for i, data in enumerate(draw(some)):
         turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec
         drawn.append(Case(spec=turned, data=data))

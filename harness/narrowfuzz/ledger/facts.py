@@ -28,7 +28,8 @@ from narrowfuzz.case.events import Event, Settings
 from narrowfuzz.case.features import FEATURES, features
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.machine.machine import Machine
-from narrowfuzz.models.catalog import MODELS, Model
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import Model
 from narrowfuzz.trace.verdict import Verdict
 
 Fact = str | int | float | bool | frozenset[str] | None
@@ -111,7 +112,7 @@ def _may_be_non_finite(case: Case) -> bool:
     data = case.data
     alone = case.spec.model == "linear"
     near = data.values in ("inf_nan", "near_max", "scale_ends")
-    grows = not alone and data.values in ("outlier", "heavy_tail")
+    grows = not alone and data.values in ("outlier", "outlier_rows", "heavy_tail", "aligned")
     least = _INFINITE_IN_BF16 if alone else _SQUARE_IS_INFINITE
     special = any((int(s.bits, 16) & 0x7FFFFFFF) >= least for s in data.spikes)
     return near or grows or special

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, Accumulator, sum_radius
@@ -10,10 +12,23 @@ from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.play.attention import scores, sums_to_one
 from narrowfuzz.trace.trace import AttentionCall
 
+#: A row of probabilities whose scores are all a large mask's may be off by so much: one fp32 number
+#: cannot hold the logarithm of their sum beside it, and then it is off by the number of keys.
+OFF_BESIDE_A_MASK = 0.5
 
-def softmax_excess(call: AttentionCall, adds: Accumulator) -> tuple[float, float]:
-    """max over rows of |sum exp(qk - lse) - 1| in units of its bound, and that row's bound; (0, 0)
-    where no row can be judged.
+
+class Excess(NamedTuple):
+    """How far the worst row of probabilities is from a sum of 1; 0 where no row can be judged."""
+
+    #: In units of its bound, and that bound.
+    factor: float
+    allowed: float
+    #: Its log-sum-exp is the largest of its scores, which are a large mask's: the sum is lost.
+    swallowed: bool
+
+
+def softmax_excess(call: AttentionCall, adds: Accumulator) -> Excess:
+    """max over rows of |sum exp(qk - lse) - 1| in units of its bound.
 
     Bound. A score q.k of d products errs by what the accumulator does (``sum_radius``, with one
     rounding of the result) and by what bound 3.2 lets a kernel flush, and where a mask is added by
@@ -21,7 +36,8 @@ def softmax_excess(call: AttentionCall, adds: Accumulator) -> tuple[float, float
     exponential and sum of the kernel err, at most 2^-12 together for up to 4096 terms. With delta
     twice their sum (two passes), each probability moves by a factor within e^(+-delta), so their
     sum by at most e^delta - 1. A probability below e^-200 even so is none: of 4096 such the sum is
-    nothing beside 2^-12, however far off its score is. Rows whose delta exceeds 1/2 say nothing.
+    nothing beside 2^-12, however far off its score is. Rows whose delta exceeds 1/2 say nothing,
+    but for those whose scores are a large mask's: they are known exactly.
     """
     with np.errstate(all="ignore"):
         q, k = call.q.astype(np.float64), call.k.astype(np.float64)
@@ -36,17 +52,19 @@ def softmax_excess(call: AttentionCall, adds: Accumulator) -> tuple[float, float
         reach = allowed * call.scale
         lse = call.lse.astype(np.float64).reshape(summed.shape[:-1])
         if call.added is not None:
-            masked = summed + call.added
+            masked = scores(q, call.k.astype(np.float64), call.scale, call.added)
             reach = reach + U32 * (np.abs(summed) + np.abs(masked))
             summed = masked
         none = (summed == -np.inf) | (summed + 2.0 * reach < lse[..., None] - 200.0)
         reach = np.where(none, 0.0, reach)
         total = np.exp(summed - lse[..., None]).sum(axis=-1)
         delta = 2.0 * (reach.max(axis=-1) + U32 * np.abs(lse) + 2.0**-12)
-        judged = sums_to_one(summed, lse) & (delta < 0.5)
+        sure = delta < 0.5
+        judged = sums_to_one(summed, lse, call.added) & (sure | (np.abs(lse) >= 2.0**20))
         if not judged.any():
-            return 0.0, 0.0
-        bound = np.expm1(delta)
+            return Excess(0.0, 0.0, False)
+        bound = np.where(sure, np.expm1(delta), OFF_BESIDE_A_MASK)
         ratio = np.where(judged, np.abs(total - 1.0) / bound, 0.0)
     at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-    return float(ratio[at]), float(bound[at])
+    beside = not sure[at] and bool(lse[at] == summed[at].max())
+    return Excess(float(ratio[at]), float(bound[at]), beside)

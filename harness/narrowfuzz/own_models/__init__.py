@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from narrowfuzz.models.catalog import MODELS, Model
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import Model
 from narrowfuzz.own_models.dims import choices, combinations, size
 from narrowfuzz.own_models.source import Source, like, named, raised, refused, source_of
 from narrowfuzz.own_models.trial import tried

@@ -43,6 +43,8 @@ PLANTS = [
            _PLAIN, models=of_kind("norm")),
     _legal("plain-blocks", "as it is", "attention and Llama blocks, eager", _DEFINITION, _PLAIN,
            models=of_kind("block")),
+    _legal("plain-operators", "as it is", "operators that are no linears, alone, eager",
+           _DEFINITION, _PLAIN, models=of_kind("operator")),
     _legal("plain-traced", "as it is", "every model in traced graphs", _TRACED, _PLAIN,
            arms=("aot_eager", "aot_eager+*")),
     _legal("plain-partitioned", "as it is", "every model in partitioned graphs", _TRACED, _PLAIN,

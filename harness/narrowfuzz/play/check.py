@@ -126,7 +126,7 @@ def statistics(attention: Sequence[Attended], allowed: float) -> Sentence:
         summed = scores(a.q.double(), a.k.double(), a.scale, a.added)
         lse = a.lse.double().reshape(summed.shape[:-1])
         total = (summed - lse.unsqueeze(-1)).exp().sum(-1)
-        off = (total - 1).abs()[sums_to_one(summed, lse)]
+        off = (total - 1).abs()[sums_to_one(summed, lse, a.added)]
         worst = max([worst, *off.nan_to_num(nan=math.inf).flatten().tolist()])
     sentence = (
         f"{len(backwards)} attention backwards, {lost} with statistics of no forward; elements of "

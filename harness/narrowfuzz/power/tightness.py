@@ -26,13 +26,11 @@ from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.power.cases import examples
-from narrowfuzz.recipe.recipe import Recipe, unknown
+from narrowfuzz.recipe.recipe import UNCONVERTED, Recipe, unknown
 from narrowfuzz.rules.expected import outside
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.triage.session import SessionOptions, open_session
 
-#: What is judged: torch's own kernels, which no recipe replaces.
-RECIPES = ("torch.fp32", "torch.bf16")
 #: A bound that is never used by more than this share sees little.
 LOOSE = 0.01
 #: Draws of the data of one Spec.
@@ -152,7 +150,7 @@ def _calls(
 def asked(cases: int, operators: Sequence[str], device: str, seed: int) -> list[Used]:
     """What ``narrowfuzz bounds`` was asked for. Raises ValueError for a name of nothing."""
     check_device(device)
-    session = open_session(SessionOptions(device=device, recipes=RECIPES, ledger="none"))
+    session = open_session(SessionOptions(device=device, recipes=UNCONVERTED, ledger="none"))
     recipes = tuple(session.prepared().values())
     return measured(session.judge, recipes, operators, cases, seed)
 

@@ -237,9 +237,11 @@ class Recipe:
 
     def takes(self, model: str) -> bool:
         """It converts any model, but those of packages are for their own recipes, and these run
-        what is theirs or a user's."""
+        what is theirs or a user's; of an operator alone there is nothing to convert."""
         row = MODELS.get(model)
-        return row is None or row.own or row.package == self.models_of
+        if row is None or row.own:
+            return True
+        return row.package == self.models_of and (row.kind != "operator" or unconverted(self))
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec a model of its cannot play, and why."""
@@ -314,6 +316,16 @@ def converting(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
 def with_layers(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """Those that bring a library's own layers."""
     return {recipe.name: recipe for recipe in parted(recipes.values())[1]}
+
+
+#: Recipes that leave every operator as torch has it.
+UNCONVERTED = ("torch.fp32", "torch.bf16", "torch.fp16")
+
+
+def unconverted(recipe: Recipe) -> bool:
+    """Does it leave a linear, and so any operator, as torch has it?"""
+    spec = Spec(recipe=recipe.name, dtype=recipe.dtypes[0])
+    return not (recipe.models_of or recipe.plan(spec).quantised)
 
 
 def load_recipes(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, Recipe]:

@@ -18,7 +18,7 @@ from narrowfuzz.case.events import Forward, Reload, Step
 from narrowfuzz.case.layout import LAYOUTS, shardable
 from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant
-from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules import RULES
@@ -70,11 +70,13 @@ class Judged:
 
 def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
     """("judged", recipe, arm, model, layer) for each call of a layer that a rule judged; of a whole
-    model the layer is ""."""
+    model, or one operator alone, the layer is ""."""
+    alone = model in of_kind("operator")
     return {
         ("judged", recipe, verdict.arm, model, verdict.at.layer)
         for verdict in verdicts
-        if verdict.oracle in LOOKING and verdict.status in JUDGED
+        if verdict.status in JUDGED
+        and (verdict.oracle in LOOKING or (alone and verdict.role in _OPERATORS))
     }
 
 

@@ -287,21 +287,22 @@ def _statistics(
                 msgspec.structs.replace(place, name=name, index=at),
                 f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)",
                 Own(number(getattr(kept[0], name)[at])),
-                factor=softmax_excess(call, adds)[0],
+                factor=softmax_excess(call, adds).factor,
             )
     if call.unknown:
         why = f"what the kernel's argument {call.unknown} does to the scores is not known"
         return plain("O18", arm, "output", "inconclusive", why)
-    excess, allowed = softmax_excess(call, adds)
+    excess, allowed, swallowed = softmax_excess(call, adds)
     if allowed == 0.0:
         return plain("O18", arm, "output", "inconclusive", "no score is sure enough to be summed")
     if excess > 1.0:
+        beside = " beside a large mask" * swallowed
         return Verdict(
             "O18",
             arm,
             "output",
             "diverged",
-            "probabilities do not sum to 1",
+            f"probabilities do not sum to 1{beside}",
             place,
             f"a row that is off by {excess * allowed:.3g}",
             Own(f"1 within {allowed:.3g}", bits(allowed)),

@@ -229,6 +229,7 @@ DATA_WORDS = {
     "gaussian": "normally distributed data",
     "zero_rows": "data with rows of zeros",
     "outlier": "data with outliers",
+    "outlier_rows": "data with rows of outliers",
     "heavy_tail": "data with heavy tails",
     "binade_edges": "data at the edges where a scale changes",
     "mined": "data at the edges of rounding",
@@ -236,6 +237,8 @@ DATA_WORDS = {
     "near_max": "data near the largest number",
     "scale_ends": "data at the ends of the scale's range",
     "subnormal": "subnormal data",
+    "equal": "data of equal numbers",
+    "aligned": "data with rows along the weights",
 }
 #: The same of what is not quantised, where no scale and no code makes an edge.
 _UNSCALED_WORDS = {
@@ -322,7 +325,10 @@ def _size_of(case: Case) -> str:
     if model is not None and model.inputs:
         return f"{spec.model.partition('#')[0]} called with {', '.join(model.inputs)}"
     tokens = f"{spec.tokens} token{'s' * (spec.tokens != 1)}"
-    sizes = f"width {spec.k}" if spec.layer else f"{spec.k} in, {spec.n} out"
+    sizes = f"{spec.k} in, {spec.n} out"
+    if spec.layer or spec.alone:
+        more = f", {spec.n} {model.columns}" if model is not None and model.columns else ""
+        sizes = f"width {spec.k}{more}"
     return f"{tokens}, {sizes}, {spec.dtype}"
 
 

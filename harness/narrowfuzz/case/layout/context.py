@@ -14,7 +14,8 @@ from narrowfuzz.models.catalog import MODELS
 
 def _takes(model: ModelName) -> bool:
     row = MODELS[model]
-    return row.attends and not (row.takes_ids or row.random or row.own or row.package)
+    whole = row.attends and row.kind != "operator"
+    return whole and not (row.takes_ids or row.random or row.own or row.package)
 
 
 def _fit(spec: Spec) -> Spec:

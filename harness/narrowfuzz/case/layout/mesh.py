@@ -18,7 +18,7 @@ _RANKS = ((1, 0), (0, 1), (2, 0), (0, 2), (2, 2))
 
 def _takes(model: ModelName) -> bool:
     row = MODELS[model]
-    return not (row.random or row.own)
+    return not (row.random or row.own or row.kind == "operator")
 
 
 def _fit(spec: Spec) -> Spec:

@@ -14,7 +14,8 @@ from narrowfuzz.models.catalog import MODELS
 
 def _takes(model: ModelName) -> bool:
     row = MODELS[model]
-    return row.kind != "norm" and not (row.takes_ids or row.random or row.own or row.package)
+    several = row.kind not in ("norm", "operator")
+    return several and not (row.takes_ids or row.random or row.own or row.package)
 
 
 def _fit(spec: Spec) -> Spec:

@@ -1,0 +1,49 @@
+"""Hypothesis strategies for Specs of one operator: lengths on both sides of the blocks that kernels
+work in, and heads as wide as models have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from hypothesis import strategies as st
+
+from narrowfuzz.case.spec import Compile, ModelName, Spec
+from narrowfuzz.draw.choices import sampled
+from narrowfuzz.draw.specs import FACTORS, specs
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import Recipe
+
+#: Rows, keys and classes: around vectors of 8 and 16, and blocks of 32 to 768; and above 256, the
+#: last whole number that bf16 counts to. Short ones come as often as all others.
+_SHORT = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33)
+_LONG = (63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 300, 511, 512, 513, 767, 768, 769)
+#: Features, those of a head where there are heads.
+_WIDTHS = (16, 32, 64, 8, 1, 2, 5, 33, 80, 96, 128, 256)
+#: Elements of an operand, and of the scores, at most.
+_OPERAND, _SCORES = 2**16, 2**15
+
+
+@st.composite
+def operator_specs(
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    models: tuple[ModelName, ...],
+    *,
+    compile: Compile = "none",
+    vary: frozenset[str] = FACTORS,
+) -> Spec:
+    """A Spec of one of ``models``, each of which is one operator."""
+    factors = vary - {"dims", "shape"}
+    spec = draw(specs(recipes, compile=compile, vary=factors, models=models, linears=False))
+    m, n = (draw(sampled(*(_LONG if draw(sampled(False, True)) else _SHORT))) for _ in "mn")
+    k = draw(sampled(*_WIDTHS)) * spec.heads
+    batch = max(spec.batch, 1)
+    m, n = min(m, max(1, _OPERAND // (batch * k))), min(n, max(1, _OPERAND // k))
+    pairs = max(1, _SCORES // (batch * spec.heads))
+    if m * n > pairs:  # either of them may be long
+        m, n = (m, max(1, pairs // m)) if draw(sampled(False, True)) else (max(1, pairs // n), n)
+    layout = spec.input_layout
+    if MODELS[spec.model].attends and draw(sampled(True, True, True, False)):
+        layout = "contiguous"  # fused kernels take no other
+    return msgspec.structs.replace(spec, m=m, k=k, n=n, input_layout=layout)

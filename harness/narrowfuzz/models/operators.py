@@ -1,0 +1,153 @@
+"""Models that are one operator: what a linear is to the others, these are to torch's other
+operators. A class of ``play/operator_models.py`` and a row here."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from narrowfuzz.models.model import Arguments, Model, heads_of
+
+
+def _operator(
+    name: str,
+    title: str,
+    module: str,
+    arguments: Callable[[Any], Arguments],
+    *operators: str,
+    smaller: tuple[str, ...] = (),
+    **more: Any,
+) -> Model:
+    """A row of a model that is nothing but one operator; what is seen of it may be several, as of
+    its forward and its backward."""
+    return Model(
+        name,
+        title,
+        module,
+        arguments,
+        "operator",
+        smaller=smaller,
+        operators=frozenset(operators),
+        fixed={"bias": False, "attention": "flash"},
+        **more,
+    )
+
+
+def _sdpa(name: str, title: str, mask: str, shared: int = 1) -> Model:
+    def arguments(spec: Any) -> Arguments:
+        heads = heads_of(spec)
+        return spec.k, spec.n, heads, math.gcd(heads, shared), mask
+
+    return _operator(
+        name,
+        title,
+        "Attends",
+        arguments,
+        "attention",
+        "attention_backward",
+        attends=True,
+        columns="keys",
+        smaller=("sdpa",) if mask or shared > 1 else (),
+    )
+
+
+OPERATORS: tuple[Model, ...] = (
+    _operator(
+        "scale_and_shift",
+        "weights and biases whose gradients are sums",
+        "Scaled",
+        lambda spec: (spec.k,),
+        "sum",
+    ),
+    _operator(
+        "layer_norm",
+        "LayerNorm alone",
+        "Normalised",
+        lambda spec: ("layer", spec.k, False),
+        "layer_norm",
+        "layer_norm_backward",
+    ),
+    _operator(
+        "layer_norm_mixed",
+        "LayerNorm in fp32 of bf16",
+        "Normalised",
+        lambda spec: ("layer", spec.k, True),
+        "layer_norm",
+        "layer_norm_backward",
+    ),
+    _operator(
+        "rms_norm",
+        "RMSNorm alone",
+        "Normalised",
+        lambda spec: ("rms", spec.k, False),
+        "rms_norm",
+        "rms_norm_backward",
+    ),
+    _operator(
+        "softmax",
+        "softmax of rows",
+        "Probabilities",
+        lambda spec: (spec.k, False),
+        "softmax",
+        "softmax_backward",
+    ),
+    _operator(
+        "log_softmax",
+        "log-softmax of rows",
+        "Probabilities",
+        lambda spec: (spec.k, True),
+        "log_softmax",
+        "log_softmax_backward",
+    ),
+    _operator(
+        "cross_entropy",
+        "mean cross entropy, some targets ignored",
+        "CrossEntropy",
+        lambda spec: (spec.k, "mean", 5),
+        "nll_loss",
+        "nll_loss_backward",
+        "log_softmax",
+        "log_softmax_backward",
+    ),
+    _operator(
+        "cross_entropy_ignored",
+        "summed cross entropy, all targets ignored",
+        "CrossEntropy",
+        lambda spec: (spec.k, "sum", 1),
+        "nll_loss",
+        "nll_loss_backward",
+        "log_softmax",
+        "log_softmax_backward",
+    ),
+    _operator(
+        "embedding",
+        "rows of a table by ids",
+        "Lookup",
+        lambda spec: (spec.n, spec.k),
+        "embedding_backward",
+        takes_ids=True,
+        columns="ids",
+    ),
+    _sdpa("sdpa", "attention without a mask", ""),
+    _sdpa("sdpa_causal", "causal attention", "causal"),
+    _sdpa("sdpa_padding", "attention that sees no padding", "padding"),
+    _sdpa("sdpa_empty", "attention of which some rows see nothing", "empty"),
+    _sdpa("sdpa_finite", "attention behind a mask of -1e9", "finite"),
+    _sdpa("sdpa_bias", "attention with a bias of the distance", "bias"),
+    _sdpa("sdpa_grouped", "causal attention with shared keys and values", "causal", 2),
+    _sdpa("sdpa_grouped_padding", "the same without a mask but padding's", "padding", 4),
+)
+
+
+def models_of_operators(globs: Iterable[str]) -> tuple[str, ...]:
+    """Names of the models that are nothing but operators of these globs. Raises ValueError for a
+    glob of none."""
+    known = sorted({name for model in OPERATORS for name in model.operators or ()})
+    meant: set[str] = set()
+    for glob in globs:
+        if not (hits := fnmatch.filter(known, glob)):
+            raise ValueError(f"no operator {glob!r} is run alone; these are: {', '.join(known)}")
+        meant.update(hits)
+    return tuple(model.name for model in OPERATORS if meant & (model.operators or frozenset()))

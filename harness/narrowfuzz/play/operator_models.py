@@ -1,0 +1,123 @@
+"""Models that are nothing but one operator, with learned operands: what shows in one of them is
+that operator's. Their source is what scripts build them from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Scaled(nn.Module):
+    """Every feature times a weight, plus a bias, whose gradients are sums over the rows; and the
+    sum of each row."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + self.bias + x.sum(-1, keepdim=True)
+
+
+class Normalised(nn.Module):
+    """A normalisation alone; ``mixed``, of bf16 where its parameters are fp32, as autocast hands it
+    what a linear returns."""
+
+    def __init__(self, norm: str, dim: int, mixed: bool) -> None:
+        super().__init__()
+        self.mixed = mixed
+        self.norm = nn.RMSNorm(dim, eps=1e-5) if norm == "rms" else nn.LayerNorm(dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        narrow = self.mixed and x.dtype == torch.float32
+        return self.norm(x.bfloat16() if narrow else x).to(x.dtype)
+
+
+class Probabilities(nn.Module):
+    """softmax of each row, times a weight."""
+
+    def __init__(self, dim: int, log: bool) -> None:
+        super().__init__()
+        self.log = log
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = x * self.weight
+        return F.log_softmax(scores, -1) if self.log else F.softmax(scores, -1)
+
+
+class CrossEntropy(nn.Module):
+    """The cross entropy of rows of logits and fixed targets, every ``ignored``-th of which is
+    ignored; in the shape of the logits."""
+
+    def __init__(self, classes: int, reduction: str, ignored: int) -> None:
+        super().__init__()
+        self.reduction, self.ignored = reduction, ignored
+        self.weight = nn.Parameter(torch.ones(classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = (x * self.weight).reshape(-1, x.shape[-1])
+        rows = torch.arange(len(logits), device=x.device)
+        target = torch.where(rows % self.ignored == 0, -100, rows * 7 % x.shape[-1])
+        return F.cross_entropy(logits, target, reduction=self.reduction).expand(x.shape)
+
+
+class Lookup(nn.Module):
+    """Rows of a table by their ids."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(rows, dim))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self.table)
+
+
+class Attends(nn.Module):
+    """Rows attend to ``columns`` learned keys and values, of which so many heads of queries share
+    one head, behind a mask:
+
+    ``causal``; ``padding``, the last quarter of the keys is none; ``empty``, every third row sees
+    no key; ``finite``, every third row's scores are moved by -1e9 instead; ``bias``, scores are
+    moved by the distance, as ALiBi does.
+    """
+
+    def __init__(self, dim: int, columns: int, heads: int, shared: int, mask: str) -> None:
+        super().__init__()
+        self.heads, self.shared, self.mask = heads, shared, mask
+        self.key = nn.Parameter(torch.randn(columns, dim // shared))
+        self.value = nn.Parameter(torch.randn(columns, dim // shared))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batched = x if x.dim() == 3 else x.unsqueeze(0)
+        several = [t.expand(len(batched), *t.shape) for t in (self.key, self.value)]
+        q = self.split(batched, self.heads)
+        k, v = (self.split(t, self.heads // self.shared) for t in several)
+        how: dict[str, Any] = {"enable_gqa": True} if self.shared > 1 else {}
+        if self.mask == "causal":
+            how["is_causal"] = True
+        elif self.mask:
+            how["attn_mask"] = self.masked(batched.shape[1], len(self.key), x)
+        y = F.scaled_dot_product_attention(q, k, v, **how)
+        return y.transpose(1, 2).reshape(x.shape)
+
+    def split(self, t: torch.Tensor, heads: int) -> torch.Tensor:
+        """[batch, rows, dim] -> [batch, heads, rows, dim / heads]."""
+        return t.reshape(*t.shape[:2], heads, -1).transpose(1, 2)
+
+    def masked(self, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
+        """[rows, columns]."""
+        i = torch.arange(rows, device=like.device)[:, None]
+        j = torch.arange(columns, device=like.device)
+        if self.mask == "padding":
+            return (i >= 0) & (j < columns - columns // 4)
+        if self.mask == "empty":
+            return (i % 3 != 1) & (j >= 0)
+        if self.mask == "finite":
+            moved = torch.where(i % 3 == 1, -1e9, 0.0) + 0.0 * j
+            return moved.to(like.dtype)
+        return ((i - j).abs() / -8.0).to(like.dtype)
