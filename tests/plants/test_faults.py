@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def owners() -> Iterator[Any]:
     from torchao.quantization.transform_module import _QUANTIZE_CONFIG_HANDLER
 
     registry.lookup_backend("aot_eager")
+    yield from (import_module("torch.optim.adam"), import_module("torch.optim.sgd"))
     yield from (_fsdp_collectives, _fsdp_param.FSDPParam, style.ColwiseParallel)
     yield from (AsyncCollectiveTensor, filesystem, state_dict, schedules, schedules.ScheduleGPipe)
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
@@ -97,6 +99,11 @@ def snapshot() -> list[dict[Any, int]]:
         "native_layer_norm",
         "native_layer_norm_backward",
         "embedding_dense_backward",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "_log_softmax",
+        "_log_softmax_backward_data",
+        "_softmax_backward_data",
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.case.spec import LEARNING_RATE, Case, DataSpec, Spec
+from narrowfuzz.case.spec import OPTIMIZERS, Case, DataSpec, Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
 from narrowfuzz.operators.attention import OFF_BESIDE_A_MASK
@@ -634,7 +634,7 @@ class TestRatio:
         exact = {name: self.exact * 2.0**-9, "output": self.exact}
         eager = exact[name].astype(np.float32)
         got = eager.copy()
-        got[3, 4] += 2 * LEARNING_RATE["adamw"]
+        got[3, 4] += 2 * OPTIMIZERS["adamw"][1]["lr"]
         traces = {"eager": Trace("", {name: eager, "output": self.eager}),
                   "inductor": Trace("", {name: got, "output": self.eager})}  # fmt: skip
         (verdict,) = found(check_ratio, evidence_of(traces, exact=exact, optimizer=optimizer))

@@ -19,7 +19,7 @@ from narrowfuzz.case.events import (
     Switch,
     with_settings,
 )
-from narrowfuzz.case.spec import LEARNING_RATE, Spec
+from narrowfuzz.case.spec import OPTIMIZERS, Spec
 from narrowfuzz.models.catalog import MODELS, takes_ids
 from narrowfuzz.play import library
 from narrowfuzz.play.dtypes import DTYPES
@@ -120,6 +120,7 @@ def _job(spec: Spec, device: str, events: tuple[Event, ...] | None = None) -> Jo
     events = events_of(spec) if events is None else events
     steps = any(event == "step" for event, *_ in events)
     narrow = [how[-1] for event, *how in events if event in ("open", "forward")]
+    optimizer, options = OPTIMIZERS[spec.optimizer] if own else ("SGD", {"lr": 0.0})
     return Job(
         events,
         dtype=str(DTYPES[spec.dtype]).removeprefix("torch."),
@@ -128,15 +129,12 @@ def _job(spec: Spec, device: str, events: tuple[Event, ...] | None = None) -> Jo
         output_shape=spec.output_shape,
         ids=takes_ids(spec.model),
         input_grad=spec.layout != "frozen_first",
-        optimizer=(_OPTIMIZER[spec.optimizer] if own else "SGD") if steps else "",
-        rate=LEARNING_RATE[spec.optimizer] if steps and own else 0.0,
+        optimizer=optimizer if steps else "",
+        options=options if steps else {},
         autocast=True in narrow,
         input_layout=spec.input_layout,
         grad_layout=spec.grad_layout,
     )
-
-
-_OPTIMIZER = {"sgd": "SGD", "adamw": "AdamW"}
 
 
 def _compiled(spec: Spec, arm: Arm, device: str) -> Compile:

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim import optimizer
 
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
-from narrowfuzz.operators import BY_KERNEL
+from narrowfuzz.operators import BY_KERNEL, BY_NAME
+from narrowfuzz.operators.operator import Read
+from narrowfuzz.operators.optimizer_steps import read_step
 from narrowfuzz.play.layers import in_backward
 from narrowfuzz.play.taps import AttentionWatch, KernelWatch, by_name, copied
 from narrowfuzz.trace.trace import OperatorCall
+
+#: Tensors that are nobody's subclass.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass
@@ -39,6 +45,21 @@ class OperatorWatch(AttentionWatch):
         super().__init__(*args)
         self.operators: list[LiveCall] = []
         self._times: Counter[str] = Counter()
+        #: Steps of optimizers that have begun: of each parameter its call, without results.
+        self._begun: list[tuple[Any, LiveCall]] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Any:
+        self._hooks = [
+            optimizer.register_optimizer_step_pre_hook(self._begin),
+            optimizer.register_optimizer_step_post_hook(self._end),
+        ]
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(*raised)
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         super().note(func, args, kwargs, result)
@@ -46,16 +67,20 @@ class OperatorWatch(AttentionWatch):
         if operator is None:
             return
         read = operator.read(by_name(func, args, kwargs), result)
-        if read is None:
-            return
+        phase = "backward" if in_backward() else "forward"
+        if read is not None and (call := self._called(operator.name, phase, read)) is not None:
+            self.operators.append(call)
+
+    def _called(self, name: str, phase: str, read: Read) -> LiveCall | None:
+        """None where a tensor is float64, of whole numbers, or in a library's own format."""
         live = {**read.tensors, **read.outputs}
         if any(t.dtype not in DTYPE_NAME for t in live.values()):
-            return  # float64, whole numbers, or a library's own format
-        index = self._times[operator.name]
-        self._times[operator.name] += 1
-        call = LiveCall(
-            operator=operator.name,
-            phase="backward" if in_backward() else "forward",
+            return None
+        index = self._times[name]
+        self._times[name] += 1
+        return LiveCall(
+            operator=name,
+            phase=phase,
             index=index,
             tensors={name: copied(t) for name, t in read.tensors.items()},
             outputs={name: copied(t) for name, t in read.outputs.items()},
@@ -64,7 +89,33 @@ class OperatorWatch(AttentionWatch):
             module=self.running(),
             device=next(iter(live.values())).device.type,
         )
-        self.operators.append(call)
+
+    def _begin(self, stepping: Any, args: Any, kwargs: Any) -> None:
+        kind = type(stepping).__name__
+        self._begun = []
+        if not type(stepping).__module__.startswith("torch.optim"):
+            return
+        for group in stepping.param_groups:
+            for parameter in group["params"]:
+                if type(parameter) not in _PLAIN or type(parameter.grad) not in _PLAIN:
+                    continue  # no gradient, or a library's own tensor
+                try:
+                    name, read = read_step(
+                        kind, group, parameter, stepping.state.get(parameter, {})
+                    )
+                except ValueError:  # what has no reference is judged by no rule
+                    continue
+                if (call := self._called(name, "optimizer", read)) is not None:
+                    self._begun.append((parameter, call))
+
+    def _end(self, stepping: Any, args: Any, kwargs: Any) -> None:
+        for parameter, call in self._begun:
+            state = stepping.state[parameter]
+            names = BY_NAME[call.operator].results[1:]
+            kept = {name: state[name] for name in names if state.get(name) is not None}
+            call.outputs.update({n: copied(t) for n, t in {"param": parameter, **kept}.items()})
+            self.operators.append(call)
+        self._begun = []
 
 
 class GraphWatch(OperatorWatch, KernelWatch):

@@ -57,9 +57,34 @@ Kernels = Literal["default", "both", "native"]
 Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
 COMPILED: tuple[Compile, ...] = ("aot_eager", "aot_eager_decomp_partition", "inductor")
 GradMode = Literal["train", "no_grad", "inference"]
-Optimizer = Literal["sgd", "adamw"]
-#: Powers of two: a step rounds as little as it can.
-LEARNING_RATE: dict[Optimizer, float] = {"sgd": 2.0**-6, "adamw": 2.0**-8}
+Optimizer = Literal[
+    "sgd",
+    "adamw",
+    "sgd_foreach",
+    "sgd_fused",
+    "sgd_momentum",
+    "sgd_momentum_fused",
+    "adam_foreach",
+    "adam_fused",
+    "adamw_foreach",
+    "adamw_fused",
+]
+_SGD, _ADAM = {"lr": 2.0**-6}, {"lr": 2.0**-8}
+_MOMENTUM = {**_SGD, "momentum": 0.875, "dampening": 0.25, "weight_decay": 2.0**-7}
+#: Each of them as torch.optim calls it, and its options. Rates are powers of two: a step rounds as
+#: little as it can.
+OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
+    "sgd": ("SGD", _SGD),
+    "adamw": ("AdamW", _ADAM),
+    "sgd_foreach": ("SGD", {**_SGD, "foreach": True}),
+    "sgd_fused": ("SGD", {**_SGD, "fused": True}),
+    "sgd_momentum": ("SGD", _MOMENTUM),
+    "sgd_momentum_fused": ("SGD", {**_MOMENTUM, "fused": True}),
+    "adam_foreach": ("Adam", {**_ADAM, "weight_decay": 2.0**-7, "foreach": True}),
+    "adam_fused": ("Adam", {**_ADAM, "weight_decay": 2.0**-7, "fused": True}),
+    "adamw_foreach": ("AdamW", {**_ADAM, "foreach": True}),
+    "adamw_fused": ("AdamW", {**_ADAM, "fused": True}),
+}
 #: What happens to the converted model before its first run.
 Lifecycle = Literal["none", "deepcopy", "reload"]
 #: ``lattice``: sums that every accumulator gets exactly. ``ladder``: sums that tell accumulators

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from narrowfuzz.case.spec import Compile, ModelName, Spec
 from narrowfuzz.draw.choices import sampled
-from narrowfuzz.draw.specs import FACTORS, specs
+from narrowfuzz.draw.specs import FACTORS, fixed, specs
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
@@ -46,4 +46,8 @@ def operator_specs(
     layout = spec.input_layout
     if MODELS[spec.model].attends and draw(sampled(True, True, True, False)):
         layout = "contiguous"  # fused kernels take no other
-    return msgspec.structs.replace(spec, m=m, k=k, n=n, input_layout=layout)
+    drawn = msgspec.structs.replace(spec, m=m, k=k, n=n, input_layout=layout)
+    if "optimizer" not in MODELS[spec.model].fixed:
+        return drawn
+    plain = msgspec.structs.replace(drawn, steps=draw(sampled(2, 3, 5)), events=())
+    return fixed(plain, next(r for r in recipes if r.name == spec.recipe))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from narrowfuzz.models.model import Arguments, Model, heads_of
@@ -18,6 +18,7 @@ def _operator(
     arguments: Callable[[Any], Arguments],
     *operators: str,
     smaller: tuple[str, ...] = (),
+    fixed: Mapping[str, Any] = {},
     **more: Any,
 ) -> Model:
     """A row of a model that is nothing but one operator; what is seen of it may be several, as of
@@ -30,7 +31,7 @@ def _operator(
         "operator",
         smaller=smaller,
         operators=frozenset(operators),
-        fixed={"bias": False, "attention": "flash"},
+        fixed={"bias": False, "attention": "flash", **fixed},
         **more,
     )
 
@@ -50,6 +51,33 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1) -> Model:
         attends=True,
         columns="keys",
         smaller=("sdpa",) if mask or shared > 1 else (),
+    )
+
+
+#: Optimizers as a Spec calls them, and the operator that a step of theirs is.
+_STEPS = {
+    "sgd": "sgd_step",
+    "sgd_foreach": "sgd_step",
+    "sgd_fused": "sgd_step",
+    "sgd_momentum": "sgd_step",
+    "sgd_momentum_fused": "sgd_step",
+    "adamw": "adam_step",
+    "adam_foreach": "adam_step",
+    "adam_fused": "adam_step",
+    "adamw_foreach": "adam_step",
+    "adamw_fused": "adam_step",
+}
+
+
+def _step(optimizer: str, operator: str) -> Model:
+    words = optimizer.replace("_", ", ")
+    return _operator(
+        f"step_{optimizer}",
+        f"steps of {words} on a weight and a bias",
+        "Scaled",
+        lambda spec: (spec.k,),
+        operator,
+        fixed={"optimizer": optimizer, "grad_mode": "train"},
     )
 
 
@@ -138,6 +166,7 @@ OPERATORS: tuple[Model, ...] = (
     _sdpa("sdpa_bias", "attention with a bias of the distance", "bias"),
     _sdpa("sdpa_grouped", "causal attention with shared keys and values", "causal", 2),
     _sdpa("sdpa_grouped_padding", "the same without a mask but padding's", "padding", 4),
+    *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
 )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS
-from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
 #: What a backward gives, by name.
@@ -57,8 +57,6 @@ _VECTOR = 16
 _ROUNDED_FOR_BOTH = {"attention_efficient_backward"}
 #: What may be flushed to zero.
 _TINY = 2.0**-126
-#: Unit roundoff and half the smallest subnormal number.
-_UNIT = {"fp32": (U32, 2.0**-150), "bf16": (2.0**-8, 2.0**-134), "fp16": (2.0**-11, 2.0**-25)}
 
 
 def _tensors(named: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -160,7 +158,7 @@ def _scores(call: OperatorCall) -> _Scores:
         keys = np.asarray(np.isfinite(k).all((-1, -2)) & np.isfinite(v).all((-1, -2)))
         unknown = ~(whole & keys[..., None]) | np.isnan(added).any(-1) | (added == np.inf).any(-1)
         nan = np.isnan(q).any(-1) & ~np.isinf(q).any(-1) & keys[..., None]
-    unit, least = _UNIT[call.dtypes["query"]] if narrow else (0.0, 0.0)
+    unit, least = UNIT[call.dtypes["query"]] if narrow else (0.0, 0.0)
     # torch's fexp_u20 gives exp(0) = 0.99995; exp_u20 and exp2 of a GPU promise a few units
     eps = 2.0**-13 if narrow and call.device == "cpu" else 2.0**-20
     return _Scores(q, k, v, share, scores, sigma, unit, least, eps, unknown, nan)
@@ -334,7 +332,7 @@ def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
             centre, radius = left @ right, wrong + g * (weight + wrong)
             radius = radius + _TINY * (left.shape[-1] + np.abs(left).sum(-1, keepdims=True))
             times = _times(name, rows, columns) if blocks else 0
-            unit, least = _UNIT[call.dtypes[name]]
+            unit, least = UNIT[call.dtypes[name]]
             # heads that share one of keys are rounded, and added up, in the dtype of the gradient
             if roundings := times + (share if share > 1 else 0):
                 radius = radius + (roundings + 1) * (unit * (weight + radius) + least)

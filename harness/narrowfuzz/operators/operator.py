@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowfuzz.numerics.accumulator import U32
 from narrowfuzz.numerics.formats import F64, Format, round_to
 from narrowfuzz.trace.trace import OperatorCall
 
+#: Unit roundoff of a dtype and half its smallest subnormal number.
+UNIT = {"fp32": (U32, 2.0**-150), "bf16": (2.0**-8, 2.0**-134), "fp16": (2.0**-11, 2.0**-25)}
 #: The names of dtypes, as torch has them.
 TORCH_DTYPE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -94,6 +97,8 @@ class Operator:
     #: Tensors that a call may be without; the expression takes None for them.
     optional: tuple[str, ...] = ()
     deviations: tuple[Deviation, ...] = ()
+    #: A function of ``play/`` that the expression calls, which scripts have the source of.
+    helper: str = ""
 
     def role(self, result: str) -> str:
         """What verdicts on that result are about."""

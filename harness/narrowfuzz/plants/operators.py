@@ -130,6 +130,95 @@ def _embedding_loses_repeats(run: Any) -> Any:
     return backward
 
 
+def _norm_bias_narrow(run: Any) -> Any:
+    """The bias's gradient is summed in fp16, whatever the input is."""
+    import torch
+
+    def backward(
+        dy: Any, x: Any, shape: Any, mean: Any, rstd: Any, w: Any, b: Any, mask: Any
+    ) -> Any:
+        grads = list(run(dy, x, shape, mean, rstd, w, b, mask))
+        if grads[2] is not None and x.dtype == torch.float32 and mean.numel():
+            rows = dy.reshape(mean.numel(), -1).to(torch.float16)
+            grads[2] = rows.cumsum(0)[-1].to(grads[2].dtype).reshape(grads[2].shape)
+        return tuple(grads)
+
+    return backward
+
+
+def _norm_epsilon_outside(run: Any) -> Any:
+    """The root of eps is added to the standard deviation, in place of eps to the variance."""
+    import torch
+
+    def forward(x: Any, shape: Any, w: Any, b: Any, eps: float) -> Any:
+        output, mean, rstd = run(x, shape, w, b, eps)
+        n = math.prod(shape)
+        if not x.numel():
+            return output, mean, rstd
+        rows = x.reshape(-1, n).float()
+        off = rows - rows.mean(1, keepdim=True)
+        scale = 1.0 / (off.square().mean(1, keepdim=True).sqrt() + math.sqrt(eps))
+        one = torch.ones(n) if w is None else w.reshape(n).float()
+        y = off * scale * one + (0.0 if b is None else b.reshape(n).float())
+        return y.to(x.dtype).reshape(x.shape), mean, scale.to(rstd.dtype).reshape(rstd.shape)
+
+    return forward
+
+
+def _norm_gradient_uncentred(run: Any) -> Any:
+    """The mean of the gradients is not taken off the input's."""
+
+    def backward(
+        dy: Any, x: Any, shape: Any, mean: Any, rstd: Any, w: Any, b: Any, mask: Any
+    ) -> Any:
+        grads = list(run(dy, x, shape, mean, rstd, w, b, mask))
+        if grads[0] is not None and mean.numel():
+            g = dy.float() if w is None else dy.float() * w.float()
+            rows = g.reshape(mean.numel(), -1)
+            extra = rows.mean(1, keepdim=True) * rstd.reshape(-1, 1).float()
+            grads[0] = (grads[0].reshape(rows.shape).float() + extra).to(x.dtype).reshape(x.shape)
+        return tuple(grads)
+
+    return backward
+
+
+def _embedding(change: Any) -> Any:
+    """``change(run, dy, indices, rows, *args)`` is the gradient of an embedding's table."""
+
+    def make(run: Any) -> Any:
+        return lambda dy, indices, rows, *args: change(run, dy, indices, rows, *args)
+
+    return lambda: changed("embedding_dense_backward", make)
+
+
+def _last_ids_only(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -> Any:
+    """Of ids that repeat the last row counts, as if it were written and not added."""
+    import torch
+
+    ids = indices.reshape(-1)
+    again = torch.triu(ids[:, None] == ids[None, :], 1).any(1)
+    return run(dy * ~again.reshape(indices.shape)[..., None], indices, rows, *args)
+
+
+def _id_zero_padded(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -> Any:
+    """Id 0 counts as padding where none was named."""
+    return run(dy * (indices != 0)[..., None], indices, rows, *args)
+
+
+def _table_scaled(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -> Any:
+    """Gradients are divided by how often an id comes, as if that had been asked for."""
+    padding, _ = args
+    return run(dy, indices, rows, padding, True)
+
+
+def _last_row_of_table(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -> Any:
+    """The last row of a table whose length is no multiple of 8 gets none."""
+    found = run(dy, indices, rows, *args)
+    if rows % 8 and rows > 8:
+        found[-1] = 0.0
+    return found
+
+
 PLANTS = [
     Plant(
         "sum-in-narrow-dtype",
@@ -175,5 +264,68 @@ PLANTS = [
         ("torch.*", "torchao.*"),
         lambda: changed("embedding_dense_backward", _embedding_loses_repeats),
         needs="a model",
+    ),
+    Plant(
+        "layer-norm-bias-gradient-in-fp16",
+        "operators",
+        "the gradient of a layer norm's bias is summed in fp16",
+        "the class of llm.c#428: sums over rows in a narrow dtype",
+        ("torch.*",),
+        lambda: changed("native_layer_norm_backward", _norm_bias_narrow),
+        needs="a layer norm",
+    ),
+    Plant(
+        "layer-norm-epsilon-outside-root",
+        "operators",
+        "the root of a layer norm's epsilon is added to the standard deviation",
+        "the class of conversions between frameworks that place epsilon otherwise",
+        ("torch.*",),
+        lambda: changed("native_layer_norm", _norm_epsilon_outside),
+        needs="a layer norm",
+    ),
+    Plant(
+        "layer-norm-gradient-uncentred",
+        "operators",
+        "the mean of the gradients is not taken off a layer norm's input gradient",
+        "the class of a term that is left out of a backward by hand",
+        ("torch.*",),
+        lambda: changed("native_layer_norm_backward", _norm_gradient_uncentred),
+        needs="a layer norm",
+    ),
+    Plant(
+        "embedding-gradient-overwrites",
+        "operators",
+        "of ids that repeat, the last row is written over the others",
+        "the class of scatters that write where they should add",
+        ("torch.*",),
+        _embedding(_last_ids_only),
+        needs="an embedding",
+    ),
+    Plant(
+        "embedding-id-zero-is-padding",
+        "operators",
+        "id 0 gets no gradient, as if it were padding",
+        "the class of defaults that mean something: padding_idx 0 for none",
+        ("torch.*",),
+        _embedding(_id_zero_padded),
+        needs="an embedding",
+    ),
+    Plant(
+        "embedding-gradient-by-frequency",
+        "operators",
+        "gradients of an embedding are divided by how often an id comes",
+        "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.embedding.html",
+        ("torch.*",),
+        _embedding(_table_scaled),
+        needs="an embedding",
+    ),
+    Plant(
+        "embedding-last-row-unwritten",
+        "operators",
+        "the last row of a table behind the last full block gets no gradient",
+        "https://github.com/tenstorrent/tt-metal/issues/6232",
+        ("torch.*",),
+        _embedding(_last_row_of_table),
+        needs="an embedding",
     ),
 ]

@@ -118,10 +118,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Job:
-    """One training: its events and data's shapes, the optimizer ("" for none), and how the model is
-    recomputed, compiled and laid out. Without ``input_grad`` the input needs no gradient. ``tied``:
-    parameter -> the tensor that it is filled with, if that is not called as it is. ``dtype`` is
-    called as in torch."""
+    """One training: its events and data's shapes, the optimizer ("" for none) and its options, and
+    how the model is recomputed, compiled and laid out. Without ``input_grad`` the input needs no
+    gradient. ``tied``: parameter -> the tensor that it is filled with, if that is not called as it
+    is. ``dtype`` is called as in torch."""
 
     events: tuple[Event, ...]
     dtype: str
@@ -131,7 +131,7 @@ class Job:
     ids: bool = False
     input_grad: bool = True
     optimizer: str = ""
-    rate: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
     autocast: bool = False
     input_layout: str = "contiguous"
     grad_layout: str = "contiguous"
@@ -147,6 +147,11 @@ class Job:
     def happens(self) -> tuple[str, ...]:
         """The kinds of its events."""
         return tuple(dict.fromkeys(event for event, *_ in self.events))
+
+    @cached_property
+    def moves(self) -> bool:
+        """Do steps change the parameters?"""
+        return bool(self.options.get("lr"))
 
     @cached_property
     def modes(self) -> tuple[str, ...]:

@@ -155,7 +155,7 @@ def loaded(file: io.BytesIO, *, weights_only: bool) -> Any:
 def optimizing(model: nn.Module, *, job: Job) -> Any:
     """An optimizer of what trains."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    return getattr(torch.optim, job.optimizer)(trained, lr=job.rate)
+    return getattr(torch.optim, job.optimizer)(trained, **job.options)
 
 
 def keep(trace: Trace, run: Training, name: str, result: torch.Tensor, forward: int = -1) -> None:
@@ -168,7 +168,7 @@ def keep_state(trace: Trace, run: Training, *, job: Job) -> None:
     for name, parameter in run.model.named_parameters():
         if parameter.grad is not None:
             keep(trace, run, f"{name}.grad", parameter.grad)
-        if job.rate:
+        if job.moves:
             keep(trace, run, name, parameter.detach())
 
 

@@ -194,6 +194,9 @@ _SYMPTOMS: _Table = {
     "attention's inputs moved after forward":
         "{tensor} of attention changed between forward and backward",
     "probabilities do not sum to 1": "attention probabilities in backward do not sum to 1",
+    "probabilities do not sum to 1 beside a large mask": (
+        "attention probabilities in backward do not sum to 1 behind a large finite mask"
+    ),
     # the same again, done otherwise
     "does not scale": "{result} does not follow when a tensor is multiplied by a power of two",
     "is not symmetric": "{result} is wrong when the input is negated",

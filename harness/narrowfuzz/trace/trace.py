@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Role
-from narrowfuzz.trace.address import Phase
+from narrowfuzz.trace.address import AtPhase, Phase
 from narrowfuzz.trace.snapshots import Moment
 
 #: A: codes and scales. B: dequantised operands. C: graph inputs and outputs only.
@@ -165,7 +165,7 @@ class OperatorCall:
     dtypes (fp32, bf16 or fp16)."""
 
     operator: str
-    phase: Phase
+    phase: AtPhase
     #: This operator's how many-th call in the run.
     index: int
     tensors: Mapping[str, F32]

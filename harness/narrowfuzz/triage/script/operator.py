@@ -14,7 +14,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Operator
-from narrowfuzz.play import literal
+from narrowfuzz.play import literal, optimizer_step
 from narrowfuzz.trace.expect import Is, Within, read
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import Verdict
@@ -54,11 +54,12 @@ def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
     )
     used = {"laid"} if any(map(_other_layout, _shapes(call))) else set()
     used |= set() if readable else {"unpacked"}
+    used |= {operator.helper} if operator.helper else set()
     return Short(
         verdict,
         operator.title(call),
         "import math\nimport torch\ntorch.set_num_threads(1)",
-        (pasted(tuple(sorted(used)), (literal,)) if used else "", tail),
+        (pasted(tuple(sorted(used)), (literal, optimizer_step)) if used else "", tail),
     )
 
 

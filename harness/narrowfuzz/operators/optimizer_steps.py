@@ -1,0 +1,233 @@
+"""A step of ``torch.optim.SGD``, ``Adam`` and ``AdamW`` on one parameter, whatever implements it: a
+loop, operators for all parameters at once (``foreach``), or one kernel (``fused``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Of each kind of torch.optim: its operator, what it keeps of a parameter, and the options that its
+#: constructor takes.
+_COMMON = ("lr", "weight_decay", "maximize", "foreach", "fused")
+_ADAM = ("adam_step", ("exp_avg", "exp_avg_sq"), ("betas", "eps", *_COMMON))
+_KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "SGD": ("sgd_step", ("momentum_buffer",), ("momentum", "dampening", "nesterov", *_COMMON)),
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+}
+#: Options with which a step is something else than what is known here.
+_OTHERWISE = ("amsgrad", "capturable", "differentiable")
+#: Larger parameters take longer to judge than to step.
+_MOST = 2**16
+
+
+def read_step(kind: str, group: Mapping[str, Any], param: Any, state: Any) -> tuple[str, Read]:
+    """The operator, and the call before it is made: its results are the parameter and its state
+    afterwards. Raises ValueError for a step that is not known here."""
+    if kind not in _KINDS or any(group.get(name) for name in _OTHERWISE):
+        raise ValueError(f"a step of {kind} with such options has no reference")
+    if not isinstance(group["lr"], float) or param.numel() > _MOST or not param.numel():
+        raise ValueError("a learning rate that is a tensor, or so many elements, are not followed")
+    operator, names, options = _KINDS[kind]
+    kept = {name: state[name] for name in names if state.get(name) is not None}
+    settings = {
+        "kind": kind,
+        "options": {name: group[name] for name in options},
+        "steps": int(state.get("step", 1 if kept else 0)),
+    }
+    return operator, Read({"param": param, "grad": param.grad, **kept}, {}, settings)
+
+
+@dataclass(frozen=True)
+class _Term:
+    """Numbers in float64 and how far from them an implementation may be, of which each operation
+    may be rounded to ``dtype``. Where it may overflow on its way, it is wild: nothing is known."""
+
+    centre: F64
+    radius: F64
+    wild: NDArray[np.bool_]
+    dtype: str
+
+    @classmethod
+    def of(cls, centre: F64, radius: F64, dtype: str, wild: Any = False) -> _Term:
+        far = ~(np.abs(centre) + radius < FORMATS[dtype].max * 0.5)
+        return cls(centre, radius, np.asarray(far | wild), dtype)
+
+    def rounded(self) -> _Term:
+        """Rounded to the dtype, or kept in fp32 as it is: between both."""
+        unit, least = UNIT[self.dtype]
+        size = np.abs(self.centre) + self.radius
+        return replace(self, radius=self.radius + unit * size + least)
+
+    def times(self, option: float) -> _Term:
+        """An option may be rounded to the dtype, too: the last elements of a parameter, which fill
+        no vector register, have it so."""
+        centre = self.centre * option
+        unit = 0.0 if np.frexp(option)[0] in (0.5, -0.5, 0.0) else UNIT[self.dtype][0]
+        radius = abs(option) * self.radius * (1.0 + unit) + (2.0 * U32 + unit) * np.abs(centre)
+        return _Term.of(centre, radius, self.dtype, self.wild)
+
+    def plus(self, other: _Term) -> _Term:
+        centre, radius = self.centre + other.centre, self.radius + other.radius
+        size = np.abs(self.centre) + np.abs(other.centre) + radius
+        return _Term.of(centre, radius + 2.0 * U32 * size, self.dtype, self.wild | other.wild)
+
+    def expected(self) -> Expected:
+        """Rounded once more, to what is kept."""
+        return Expected.within(self.centre, self.radius, FORMATS[self.dtype], self.wild)
+
+
+def _given(call: OperatorCall, name: str) -> _Term:
+    x = call.tensors[name].astype(np.float64)
+    return _Term.of(x, np.zeros(x.shape), call.dtypes["param"])
+
+
+def _gradient(call: OperatorCall) -> _Term:
+    """With its sign, and the decay that is part of it."""
+    options = call.settings["options"]
+    grad = _given(call, "grad").times(-1.0 if options["maximize"] else 1.0)
+    decay = options["weight_decay"]
+    if not decay or call.settings["kind"] == "AdamW":
+        return grad
+    return grad.plus(_given(call, "param").times(decay).rounded()).rounded()
+
+
+def _sgd(call: OperatorCall) -> dict[str, Expected]:
+    """``param - lr d``, where d is the gradient with its decay, or the momentum's buffer.
+
+    Proof. Each of at most two operations a line of the documented algorithm is rounded to the dtype
+    of the parameter, or computed in fp32; what is kept is rounded once.
+    """
+    options, found = call.settings["options"], {}
+    with np.errstate(all="ignore"):
+        d = _gradient(call)
+        if momentum := options["momentum"]:
+            buffer = d
+            if "momentum_buffer" in call.tensors:
+                before = _given(call, "momentum_buffer").times(momentum).rounded()
+                buffer = before.plus(d.times(1.0 - options["dampening"]).rounded())
+            found["momentum_buffer"] = buffer.expected()
+            buffer = buffer.rounded()
+            ahead = d.plus(buffer.times(momentum).rounded()).rounded()
+            d = ahead if options["nesterov"] else buffer
+        moved = _given(call, "param").plus(d.times(-options["lr"]).rounded())
+        return {"param": moved.expected(), **found}
+
+
+def _blocks_skipped(call: OperatorCall) -> dict[str, Expected]:
+    """As torch's fused kernel of a CPU steps bf16 and fp16: elements of whole vector registers, of
+    which the smallest hold 8, stay as they are, and their momentum is whatever the memory held; the
+    last few of a parameter are stepped."""
+    if not call.settings["options"]["fused"] or call.dtypes["param"] == "fp32":
+        return {}
+    shape = call.outputs["param"].shape
+    size = call.outputs["param"].size
+    block = (np.arange(size) < size // 8 * 8).reshape(shape)
+    before, found = {**call.outputs, "param": call.tensors["param"]}, {}
+    for name, right in _sgd(call).items():
+        kept, now = (x[name].astype(np.float64) for x in (before, call.outputs))
+        same = block & ((kept == now) | (np.isnan(kept) & np.isnan(now)))
+        lo, hi = (np.where(same, kept, end) for end in (right.lo, right.hi))
+        found[name] = Expected.between(lo, hi, right.unknown & ~same)
+    return found
+
+
+def _adam(call: OperatorCall) -> dict[str, Expected]:
+    """The moments, each from what it was; the parameter, from the moments that were kept.
+
+    Proof. As for SGD; of the quotient of the moments seven operations (both roots and divisions,
+    eps, the moments' own last roundings and the step's size) may be rounded, so its relative error
+    is at most eight unit roundoffs of the dtype. Where the second moment or the denominator is near
+    the dtype's least number, nothing is known.
+    """
+    options, dtype = call.settings["options"], call.dtypes["param"]
+    (b1, b2), lr, steps = options["betas"], options["lr"], call.settings["steps"] + 1
+    unit, least = UNIT[dtype]
+    with np.errstate(all="ignore"):
+        d = _gradient(call)
+        zeros = _Term.of(np.zeros(d.centre.shape), np.zeros(d.centre.shape), dtype)
+        m, v = (_given(call, n) if n in call.tensors else zeros for n in ("exp_avg", "exp_avg_sq"))
+        first = m.times(b1).rounded().plus(d.times(1.0 - b1).rounded())
+        square = d.centre**2
+        off = 2.0 * np.abs(d.centre) * d.radius + d.radius**2
+        squared = _Term.of(square, off, dtype, d.wild)
+        second = v.times(b2).rounded().plus(squared.times(1.0 - b2).rounded())
+        found = {"exp_avg": first.expected(), "exp_avg_sq": second.expected()}
+        m1, v1 = (call.outputs[n].astype(np.float64) for n in ("exp_avg", "exp_avg_sq"))
+        size, root = lr / (1.0 - b1**steps), np.sqrt(1.0 - b2**steps)
+        below = np.sqrt(v1) / root + options["eps"]
+        update = size * m1 / below
+        near = np.abs(update) * (8.0 * unit + 16.0 * U32) + 2.0 * size * least / below
+        step = _Term.of(-update, near, dtype)
+        param = _given(call, "param")
+        if call.settings["kind"] == "AdamW" and options["weight_decay"]:
+            param = param.times(1.0 - lr * options["weight_decay"]).rounded()
+        moved = param.plus(step).expected()
+        lost = (v1 < 2.0**10 * least) & ((v1 > 0.0) | (square > 0.0))
+        lost |= (below < 2.0**10 * least) | ~np.isfinite(m1) | ~np.isfinite(v1)
+        unknown = moved.unknown | lost
+        return {"param": Expected(moved.centre, moved.radius, moved.lo, moved.hi, unknown), **found}
+
+
+def _title(call: OperatorCall) -> str:
+    options = {n: x for n, x in call.settings["options"].items() if x not in (None, False, 0)}
+    given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    x = call.tensors["param"]
+    return (
+        f"step {call.settings['steps'] + 1} of torch.optim.{call.settings['kind']}({given}) on a "
+        f"{TORCH_DTYPE[call.dtypes['param']]} parameter of {list(x.shape)}"
+    )
+
+
+def _none(named: Mapping[str, Any], result: Any) -> Read | None:
+    raise AssertionError("a step is no kernel")
+
+
+def _expression(*state: str) -> str:
+    given = ", ".join(f"{name}={name}" for name in state)
+    return f"stepped({{kind}}, {{options}}, {{steps}}, param, grad, {given})"
+
+
+OPERATORS = (
+    Operator(
+        name="sgd_step",
+        words="steps of SGD",
+        kernels=(),
+        read=_none,
+        expected=_sgd,
+        expression=_expression("momentum_buffer"),
+        title=_title,
+        results=("param", "momentum_buffer"),
+        optional=("momentum_buffer",),
+        deviations=(
+            Deviation(
+                "sgd_blocks_skipped",
+                "fused SGD leaves whole vector registers of a bf16 or fp16 parameter as they are",
+                "cpu",
+                _blocks_skipped,
+            ),
+        ),
+        helper="stepped",
+    ),
+    Operator(
+        name="adam_step",
+        words="steps of Adam and AdamW",
+        kernels=(),
+        read=_none,
+        expected=_adam,
+        expression=_expression("exp_avg", "exp_avg_sq"),
+        title=_title,
+        results=("param", "exp_avg", "exp_avg_sq"),
+        optional=("exp_avg", "exp_avg_sq"),
+        helper="stepped",
+    ),
+)

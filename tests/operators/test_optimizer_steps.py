@@ -1,0 +1,142 @@
+"""Steps of optimizers: torch's are inside the bounds but for what is known, and others are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from narrowfuzz.arms.operators import OperatorWatch, operators_of
+from narrowfuzz.machine.environment import settle
+from narrowfuzz.operators import BY_NAME
+from narrowfuzz.play.optimizer_step import stepped
+from narrowfuzz.rules.operators import judge_call
+from narrowfuzz.trace.trace import OperatorCall
+
+settle()
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+KNOWN = {"sgd_blocks_skipped": "blocks"}
+SGD: tuple[dict[str, Any], ...] = (
+    {},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    {"momentum": 0.5, "dampening": 0.25, "maximize": True},
+)
+ADAM: tuple[dict[str, Any], ...] = ({}, {"weight_decay": 0.1, "betas": (0.5, 0.75)})
+HOW: tuple[dict[str, Any], ...] = ({}, {"foreach": True}, {"fused": True})
+WAYS = [
+    (kind, {"lr": 0.01, **options, **how})
+    for kind, several in (("SGD", SGD), ("Adam", ADAM), ("AdamW", ADAM))
+    for options in several
+    for how in HOW
+]
+
+
+def values(dtype: str) -> Iterator[Any]:
+    """Of a parameter and its gradients."""
+    make = torch.Generator().manual_seed(0)
+    for scale in (1.0, 2.0**-10, 2.0**8):
+        yield [(torch.randn(37, generator=make) * s).to(DTYPES[dtype]) for s in (1.0, *[scale] * 3)]
+    spread = torch.randn(37, generator=make) * 2.0 ** torch.randint(-20, 5, (37,), generator=make)
+    yield [torch.randn(37, generator=make).to(DTYPES[dtype]), *[spread.to(DTYPES[dtype])] * 3]
+
+
+def calls_of(kind: str, options: Mapping[str, Any], start: Any, *grads: Any) -> Any:
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = getattr(torch.optim, kind)([parameter], **options)
+    watch = OperatorWatch()
+    with watch:
+        for grad in grads:
+            parameter.grad = grad.clone()
+            optimizer.step()
+    return operators_of(watch.operators)
+
+
+@pytest.mark.parametrize(("kind", "options"), WAYS, ids=lambda x: str(x))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torchs_steps_are_inside_the_bounds_but_for_what_is_known(
+    kind: str, options: dict[str, Any], dtype: str
+) -> None:
+    judged = 0
+    for start, *grads in values(dtype):
+        calls = calls_of(kind, options, start, *grads)
+        assert [call.settings["steps"] > 0 for call in calls] == [
+            (kind != "SGD" and i > 0) or (bool(options.get("momentum")) and i > 0) for i in range(3)
+        ]
+        for call in calls:
+            for verdict in judge_call("eager", call, None, KNOWN):
+                judged += verdict.status == "ok"
+                skips = kind == "SGD" and options.get("fused") and dtype != "fp32"
+                assert verdict.status != "known" or skips
+                assert verdict.status != "diverged", verdict.sentence()
+    assert judged or (kind, dtype, options.get("fused")) == ("SGD", "fp16", True)
+
+
+def step_of(kind: str, **options: Any) -> OperatorCall:
+    """The second step of a parameter of 37 elements in bf16."""
+    start, *grads = next(values("bf16"))
+    return calls_of(kind, {"lr": 0.01, **options}, start, *grads)[1]  # type: ignore[no-any-return]
+
+
+def statuses(call: OperatorCall) -> dict[str, str]:
+    return {v.role.rpartition(".")[2]: v.status for v in judge_call("eager", call, None, KNOWN)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "result"),
+    [
+        ("SGD", {"momentum": 0.9}, "param"),
+        ("SGD", {"momentum": 0.9}, "momentum_buffer"),
+        ("Adam", {}, "param"),
+        ("Adam", {"weight_decay": 0.1}, "exp_avg"),
+        ("AdamW", {"foreach": True}, "exp_avg_sq"),
+    ],
+)
+def test_a_few_units_in_one_element_are_seen(
+    kind: str, options: dict[str, Any], result: str
+) -> None:
+    call = step_of(kind, **options)
+    assert set(statuses(call).values()) == {"ok"}
+    got = call.outputs[result].copy()
+    got[5] *= 1.0 + 2.0**-4
+    moved = replace(call, outputs={**call.outputs, result: got})
+    assert statuses(moved)[result] == "diverged"
+
+
+def test_what_is_known_of_fused_sgd_explains_whole_registers_alone() -> None:
+    call = step_of("SGD", fused=True)
+    assert statuses(call) == {"param": "known"}
+    for at in (3, 36):  # in a register, and behind the last
+        wrong = call.outputs["param"].copy()
+        wrong[at] += np.float32(1.0)
+        assert statuses(replace(call, outputs={"param": wrong})) == {"param": "diverged"}
+
+
+def test_a_script_steps_from_the_same_state() -> None:
+    call = step_of("AdamW", weight_decay=0.1)
+    state = {n: torch.from_numpy(call.tensors[n]).bfloat16() for n in ("exp_avg", "exp_avg_sq")}
+    param, grad = (torch.from_numpy(call.tensors[n]).bfloat16() for n in ("param", "grad"))
+    found = stepped("AdamW", call.settings["options"], call.settings["steps"], param, grad, **state)
+    for name, t in zip(BY_NAME["adam_step"].results, found, strict=True):
+        assert t is not None and np.array_equal(t.float().numpy(), call.outputs[name])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("Adam", {"amsgrad": True}), ("Adagrad", {}), ("Adam", {"lr": "tensor"})]
+)
+def test_what_has_no_reference_is_no_call(kind: str, options: dict[str, Any]) -> None:
+    if options.get("lr"):
+        options = {"lr": torch.tensor(0.01)}
+    start, *grads = next(values("fp32"))
+    assert not calls_of(kind, options, start, *grads)
+
+
+def test_nothing_is_watched_afterwards() -> None:
+    from torch.optim import optimizer
+
+    before = len(optimizer._global_optimizer_pre_hooks)
+    step_of("SGD")
+    assert len(optimizer._global_optimizer_pre_hooks) == before
