@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -56,6 +57,9 @@ _SWARM = 0.6
 _FEW_LINEARS, _FEW_MODELS, _FEW_SCHEDULES, _FEW_COMPILED, _FEW_SHARDED = 2, 8, 20, 2, 8
 #: Draws of a sharded Spec: what is wrong hangs on how it is laid out.
 _SHARDED_DRAWS = 1
+#: Draws of a Spec of one operator; examples of each operator in a slice, of which the first is the
+#: simplest, and left out; and of how many a slice is where the cases are counted.
+_OPERATOR_DRAWS, _FEW_OPERATORS, _COUNTED_OPERATORS = 3, 2, 6
 #: Models that are one operator, which is no linear.
 ALONE = of_kind("operator")
 #: Recipes, and models besides the linear, in one slice.
@@ -105,7 +109,8 @@ class Generator:
             )
             for kind in get_args(Compile)
         }
-        self.alone = {kind: Deck(self.operators, self.apart) for kind in get_args(Compile)}
+        pairs = list(itertools.product(self.plain, self.operators))
+        self.alone = {kind: Deck(pairs, self.apart) for kind in get_args(Compile)}
         #: Those that run on ranks.
         arms = select_arms(config.arms)
         here = on_ranks(arms, config.device or "cpu")
@@ -199,21 +204,23 @@ class Generator:
             deck.unused([model for model in models if model not in met])
 
     def operators_alone(self, kind: Compile, more: Callable[[], bool], serve: Serve) -> None:
-        """The same with Specs of one operator, the most novel of a few at a time."""
+        """The same with Specs of one operator, one of each recipe and operator while there may be
+        more: there are many of them, and each is small."""
         eager = kind == "none"
-        models = tuple(self.alone[kind].hand(_TOGETHER if eager else 1))
-        specs = operator_specs(self.plain, models, compile=kind, vary=self.vary | {"model"})
-        batch = batches(specs, draws=MODEL_DRAWS if eager else self.draws)
+        many = _COUNTED_OPERATORS if self.counted else len(self.alone[kind].cards)
+        hand = self.alone[kind].hand(many if eager else 1)
 
         def take(drawn: list[tuple[Case, ...]]) -> None:
-            chosen = max(drawn, key=self._novelty)
-            key = compile_key(chosen[0].spec)
-            if more() and key not in self.served:
-                self.served.add(key)
-                serve(chosen)
+            if more() and drawn.count(drawn[0]) < len(drawn):  # the simplest, over and over
+                serve(max(drawn, key=self._novelty))
 
-        several = st.lists(batch, min_size=_EAGER_CANDIDATES, max_size=_EAGER_CANDIDATES)
-        self._generate(several, take, self._examples(eager, "operators"), self.apart)
+        while hand and more():
+            recipe, model = hand.pop(0)
+            specs = operator_specs([recipe], (model,), compile=kind, vary=self.vary)
+            batch = batches(specs, draws=_OPERATOR_DRAWS if eager else self.draws)
+            several = st.lists(batch, min_size=_EAGER_CANDIDATES, max_size=_EAGER_CANDIDATES)
+            self._generate(several, take, _FEW_OPERATORS, self.apart)
+        self.alone[kind].unused(hand)
 
     def sharded(self, more: Callable[[], bool], serve: Serve) -> None:
         """The same on ranks."""

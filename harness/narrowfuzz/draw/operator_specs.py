@@ -34,7 +34,8 @@ def operator_specs(
     vary: frozenset[str] = FACTORS,
 ) -> Spec:
     """A Spec of one of ``models``, each of which is one operator."""
-    factors = vary - {"dims", "shape"}
+    # whatever happens to a model on the way, an operator is called alike
+    factors = vary - {"dims", "lifecycle", "schedule", "shape"}
     spec = draw(specs(recipes, compile=compile, vary=factors, models=models, linears=False))
     m, n = (draw(sampled(*(_LONG if draw(sampled(False, True)) else _SHORT))) for _ in "mn")
     k = draw(sampled(*_WIDTHS)) * spec.heads

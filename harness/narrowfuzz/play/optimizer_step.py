@@ -16,13 +16,15 @@ def stepped(
     grad: torch.Tensor,
     **state: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """The parameter and its state, in this order, after one step that follows so many others."""
-    parameter = torch.nn.Parameter(param)
-    parameter.grad = grad
-    optimizer = getattr(torch.optim, kind)([parameter], **options)
-    if steps:
-        given = {name: t for name, t in state.items() if t is not None}
-        optimizer.state[parameter] = {"step": torch.tensor(float(steps)), **given}
+    """The parameter and its state, in this order, after one step that follows so many others; it is
+    the last of two that are alike."""
+    both = [torch.nn.Parameter(param.clone()) for _ in range(2)]
+    optimizer = getattr(torch.optim, kind)(both, **options)
+    for parameter in both:
+        parameter.grad = grad.clone()
+        if steps:
+            given = {name: t.clone() for name, t in state.items() if t is not None}
+            optimizer.state[parameter] = {"step": torch.tensor(float(steps)), **given}
     optimizer.step()
-    after = optimizer.state[parameter]
-    return (parameter.detach(), *(after.get(name) for name in state))
+    after = optimizer.state[both[-1]]
+    return (both[-1].detach(), *(after.get(name) for name in state))

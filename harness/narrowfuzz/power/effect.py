@@ -20,14 +20,16 @@ from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.spec import Case, Compile, Spec
 from narrowfuzz.draw.events import ALWAYS
+from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.sharded_specs import sharded_specs
 from narrowfuzz.draw.strategies import batches, cases, often, rarely, schedule_cases
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import quieten
+from narrowfuzz.models.catalog import of_kind
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant, planted
 from narrowfuzz.power.cases import examples
-from narrowfuzz.recipe.recipe import Recipe, parted
+from narrowfuzz.recipe.recipe import Recipe, parted, unconverted
 from narrowfuzz.triage.session import SessionOptions, open_session
 
 #: So many cases of each kind tell whether a fault was lifted; so many, whether it is there at all.
@@ -139,6 +141,9 @@ def draw(
     drawn: list[Case] = []
     if models:
         drawn += examples(cases(models, compile=kind, ladders=ladders), number)
+    if plain := [recipe for recipe in models if unconverted(recipe)]:
+        alone = batches(operator_specs(plain, of_kind("operator"), compile=kind), draws=1)
+        drawn += [case for batch in examples(alone, number) for case in batch]
     if stateful:
         drawn += examples(schedule_cases(stateful), number)
     return drawn
