@@ -144,7 +144,7 @@ RARE = (
     ("model", set(COMPOSED), 0.003),
     ("grad_mode", literal("GradMode"), 0.02),
     ("lifecycle", literal("Lifecycle"), 0.04),
-    ("optimizer", literal("Optimizer"), 0.02),
+    ("optimizer", {"sgd", "adamw"}, 0.02),
     ("attention", {"flash", "math"}, 0.05),
     ("heads", {1, 2, 4}, 0.05),
     ("steps", {1, 2, 3, 5}, 0.01),

@@ -95,10 +95,13 @@ class OperatorWatch(AttentionWatch):
         self._begun = []
         if not type(stepping).__module__.startswith("torch.optim"):
             return
+        every = [parameter for group in stepping.param_groups for parameter in group["params"]]
+        if any(type(parameter) not in _PLAIN for parameter in every):
+            return  # what a library's own tensor wraps may be another parameter's memory
         for group in stepping.param_groups:
             for parameter in group["params"]:
-                if type(parameter) not in _PLAIN or type(parameter.grad) not in _PLAIN:
-                    continue  # no gradient, or a library's own tensor
+                if type(parameter.grad) not in _PLAIN:
+                    continue  # none, or a library's own
                 try:
                     name, read = read_step(
                         kind, group, parameter, stepping.state.get(parameter, {})

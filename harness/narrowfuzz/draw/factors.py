@@ -93,6 +93,7 @@ def rows(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str, str, str, st
 def _factors(recipe: Recipe) -> Iterator[_Factor]:
     # a library's own layers have more
     fewer = {
+        "optimizer": Literal["sgd", "adamw"],
         "model": Literal[COMPOSED],
         "checkpoint": Checkpoint,
         "wraps": Literal["whole", "nested"],
