@@ -616,7 +616,7 @@ def list_(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="recipes, models, arms, rules, known, faults, controls or coverage.",
+            help="recipes, models, operators, arms, rules, known, faults, controls or coverage.",
         ),
     ],
     recipe: Globs = None,

@@ -12,13 +12,13 @@ from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.cli import main
+from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.specs import specs
 from narrowfuzz.draw.strategies import OF_OPERATORS, WILD, batches
 from narrowfuzz.models.catalog import COMPOSED, MODELS, of_kind
 from narrowfuzz.models.operators import OPERATORS, models_of_operators
 from narrowfuzz.operators import BY_NAME
-from narrowfuzz.power.cases import examples
 from narrowfuzz.recipe.recipe import UNCONVERTED, load_recipes, unconverted
 
 RECIPES = load_recipes()

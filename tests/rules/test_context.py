@@ -16,13 +16,13 @@ from narrowfuzz.arms import processes as ranks
 from narrowfuzz.arms.ladder import none_runs, unavailable
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.sharded_specs import SHARDABLE, _contexts, sharded_specs
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play import processes
-from narrowfuzz.power.cases import examples
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import RULES
 from narrowfuzz.rules.rule import in_context

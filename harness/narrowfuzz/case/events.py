@@ -28,26 +28,21 @@ Layout = Literal["chain", "twice", "frozen_first", "dangling", "branch"]
 Wraps = Literal["whole", "each", "nested"]
 
 
-class Open(msgspec.Struct, tag="open", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of a case file: unknown fields are refused, and defaults are left out."""
+
+
+class Open(_Record, tag="open", frozen=True):
     """Enter an autocast region; inside another one it is nested."""
 
     enabled: bool = True
 
 
-class Close(
-    msgspec.Struct, tag="close", frozen=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Close(_Record, tag="close", frozen=True):
     """Leave the innermost region."""
 
 
-class Forward(
-    msgspec.Struct,
-    tag="forward",
-    frozen=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    kw_only=True,
-):
+class Forward(_Record, tag="forward", kw_only=True, frozen=True):
     """Run the model on a fresh input."""
 
     mode: Mode = "train"
@@ -62,14 +57,7 @@ class Forward(
     path: Literal[0, 1] = 0
 
 
-class Backward(
-    msgspec.Struct,
-    tag="backward",
-    frozen=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    kw_only=True,
-):
+class Backward(_Record, tag="backward", kw_only=True, frozen=True):
     """One backward through the sum of these forwards' losses, each with a gradient of its own."""
 
     of: Annotated[tuple[int, ...], Meta(min_length=1, max_length=4)]
@@ -80,27 +68,18 @@ class Backward(
     retain: bool = False
 
 
-class Step(msgspec.Struct, tag="step", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Step(_Record, tag="step", frozen=True):
     """SGD on what has accumulated, then no gradients."""
 
 
-class Reload(
-    msgspec.Struct, tag="reload", frozen=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Reload(_Record, tag="reload", frozen=True):
     """Save the state, build the model anew, load, go on."""
 
     #: Instead, the model gets back the state that it began with, as after a loss that exploded.
     back: bool = False
 
 
-class Switch(
-    msgspec.Struct,
-    tag="switch",
-    frozen=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    kw_only=True,
-):
+class Switch(_Record, tag="switch", kw_only=True, frozen=True):
     """Regions opened from here on use another recipe; None leaves a setting as it is."""
 
     history: Annotated[int, Meta(ge=1, le=16)] | None = None
@@ -162,9 +141,7 @@ def last_gradients(events: Iterable[Event]) -> tuple[int, ...]:
     return found
 
 
-class Settings(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
-):
+class Settings(_Record, kw_only=True, frozen=True):
     """A recipe's settings, where it has any."""
 
     history: Annotated[int, Meta(ge=1, le=16)] = 4

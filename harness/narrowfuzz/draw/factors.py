@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-
 from narrowfuzz.case.features import OF_AUTOCAST, OF_CONVERTED, features
 from narrowfuzz.case.spec import Case, Checkpoint, Compile, Spec
 from narrowfuzz.case.trainings import not_reentrant
+from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.strategies import EXACT, WILD, cases
 from narrowfuzz.models.catalog import COMPOSED, MODELS
 from narrowfuzz.recipe.recipe import Recipe
@@ -170,23 +169,4 @@ def _drawn(recipe: Recipe) -> Iterator[Case]:
     for rung in get_args(Compile):
         draws = EAGER_DRAWS if rung == "none" else COMPILED_DRAWS
         for lot in range(draws // _LOT):
-            yield from _lot(recipe, rung, lot)
-
-
-def _lot(recipe: Recipe, rung: Compile, number: int) -> list[Case]:
-    found: list[Case] = []
-
-    @seed(number)
-    @settings(
-        max_examples=_LOT,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(cases([recipe], compile=rung))
-    def collect(case: Case) -> None:
-        found.append(case)
-
-    collect()
-    return found
+            yield from examples(cases([recipe], compile=rung), _LOT, lot)

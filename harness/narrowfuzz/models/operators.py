@@ -36,6 +36,14 @@ def _operator(
     )
 
 
+#: By the kernel that the device has for it.
+_ATTENTION = tuple(
+    f"attention{kernel}{direction}"
+    for kernel in ("", "_flash", "_efficient", "_cudnn")
+    for direction in ("", "_backward")
+)
+
+
 def _sdpa(name: str, title: str, mask: str, shared: int = 1) -> Model:
     def arguments(spec: Any) -> Arguments:
         heads = heads_of(spec)
@@ -46,8 +54,7 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1) -> Model:
         title,
         "Attends",
         arguments,
-        "attention",
-        "attention_backward",
+        *_ATTENTION,
         attends=True,
         columns="keys",
         smaller=("sdpa",) if mask or shared > 1 else (),

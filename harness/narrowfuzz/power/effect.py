@@ -19,6 +19,7 @@ import numpy as np
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.spec import Case, Compile, Spec
+from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.events import ALWAYS
 from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.sharded_specs import sharded_specs
@@ -28,7 +29,6 @@ from narrowfuzz.machine.environment import quieten
 from narrowfuzz.models.catalog import of_kind
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant, planted
-from narrowfuzz.power.cases import examples
 from narrowfuzz.recipe.recipe import Recipe, parted, unconverted
 from narrowfuzz.triage.session import SessionOptions, open_session
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from narrowfuzz.case.arm import EAGER
+from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.specs import specs
 from narrowfuzz.draw.strategies import batches
 from narrowfuzz.judge.judge import Judge
@@ -25,7 +26,6 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Expected
-from narrowfuzz.power.cases import examples
 from narrowfuzz.recipe.recipe import UNCONVERTED, Recipe, unknown
 from narrowfuzz.rules.expected import outside
 from narrowfuzz.trace.trace import OperatorCall

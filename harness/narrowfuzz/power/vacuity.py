@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import get_args
 
 from narrowfuzz.case.spec import Case, Compile, Spec
+from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.specs import of_rung
 from narrowfuzz.draw.strategies import batches, schedule_cases
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.machine.device import check_device
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.power import reads, schedules
-from narrowfuzz.power.cases import examples
 from narrowfuzz.power.perturbation import once_each
 from narrowfuzz.power.probe import Pass, Passes, Table, falsifying, probe
 from narrowfuzz.power.record import formatted

@@ -14,102 +14,84 @@ from narrowfuzz.recipe.deprecated import GONE, NAMES
 #: The folder of the source. A file that imports it means the package.
 SOURCE = "harness"
 _PACKAGE = "narrowfuzz"
+#: Packages of 0.1.0 and of now -> the modules that are called as they were.
+_ALIKE = {
+    ("", "case"): """
+        arm data event_data ladder_data
+    """,
+    ("", "draw"): """
+        choices coverage factors sharded_specs specs strategies trainings
+    """,
+    ("", "judge"): """
+        fold judge observe_library programs
+    """,
+    ("", "ledger"): """
+        advice causes exits facts filed ledger severity verified
+    """,
+    ("", "machine"): """
+        device environment gpu ladders machine overlay policy simulated simulated_memory
+    """,
+    ("", "recipe"): """
+        content recipe stateful
+    """,
+    ("", "report"): """
+        doctor document issue known_issue listing replay rule
+    """,
+    ("", "trace"): """
+        address expect meaning trace verdict
+    """,
+    ("campaign", "report"): """
+        accepted formats judged markdown nearest own_functions page plots store summary
+    """,
+    ("campaign.supervisor", "report.tally"): """
+        Found Tally
+    """,
+    ("models", "recipe"): """
+        delayed delayed_subject
+    """,
+    ("schedule", "case"): """
+        altered events
+    """,
+    ("schedule", "draw"): """
+        stimulus walk
+    """,
+    ("trainings", "case.trainings"): """
+        check_events not_reentrant
+    """,
+}
 #: Module of 0.1.0, or a name in one, -> where it is now.
 MOVED = {
-    "address": "trace.address",
-    "advice": "ledger.advice",
-    "arm": "case.arm",
-    "campaign.accepted": "report.accepted",
-    "campaign.formats": "report.formats",
-    "campaign.judged": "report.judged",
-    "campaign.markdown": "report.markdown",
-    "campaign.nearest": "report.nearest",
-    "campaign.page": "report.page",
-    "campaign.plots": "report.plots",
-    "campaign.store": "report.store",
-    "campaign.summary": "report.summary",
+    f"{old}.{name}".lstrip("."): f"{new}.{name}"
+    for (old, new), names in _ALIKE.items()
+    for name in names.split()
+} | {
     "campaign.ended": "report.outcome",
-    "campaign.own_functions": "report.own_functions",
-    "campaign.supervisor.Found": "report.tally.Found",
-    "campaign.supervisor.Tally": "report.tally.Tally",
     "campaign.words": "report.glossary",
     "case": "case.spec",
     "catalog": "models.catalog",
-    "causes": "ledger.causes",
-    "choices": "draw.choices",
-    "content": "recipe.content",
     "controls.control": "plants.older",
-    "coverage": "draw.coverage",
     "cures": "ledger.mitigations",
-    "data": "case.data",
-    "device": "machine.device",
-    "doctor": "report.doctor",
-    "document": "report.document",
     "drawn": "judge.batch",
-    "environment": "machine.environment",
-    "event_data": "case.event_data",
-    "exits": "ledger.exits",
-    "expect": "trace.expect",
-    "factors": "draw.factors",
-    "facts": "ledger.facts",
     "faults.fault": "plants.older",
-    "filed": "ledger.filed",
-    "fold": "judge.fold",
-    "gpu": "machine.gpu",
-    "issue": "report.issue",
-    "judge": "judge.judge",
     "kept": "report.lookup",
-    "known_issue": "report.known_issue",
-    "ladder_data": "case.ladder_data",
-    "ladders": "machine.ladders",
-    "ledger": "ledger.ledger",
-    "listing": "report.listing",
-    "machine": "machine.machine",
-    "meaning": "trace.meaning",
-    "models.delayed": "recipe.delayed",
-    "models.delayed_subject": "recipe.delayed_subject",
     "models.zoo": "arms.zoo",
     "moments": "trace.snapshots",
-    "observe_library": "judge.observe_library",
     "older_cases": "case.older",
-    "oracles.reference": "operators.linear",
     "oracles.ORACLES": "rules.RULES",
     "oracles.oracle": "rules.rule",
     "oracles.oracle.Oracle": "rules.rule.Rule",
-    "overlay": "machine.overlay",
-    "policy": "machine.policy",
-    "programs": "judge.programs",
-    "recipe": "recipe.recipe",
-    "replay": "report.replay",
+    "oracles.reference": "operators.linear",
     "results": "trace.hashes",
-    "rule": "report.rule",
-    "schedule.altered": "case.altered",
     "schedule.carries": "recipe.carries",
     "schedule.draw": "draw.events",
-    "schedule.events": "case.events",
     "schedule.rules": "case.event_rules",
     "schedule.simplify": "triage.simplify",
-    "schedule.stimulus": "draw.stimulus",
     "schedule.story": "case.features",
     "schedule.text": "case.event_text",
-    "schedule.walk": "draw.walk",
-    "severity": "ledger.severity",
-    "sharded_specs": "draw.sharded_specs",
     "sharding": "case.layout",
-    "simulated": "machine.simulated",
-    "simulated_memory": "machine.simulated_memory",
-    "specs": "draw.specs",
-    "stateful": "recipe.stateful",
-    "strategies": "draw.strategies",
     "testing": "campaign.testing",
-    "trace": "trace.trace",
-    "trainings.check_events": "case.trainings.check_events",
-    "trainings.not_reentrant": "case.trainings.not_reentrant",
-    "trainings": "draw.trainings",
     "trials": "triage.trials",
     "vectors": "machine.isa",
-    "verdict": "trace.verdict",
-    "verified": "ledger.verified",
 }
 
 #: Package of 0.1.0 whose other modules kept their names -> what it is called.

@@ -97,6 +97,23 @@ def _models(files: tuple[Path, ...]) -> Listing:
     return Listing(records, {"model": "id", "what": "title"})
 
 
+def _operators(files: tuple[Path, ...]) -> Listing:
+    from narrowfuzz.models.operators import OPERATORS
+    from narrowfuzz.operators import BY_NAME
+
+    records = [
+        {
+            "id": operator.name,
+            "title": operator.words,
+            "kernels": list(operator.kernels),
+            "alone": [m.name for m in OPERATORS if operator.name in (m.operators or ())],
+        }
+        for operator in BY_NAME.values()
+    ]
+    columns = {"operator": "id", "what": "title", "models of it alone": "alone"}
+    return Listing(records, columns)
+
+
 def _arms(files: tuple[Path, ...]) -> Listing:
     from narrowfuzz.arms.ladder import unavailable
     from narrowfuzz.case.arm import LADDER
@@ -189,6 +206,7 @@ def _known(
 _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
     "recipes": _recipes,
     "models": _models,
+    "operators": _operators,
     "arms": _arms,
     "rules": _rules,
     "faults": partial(_plants, kind="fault", legal=False),

@@ -308,7 +308,9 @@ def _unproven(judge: Judge, case: Case, minimal: Case, verdict: Verdict) -> Find
         why_severity=weight.why,
         recipe=case.spec.recipe,
         scaled=not (verdict.unconverted or recipe.family == PLAIN_FAMILY),
-        backend_words=recipe.backend_words.get(minimal.spec.backend, ""),
+        backend_words=""
+        if minimal.spec.alone
+        else recipe.backend_words.get(minimal.spec.backend, ""),
         device=judge.device.name,
         oracle=verdict.oracle,
         arm=verdict.arm,
