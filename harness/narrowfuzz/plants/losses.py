@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from narrowfuzz.models.catalog import of_kind
 from narrowfuzz.plants.operators import changed
 from narrowfuzz.plants.plant import Plant
 
@@ -88,7 +89,8 @@ def _softmax_row_before(run: Any) -> Any:
     return backward
 
 
-_plant = partial(Plant, recipes=("torch.*",), needs="a loss or softmax")
+#: An operator's fault is hunted among operators, as by ``run --operator '*'``.
+_plant = partial(Plant, recipes=("torch.*",), needs="a loss or softmax", models=of_kind("operator"))
 
 PLANTS = [
     _plant(

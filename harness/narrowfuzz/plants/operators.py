@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from narrowfuzz.models.catalog import of_kind
 from narrowfuzz.plants.plant import Plant
 
 
@@ -273,6 +274,7 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("native_layer_norm_backward", _norm_bias_narrow),
         needs="a layer norm",
+        models=of_kind("operator"),
     ),
     Plant(
         "layer-norm-epsilon-outside-root",
@@ -282,6 +284,7 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("native_layer_norm", _norm_epsilon_outside),
         needs="a layer norm",
+        models=of_kind("operator"),
     ),
     Plant(
         "layer-norm-gradient-uncentred",
@@ -291,6 +294,7 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("native_layer_norm_backward", _norm_gradient_uncentred),
         needs="a layer norm",
+        models=of_kind("operator"),
     ),
     Plant(
         "embedding-gradient-overwrites",
@@ -300,6 +304,7 @@ PLANTS = [
         ("torch.*",),
         _embedding(_last_ids_only),
         needs="an embedding",
+        models=of_kind("operator"),
     ),
     Plant(
         "embedding-id-zero-is-padding",
@@ -309,6 +314,7 @@ PLANTS = [
         ("torch.*",),
         _embedding(_id_zero_padded),
         needs="an embedding",
+        models=of_kind("operator"),
     ),
     Plant(
         "embedding-gradient-by-frequency",
@@ -318,6 +324,7 @@ PLANTS = [
         ("torch.*",),
         _embedding(_table_scaled),
         needs="an embedding",
+        models=of_kind("operator"),
     ),
     Plant(
         "embedding-last-row-unwritten",
@@ -327,5 +334,6 @@ PLANTS = [
         ("torch.*",),
         _embedding(_last_row_of_table),
         needs="an embedding",
+        models=of_kind("operator"),
     ),
 ]

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from narrowfuzz.models.catalog import of_kind
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
 
@@ -55,7 +56,8 @@ def _betas_exchanged(run: Any, *lists: Any, **options: Any) -> None:
     run(*lists, **{**options, "beta1": options["beta2"], "beta2": options["beta1"]})
 
 
-_plant = partial(Plant, recipes=("torch.*",), needs="optimizer steps")
+#: An operator's fault is hunted among operators, as by ``run --operator '*'``.
+_plant = partial(Plant, recipes=("torch.*",), needs="optimizer steps", models=of_kind("operator"))
 
 PLANTS = [
     _plant(
