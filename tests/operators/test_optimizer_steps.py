@@ -134,6 +134,15 @@ def test_what_has_no_reference_is_no_call(kind: str, options: dict[str, Any]) ->
     assert not calls_of(kind, options, start, *grads)
 
 
+def test_a_watched_optimizer_keeps_what_it_kept() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    with OperatorWatch():
+        optimizer.step()
+    assert not optimizer.state
+
+
 def test_nothing_is_watched_afterwards() -> None:
     from torch.optim import optimizer
 

@@ -444,14 +444,17 @@ class TestStatistics:
             assert (excess > 1.0) is (far > 0) and allowed > 0
             assert statistics([attended(call) for call in calls], allowed)[1] is (far > 0)
 
-    @pytest.mark.parametrize(("keys", "status"), [(6, "diverged"), (5, "ok"), (1, "ok")])
+    @pytest.mark.parametrize(
+        ("moved", "keys", "status"),
+        [(-1e9, 6, "diverged"), (-1e8, 6, "diverged"), (-1e9, 5, "ok"), (-1e9, 1, "ok")],
+    )
     def test_a_row_behind_a_large_mask_is_known_by_it(
-        self, monkeypatch: pytest.MonkeyPatch, keys: int, status: str
+        self, monkeypatch: pytest.MonkeyPatch, moved: float, keys: int, status: str
     ) -> None:
         """Beside -1e9 fp32 keeps no score and no logarithm: with one log-sum-exp, each of six keys
         has the probability 1. Where one key is not behind it, nothing is lost."""
         added = np.zeros((6, 6), np.float32)
-        added[2, :keys] = -1e9
+        added[2, :keys] = moved
         monkeypatch.setitem(MASKS, "large", added)
         calls = [attention(phase, mask="large") for phase in ("forward", "backward")]
         (verdict,) = self.judge(*calls)

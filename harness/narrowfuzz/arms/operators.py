@@ -102,18 +102,13 @@ class OperatorWatch(AttentionWatch):
             for parameter in group["params"]:
                 if type(parameter.grad) not in _PLAIN:
                     continue  # none, or a library's own
-                try:
-                    name, read = read_step(
-                        kind, group, parameter, stepping.state.get(parameter, {})
-                    )
-                except ValueError:  # what has no reference is judged by no rule
-                    continue
-                if (call := self._called(name, "optimizer", read)) is not None:
+                step = read_step(kind, group, parameter, stepping.state.get(parameter, {}))
+                if step is not None and (call := self._called(step[0], "optimizer", step[1])):
                     self._begun.append((parameter, call))
 
     def _end(self, stepping: Any, args: Any, kwargs: Any) -> None:
         for parameter, call in self._begun:
-            state = stepping.state[parameter]
+            state = stepping.state.get(parameter, {})  # to ask for an entry would make one
             names = BY_NAME[call.operator].results[1:]
             kept = {name: state[name] for name in names if state.get(name) is not None}
             call.outputs.update({n: copied(t) for n, t in {"param": parameter, **kept}.items()})

@@ -23,7 +23,8 @@ class Excess(NamedTuple):
     #: In units of its bound, and that bound.
     factor: float
     allowed: float
-    #: Its log-sum-exp is the largest of its scores, which are a large mask's: the sum is lost.
+    #: Its scores are a large mask's, and its log-sum-exp is right but for fp32's rounding, in which
+    #: the sum is lost.
     swallowed: bool
 
 
@@ -66,5 +67,7 @@ def softmax_excess(call: AttentionCall, adds: Accumulator) -> Excess:
         bound = np.where(sure, np.expm1(delta), OFF_BESIDE_A_MASK)
         ratio = np.where(judged, np.abs(total - 1.0) / bound, 0.0)
     at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-    beside = not sure[at] and bool(lse[at] == summed[at].max())
+    largest = summed[at].max()
+    exact = largest + np.log(np.exp(summed[at] - largest).sum())
+    beside = not sure[at] and bool(abs(lse[at] - exact) <= 2.0 * U32 * abs(lse[at]))
     return Excess(float(ratio[at]), float(bound[at]), beside)

@@ -30,13 +30,16 @@ _OTHERWISE = ("amsgrad", "capturable", "differentiable")
 _MOST = 2**16
 
 
-def read_step(kind: str, group: Mapping[str, Any], param: Any, state: Any) -> tuple[str, Read]:
+def read_step(
+    kind: str, group: Mapping[str, Any], param: Any, state: Any
+) -> tuple[str, Read] | None:
     """The operator, and the call before it is made: its results are the parameter and its state
-    afterwards. Raises ValueError for a step that is not known here."""
+    afterwards. None for options without a reference, a learning rate that is a tensor, and a
+    parameter that is empty or very large."""
     if kind not in _KINDS or any(group.get(name) for name in _OTHERWISE):
-        raise ValueError(f"a step of {kind} with such options has no reference")
-    if not isinstance(group["lr"], float) or param.numel() > _MOST or not param.numel():
-        raise ValueError("a learning rate that is a tensor, or so many elements, are not followed")
+        return None
+    if not isinstance(group["lr"], float) or not 0 < param.numel() <= _MOST:
+        return None
     operator, names, options = _KINDS[kind]
     kept = {name: state[name] for name in names if state.get(name) is not None}
     settings = {

@@ -64,7 +64,7 @@ PLANTS = [
         "adam-correction-lags",
         "optimizer",
         "Adam corrects its moments by the step before",
-        "the class of Megatron-LM#5707: a step that is counted at another time",
+        "the class of steps that are counted at another time",
         plant=lambda: _stepping("adam", _correction_lags),
     ),
     _plant(
