@@ -260,7 +260,7 @@ def _zero_rows(x: F64, seed: int) -> F64:
 def _aligned(name: str, h: U64, data: DataSpec, spec: Spec) -> F64:
     """Small integers; of weights, with twice a direction u of signs added; of the input, one row in
     16 is a multiple of -u instead, so large that its scores against such weights lie between -200
-    and -490. All are exact in E4M3. Source: the data of cudnn-frontend#743."""
+    and -490, before the case's exponents. Source: the data of cudnn-frontend#743."""
     rows, cols = h.shape
     values = ((h >> np.uint64(40)) % np.uint64(5)).astype(np.float64) - 2.0
     if name == "grad_output":
