@@ -68,6 +68,8 @@ def owners() -> Iterator[Any]:
     from torchao.quantization.transform_module import _QUANTIZE_CONFIG_HANDLER
 
     registry.lookup_backend("aot_eager")
+    if hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        yield import_module("torch.nn.modules.linear_cross_entropy")._ChunkContext
     yield from (import_module("torch.optim.adam"), import_module("torch.optim.sgd"))
     yield from (_fsdp_collectives, _fsdp_param.FSDPParam, style.ColwiseParallel)
     yield from (AsyncCollectiveTensor, filesystem, state_dict, schedules, schedules.ScheduleGPipe)
@@ -105,6 +107,8 @@ def snapshot() -> list[dict[Any, int]]:
         "_log_softmax_backward_data",
         "_softmax_backward_data",
         "_scaled_dot_product_flash_attention_for_cpu_backward",
+        "rms_norm",
+        "cross_entropy_loss",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 

@@ -169,6 +169,13 @@ HUNTS = [
     Hunt("O25", "attention-delta-of-previous-row", recipe="torch.fp32", spec=FLASH),
     Hunt("O25", "attention-query-gradient-grows", recipe="torch.bf16", data=MINED, spec=FLASH),
     Hunt("O25", "attention-statistics-read-packed", recipe="torch.fp32", spec=FLASH),
+    Hunt(
+        "O25",
+        "chunked-loss-maximum-of-chunk",
+        recipe="torch.fp32",
+        spec={"model": "linear_cross_entropy"},
+        data={"input_exponent": 8},
+    ),
     *(
         Hunt("O25", fault, recipe=recipe, spec={"model": model, **more})
         for fault, recipe, model, more in (
@@ -184,6 +191,12 @@ HUNTS = [
             ("loss-gradient-not-divided", "torch.fp32", "cross_entropy", {}),
             ("log-softmax-gradient-sums-in-fp16", "torch.fp32", "log_softmax", {}),
             ("softmax-gradient-of-row-before", "torch.bf16", "softmax", {}),
+            ("rms-norm-epsilon-outside-root", "torch.fp32", "rms_norm", {}),
+            ("rms-norm-mean-of-padding", "torch.bf16", "rms_norm", {"k": 48}),
+            ("rms-norm-factor-constant-in-backward", "torch.fp32", "rms_norm", {}),
+            ("smoothing-spread-over-others", "torch.fp32", "cross_entropy_smoothed", {}),
+            ("smoothing-counts-ignored-rows", "torch.bf16", "cross_entropy_smoothed", {}),
+            ("chunked-loss-drops-last-chunk", "torch.fp32", "linear_cross_entropy", {"m": 33}),
             (
                 "adam-correction-lags",
                 "torch.fp32",

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch.optim import optimizer
+from torch.overrides import TorchFunctionMode
 
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
-from narrowfuzz.operators import BY_KERNEL, BY_NAME
-from narrowfuzz.operators.operator import Read
+from narrowfuzz.operators import BY_KERNEL, BY_NAME, arguments_of, of_function
+from narrowfuzz.operators.operator import Operator, Read
 from narrowfuzz.operators.optimizer_steps import read_step
 from narrowfuzz.play.layers import in_backward
 from narrowfuzz.play.taps import AttentionWatch, KernelWatch, by_name, copied
@@ -67,9 +68,15 @@ class OperatorWatch(AttentionWatch):
         if operator is None:
             return
         read = operator.read(by_name(func, args, kwargs), result)
+        self.called(operator, read)
+
+    def called(self, operator: Operator, read: Read | None) -> LiveCall | None:
+        """Record a call of a kernel or a function."""
         phase = "backward" if in_backward() else "forward"
-        if read is not None and (call := self._called(operator.name, phase, read)) is not None:
+        call = None if read is None else self._called(operator.name, phase, read)
+        if call is not None:
             self.operators.append(call)
+        return call
 
     def _called(self, name: str, phase: str, read: Read) -> LiveCall | None:
         """None where a tensor is float64, of whole numbers, or in a library's own format."""
@@ -114,6 +121,57 @@ class OperatorWatch(AttentionWatch):
             call.outputs.update({n: copied(t) for n, t in {"param": parameter, **kept}.items()})
             self.operators.append(call)
         self._begun = []
+
+
+class EagerWatch(OperatorWatch):
+    """The same, and calls of functions that torch composes of kernels."""
+
+    def __enter__(self) -> Any:
+        self._functions = FunctionWatch(self)
+        self._functions.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._functions.__exit__(*raised)
+
+
+class FunctionWatch(TorchFunctionMode):
+    """Records calls of functions. What a call alone gives its arguments as gradients is seen at
+    views that it is handed instead of them."""
+
+    def __init__(self, watch: OperatorWatch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operator = of_function(func)
+        if operator is None or any(kind not in _PLAIN for kind in types):
+            return func(*args, **kwargs)
+        given, views = arguments_of(func, args, kwargs), {}
+        for name, result in operator.gradients.items():
+            t = given[name]
+            if t is not None and t.requires_grad and torch.is_grad_enabled():
+                given[name] = views[result] = t.view_as(t)
+        made = func(**given)
+        call = self.watch.called(operator, operator.read(given, made))
+        if call is not None and made.requires_grad:
+            made.register_hook(_keeps(call, "grad_output", call.tensors))
+            for result, view in views.items():
+                view.register_hook(_keeps(call, result, call.outputs))
+        return made
+
+
+def _keeps(call: LiveCall, name: str, among: dict[str, torch.Tensor]) -> Any:
+    """A hook that keeps the first gradient it sees: a graph may be walked twice."""
+
+    def keep(gradient: torch.Tensor) -> None:
+        if name not in among and type(gradient) in _PLAIN:
+            among[name] = copied(gradient)
+            call.strides[name] = tuple(gradient.stride())
+
+    return keep
 
 
 class GraphWatch(OperatorWatch, KernelWatch):

@@ -23,7 +23,7 @@ from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.jobs import GRADIENTS, job_of, named
 from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
-from narrowfuzz.arms.operators import LiveCall, OperatorWatch, operators_of
+from narrowfuzz.arms.operators import EagerWatch, LiveCall, operators_of
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_of, tapped_backend
 from narrowfuzz.arms.tensors import as_rows, fp32_array
@@ -193,7 +193,7 @@ class _Run:
         self.forward_count, self.forward = 0, 0
         self.layers: LayerWatch | None = None
         self.running = Running()
-        self.watch: OperatorWatch | None = None
+        self.watch: EagerWatch | None = None
         if tap and not self.arm.compiler and not spec.direct:
             self.layers = LayerWatch(self.training)
             # a dispatch mode runs Python for every kernel, of which emulated formats run thousands:
@@ -203,7 +203,7 @@ class _Run:
             attends, alone = program.description.attends, spec.alone
             every = focus is None or alone or (attends and focus % 4 == 0)
             if every and (attends or alone or not self.arm.checkpoint):
-                self.watch = OperatorWatch(self.running)
+                self.watch = EagerWatch(self.running)
 
     def trace(self) -> Trace:
         program = self.program

@@ -6,6 +6,8 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from narrowfuzz.models.model import Arguments, Model, heads_of
@@ -61,6 +63,18 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1) -> Model:
     )
 
 
+def _cross_entropy(
+    name: str, title: str, reduction: str, ignored: int, smoothed: float = 0.0, *more: str
+) -> Model:
+    return _operator(
+        name,
+        title,
+        "CrossEntropy",
+        lambda spec: (spec.k, reduction, ignored, smoothed),
+        *("nll_loss", "nll_loss_backward", "log_softmax", "log_softmax_backward", *more),
+    )
+
+
 #: Optimizers as a Spec calls them, and the operator that a step of theirs is.
 _STEPS = {
     "sgd": "sgd_step",
@@ -86,6 +100,31 @@ def _step(optimizer: str, operator: str) -> Model:
         operator,
         fixed={"optimizer": optimizer, "grad_mode": "train"},
     )
+
+
+def _linear_cross_entropy(name: str, title: str, ignored: int) -> Model:
+    return _operator(
+        name,
+        title,
+        "LinearCrossEntropy",
+        lambda spec: (spec.k, spec.n, ignored),
+        "linear_cross_entropy",
+        columns="classes",
+    )
+
+
+_LINEAR_CROSS_ENTROPIES = (
+    _linear_cross_entropy(
+        "linear_cross_entropy", "cross entropy of a linear's outputs, in chunks", 5
+    ),
+    _linear_cross_entropy("linear_cross_entropy_ignored", "the same, all targets ignored", 1),
+)
+
+
+def _has(file: str) -> bool:
+    """Has the installed torch a file of this name? To import it takes seconds."""
+    found = find_spec("torch")
+    return found is not None and (Path(str(found.origin)).parent / file).is_file()
 
 
 OPERATORS: tuple[Model, ...] = (
@@ -118,7 +157,8 @@ OPERATORS: tuple[Model, ...] = (
         "Normalised",
         lambda spec: ("rms", spec.k, False),
         "rms_norm",
-        "rms_norm_backward",
+        "fused_rms_norm",
+        "fused_rms_norm_backward",
     ),
     _operator(
         "softmax",
@@ -136,26 +176,17 @@ OPERATORS: tuple[Model, ...] = (
         "log_softmax",
         "log_softmax_backward",
     ),
-    _operator(
-        "cross_entropy",
-        "mean cross entropy, some targets ignored",
-        "CrossEntropy",
-        lambda spec: (spec.k, "mean", 5),
-        "nll_loss",
-        "nll_loss_backward",
-        "log_softmax",
-        "log_softmax_backward",
+    _cross_entropy("cross_entropy", "mean cross entropy, some targets ignored", "mean", 5),
+    _cross_entropy("cross_entropy_ignored", "summed cross entropy, all targets ignored", "sum", 1),
+    _cross_entropy(
+        "cross_entropy_smoothed",
+        "mean cross entropy with smoothed labels, some targets ignored",
+        "mean",
+        5,
+        0.1,
+        "smoothed_cross_entropy",
     ),
-    _operator(
-        "cross_entropy_ignored",
-        "summed cross entropy, all targets ignored",
-        "CrossEntropy",
-        lambda spec: (spec.k, "sum", 1),
-        "nll_loss",
-        "nll_loss_backward",
-        "log_softmax",
-        "log_softmax_backward",
-    ),
+    *(_LINEAR_CROSS_ENTROPIES if _has("nn/modules/linear_cross_entropy_options.py") else ()),
     _operator(
         "embedding",
         "rows of a table by ids",

@@ -7,8 +7,11 @@ nothing else registers them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
+from inspect import Signature, signature
 from pkgutil import iter_modules
+from typing import Any
 
 from narrowfuzz.operators.operator import Deviation, Operator
 
@@ -36,3 +39,25 @@ OPERATOR_OF: dict[str, str] = {
 BY_KERNEL: dict[str, Operator] = {
     kernel: operator for operator in BY_NAME.values() for kernel in operator.kernels
 }
+#: By the name of a function of torch that is a call of it.
+BY_FUNCTION: dict[str, Operator] = {
+    function: operator for operator in BY_NAME.values() for function in operator.functions
+}
+
+
+def of_function(function: Any) -> Operator | None:
+    """The operator that a function of torch is a call of."""
+    module, name = (getattr(function, what, "") for what in ("__module__", "__name__"))
+    return BY_FUNCTION.get(f"{module}.{name}")
+
+
+def arguments_of(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """All arguments of a call by name, defaults included."""
+    call = _signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    return call.arguments
+
+
+@cache
+def _signature(function: Any) -> Signature:
+    return signature(function)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,10 +80,8 @@ class Operator:
     name: str
     #: What is checked of a model where its calls are: ``layer norms``.
     words: str
-    #: The kernels that are calls of it, as the dispatcher names them.
-    kernels: tuple[str, ...]
-    #: The arguments of such a kernel, by their names in its schema, and its result -> the call;
-    #: None where these arguments make it something else.
+    #: The arguments of a kernel, by their names in its schema, or of a function, and its result ->
+    #: the call; None where these arguments make it something else.
     read: Callable[[Mapping[str, Any], Any], Read | None]
     #: What each result may be, by name. Raises ValueError with the reason where nothing is known.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]
@@ -92,6 +90,14 @@ class Operator:
     #: A call of it in words: ``torch.sum over dim 0 of a bfloat16 tensor of
     #: [4096, 16]``.
     title: Callable[[OperatorCall], str]
+    #: The kernels that are calls of it, as the dispatcher names them.
+    kernels: tuple[str, ...] = ()
+    #: Functions of torch that are calls of it, where torch composes them of several kernels:
+    #: ``torch.nn.functional.rms_norm``.
+    functions: tuple[str, ...] = ()
+    #: Of a function: tensors whose gradients are results of the same call, and these results. The
+    #: gradient that comes in is its tensor ``grad_output``.
+    gradients: Mapping[str, str] = field(default_factory=dict)
     #: What the expression gives: the one result, or a tuple of these.
     results: tuple[str, ...] = ("output",)
     #: Tensors that a call may be without; the expression takes None for them.

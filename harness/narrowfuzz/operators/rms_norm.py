@@ -1,5 +1,5 @@
-"""``torch.nn.functional.rms_norm`` where it is one kernel, as on a GPU, and its backward. On a CPU
-torch composes it of products, a mean and a reciprocal square root."""
+"""``torch.nn.functional.rms_norm`` and its backward: one kernel each on a GPU; on a CPU torch
+composes both of products, sums and a reciprocal square root."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.formats import F64
 from narrowfuzz.operators.operator import Expected, Operator, Read
 from narrowfuzz.operators.rows import LARGEST, rows_of, title_of, within
 from narrowfuzz.operators.sum import FLUSHED
@@ -38,6 +39,15 @@ def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
     )
 
 
+def _read_function(named: Mapping[str, Any], result: Any) -> Read | None:
+    x, weight = named["input"], named["weight"]
+    if named["eps"] is None or x.device.type != "cpu" or not x.numel():
+        return None  # elsewhere it is a kernel, which is judged by itself
+    tensors = {"input": x} | ({} if weight is None else {"weight": weight})
+    shape = tuple(named["normalized_shape"])
+    return Read(tensors, {"output": result}, {"shape": shape, "eps": float(named["eps"])})
+
+
 def _forward(call: OperatorCall) -> dict[str, Expected]:
     """``rstd = (mean(input^2) + eps)^-1/2`` and ``output = input rstd weight`` in fp32.
 
@@ -52,19 +62,43 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
         centre = x * rstd * w
         radius = np.abs(x * w) * (off + gamma(4) * rstd) + FLUSHED * (1.0 + np.abs(w))
         unknown = ~(np.square(x).sum(1, keepdims=True) < LARGEST)
-        return {
-            "output": within(centre, radius, call, "output", unknown),
-            "rstd": within(rstd, off, call, "rstd", unknown),
-        }
+        found = {"output": within(centre, radius, call, "output", unknown)}
+        if "rstd" in call.outputs:
+            found["rstd"] = within(rstd, off, call, "rstd", unknown)
+        return found
 
 
 def _backward(call: OperatorCall) -> dict[str, Expected]:
-    """Of the rstd that it was given: with h = grad_out weight and x' = input rstd ``grad_input =
-    rstd (h - x' mean(h x'))``, and ``grad_weight`` is the sum of ``grad_out x'`` over the rows;
-    sums in fp32, in any order (gamma_n of the sums of magnitudes)."""
-    dy, x = (rows_of(call, name) for name in ("grad_out", "input"))
-    w = rows_of(call, "weight", 1.0)
+    """Of the rstd that it was given, so that is exact."""
     rstd = call.tensors["rstd"].astype(np.float64).reshape(-1, 1)
+    return _gradients(call, rows_of(call, "grad_out"), rstd, np.zeros_like(rstd), 0.0)
+
+
+def _whole(call: OperatorCall) -> dict[str, Expected]:
+    """The function in fp32, rounded once. Its backward multiplies by the cube of rstd, which may be
+    below fp32's normals: what is flushed is off by that times what it is multiplied by."""
+    found = _forward(call)
+    if "grad_output" not in call.tensors:
+        return found
+    x = rows_of(call, "input")
+    with np.errstate(all="ignore"):
+        rstd = 1.0 / np.sqrt(np.square(x).mean(1, keepdims=True) + call.settings["eps"])
+        off = gamma(x.shape[1] + 8) + 8.0 * U32 + np.square(rstd) * FLUSHED  # relative
+        off = np.where(np.square(x).sum(1, keepdims=True) < LARGEST, off, np.inf)
+        dy = rows_of(call, "grad_output")
+        along = np.abs(dy * rows_of(call, "weight", 1.0) * x).sum(1, keepdims=True)
+        flushed = FLUSHED * np.abs(x) * (along + 1.0)
+    return found | _gradients(call, dy, rstd, off, flushed)
+
+
+def _gradients(
+    call: OperatorCall, dy: F64, rstd: F64, off: F64, flushed: Any
+) -> dict[str, Expected]:
+    """Of an rstd that is off by at most ``off`` of itself, with h = grad_out weight and x' = input
+    rstd: ``grad_input = rstd (h - x' mean(h x'))``, and ``grad_weight`` is the sum of ``grad_out
+    x'`` over the rows; sums in fp32, in any order (gamma_n of the sums of magnitudes). The cube of
+    rstd is off by at most 3.1 times as much."""
+    x, w = rows_of(call, "input"), rows_of(call, "weight", 1.0)
     rows, n = x.shape
     found: dict[str, Expected] = {}
     with np.errstate(all="ignore"):
@@ -76,14 +110,16 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
             along = (h * normal).mean(1, keepdims=True)
             alongs = size.mean(1, keepdims=True)
             centre = rstd * (h - normal * along)
-            radius = rstd * gamma(n + 16) * (np.abs(h) + np.abs(normal) * alongs) + FLUSHED
+            part = np.abs(h) + np.abs(normal) * alongs
+            radius = rstd * (gamma(n + 16) + 3.1 * off) * part + FLUSHED + flushed
             sums = size.sum(1, keepdims=True) * np.maximum(rstd, 1.0) ** 3
             wild = unknown.any(1, keepdims=True) | ~(sums < LARGEST)
             found["grad_input"] = within(centre, radius, call, "grad_input", wild)
         if "grad_weight" in call.outputs:
             terms = dy * normal
             centre = terms.sum(0, keepdims=True)
-            radius = gamma(rows + 8) * np.abs(terms).sum(0, keepdims=True) + FLUSHED
+            sizes = np.abs(terms)
+            radius = (gamma(rows + 8) * sizes + 1.1 * off * sizes).sum(0, keepdims=True) + FLUSHED
             wild = unknown.any(0, keepdims=True)
             found["grad_weight"] = within(centre, radius, call, "grad_weight", wild)
     return found
@@ -93,6 +129,20 @@ OPERATORS = (
     Operator(
         name="rms_norm",
         words="RMS norms",
+        read=_read_function,
+        expected=_whole,
+        expression="called(torch.nn.functional.rms_norm, dict(input=input, "
+        "normalized_shape={shape}, weight=weight, eps={eps}), grad_output, 'input', 'weight')",
+        title=partial(title_of, "torch.nn.functional.rms_norm"),
+        functions=("torch.nn.functional.rms_norm",),
+        gradients={"input": "grad_input", "weight": "grad_weight"},
+        results=("output", "grad_input", "grad_weight"),
+        optional=("weight", "grad_output"),
+        helper="called",
+    ),
+    Operator(
+        name="fused_rms_norm",
+        words="RMS norms of one kernel",
         kernels=("aten::_fused_rms_norm",),
         read=_read_forward,
         expected=_forward,
@@ -102,8 +152,8 @@ OPERATORS = (
         optional=("weight",),
     ),
     Operator(
-        name="rms_norm_backward",
-        words="gradients of RMS norms",
+        name="fused_rms_norm_backward",
+        words="gradients of RMS norms of one kernel",
         kernels=("aten::_fused_rms_norm_backward",),
         read=_read_backward,
         expected=_backward,

@@ -10,7 +10,7 @@ import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, round_to
-from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
+from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Expected, Operator, Read
 from narrowfuzz.operators.sum import FLUSHED
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -58,6 +58,22 @@ def _logs(x: F64, dim: int) -> tuple[F64, F64, F64, F64]:
     return off, np.log(total), tau, np.log1p(mean) + gamma(n + 3)
 
 
+def _off_logs(off: F64, total: F64, of_sum: F64, unit: float) -> F64:
+    """How far from their difference a kernel's logarithm may be, before it is rounded."""
+    radius = 4.0 * U32 * (np.abs(off) + np.abs(total)) + _EPS * np.abs(total) + of_sum
+    return radius + 1.01 * unit * (1.0 + np.abs(total))
+
+
+def log_probabilities(x: F64, dtype: str, device: str) -> tuple[F64, F64]:
+    """log_softmax of each row [rows, classes], and how far off it may be once it is rounded to the
+    dtype of x; no number where an element is none."""
+    off, total, _, of_sum = _logs(x, 1)
+    unit, least = UNIT[dtype]
+    logs = off - total
+    radius = _off_logs(off, total, of_sum, unit if dtype != "fp32" and device == "cpu" else 0.0)
+    return logs, radius + unit * (np.abs(logs) + radius) + least
+
+
 def _forward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
     """From x - max and the log of the sum, each with its error; a row that has an infinity that is
     not -inf, or a NaN, is left open.
@@ -78,8 +94,7 @@ def _forward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
         unknown = np.broadcast_to(unknown, x.shape)
         centre = off - total
         if log:
-            radius = 4.0 * U32 * (np.abs(off) + np.abs(total)) + _EPS * np.abs(total) + of_sum
-            radius = radius + 1.01 * unit * (1.0 + np.abs(total))
+            radius = _off_logs(off, total, of_sum, unit)
             unknown = unknown | ~np.isfinite(off)
         else:
             centre = np.exp(centre)

@@ -22,8 +22,10 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from narrowfuzz.operators import arguments_of, of_function
 from narrowfuzz.play import player
 from narrowfuzz.play.own import floats_in, tensors_in
 
@@ -188,6 +190,22 @@ class Kernels(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         self.ran.append((func.name(), tuple(t.shape for t in tensors_in(made))))
+        return made
+
+
+class Functions(TorchFunctionMode):
+    """The operators that are called in it as functions of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        operator = of_function(func)
+        if operator is not None and operator.read(arguments_of(func, args, kwargs), made):
+            self.operators.add(operator.name)
         return made
 
 

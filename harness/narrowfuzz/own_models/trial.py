@@ -231,6 +231,7 @@ def _answers(
 
     from narrowfuzz.own_models.calls import (
         CALLS,
+        Functions,
         Kernels,
         asked,
         forgetful,
@@ -242,7 +243,7 @@ def _answers(
         x = example.clone()
         return called(x.requires_grad_() if x.is_floating_point() else x)
 
-    with Kernels() as kernels:
+    with Kernels() as kernels, Functions() as functions:
         first = asked(own.model, call)
     answers = [first]
     if not sum(t.numel() for t in first.floats):
@@ -277,7 +278,8 @@ def _answers(
     if unreached is None:
         return answers, (), None
     ran = (BY_KERNEL.get(name) for name, _ in kernels.ran)
-    return answers, unreached, frozenset(operator.name for operator in ran if operator)
+    names = functions.operators | {operator.name for operator in ran if operator}
+    return answers, unreached, frozenset(names)
 
 
 def _unreached(model: nn.Module, answer: Answer) -> tuple[str, ...] | None:

@@ -10,21 +10,27 @@ from typing import Any
 from narrowfuzz.models.catalog import of_kind
 from narrowfuzz.plants.plant import Plant
 
+#: Of what torch composes of kernels.
+COMPOSED = ("CPU", "AutogradCPU")
+
 
 @contextmanager
-def changed(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def changed(
+    name: str, make: Callable[[Any], Any], keys: tuple[str, ...] = ("CPU",)
+) -> Iterator[None]:
     """``make(run)`` is the CPU's kernel of that name; ``run`` is torch's own.
 
-    It is put under the dispatcher, so that eager, autograd and whoever watches operators call it.
+    It is put under the dispatcher, so that eager, autograd and whoever watches operators call it;
+    what torch composes of kernels it must differentiate, and so it is ``COMPOSED`` there.
     Reference runs are in float64, and meet torch's own.
     """
     import torch
 
     kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return kernel.call_boxed(keys, *args, **kwargs)
+        return kernel.call_boxed(cpu, *args, **kwargs)
 
     wrong = make(run)
 
@@ -33,7 +39,8 @@ def changed(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
         return (wrong if ours else run)(x, *args, **kwargs)
 
     library = torch.library.Library("aten", "IMPL")
-    library.impl(name, narrow, "CPU", allow_override=True)
+    for key in keys:
+        library.impl(name, narrow, key, allow_override=True)
     try:
         yield
     finally:

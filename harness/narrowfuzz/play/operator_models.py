@@ -52,18 +52,41 @@ class Probabilities(nn.Module):
 
 class CrossEntropy(nn.Module):
     """The cross entropy of rows of logits and fixed targets, every ``ignored``-th of which is
-    ignored; in the shape of the logits."""
+    ignored, with labels ``smoothed`` so much; in the shape of the logits."""
 
-    def __init__(self, classes: int, reduction: str, ignored: int) -> None:
+    def __init__(self, classes: int, reduction: str, ignored: int, smoothed: float) -> None:
         super().__init__()
-        self.reduction, self.ignored = reduction, ignored
+        self.reduction, self.ignored, self.smoothed = reduction, ignored, smoothed
         self.weight = nn.Parameter(torch.ones(classes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = (x * self.weight).reshape(-1, x.shape[-1])
         rows = torch.arange(len(logits), device=x.device)
         target = torch.where(rows % self.ignored == 0, -100, rows * 7 % x.shape[-1])
-        return F.cross_entropy(logits, target, reduction=self.reduction).expand(x.shape)
+        how: dict[str, Any] = {"reduction": self.reduction, "label_smoothing": self.smoothed}
+        return F.cross_entropy(logits, target, **how).expand(x.shape)
+
+
+class LinearCrossEntropy(nn.Module):
+    """The mean cross entropy of the outputs of a linear, in chunks of 16 rows; every ``ignored``-th
+    target is ignored. In the shape of its input."""
+
+    def __init__(self, dim: int, classes: int, ignored: int) -> None:
+        super().__init__()
+        self.ignored = ignored
+        # compiled, torch would warn that it allows a second backward, and a warning breaks graphs
+        self.options = nn.LinearCrossEntropyOptions(
+            allow_retain_graph=True, batch_chunk_size=16, chunking_method=None
+        )
+        self.weight = nn.Parameter(torch.randn(classes, dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(x.numel() // x.shape[-1], device=x.device)
+        target = torch.where(rows % self.ignored == 0, -100, rows * 7 % len(self.weight))
+        flat = x.reshape(len(rows), -1)
+        return F.linear_cross_entropy(flat, self.weight, target, options=self.options).expand(
+            x.shape
+        )
 
 
 class Lookup(nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import EAGER
 from narrowfuzz.rules.quantiser import LEVEL_B
@@ -22,8 +23,13 @@ def root_of(
     a cause itself. A known wrong output of a ``single`` linear explains none of its gradients."""
     rule = rules[verdict.oracle]
     upstream = rule.upstream
+    composed = verdict.at.what == "operator" and bool(OPERATORS[verdict.at.name].functions)
     for root in roots:
         if single and _apart(root, verdict):
+            continue
+        if composed and root.at.what == "operator" and not OPERATORS[root.at.name].functions:
+            if root.arm == verdict.arm and root.status != "known":
+                return root  # a kernel that the function is composed of
             continue
         # no divergence, but a reference that follows a known deviation on this arm: it explains
         # that the recomputed run differs from the plain one, if no other arm followed it alike

@@ -14,7 +14,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Operator
-from narrowfuzz.play import literal, optimizer_step
+from narrowfuzz.play import function_call, literal, optimizer_step
 from narrowfuzz.trace.expect import Is, Within, read
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import Verdict
@@ -22,6 +22,8 @@ from narrowfuzz.triage.script.parts import TORCH_NAME, packed
 from narrowfuzz.triage.script.paste import pasted
 from narrowfuzz.triage.script.short import Short
 
+#: Where scripts have what they call from.
+_HELPERS = (literal, optimizer_step, function_call)
 #: Tensors of so many elements are written as numbers that can be read.
 _READABLE = 64
 
@@ -59,7 +61,10 @@ def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
         verdict,
         operator.title(call),
         "import math\nimport torch\ntorch.set_num_threads(1)",
-        (pasted(tuple(sorted(used)), (literal, optimizer_step)) if used else "", tail),
+        (
+            pasted(tuple(sorted(used)), (literal, optimizer_step, function_call)) if used else "",
+            tail,
+        ),
     )
 
 

@@ -1,0 +1,167 @@
+"""``torch.nn.functional.linear_cross_entropy``: the cross entropy of a linear's outputs, whole or
+in chunks of rows whose logits are never all in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.softmax import log_probabilities
+from narrowfuzz.trace.trace import OperatorCall
+
+#: More products than this take longer to judge than to compute.
+_MOST = 2**22
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    x, weight, target = named["input"], named["linear_weight"], named["target"]
+    if x.ndim != 2 or weight.ndim != 2 or target.is_floating_point() or not x.numel():
+        return None
+    if named["linear_bias"] is not None or named["weight"] is not None or named["label_smoothing"]:
+        return None
+    if x.shape[0] * weight.numel() > _MOST or x.dtype != weight.dtype:
+        return None
+    ignored, options = named["ignore_index"], named["options"]
+    settings = {
+        "reduction": named["reduction"],
+        "ignored": -100 if ignored is None else int(ignored),
+        "options": None if options is None else f"torch.nn.{options!r}",
+        "rows": x.shape[0] if options is None else options.batch_chunk_size or 1,
+    }
+    tensors = {"input": x, "weight": weight, "target": target.float()}
+    return Read(tensors, {"output": result}, settings)
+
+
+def _logits(call: OperatorCall) -> tuple[F64, F64, NDArray[np.int64], NDArray[np.bool_]]:
+    """Logarithms of the probabilities and how far off they may be [rows, classes]; of each row its
+    class (0 where it is ignored), and whether it counts.
+
+    Proof. A logit is a product of rows added in fp32 (gamma_k of the sum of magnitudes) and may be
+    rounded to the dtype of the input. Errors e of logits move log p by at most e and the logarithm
+    of their mean exponential, which is at most the largest of them.
+    """
+    x, w = (call.tensors[name].astype(np.float64) for name in ("input", "weight"))
+    dtype, target = call.dtypes["input"], call.tensors["target"].astype(np.int64)
+    counts = target != call.settings["ignored"]
+    z, sizes = x @ w.T, np.abs(x) @ np.abs(w).T
+    unit, least = UNIT[dtype]
+    off = gamma(x.shape[1] + 2) * sizes + 2.0**-126
+    off = off + unit * (np.abs(z) + off) + least
+    logs, own = log_probabilities(z, dtype, call.device)
+    off = off + off.max(1, keepdims=True, initial=0.0) + own
+    return logs, off, np.where(counts, target, 0), counts
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """The losses of the rows that count, each, added up, or that over their number; the gradients
+    of these, which a row that is ignored adds nothing to.
+
+    Proof. ``p - [class is the target]`` and its factor are rounded to the dtype of the input at
+    most four times; products with it are added in fp32, and the weight's gradient may be rounded to
+    its dtype after each chunk.
+    """
+    dtype, how = call.dtypes["input"], call.settings["reduction"]
+    (unit, least), fmt = UNIT[dtype], FORMATS[dtype]
+    with np.errstate(all="ignore"):
+        logs, off, classes, counts = _logits(call)
+        rows, count = np.arange(len(classes)), np.float64(counts.sum() if how == "mean" else 1.0)
+        own = np.where(counts, -logs[rows, classes], 0.0)
+        own_off = np.where(counts, off[rows, classes], 0.0)
+        if how != "none":
+            own_off = np.asarray(own_off.sum() + len(rows) * unit * own.sum()) / count
+            own = np.asarray(own.sum() / count)
+        unknown = ~np.isfinite(own_off) | ~(own * max(count, 1.0) < fmt.max * 0.5)
+        loss = Expected.within(
+            own, own_off + 3.0 * unit * own + least, fmt, unknown & (count > 0.0)
+        )
+        found = {"output": loss}
+        if "grad_output" not in call.tensors:
+            return found
+        grad = call.tensors["grad_output"].astype(np.float64)
+        factor = np.where(counts, np.broadcast_to(grad, counts.shape), 0.0)[:, None]
+        factor = np.where(counts[:, None], factor / count, 0.0)
+        p, target = np.exp(logs), np.zeros(logs.shape)
+        target[rows, classes] = 1.0
+        dz = np.where(factor == 0.0, 0.0, factor * (p - target))
+        size = np.abs(factor) * (p * np.exp(off) + target)
+        dz_off = np.abs(factor) * p * np.expm1(off) + (4.0 * unit + 8.0 * U32) * size
+        dz_off = np.where(
+            factor == 0.0, 0.0, dz_off + 4.0 * least * np.maximum(np.abs(factor), 1.0)
+        )
+        wild = ~np.isfinite(dz_off) | ~(np.abs(grad).max(initial=0.0) < fmt.max * 0.5)
+        x, w = (call.tensors[name].astype(np.float64) for name in ("input", "weight"))
+        chunks = -(-len(rows) // call.settings["rows"])
+        if "grad_input" in call.outputs:
+            lost = np.asarray(wild.any(1, keepdims=True))
+            found["grad_input"] = _product(dz, dz_off, w, lost, dtype, 2)
+        if "grad_weight" in call.outputs:
+            lost = np.asarray(wild.T.any(1, keepdims=True))
+            found["grad_weight"] = _product(dz.T, dz_off.T, x, lost, dtype, chunks + 1)
+        return found
+
+
+def _product(
+    a: F64, a_off: F64, b: F64, lost: NDArray[np.bool_], dtype: str, roundings: int
+) -> Expected:
+    """a [n, k] times b [k, m] in fp32, of an a that is off by so much; sums on the way are rounded
+    to the dtype so many times."""
+    size = np.abs(a) @ np.abs(b)
+    unit, least = UNIT[dtype]
+    radius = a_off @ np.abs(b) + gamma(a.shape[1] + 4) * size + 2.0**-126 * (size > 0.0)
+    on_way = np.abs(a @ b) if roundings <= 2 else size
+    radius = radius + roundings * (size > 0.0) * (unit * (on_way + radius) + least)
+    centre, fmt = a @ b, FORMATS[dtype]
+    wild = lost | ~(size < fmt.max * 0.5) | ~np.isfinite(b).all()
+    return Expected.within(centre, radius, fmt, wild | ~np.isfinite(centre))
+
+
+def _nothing_counts(call: OperatorCall) -> dict[str, Expected]:
+    """As torch computes a mean in chunks where no row counts: each row's factor is NaN, of the loss
+    and of every gradient."""
+    target = call.tensors["target"].astype(np.int64)
+    counts = (target != call.settings["ignored"]).any()
+    if not call.settings["options"] or call.settings["reduction"] != "mean" or counts:
+        return {}
+    lost = {n: np.full(x.shape, np.nan) for n, x in call.outputs.items() if n.startswith("grad_")}
+    return {n: Expected.between(x, x, np.zeros(x.shape, bool)) for n, x in lost.items()}
+
+
+def _title(call: OperatorCall) -> str:
+    x, w = call.tensors["input"], call.tensors["weight"]
+    chunks = " in chunks" if call.settings["options"] else ""
+    return (
+        f"torch.nn.functional.linear_cross_entropy{chunks}, reduction "
+        f"{call.settings['reduction']!r}, of {TORCH_DTYPE[call.dtypes['input']]} tensors of "
+        f"{list(x.shape)} and {list(w.shape)}"
+    )
+
+
+OPERATOR = Operator(
+    name="linear_cross_entropy",
+    words="cross entropies of a linear's outputs",
+    read=_read,
+    expected=_expected,
+    expression="called(torch.nn.functional.linear_cross_entropy, dict(input=input, "
+    "linear_weight=weight, target=target.long(), reduction={reduction}, ignore_index={ignored}, "
+    "options={options}), grad_output, 'input', 'linear_weight')",
+    title=_title,
+    functions=("torch.nn.functional.linear_cross_entropy",),
+    gradients={"input": "grad_input", "linear_weight": "grad_weight"},
+    results=("output", "grad_input", "grad_weight"),
+    optional=("grad_output",),
+    deviations=(
+        Deviation(
+            "linear_cross_entropy_divides_by_none",
+            "in chunks, the mean over no row has gradients of NaN",
+            "cpu",
+            _nothing_counts,
+        ),
+    ),
+    helper="called",
+)
