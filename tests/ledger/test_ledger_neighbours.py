@@ -476,6 +476,7 @@ OF_CALLS = {
     "attention-nan-swallowed",
     "fused-sgd-skips-blocks",
     "linear-cross-entropy-nothing-counts",
+    "low-bit-adam-moment-lost",
     "nll-loss-narrow-sums",
     "smoothed-cross-entropy-overflows",
 }

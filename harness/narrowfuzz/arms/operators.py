@@ -13,10 +13,11 @@ from torch.overrides import TorchFunctionMode
 
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
 from narrowfuzz.operators import BY_KERNEL, BY_NAME, arguments_of, of_function
+from narrowfuzz.operators.low_bit_steps import KINDS, read_low_bit_step
 from narrowfuzz.operators.operator import Operator, Read
-from narrowfuzz.operators.optimizer_steps import read_step
+from narrowfuzz.operators.optimizer_steps import LARGEST_PARAMETER, read_step
 from narrowfuzz.play.layers import in_backward
-from narrowfuzz.play.taps import AttentionWatch, KernelWatch, by_name, copied
+from narrowfuzz.play.taps import AttentionWatch, KernelWatch, by_name, copied, unseen
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Tensors that are nobody's subclass.
@@ -48,6 +49,8 @@ class OperatorWatch(AttentionWatch):
         self._times: Counter[str] = Counter()
         #: Steps of optimizers that have begun: of each parameter its call, without results.
         self._begun: list[tuple[Any, LiveCall]] = []
+        #: Of parameters that low-bit optimizers step, what they began as and their gradients.
+        self._stepped: dict[Any, tuple[torch.Tensor, list[torch.Tensor]]] = {}
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Any:
@@ -100,7 +103,8 @@ class OperatorWatch(AttentionWatch):
     def _begin(self, stepping: Any, args: Any, kwargs: Any) -> None:
         kind = type(stepping).__name__
         self._begun = []
-        if not type(stepping).__module__.startswith("torch.optim"):
+        low_bit = kind in KINDS and type(stepping).__module__.startswith("torchao.")
+        if not low_bit and not type(stepping).__module__.startswith("torch.optim"):
             return
         every = [parameter for group in stepping.param_groups for parameter in group["params"]]
         if any(type(parameter) not in _PLAIN for parameter in every):
@@ -109,14 +113,37 @@ class OperatorWatch(AttentionWatch):
             for parameter in group["params"]:
                 if type(parameter.grad) not in _PLAIN:
                     continue  # none, or a library's own
-                step = read_step(kind, group, parameter, stepping.state.get(parameter, {}))
+                state = stepping.state.get(parameter, {})
+                if low_bit:
+                    step = self._low_bit(stepping, group, parameter, state)
+                else:
+                    step = read_step(kind, group, parameter, state)
                 if step is not None and (call := self._called(step[0], "optimizer", step[1])):
                     self._begun.append((parameter, call))
+
+    def _low_bit(
+        self, stepping: Any, group: Any, parameter: Any, state: Any
+    ) -> tuple[str, Read] | None:
+        """The same of torchao's; None where its earlier steps were not seen."""
+        if stepping.bf16_stochastic_round or not 0 < parameter.numel() <= LARGEST_PARAMETER:
+            return None
+        if not state:
+            self._stepped[parameter] = (copied(parameter), [])
+        if parameter not in self._stepped:
+            return None
+        start, grads = self._stepped[parameter]
+        grads.append(copied(parameter.grad))
+        with unseen():
+            kind, every = type(stepping).__name__, torch.stack(grads)
+            read = read_low_bit_step(kind, group, parameter, state, start, every)
+        return None if read is None else ("low_bit_adam_step", read)
 
     def _end(self, stepping: Any, args: Any, kwargs: Any) -> None:
         for parameter, call in self._begun:
             state = stepping.state.get(parameter, {})  # to ask for an entry would make one
             names = BY_NAME[call.operator].results[1:]
+            if "bounded_param" in names:  # the same, held to another bound
+                call.outputs["bounded_param"] = copied(parameter)
             kept = {name: state[name] for name in names if state.get(name) is not None}
             call.outputs.update({n: copied(t) for n, t in {"param": parameter, **kept}.items()})
             self.operators.append(call)

@@ -68,6 +68,9 @@ Optimizer = Literal[
     "adam_fused",
     "adamw_foreach",
     "adamw_fused",
+    "adamw_8bit",
+    "adamw_4bit",
+    "adamw_fp8",
 ]
 _SGD, _ADAM = {"lr": 2.0**-6}, {"lr": 2.0**-8}
 _MOMENTUM = {**_SGD, "momentum": 0.875, "dampening": 0.25, "weight_decay": 2.0**-7}
@@ -84,6 +87,9 @@ OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "adam_fused": ("Adam", {**_ADAM, "weight_decay": 2.0**-7, "fused": True}),
     "adamw_foreach": ("AdamW", {**_ADAM, "foreach": True}),
     "adamw_fused": ("AdamW", {**_ADAM, "fused": True}),
+    "adamw_8bit": ("AdamW8bit", _ADAM),
+    "adamw_4bit": ("AdamW4bit", _ADAM),
+    "adamw_fp8": ("AdamWFp8", _ADAM),
 }
 #: What happens to the converted model before its first run.
 Lifecycle = Literal["none", "deepcopy", "reload"]

@@ -121,10 +121,31 @@ _LINEAR_CROSS_ENTROPIES = (
 )
 
 
-def _has(file: str) -> bool:
-    """Has the installed torch a file of this name? To import it takes seconds."""
-    found = find_spec("torch")
+def _has(file: str, of: str = "torch") -> bool:
+    """Has the installed package a file of this name? To import it takes seconds."""
+    found = find_spec(of)
     return found is not None and (Path(str(found.origin)).parent / file).is_file()
+
+
+def _low_bit(optimizer: str) -> Model:
+    """torchao keeps a parameter's moments in few bits if it has at least 4,096 elements, in whole
+    blocks of 256."""
+
+    def table(spec: Any) -> Arguments:
+        whole = 256 // math.gcd(256, spec.k)
+        rows = max(spec.n, -(-4096 // spec.k))
+        return -(-rows // whole) * whole, spec.k
+
+    return _operator(
+        f"step_{optimizer}",
+        f"steps of {optimizer.replace('_', ', ')} on a table of rows",
+        "Lookup",
+        table,
+        "low_bit_adam_step",
+        takes_ids=True,
+        columns="ids",
+        fixed={"optimizer": optimizer, "grad_mode": "train"},
+    )
 
 
 OPERATORS: tuple[Model, ...] = (
@@ -205,6 +226,11 @@ OPERATORS: tuple[Model, ...] = (
     _sdpa("sdpa_grouped", "causal attention with shared keys and values", "causal", 2),
     _sdpa("sdpa_grouped_padding", "the same without a mask but padding's", "padding", 4),
     *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
+    *(
+        _low_bit(optimizer)
+        for optimizer in ("adamw_8bit", "adamw_4bit", "adamw_fp8")
+        if _has("optim/adam.py", of="torchao")
+    ),
 )
 
 

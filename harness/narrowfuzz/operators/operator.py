@@ -102,6 +102,8 @@ class Operator:
     results: tuple[str, ...] = ("output",)
     #: Tensors that a call may be without; the expression takes None for them.
     optional: tuple[str, ...] = ()
+    #: Tensors that only say what the call found; the expression does without.
+    found: tuple[str, ...] = ()
     deviations: tuple[Deviation, ...] = ()
     #: A function of ``play/`` that the expression calls, which scripts have the source of.
     helper: str = ""

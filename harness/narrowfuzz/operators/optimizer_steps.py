@@ -27,7 +27,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 #: Options with which a step is something else than what is known here.
 _OTHERWISE = ("amsgrad", "capturable", "differentiable")
 #: Larger parameters take longer to judge than to step.
-_MOST = 2**16
+LARGEST_PARAMETER = 2**16
 
 
 def read_step(
@@ -38,7 +38,7 @@ def read_step(
     parameter that is empty or very large."""
     if kind not in _KINDS or any(group.get(name) for name in _OTHERWISE):
         return None
-    if not isinstance(group["lr"], float) or not 0 < param.numel() <= _MOST:
+    if not isinstance(group["lr"], float) or not 0 < param.numel() <= LARGEST_PARAMETER:
         return None
     operator, names, options = _KINDS[kind]
     kept = {name: state[name] for name in names if state.get(name) is not None}

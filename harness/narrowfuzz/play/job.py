@@ -154,6 +154,11 @@ class Job:
         return bool(self.options.get("lr"))
 
     @cached_property
+    def low_bit(self) -> bool:
+        """Is the optimizer one of torchao's, which keep their moments in few bits?"""
+        return self.optimizer.endswith(("bit", "Fp8"))
+
+    @cached_property
     def modes(self) -> tuple[str, ...]:
         """The modes of its forwards."""
         forwards = (how for event, *how in self.events if event == "forward")

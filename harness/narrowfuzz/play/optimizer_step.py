@@ -1,4 +1,4 @@
-"""One step of an optimizer of torch on one parameter, from a given state: what a script calls."""
+"""Steps of an optimizer on one parameter: what a script calls."""
 
 from __future__ import annotations
 
@@ -28,3 +28,19 @@ def stepped(
     optimizer.step()
     after = optimizer.state[both[-1]]
     return (both[-1].detach(), *(after.get(name) for name in state))
+
+
+def trained(
+    kind: str, options: Mapping[str, Any], start: torch.Tensor, grads: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The parameter after as many steps of an optimizer of torchao as there are gradients, which it
+    compiles unless it is told not to; twice."""
+    import torchao.optim
+
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = getattr(torchao.optim, kind)([parameter], **options)
+    with torch.compiler.set_stance("force_eager"):
+        for grad in grads:
+            parameter.grad = grad.clone()
+            optimizer.step()
+    return parameter.detach(), parameter.detach()

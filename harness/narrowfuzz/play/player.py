@@ -109,7 +109,7 @@ def train(
         if "backward" in job.happens and event == "backward":
             backward(trace, run, tensors, *how, job=job, taps=taps)
         if "step" in job.happens and event == "step":
-            step(trace, run, *how, taps=taps)
+            step(trace, run, *how, job=job, taps=taps)
         if "reload" in job.happens and event == "reload":
             trace.phase, state = "convert", saved(run.model)
             run.model = run.anew(*how[1:])
@@ -155,6 +155,10 @@ def loaded(file: io.BytesIO, *, weights_only: bool) -> Any:
 def optimizing(model: nn.Module, *, job: Job) -> Any:
     """An optimizer of what trains."""
     trained = [p for p in model.parameters() if p.requires_grad]
+    if job.low_bit:
+        import torchao.optim
+
+        return getattr(torchao.optim, job.optimizer)(trained, **job.options)
     return getattr(torch.optim, job.optimizer)(trained, **job.options)
 
 
@@ -252,7 +256,7 @@ def by_steps(
     for number in range(job.layout.steps):
         turn(range(number * many, (number + 1) * many))
         if job.optimizer:
-            step(trace, run, True, taps=taps)
+            step(trace, run, True, job=job, taps=taps)
     keep_state(trace, run, job=job)
     trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
 
@@ -329,9 +333,13 @@ def backward(
         x.grad = None
 
 
-def step(trace: Trace, run: Training, to_none: bool, *, taps: Taps) -> None:
+def step(trace: Trace, run: Training, to_none: bool, *, job: Job, taps: Taps) -> None:
     """The optimizer's step, then no gradients, or zeros."""
-    run.optimizer.step()
+    if job.low_bit:  # it compiles each step, for ten seconds the first time
+        with torch.compiler.set_stance("force_eager"):
+            run.optimizer.step()
+    else:
+        run.optimizer.step()
     if taps.keeps:
         for name, parameter in run.model.named_parameters():
             if to_none and parameter.grad is not None:

@@ -4,6 +4,7 @@ its result that is wrong."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,14 +42,21 @@ def call_of(judge: Judge, case: Case, verdict: Verdict) -> OperatorCall:
 
 def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
     """The script of a call, for a device as torch calls it."""
-    operator, names = BY_NAME[call.operator], tuple(call.tensors)
+    operator = BY_NAME[call.operator]
+    title = operator.title(call)
+    call = replace(call, tensors={n: x for n, x in call.tensors.items() if n not in operator.found})
+    names = tuple(call.tensors)
     settings = {name: _text(value) for name, value in call.settings.items()}
     readable = all(_readable(x) for x in call.tensors.values())
     tail = "\n".join(
         (
             *(_numbers(call) if readable else [f"tensors = {packed(call.tensors)}"]),
             *(f"{name} = {_laid(call, name, device, readable=readable)}" for name in names),
-            *(f"{name} = None" for name in operator.optional if name not in names),
+            *(
+                f"{name} = None"
+                for name in operator.optional
+                if name not in {*names, *operator.found}
+            ),
             f"result = {operator.expression.format(**settings)}{_one(operator, verdict)}",
             f"got = result{list(verdict.at.index) or ''}.item()",
             _check(verdict),
@@ -59,7 +67,7 @@ def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
     used |= {operator.helper} if operator.helper else set()
     return Short(
         verdict,
-        operator.title(call),
+        title,
         "import math\nimport torch\ntorch.set_num_threads(1)",
         (
             pasted(tuple(sorted(used)), (literal, optimizer_step, function_call)) if used else "",

@@ -1,0 +1,127 @@
+"""A step of torchao's AdamW, whose moments are kept in 8 bits, 4 bits or FP8, on one parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.rows import LARGEST
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Those of torchao.optim, and the options that their constructors take.
+KINDS = ("AdamW8bit", "AdamW4bit", "AdamWFp8")
+_OPTIONS = ("lr", "betas", "eps", "weight_decay")
+#: What a step may be larger than Adam's bound: a code of the first moment stands for less than
+#: twice, one of the second for more than a quarter of it.
+_ROOM = 4.0
+
+
+def read_low_bit_step(
+    kind: str, group: Mapping[str, Any], param: Any, state: Any, start: Any, grads: Any
+) -> Read | None:
+    """The call before it is made: ``start`` is the parameter before its first step, ``grads`` are
+    the gradients of all steps, this one's last [steps, ...]. None for options without a
+    reference."""
+    if kind not in KINDS or group.get("amsgrad"):
+        return None
+    tensors = {"param": param, "start": start, "grads": grads}
+    for name in ("exp_avg", "exp_avg_sq"):
+        if (kept := state.get(name)) is not None:
+            tensors[name] = kept.dequantize() if hasattr(kept, "dequantize") else kept
+    options = {name: group[name] for name in _OPTIONS} | {"lr": float(group["lr"])}
+    return Read(tensors, {}, {"kind": kind, "options": options, "steps": len(grads)})
+
+
+def _before(call: OperatorCall) -> tuple[F64, F64, F64, F64]:
+    """Parameter, gradient and moments, as this step found them."""
+    param, grads = (call.tensors[name].astype(np.float64) for name in ("param", "grads"))
+    moments = [
+        call.tensors[name].astype(np.float64) if name in call.tensors else np.zeros(param.shape)
+        for name in ("exp_avg", "exp_avg_sq")
+    ]
+    return param, grads[-1], moments[0], moments[1]
+
+
+def _decayed(call: OperatorCall, param: F64) -> F64:
+    options = call.settings["options"]
+    return param * (1.0 - options["lr"] * options["weight_decay"])
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """``param``: Adam's step from the moments that the codes stand for, in fp32, rounded once.
+    ``bounded_param``: the step is no larger than Adam's can be, whatever the gradients were.
+
+    Proof. By Cauchy and Schwarz ``m <= (1 - b1) sqrt(sum of (b1^2 / b2)^k) sqrt(v / (1 - b2))``, of
+    as many terms as there were steps, and both are divided by what corrects their beginning (for
+    the first step: by at most the rate; Kingma and Ba 2015, section 2.1).
+    """
+    options, steps = call.settings["options"], call.settings["steps"]
+    (b1, b2), lr, fmt = options["betas"], options["lr"], FORMATS[call.dtypes["param"]]
+    first, second = 1.0 - b1**steps, 1.0 - b2**steps
+    with np.errstate(all="ignore"):
+        param, grad, m0, v0 = _before(call)
+        m, v = b1 * m0 + (1.0 - b1) * grad, b2 * v0 + (1.0 - b2) * np.square(grad)
+        below = np.sqrt(v / second) + options["eps"]
+        update, kept = lr * m / first / below, _decayed(call, param)
+        unit = 2.0 * U32
+        near = lr / first / below * 4.0 * unit * (np.abs(m0) + np.abs(grad))
+        near = near + np.abs(update) * unit * (8.0 + 2.0 / first + 2.0 / second)
+        near = near + 4.0 * unit * (np.abs(kept) + np.abs(update))
+        wild = ~(np.abs(grad) < np.sqrt(LARGEST)) | ~np.isfinite(kept)
+        wild = wild | ~(np.abs(m0) < LARGEST) | ~(np.abs(v0) < LARGEST)
+        most = (1.0 - b1) / math.sqrt(1.0 - b2) * math.sqrt(second) / first
+        most *= math.sqrt(sum((b1**2 / b2) ** k for k in range(steps)))
+        far = np.full(param.shape, _ROOM * lr * most) + 4.0 * unit * np.abs(kept)
+    return {
+        "param": Expected.within(kept - update, near, fmt, wild),
+        "bounded_param": Expected.within(kept, far, fmt, wild),
+    }
+
+
+def _moment_lost(call: OperatorCall) -> dict[str, Expected]:
+    """Where the second moment's code is 0 and the first's is not, a step divides by epsilon or by
+    what this gradient alone adds: of how far it goes no more is known than of ``param``."""
+    right = _expected(call)
+    _, _, m0, v0 = _before(call)
+    lost = (v0 == 0.0) & (m0 != 0.0)
+    ends = [np.where(lost, right["param"].lo, right["bounded_param"].lo)]
+    ends.append(np.where(lost, right["param"].hi, right["bounded_param"].hi))
+    unknown = np.where(lost, right["param"].unknown, right["bounded_param"].unknown)
+    return {"bounded_param": Expected.between(ends[0], ends[1], unknown)}
+
+
+def _title(call: OperatorCall) -> str:
+    shape, dtype = list(call.tensors["param"].shape), TORCH_DTYPE[call.dtypes["param"]]
+    return (
+        f"step {call.settings['steps']} of torchao.optim.{call.settings['kind']} on a {dtype} "
+        f"parameter of {shape}"
+    )
+
+
+OPERATOR = Operator(
+    name="low_bit_adam_step",
+    words="steps of AdamW with low-bit moments",
+    read=lambda named, result: None,  # a step is no kernel
+    expected=_expected,
+    expression="trained({kind}, {options}, start, grads)",
+    title=_title,
+    results=("param", "bounded_param"),
+    optional=("exp_avg", "exp_avg_sq"),
+    found=("param", "exp_avg", "exp_avg_sq"),
+    deviations=(
+        Deviation(
+            "low_bit_second_moment_lost",
+            "a second moment that is small beside its block's largest is kept as 0, the first is "
+            "not, and the next step divides by epsilon",
+            "cpu",
+            _moment_lost,
+        ),
+    ),
+    helper="trained",
+)
