@@ -57,9 +57,10 @@ _SWARM = 0.6
 _FEW_LINEARS, _FEW_MODELS, _FEW_SCHEDULES, _FEW_COMPILED, _FEW_SHARDED = 2, 8, 20, 2, 8
 #: Draws of a sharded Spec: what is wrong hangs on how it is laid out.
 _SHARDED_DRAWS = 1
-#: Draws of a Spec of one operator; examples of each operator in a slice, of which the first is the
-#: simplest, and left out; and of how many a slice is where the cases are counted.
-_OPERATOR_DRAWS, _FEW_OPERATORS, _COUNTED_OPERATORS = 3, 2, 6
+#: Draws of a Spec of one operator, each of which takes as long as the first; examples of each
+#: operator in a slice, of which the first is the simplest, and left out; and of how many a slice is
+#: where the cases are counted.
+_OPERATOR_DRAWS, _FEW_OPERATORS, _COUNTED_OPERATORS = 2, 2, 6
 #: Models that are one operator, which is no linear.
 ALONE = of_kind("operator")
 #: Recipes, and models besides the linear, in one slice.

@@ -47,7 +47,10 @@ def operator_specs(
     layout = spec.input_layout
     if MODELS[spec.model].attends and draw(sampled(True, True, True, False)):
         layout = "contiguous"  # fused kernels take no other
-    drawn = msgspec.structs.replace(spec, m=m, k=k, n=n, input_layout=layout)
+    if MODELS[spec.model].takes_ids and draw(sampled(True, True, True, False)):
+        n = min(n, max(1, batch * m // 2))  # ids that repeat
+    grad_mode = spec.grad_mode if draw(sampled(False, False, False, True)) else "train"
+    drawn = msgspec.structs.replace(spec, m=m, k=k, n=n, input_layout=layout, grad_mode=grad_mode)
     if "optimizer" not in MODELS[spec.model].fixed:
         return drawn
     plain = msgspec.structs.replace(drawn, steps=draw(sampled(2, 3, 5)), events=())

@@ -45,6 +45,7 @@ BY_FUNCTION: dict[str, Operator] = {
 }
 
 
+@cache
 def of_function(function: Any) -> Operator | None:
     """The operator that a function of torch is a call of."""
     module, name = (getattr(function, what, "") for what in ("__module__", "__name__"))
