@@ -4,6 +4,7 @@ that each call alone gives; wrong ones are seen; what is known of them explains 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -183,6 +184,20 @@ def test_each_call_has_the_gradients_that_it_gave_itself() -> None:
     assert not np.allclose(first.outputs["grad_weight"], expected.numpy(), rtol=1e-5)
     for call in (first, second):
         assert set(statuses(call).values()) <= {"ok", "inconclusive"}
+
+
+def test_to_watch_leaves_the_order_of_sums_as_it_is() -> None:
+    """The gradient of what a norm is given is added up of three parts and another's."""
+    x, w = drawn(0, "bf16", 64, 32), drawn(1, "bf16", 32)
+    grads = []
+    for watched in (False, True):
+        with EagerWatch() if watched else nullcontext():
+            y = x + F.rms_norm(x, (32,), w, 1e-5) * F.silu(x)
+            y.backward(torch.ones_like(y))
+        assert x.grad is not None
+        grads.append(x.grad)
+        x.grad = None
+    assert torch.equal(*grads)
 
 
 def test_without_gradients_the_output_alone_is_judged() -> None:

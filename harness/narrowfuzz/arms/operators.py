@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from narrowfuzz.operators import BY_KERNEL, BY_NAME, arguments_of, of_function
 from narrowfuzz.operators.low_bit_steps import KINDS, read_low_bit_step
 from narrowfuzz.operators.operator import Operator, Read
 from narrowfuzz.operators.optimizer_steps import LARGEST_PARAMETER, read_step
+from narrowfuzz.play.function_call import called
 from narrowfuzz.play.layers import in_backward
 from narrowfuzz.play.taps import AttentionWatch, KernelWatch, by_name, copied, unseen
 from narrowfuzz.trace.trace import OperatorCall
@@ -71,9 +73,9 @@ class OperatorWatch(AttentionWatch):
         if operator is None:
             return
         read = operator.read(by_name(func, args, kwargs), result)
-        self.called(operator, read)
+        self.record(operator, read)
 
-    def called(self, operator: Operator, read: Read | None) -> LiveCall | None:
+    def record(self, operator: Operator, read: Read | None) -> LiveCall | None:
         """Record a call of a kernel or a function."""
         phase = "backward" if in_backward() else "forward"
         call = None if read is None else self._called(operator.name, phase, read)
@@ -161,44 +163,53 @@ class EagerWatch(OperatorWatch):
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         self._functions.__exit__(*raised)
+        if raised[0] is None:
+            self._functions.repeat()
 
 
 class FunctionWatch(TorchFunctionMode):
-    """Records calls of functions. What a call alone gives its arguments as gradients is seen at
-    views that it is handed instead of them."""
+    """Records calls of functions, and the gradients of their results. Those of their arguments are
+    added up with others of the same tensors on their way, so they are what the call gives once more
+    by itself; to look at them in the graph would change the order of these sums."""
 
     def __init__(self, watch: OperatorWatch) -> None:
         super().__init__()
         self.watch = watch
+        #: Of each call, what it is called with again and whose gradients are asked for.
+        self._again: list[tuple[LiveCall, Any, dict[str, Any], tuple[str, ...]]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        made = func(*args, **(kwargs or {}))
         operator = of_function(func)
         if operator is None or any(kind not in _PLAIN for kind in types):
-            return func(*args, **kwargs)
-        given, views = arguments_of(func, args, kwargs), {}
-        for name, result in operator.gradients.items():
-            t = given[name]
-            if t is not None and t.requires_grad and torch.is_grad_enabled():
-                given[name] = views[result] = t.view_as(t)
-        made = func(**given)
-        call = self.watch.called(operator, operator.read(given, made))
+            return made
+        given = arguments_of(func, args, kwargs or {})
+        call = self.watch.record(operator, operator.read(given, made))
         if call is not None and made.requires_grad:
-            made.register_hook(_keeps(call, "grad_output", call.tensors))
-            for result, view in views.items():
-                view.register_hook(_keeps(call, result, call.outputs))
+            tensors = {n: t for n, t in given.items() if isinstance(t, torch.Tensor)}
+            held = given | {name: copied(t) for name, t in tensors.items()}
+            trains = tuple(n for n in operator.gradients if n in tensors and given[n].requires_grad)
+            self._again.append((call, func, held, trains))
+            made.register_hook(partial(_keep, call))
         return made
 
+    def repeat(self) -> None:
+        """Call each again whose result had a gradient."""
+        for call, func, held, trains in self._again:
+            if "grad_output" not in call.tensors:
+                continue
+            _, *gradients = called(func, held, call.tensors["grad_output"], *trains)
+            names = BY_NAME[call.operator].gradients
+            for name, gradient in zip(trains, gradients, strict=True):
+                if gradient is not None:
+                    call.outputs[names[name]] = gradient
 
-def _keeps(call: LiveCall, name: str, among: dict[str, torch.Tensor]) -> Any:
-    """A hook that keeps the first gradient it sees: a graph may be walked twice."""
 
-    def keep(gradient: torch.Tensor) -> None:
-        if name not in among and type(gradient) in _PLAIN:
-            among[name] = copied(gradient)
-            call.strides[name] = tuple(gradient.stride())
-
-    return keep
+def _keep(call: LiveCall, gradient: torch.Tensor) -> None:
+    """Of the first gradient that comes: a graph may be walked twice."""
+    if "grad_output" not in call.tensors and type(gradient) in _PLAIN:
+        call.tensors["grad_output"] = copied(gradient)
+        call.strides["grad_output"] = tuple(gradient.stride())
 
 
 class GraphWatch(OperatorWatch, KernelWatch):
@@ -206,8 +217,8 @@ class GraphWatch(OperatorWatch, KernelWatch):
 
 
 def operators_of(calls: Iterable[LiveCall]) -> tuple[OperatorCall, ...]:
-    """Every call that was seen."""
-    return tuple(_call(one) for one in calls)
+    """Every call that was seen; of functions last, behind the kernels that may be to blame."""
+    return tuple(map(_call, sorted(calls, key=lambda one: bool(BY_NAME[one.operator].functions))))
 
 
 def _call(one: LiveCall) -> OperatorCall:

@@ -30,6 +30,8 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
         return None
     if not x.numel() or max(x.shape) > 2**24 or named["size_average"] or named["reduce"]:
         return None  # classes travel as numbers of fp32
+    if result.dtype != x.dtype:
+        return None  # autocast has cast what it was given
     settings = {
         "reduction": named["reduction"],
         "ignored": int(named["ignore_index"]),

@@ -25,7 +25,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
         return None
     if named["linear_bias"] is not None or named["weight"] is not None or named["label_smoothing"]:
         return None
-    if x.shape[0] * weight.numel() > _MOST or x.dtype != weight.dtype:
+    if x.shape[0] * weight.numel() > _MOST or not x.dtype == weight.dtype == result.dtype:
         return None
     ignored, options = named["ignore_index"], named["options"]
     settings = {
