@@ -109,6 +109,7 @@ def snapshot() -> list[dict[Any, int]]:
         "_scaled_dot_product_flash_attention_for_cpu_backward",
         "rms_norm",
         "cross_entropy_loss",
+        "mean.dim",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 

@@ -191,6 +191,7 @@ HUNTS = [
             ("loss-gradient-not-divided", "torch.fp32", "cross_entropy", {}),
             ("log-softmax-gradient-sums-in-fp16", "torch.fp32", "log_softmax", {}),
             ("softmax-gradient-of-row-before", "torch.bf16", "softmax", {}),
+            ("mean-counts-padding", "torch.bf16", "rms_norm_by_hand", {"k": 40}),
             ("rms-norm-epsilon-outside-root", "torch.fp32", "rms_norm", {}),
             ("rms-norm-mean-of-padding", "torch.bf16", "rms_norm", {"k": 48}),
             ("rms-norm-factor-constant-in-backward", "torch.fp32", "rms_norm", {}),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ def _operator(
         fixed={"bias": False, "attention": "flash", **fixed},
         **more,
     )
+
+
+def _by_hand(spec: Any, *, centred: bool) -> Arguments:
+    return spec.k, centred
 
 
 #: By the kernel that the device has for it.
@@ -180,6 +185,20 @@ OPERATORS: tuple[Model, ...] = (
         "rms_norm",
         "fused_rms_norm",
         "fused_rms_norm_backward",
+    ),
+    *(
+        _operator(
+            name,
+            title,
+            "NormalisedByHand",
+            partial(_by_hand, centred=centred),
+            "mean",
+            "sum",
+        )
+        for name, title, centred in (
+            ("rms_norm_by_hand", "an RMS norm that is written out", False),
+            ("layer_norm_by_hand", "a layer norm that is written out", True),
+        )
     ),
     _operator(
         "softmax",

@@ -98,10 +98,16 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     return {"output": Expected(centre, radius, lo, hi, plain.unknown)}
 
 
+def over(call: OperatorCall) -> str:
+    """What is added up, in words."""
+    axes = call.settings["dim"]
+    some = len(axes) < call.tensors["input"].ndim
+    return f"dim {', '.join(map(str, axes))}" if some else "all elements"
+
+
 def _title(call: OperatorCall) -> str:
-    shape, axes = list(call.tensors["input"].shape), call.settings["dim"]
-    over = f"dim {', '.join(map(str, axes))}" if len(axes) < len(shape) else "all elements"
-    return f"torch.sum over {over} of a {TORCH_DTYPE[call.dtypes['input']]} tensor of {shape}"
+    shape, dtype = list(call.tensors["input"].shape), TORCH_DTYPE[call.dtypes["input"]]
+    return f"torch.sum over {over(call)} of a {dtype} tensor of {shape}"
 
 
 OPERATOR = Operator(

@@ -81,6 +81,18 @@ def _last_row(run: Any, x: Any, dims: Any, keepdim: bool, dtype: Any) -> Any:
     return run(x.narrow(dim, 0, kept), dims, keepdim, dtype=dtype)
 
 
+def _padded_mean(run: Any) -> Any:
+    """A mean over the last dimension divides by the next multiple of 16."""
+
+    def mean(x: Any, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
+        right = run(x, dims, keepdim, dtype=dtype)
+        if dtype is not None or not dims or [d % x.ndim for d in dims] != [x.ndim - 1]:
+            return right
+        return right * (x.shape[-1] / (-(-x.shape[-1] // 16) * 16))
+
+    return mean
+
+
 def _norm_drops_rows(run: Any) -> Any:
     """Rows behind the last full block of eight are left out of the parameters' gradients."""
 
@@ -245,6 +257,16 @@ PLANTS = [
         ("torch.*", "torchao.*"),
         lambda: _sum(_last_row),
         needs="a model",
+    ),
+    Plant(
+        "mean-counts-padding",
+        "operators",
+        "a mean over the last dimension counts the padding of a last vector",
+        "the class of blocks whose last part is padded",
+        ("torch.*", "torchao.*"),
+        lambda: changed("mean.dim", _padded_mean),
+        needs="a mean",
+        models=of_kind("operator"),
     ),
     Plant(
         "layer-norm-gradient-drops-rows",

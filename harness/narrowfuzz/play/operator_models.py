@@ -37,6 +37,19 @@ class Normalised(nn.Module):
         return self.norm(x.bfloat16() if narrow else x).to(x.dtype)
 
 
+class NormalisedByHand(nn.Module):
+    """An RMS norm as models write it out, or a layer norm that is ``centred`` first."""
+
+    def __init__(self, dim: int, centred: bool) -> None:
+        super().__init__()
+        self.centred = centred
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x - x.mean(-1, keepdim=True) if self.centred else x
+        return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
+
+
 class Probabilities(nn.Module):
     """softmax of each row, times a weight."""
 

@@ -1,0 +1,61 @@
+"""``torch.mean`` over some dimensions: what a norm or a loss that is written by hand is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.formats import FORMATS, FP32
+from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Expected, Operator, Read
+from narrowfuzz.operators.sum import over, summed
+from narrowfuzz.trace.trace import OperatorCall
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    x, dims = named["self"], named.get("dim")
+    if not x.numel() or x.dtype != result.dtype:
+        return None
+    axes = tuple(sorted(d % x.ndim for d in dims)) if dims and x.ndim else tuple(range(x.ndim))
+    settings = {"dim": axes, "keepdim": bool(named.get("keepdim", False))}
+    return Read({"input": x}, {"output": result}, settings)
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """The sum in fp32, in any order, over the number of terms.
+
+    Proof. A CPU's kernel rounds the sum to the dtype of the input before it divides
+    (aten/src/ATen/native/ReduceOps.cpp, ``mean_kernel``'s caller), and the quotient again; where
+    the magnitudes add up to half the largest number of that dtype it may overflow on its way.
+    """
+    x, axes, keeps = call.tensors["input"], call.settings["dim"], call.settings["keepdim"]
+    dtype = call.dtypes["input"]
+    fmt, (unit, least) = FORMATS[dtype], UNIT[dtype]
+    with np.errstate(all="ignore"):
+        total = summed(x.astype(np.float64), axes, FP32, keepdims=keeps)
+        count = x.size / max(total.centre.size, 1)
+        around = total.radius + unit * (np.abs(total.centre) + total.radius) + least
+        sizes = np.abs(x.astype(np.float64)).sum(axis=axes, keepdims=keeps)
+        centre = total.centre / count
+        radius = around / count + 2.0 * U32 * np.abs(centre)
+    unknown = total.unknown | ~(sizes < fmt.max * 0.5)
+    return {"output": Expected.within(centre, radius, fmt, unknown)}
+
+
+def _title(call: OperatorCall) -> str:
+    shape = list(call.tensors["input"].shape)
+    dtype = TORCH_DTYPE[call.dtypes["input"]]
+    return f"torch.mean over {over(call)} of a {dtype} tensor of {shape}"
+
+
+OPERATOR = Operator(
+    name="mean",
+    words="means",
+    kernels=("aten::mean", "aten::mean.dim"),
+    read=_read,
+    expected=_expected,
+    expression="torch.mean(input, dim={dim}, keepdim={keepdim})",
+    title=_title,
+)
