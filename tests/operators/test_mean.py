@@ -30,7 +30,7 @@ def drawn(dtype: str, *shape: int, size: float = 1.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 8.0])
 def test_means_are_inside_their_bounds(dtype: str, size: float) -> None:
     for shape, how in (((33, 65), (-1,)), ((5, 4, 7), ((0, 2), True)), ((3, 700), ())):
         (verdict,) = judge_call("eager", call_of(drawn(dtype, *shape, size=size), *how))
