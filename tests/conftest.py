@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.verify import RunScript
+
+prepare()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Where tests run, torch is as it is in a worker; who hands them out needs none."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", 0):
+        settle()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what tests have imported lives as long as the process
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torchao.float8  # noqa: F401  what forked tests start with
 from kernels import needs_fp8
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.patching import float8_forward, replaced
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults
@@ -24,9 +23,6 @@ from narrowfuzz.plants.registry import builtin_faults
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import baselines
 import plain_tests
-
-prepare()
-settle()
 
 _FLOAT8 = ("torchao.float8.rowwise",)
 

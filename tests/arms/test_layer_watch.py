@@ -15,7 +15,6 @@ from narrowfuzz.arms.zoo import linear_names
 from narrowfuzz.case.arm import EAGER, with_checkpoint
 from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
 from narrowfuzz.judge.observe import tensors_of
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import COMPOSED, MODELS
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import FORMATS
@@ -25,9 +24,6 @@ from narrowfuzz.play.player import Training
 from narrowfuzz.recipe.recipe import load_recipes, runnable
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.trace.trace import LayerCall, Trace
-
-prepare()
-settle()
 
 PLAIN, ROWWISE = "torch.bf16", "torchao.float8.rowwise"
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}

@@ -9,14 +9,10 @@ from narrowfuzz.judge.batch import drawn_together
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.operators.linear import alone
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.rule import same_bits
-
-prepare()
-settle()
 
 DATA = (
     DataSpec(regime="lattice", seed=1),

@@ -14,12 +14,8 @@ from kernels import skip_without_kernel
 from narrowfuzz.case.spec import load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.recipe.recipe import load_every
 from te_on_cpu.environment import DEFAULT, ensure
-
-prepare()
-settle()
 
 HERE = Path(__file__).parents[1]
 ALARMS = json.loads((HERE / "false_alarms.json").read_text())

@@ -19,7 +19,6 @@ from narrowfuzz.judge.judge import FRESH_DRAWS, Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.judge.programs import Programs
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, runnable
@@ -29,9 +28,6 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.layer import linear_of
 from samples import of_operators
-
-prepare()
-settle()
 
 HERE = [name for name, recipe in load_recipes().items() if runnable(recipe, "cpu")]
 

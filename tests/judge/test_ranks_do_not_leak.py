@@ -16,12 +16,8 @@ from narrowfuzz.arms import sharded
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.recipe.recipe import load_recipes
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-prepare()
-settle()
 
 _FLOAT8 = {"recipe": "torchao.float8.tensorwise", "backend": "emulated"}
 #: Every way to lay out a linear, and what torchao communicates itself.

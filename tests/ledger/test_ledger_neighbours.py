@@ -22,15 +22,11 @@ from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.facts import OF_MACHINE, Context, holds
 from narrowfuzz.ledger.ledger import Entry, load_entries, load_ledger, stands
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.machine.machine import machine
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.processes import around
 from narrowfuzz.recipe.recipe import load_recipes
-
-prepare()
-settle()
 
 _LOOK = Forward(mode="no_grad")
 ENTRIES = {entry.id: entry for entry in load_entries()}

@@ -12,13 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from narrowfuzz.case.spec import Spec
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.machine.simulated import _check
 from narrowfuzz.recipe.recipe import load_recipes
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-prepare()
-settle()
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 RECIPES = load_recipes()

@@ -8,14 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
-from narrowfuzz.machine.environment import settle
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.rules.expected import outside
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
-
-settle()
 
 OPERATOR = BY_NAME["embedding_backward"]
 KNOWN = {"embedding_narrow_sums": "an-entry"}

@@ -13,14 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from narrowfuzz.arms.operators import EagerWatch, operators_of
-from narrowfuzz.machine.environment import settle
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.play.function_call import called
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
-
-settle()
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 KNOWN = {

@@ -11,14 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
-from narrowfuzz.machine.environment import settle
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.rules.expected import outside
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
-
-settle()
 
 KNOWN = {"layer_norm_narrow_sums": "an-entry"}
 #: Of the input, and of the parameters.

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
-from narrowfuzz.machine.environment import settle
 from narrowfuzz.play.optimizer_step import trained
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
 
 optim = pytest.importorskip("torchao.optim")
-settle()
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 KINDS = ("AdamW8bit", "AdamW4bit", "AdamWFp8")

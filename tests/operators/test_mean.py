@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 import torch
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
-from narrowfuzz.machine.environment import settle
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
-
-settle()
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

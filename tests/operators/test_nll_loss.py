@@ -11,12 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
-from narrowfuzz.machine.environment import settle
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
-
-settle()
 
 KNOWN = {"nll_loss_narrow_sums": "an-entry"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
-from narrowfuzz.machine.environment import settle
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.play.optimizer_step import stepped
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
-
-settle()
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 KNOWN = {"sgd_blocks_skipped": "blocks"}

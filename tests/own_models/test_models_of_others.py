@@ -25,14 +25,11 @@ from narrowfuzz.case.spec import Case, DataSpec, Spike
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.model import Model
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.report.judged import looked_at
 
-prepare()
-settle()
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "tests" / "own_models"
 

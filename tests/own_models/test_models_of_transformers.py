@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from narrowfuzz.machine.environment import settle
 
 pytest.importorskip("transformers", reason="make models installs it")
 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
     pytest.skip("transformers leaves the mask out there", allow_module_level=True)
-settle()
 
 
 @pytest.fixture

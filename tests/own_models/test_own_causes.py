@@ -16,7 +16,6 @@ from narrowfuzz.judge.fold import Judgement
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.ledger.severity import LARGE
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.own_models import register
 from narrowfuzz.rules.kernels import check_weight_copies
 from narrowfuzz.trace.expect import Present
@@ -28,8 +27,6 @@ from narrowfuzz.triage.verify import RunScript
 from samples import of_operators
 from test_own_models import HEAD, RECIPES, case_of, own  # noqa: F401
 
-prepare()
-settle()
 ROWWISE, TENSORWISE, MX = (
     "torchao.float8.rowwise",
     "torchao.float8.tensorwise",

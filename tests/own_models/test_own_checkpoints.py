@@ -14,7 +14,6 @@ from narrowfuzz.case.arm import EAGER, with_checkpoint
 from narrowfuzz.case.spec import Case, DataSpec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.report.judged import hindered
@@ -22,8 +21,6 @@ from narrowfuzz.rules.contract import CHANGED_IN_PLACE
 from narrowfuzz.trace.verdict import Verdict
 from torch import nn
 
-prepare()
-settle()
 PAGES = Path(__file__).resolve().parents[1] / "own_models"
 RECIPES = load_recipes()
 ARM = with_checkpoint(EAGER, "selective").name

@@ -16,7 +16,6 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.own_models import register
 from narrowfuzz.play.derivatives import derivatives
@@ -34,8 +33,6 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import CANNOT, GONE, RunScript
 
-prepare()
-settle()
 RECIPES = load_recipes()
 
 

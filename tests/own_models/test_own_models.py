@@ -17,7 +17,6 @@ from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
 from narrowfuzz.own_models import known_as, register
@@ -33,8 +32,6 @@ from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
 from torch import nn
 
-prepare()
-settle()
 RECIPES = load_recipes()
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "own_model"
 HEAD = """

@@ -16,12 +16,8 @@ from kernels import skip_unless_every_arm_runs
 from narrowfuzz.case.spec import Case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import load_recipes
-
-prepare()
-settle()
 
 #: A case that shows each fault which no table of tests/rules or test_state_faults.py has,
 #: as generation found it; docs/faults.md says which five are written by hand.

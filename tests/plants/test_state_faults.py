@@ -22,14 +22,10 @@ from narrowfuzz.case.spec import Case, DataSpec, Dtype, Spec
 from narrowfuzz.draw.events import schedules
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import delayed
 from narrowfuzz.recipe.recipe import load_every, with_layers
-
-prepare()
-settle()
 
 #: One worker draws for all of them.
 pytestmark = pytest.mark.xdist_group("state faults")

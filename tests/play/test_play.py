@@ -24,7 +24,6 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.converted import play
@@ -40,9 +39,6 @@ from narrowfuzz.triage.layer import call_of, first_of
 from narrowfuzz.triage.script.model import of_model
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.verify import RunScript
-
-prepare()
-settle()
 
 HERE = Path(__file__).parents[1]
 CASES = {

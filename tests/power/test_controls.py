@@ -22,7 +22,6 @@ from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_controls, find_plant
@@ -31,9 +30,6 @@ from narrowfuzz.power.record import Controlled
 from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, select
 from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.verify import run_script
-
-prepare()
-settle()
 
 CONTROLS = builtin_controls()
 #: How the names of the files begin that a control's own code is in.

@@ -11,11 +11,8 @@ import pytest
 import torch
 from narrowfuzz.case.arm import BY_NAME, EAGER
 from narrowfuzz.cli import main
-from narrowfuzz.machine.environment import settle
 from narrowfuzz.power.invariance import BATCH, Measured, measure, measured
 from narrowfuzz.recipe.recipe import load_recipes
-
-settle()
 
 ABOUT = Measured("made", "here", "fp32", (8,))
 

@@ -16,7 +16,6 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.cli import main
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, FORMATS, Format, decode, round_to
 from narrowfuzz.play.library import Cast
 from narrowfuzz.power import falsify, reads, schedules
@@ -31,9 +30,6 @@ from narrowfuzz.rules.rule import Rule, by_events, converted, plain
 from narrowfuzz.trace.snapshots import At
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
-
-prepare()
-settle()
 
 ROWWISE = "torchao.float8.rowwise"
 CASE = Case(spec=Spec(recipe=ROWWISE, bias=True, checkpoint="full"), data=DataSpec(seed=3))

@@ -13,14 +13,10 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.strategies import cases, direct_cases
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.recipe.recipe import Recipe, load_recipes, named, runnable
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.verify import RunScript
-
-prepare()
-settle()
 
 FOLDER = Path(__file__).parents[2] / "examples" / "filtered_float8"
 NAME = "mine.float8.filtered"

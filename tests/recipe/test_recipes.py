@@ -14,7 +14,6 @@ from kernels import needs, needs_fp8
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.data import make_tensors
 from narrowfuzz.case.spec import Case, DataSpec, Spec
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.machine.machine import machine
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
@@ -30,9 +29,6 @@ from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.script.recipe_source import recipe_source
 from narrowfuzz.triage.verify import RunScript
 from torch import nn
-
-prepare()
-settle()
 
 RECIPES = load_recipes()
 HERE = [

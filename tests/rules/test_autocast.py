@@ -15,7 +15,6 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes, runnable
@@ -23,9 +22,6 @@ from narrowfuzz.triage.layer import linear_of
 from narrowfuzz.triage.script.model import of_model
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.verify import RunScript
-
-prepare()
-settle()
 
 FLOAT8 = ["torchao.float8.tensorwise", "torchao.float8.rowwise"]
 GW_HP, MX = "torchao.float8.rowwise_gw_hp", "torchao.mxfp8.rceil"

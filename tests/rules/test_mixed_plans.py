@@ -12,15 +12,11 @@ from narrowfuzz.case.data import make_tensors
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.recipe.recipe import load_recipes, obstacles
 from narrowfuzz.rules import BY_NAME as RULES
 from narrowfuzz.trace.verdict import BAD
-
-prepare()
-settle()
 
 RECIPES = load_recipes()
 MIXED = ("torchao.float8.rowwise_gw_hp", "torchao.mxfp8.rceil_wgrad_with_hp")

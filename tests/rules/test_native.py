@@ -24,7 +24,6 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine import machine
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.machine.machine import Machine
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults, find_plant
@@ -33,9 +32,6 @@ from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules.whole import check_ratio, check_strict
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
-
-prepare()
-settle()
 
 pytestmark = pytest.mark.skipif(
     not natives(BY_NAME, "cpu"), reason="oneDNN cannot be switched off here"

@@ -12,7 +12,6 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_entries
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.operators import BY_KERNEL, BY_NAME
 from narrowfuzz.operators.operator import Expected, Operator, Read
 from narrowfuzz.own_models import register
@@ -30,9 +29,6 @@ from narrowfuzz.triage.script.operator import call_of, of_operator
 from narrowfuzz.triage.script.short import write_short_script
 from narrowfuzz.triage.verify import RunScript
 from samples import of_operators
-
-prepare()
-settle()
 
 FAULTS = ("sum-in-narrow-dtype", "sum-drops-last-row")
 

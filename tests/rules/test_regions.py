@@ -16,15 +16,11 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import trainings
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import load_every, load_recipes, runnable
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.verify import RunScript
-
-prepare()
-settle()
 
 B0, B1 = Backward(of=(0,)), Backward(of=(1,))
 LOOK = Forward(mode="no_grad")

@@ -40,7 +40,6 @@ from narrowfuzz.draw.trainings import drawn_events
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.plants.registry import builtin_faults
@@ -50,9 +49,6 @@ from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.simplify import simpler_events
 from narrowfuzz.triage.verify import RunScript
-
-prepare()
-settle()
 
 LOOK, RATE = Forward(mode="eval"), 2.0**-6
 #: Everything that may happen.

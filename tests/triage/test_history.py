@@ -11,7 +11,6 @@ import pytest
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
@@ -20,9 +19,6 @@ from narrowfuzz.triage.history import fewest, histories
 from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, run_script
-
-prepare()
-settle()
 
 FAULT = "codes-of-dead-weights"
 FLOAT8 = Spec(recipe="torchao.float8.rowwise", backend="emulated", m=4, k=16, n=8)

@@ -12,16 +12,12 @@ from narrowfuzz.case.arm import INDUCTOR
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
-
-prepare()
-settle()
 
 ROWWISE = "torchao.float8.rowwise"
 _SWIGLU = {"recipe": ROWWISE, "model": "mlp_swiglu", "m": 8, "k": 16, "n": 16}
