@@ -106,6 +106,7 @@ def _operators(files: tuple[Path, ...]) -> Listing:
             "id": operator.name,
             "title": operator.words,
             "kernels": list(operator.kernels),
+            "functions": list(operator.functions),
             "alone": [m.name for m in OPERATORS if operator.name in (m.operators or ())],
         }
         for operator in BY_NAME.values()
