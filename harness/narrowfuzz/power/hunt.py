@@ -112,6 +112,7 @@ def _campaign(target: Target, limits: Limits, tally: Tally, **how: Any) -> Itera
             recipe_files=plant.recipe_files,
             plant=(target.file, plant.id),
             models=plant.models,
+            linears=not plant.models or "linear" in plant.models,
             device=target.device,
             wild_shapes=plant.wild_shapes,
             **how,
