@@ -134,6 +134,21 @@ def test_where_no_row_counts_gradients_of_nan_are_known_and_others_are_not() -> 
     assert statuses(neighbour)["grad_weight"] == "diverged"
 
 
+def test_a_nan_in_a_row_that_is_ignored_is_known_and_one_elsewhere_is_not() -> None:
+    target, call = targets(40, 40, 7), chunked("fp32", 40, 7)
+    nan = np.float32(np.nan).reshape(())
+    padding = call.tensors["input"].copy()
+    padding[np.flatnonzero(target.numpy() == -100)[0]] = np.nan
+    lost = replace(
+        call,
+        tensors={**call.tensors, "input": padding},
+        outputs={**call.outputs, "output": nan},
+    )
+    assert statuses(lost)["output"] == "known"
+    finite = replace(call, outputs={**call.outputs, "output": nan})
+    assert statuses(finite)["output"] == "diverged"
+
+
 @pytest.mark.parametrize(
     "make",
     [lambda: rms("bf16", 5, 7), lambda: smoothed("fp32", 5, 7), lambda: chunked("fp32", 40, 7)],
