@@ -17,8 +17,8 @@ from narrowfuzz.trace.trace import OperatorCall
 #: Those of torchao.optim, and the options that their constructors take.
 KINDS = ("AdamW8bit", "AdamW4bit", "AdamWFp8")
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
-#: What a step may be larger than Adam's bound: a code of the first moment stands for less than
-#: twice, one of the second for more than a quarter of it.
+#: What a step may be larger than Adam's bound, whose moments are exact. Chosen, not proven: room
+#: for a first moment that its code doubles beside a second that its code quarters.
 _ROOM = 4.0
 
 
