@@ -1,6 +1,6 @@
 """A first day on a GPU, as one command: ``make gpu``.
 
-Five steps ask one question each; a step whose answer is no ends the day, for what follows would say
+Six steps ask one question each; a step whose answer is no ends the day, for what follows would say
 nothing (``--go-on`` goes on). Everything that was printed and found is kept in one folder, with
 ``gpu.json`` over it; a day that was cut off goes on where it stopped when it is started again. Runs
 from the tree with the Python that is there; packages that lack come from a folder of wheels.
@@ -82,7 +82,7 @@ def play(asked: argparse.Namespace, device: str, out: Path, env: dict[str, str])
             if time.monotonic() + 60 * minutes + BESIDE > until:
                 print("the call's time is up: start it again")
                 return UNFINISHED
-            day["parts"][part.name] = done(part, minutes, device, out, env)
+            day["parts"][part.name] = done(part, minutes, device, out, env, asked.workers)
             file.write_text(json.dumps(day, indent=2) + "\n")
         answer = day["answers"][step.question] = answer_of(step, day["parts"])
         file.write_text(json.dumps(day, indent=2) + "\n")
@@ -132,13 +132,15 @@ def environment(out: Path, wheels: Path | None) -> dict[str, str]:
     return env
 
 
-def done(part: Part, minutes: float, device: str, out: Path, env: dict[str, str]) -> dict[str, Any]:
+def done(
+    part: Part, minutes: float, device: str, out: Path, env: dict[str, str], workers: int = 6
+) -> dict[str, Any]:
     """Run one part to its end; how that went, and its numbers."""
     if device == "simulated" and part.name in NOT_SIMULATED:
         return {"code": None, "why": "it needs a GPU that is not simulated"}
     words = {
         "minutes": f"{minutes:.3f}", "quarter": f"{minutes * 15:.1f}", "device": device,
-        "workers": "0" if device == "simulated" else "6",
+        "workers": "0" if device == "simulated" else str(workers),
         "out": str(out / part.name),
     }  # fmt: skip
     command = [word.format_map(words) for word in part.command]
@@ -197,6 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of the whole day")
     parser.add_argument("--call", type=float, default=0.0, help="minutes of this call; 0: no limit")
+    parser.add_argument("--workers", type=int, default=6, help="of a campaign on a GPU")
     parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
     parser.add_argument("--simulate", action="store_true", help="on the simulated Hopper")
     parser.add_argument("--only", action="append", metavar="PART")

@@ -35,17 +35,20 @@ def run(
     minutes: float,
     *globs: str,
     arms: tuple[str, ...] = ("eager*",),
+    operators: tuple[str, ...] = (),
     needs: tuple[str, ...] = ("cases",),
 ) -> Part:
-    """A campaign on these recipes. New findings about refusals and conversions are kept, and answer
-    no question here."""
+    """A campaign on these recipes, or on these operators by themselves. New findings about refusals
+    and conversions are kept, and answer no question here."""
     chosen = [text for glob in globs for text in ("--recipe", glob)]
+    chosen += [text for glob in operators for text in ("--operator", glob)]
     chosen += [text for arm in arms for text in ("--arm", arm)]
     how = ("--seed", "1", "--workers", "{workers}", "--minutes", "{minutes}", "--out", "{out}")
     command = (*RUN, "run", *chosen, *how, "--device", "{device}")
     return Part(name, minutes, command, (0, 1), needs)
 
 
+PLAIN_DTYPES = ("torch.bf16", "torch.fp32", "torch.fp16")
 COMPILED = ("eager", "aot_eager*", "inductor*")
 FAULTS = ("gemm-gain", "gemm-narrow-accumulator", "layer-gain", "recompute-drifts")
 #: Properties that hold on what quantises nothing.
@@ -56,12 +59,17 @@ STEPS = (
                             "--out", "{out}.json")),
     )),
     Step("baselines", "Is it silent on plain torch?", (
-        run("baselines", 3.0, "torch.bf16", "torch.fp32", "torch.fp16"),
+        run("baselines", 3.0, *PLAIN_DTYPES),
         Part("properties", 2.0, (
             sys.executable, "-m", "pytest", "-q", "properties/test_rules.py", "--nf-profile",
             "smoke", "--nf-device", "{device}", "--nf-recipe", "torch.bf16", "--nf-recipe",
             "torch.fp32", "-k", f"test_rules and ({PLAIN})",
         )),
+    )),
+    Step("operators", "Do the bounds of PyTorch's operators hold?", (
+        run("operators", 3.0, *PLAIN_DTYPES, operators=("*",)),
+        run("compiled-operators", 2.0, "torch.bf16", "torch.fp32", arms=COMPILED, operators=("*",),
+            needs=("cases", "compiles")),
     )),
     Step("eager", "Do the bounds hold on FP8?", (
         run("float8", 5.0, "torch.scaled_mm", "torchao.float8.*"),
@@ -91,4 +99,6 @@ STEPS = (
     )),
 )  # fmt: skip
 #: What a simulated GPU cannot do: compilers ask for a real one, and so do Triton's kernels.
-NOT_SIMULATED = ("blockwise", "compiled-baselines", "compiled-float8", "seed-bug")
+NOT_SIMULATED = (
+    "blockwise", "compiled-baselines", "compiled-float8", "compiled-operators", "seed-bug",
+)  # fmt: skip

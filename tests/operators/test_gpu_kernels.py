@@ -10,8 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from narrowfuzz.arms.operators import OperatorWatch, operators_of
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.operators import judge_call
-from narrowfuzz.trace.trace import OperatorCall
+from narrowfuzz.rules.repeat import check_repeat
+from narrowfuzz.trace.trace import OperatorCall, Trace
 
 ARRAYS = np.load(Path(__file__).parent / "h200.npz")
 CALLS: list[dict[str, Any]] = json.loads(str(ARRAYS["calls"]))["calls"]
@@ -114,3 +119,138 @@ def test_a_wrong_result_is_seen(number: int) -> None:
         found = [v.at.result or name for v in judge_call("eager", spoilt)
                  if v.status == "diverged"]  # fmt: skip
         assert found == [name]
+
+
+def cudnn_call(dtype: torch.dtype, keys: int, fill: float) -> OperatorCall:
+    """A backward of cuDNN's with a mask of one row, as a CPU's kernel answers it."""
+    make = torch.Generator().manual_seed(keys)
+    q, k, v, dy = (torch.randn(1, 1, n, 16, generator=make).to(dtype) for n in (5, keys, keys, 5))
+    mask = torch.zeros(5, keys, dtype=dtype)
+    mask[3] = fill
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+    watch = OperatorWatch()
+    with watch:
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).backward(dy)
+    calls = operators_of(watch.operators)
+    (call,) = (call for call in calls if call.operator == "attention_backward")
+    return replace(call, operator="attention_cudnn_backward", device="cuda")
+
+
+@pytest.mark.parametrize(("dtype", "fill"), [(torch.bfloat16, -65504.0), (torch.float16, -20.0)])
+def test_a_padded_tile_of_cudnn_is_known_where_the_scores_are_far_below_zero(
+    dtype: torch.dtype, fill: float
+) -> None:
+    known = {"attention_padded_tile": "an-entry"}
+
+    def statuses(call: OperatorCall, *rows: int) -> dict[str, str]:
+        grad = call.outputs["grad_query"].copy()
+        grad[..., list(rows), :] = np.nan
+        spoilt = replace(call, outputs={**call.outputs, "grad_query": grad})
+        return {
+            v.role.rpartition(".")[2]: v.status for v in judge_call("eager", spoilt, None, known)
+        }
+
+    call = cudnn_call(dtype, 64, fill)
+    assert set(statuses(call).values()) == {"ok"}
+    assert statuses(call, 3) == {"grad_query": "known", "grad_key": "ok", "grad_value": "ok"}
+    assert statuses(call, 2)["grad_query"] == "diverged", "a row that is not masked"
+    assert statuses(call, 2, 3)["grad_query"] == "diverged"
+    assert statuses(cudnn_call(dtype, 96, fill), 3)["grad_query"] == "diverged", "no such tile"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "keys", "varies"),
+    [("efficient", 65, True), ("efficient", 64, False), ("cudnn", 512, True), ("", 512, False)],
+)
+def test_two_runs_may_differ_where_a_kernel_adds_up_in_no_fixed_order(
+    kernel: str, keys: int, varies: bool
+) -> None:
+    name = "_".join(filter(None, ("attention", kernel, "backward")))
+    call = replace(cudnn_call(torch.float32, keys, 0.0), operator=name)
+    runs = [Trace("eager", outputs={"grad_input": np.full((2, 2), x, np.float32)}) for x in (1, 2)]
+    spec = Spec(recipe="torch.fp32", model="sdpa", dtype="fp32")
+    evidence = Evidence(
+        Case(spec=spec, data=DataSpec()),
+        {"eager": replace(runs[0], operators=(call,))},
+        repeats={"eager": runs[1]},
+    )
+    (verdict,) = check_repeat(evidence)
+    assert verdict.status == ("not_applicable" if varies else "diverged")
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+def test_the_fused_adam_of_a_gpu_may_keep_its_betas_in_fp32(kind: str) -> None:
+    """Of 3.0 twice: exp_avg_sq is what an H200 answered, 1.3e-5 below what 0.999 makes of it."""
+    options = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+    options |= {"maximize": False, "foreach": None, "fused": True}
+    first = {"exp_avg": 0.30000007152557373, "exp_avg_sq": 0.008999884128570557}
+    after = {"exp_avg": 0.5700001120567322, "exp_avg_sq": 0.01799076795578003}
+    tensors, outputs = (
+        {name: np.array([x], np.float32) for name, x in given.items()}
+        for given in (
+            {"param": -0.0010000000474974513, "grad": 3.0, **first},
+            {"param": -0.001999996602535248, **after},
+        )
+    )
+    dtypes = dict.fromkeys(("param", "grad", *first), "fp32")
+    settings = {"kind": kind, "options": options, "steps": 1}
+    call = OperatorCall(
+        "adam_step", "optimizer", 0, tensors, outputs, dtypes, {}, settings, device="cuda"
+    )
+
+    def statuses(call: OperatorCall) -> list[str]:
+        return [verdict.status for verdict in judge_call("eager", call)]
+
+    assert statuses(call) == ["ok"] * 3
+    assert statuses(replace(call, device="cpu")) == ["diverged", "ok", "diverged"]
+    slow = replace(call, settings={**settings, "options": {**options, "fused": False}})
+    assert statuses(slow) == ["diverged", "ok", "diverged"]
+    outputs["exp_avg_sq"] *= np.float32(1.0 + 2e-5)
+    assert "diverged" in statuses(call)
+
+
+def test_infinities_of_a_chunk_of_ids_are_known_to_cancel_to_nan() -> None:
+    grad = np.zeros((64, 1), np.float32)
+    grad[[0, 1]], grad[[32, 33]] = 60000.0, -60000.0
+    tensors = {"grad_output": grad, "indices": np.zeros(64, np.float32)}
+    dtypes = dict.fromkeys((*tensors, "grad_weight"), "fp16")
+    made = {"grad_weight": np.full((1, 1), np.nan, np.float32)}
+    settings = {"rows": 1, "padding": -1}
+    call = OperatorCall(
+        "embedding_backward", "backward", 0, tensors, made, dtypes, {}, settings, device="cuda"
+    )
+    (verdict,) = judge_call("eager", call, None, KNOWN)
+    assert verdict.explained_by == "an-entry"
+    (other,) = judge_call("eager", replace(call, outputs={"grad_weight": grad[:1]}), None, KNOWN)
+    assert other.status == "diverged"
+
+
+def test_an_exponential_that_is_flushed_counts_as_often_as_the_sum() -> None:
+    """log_softmax's gradient beside a far larger logit, as an H200 answers it: 0."""
+    dy, y = (np.array([x], np.float32) for x in ([64.0, 64.0, 0.0], [0.0, -88.5, -200.0]))
+    right = dy - np.exp(y) * dy.sum()
+    right[0, 1:] = 64.0, 0.0
+    assert judged_backward(dy, y, right) == "ok"
+    flushed = np.array([[-64.0, 64.0, -0.0]], np.float32)
+    assert judged_backward(dy, y, flushed) == "ok"
+    assert judged_backward(dy, y, flushed + np.float32([0.0, 0.0, 1e-35])) == "diverged"
+
+
+def judged_backward(dy: Any, y: Any, got: Any) -> str:
+    tensors, dtypes = (
+        {"grad_output": dy, "output": y},
+        dict.fromkeys(("grad_output", "output"), "fp32"),
+    )
+    call = OperatorCall(
+        "log_softmax_backward",
+        "backward",
+        0,
+        tensors,
+        {"grad_input": got},
+        {**dtypes, "grad_input": "fp32"},
+        {},
+        {"dim": 1},
+        device="cuda",
+    )
+    (verdict,) = judge_call("eager", call)
+    return verdict.status

@@ -36,7 +36,7 @@ from narrowfuzz.draw.sharded_specs import SHARDABLE, sharded_specs
 from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
 from narrowfuzz.draw.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
 from narrowfuzz.judge.judge import Judgement
-from narrowfuzz.machine.device import forks
+from narrowfuzz.machine.device import asked_here, forks
 from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.numerics.plan import Plan
@@ -91,7 +91,12 @@ class Generator:
         )
         self.models = tuple(m for m in named if any(recipe.takes(m) for recipe in recipes))
         #: Operators alone, and the recipes that leave them as torch has them.
-        self.operators = tuple(m for m in ALONE if not config.models or m in config.models)
+        device = asked_here(config.device or "cpu")
+        self.operators = tuple(
+            m
+            for m in ALONE
+            if (not config.models or m in config.models) and MODELS[m].device in ("", device)
+        )
         self.plain = [recipe for recipe in recipes if unconverted(recipe)]
         #: They are drawn by themselves: other slices draw what they drew without them.
         self.apart = copy.copy(rng)

@@ -79,6 +79,8 @@ class Model:
     operators: frozenset[str] | None = None
     #: What there are n of, of an operator alone: "keys"; "" where n is of no consequence.
     columns: str = ""
+    #: The type of device that it runs on, "" for all: torch has no kernel for it on others.
+    device: str = ""
     #: False of a user's that is called with other values than its defaults.
     by_default: bool = True
 

@@ -176,6 +176,7 @@ OPERATORS: tuple[Model, ...] = (
         lambda spec: ("layer", spec.k, True),
         "layer_norm",
         "layer_norm_backward",
+        device="cpu",
     ),
     _operator(
         "rms_norm",

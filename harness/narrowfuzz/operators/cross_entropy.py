@@ -168,7 +168,7 @@ OPERATOR = Operator(
         Deviation(
             "smoothed_sums_overflow",
             "losses of all classes are summed in the dtype of their input, where they overflow",
-            "cpu",
+            ("cpu", "cuda"),
             lambda call: _whole(call, narrow=True),
         ),
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
-from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32
+from narrowfuzz.numerics.formats import F64, FORMATS, FP32
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.operators.sum import FLUSHED, rounded, unit_of
 from narrowfuzz.trace.trace import OperatorCall
@@ -72,7 +72,7 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
     with np.errstate(all="ignore"):
         for id, row in zip(ids, terms.astype(np.float32), strict=True):
             total[id] = rounded(total[id] + row, dtype)
-    return _exactly(total)
+    return {"grad_weight": Expected.exactly(total)}
 
 
 def _chunked_sums(call: OperatorCall) -> dict[str, Expected]:
@@ -90,12 +90,7 @@ def _chunked_sums(call: OperatorCall) -> dict[str, Expected]:
                 if ids[at] != padding:
                     chunk[ids[at]] += rows[at]
             total = rounded(total + rounded(chunk, dtype), dtype)
-    return _exactly(total)
-
-
-def _exactly(total: F32) -> dict[str, Expected]:
-    exact = total.astype(np.float64)
-    return {"grad_weight": Expected.between(exact, exact, np.isnan(exact))}
+    return {"grad_weight": Expected.exactly(total)}
 
 
 def _title(call: OperatorCall) -> str:
@@ -117,13 +112,13 @@ OPERATOR = Operator(
         Deviation(
             "embedding_narrow_sums",
             "rows of an embedding's gradient are summed in their own dtype",
-            "cpu",
+            ("cpu",),
             _narrow_sums,
         ),
         Deviation(
             "embedding_chunked_sums",
             "sums of 32 rows of an embedding's gradient are added up in their own dtype",
-            "cuda",
+            ("cuda",),
             _chunked_sums,
         ),
     ),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import U32, gamma
-from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.numerics.formats import F64, FORMATS, FP32
 from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -266,6 +266,29 @@ def _block_sums(call: OperatorCall) -> dict[str, Expected]:
     return _gradients(call, blocks=True) if call.dtypes["query"] != "fp32" else {}
 
 
+#: The keys that a tile of cuDNN's backward takes.
+_TILE = 128
+
+
+def _padded_tile(call: OperatorCall) -> dict[str, Expected]:
+    """As cuDNN's backward does on Hopper with a mask where half of the last tile of keys is
+    padding: that scores 0, and where a row's log-sum-exp is so far below 0 that exp(0 - lse)
+    overflows fp32, or (0 - delta) of it the dtype, infinity times the padding's 0 is NaN in
+    grad_query (pytorch#196678)."""
+    if "mask" not in call.tensors or call.tensors["key"].shape[-2] % _TILE != _TILE // 2:
+        return {}
+    right = _backward(call)["grad_query"]
+    shape, largest = call.tensors["query"].shape, FORMATS[call.dtypes["query"]].max
+    lse = call.tensors["logsumexp"].reshape(*shape[:2], -1)[..., : shape[-2], None]
+    dy, out = (call.tensors[n].astype(np.float64) for n in ("grad_out", "out"))
+    with np.errstate(all="ignore"):
+        delta = np.log(np.abs((dy * out).sum(-1, keepdims=True)) + _TINY)
+        over = (-lse > np.log(FP32.max)) | (delta - lse > np.log(largest) - 0.5)
+    nan = np.broadcast_to(over, shape)
+    lo, hi = (np.where(nan, np.nan, end) for end in (right.lo, right.hi))
+    return {"grad_query": Expected.between(lo, hi, right.unknown & ~nan)}
+
+
 @dataclass(frozen=True)
 class _Products:
     """What a backward multiplies for its gradients, and how far the kernel's may be from these."""
@@ -369,20 +392,42 @@ def _title(call: OperatorCall, before: str = "") -> str:
     return f"{before}attention of {dtype} queries of {several}{how}"
 
 
-_OF_CPU = (
-    Deviation(
+#: Of forwards and of backwards, by kernel.
+_FORWARD_DEVIATIONS = {
+    "flash_attention_for_cpu": Deviation(
         "attention_nan_swallowed",
         "attention of a query that is NaN is 0 where there are fewer keys than a vector holds",
-        "cpu",
+        ("cpu",),
         _nan_swallowed,
     ),
-    Deviation(
+}
+_BACKWARD_DEVIATIONS = {
+    "flash_attention_for_cpu": Deviation(
         "attention_block_sums",
         "gradients of attention are added up over blocks in their own dtype",
-        "cpu",
+        ("cpu",),
         _block_sums,
     ),
-)
+    "cudnn_attention": Deviation(
+        "attention_padded_tile",
+        "the gradient of a query with a mask is NaN where half of a tile of keys is padding and "
+        "the scores are far below 0",
+        ("cuda",),
+        _padded_tile,
+    ),
+}
+#: From how many keys on a backward's blocks add up their shares of grad_query by atomic operations:
+#: torch says of each that it is not deterministic. Seen on an H200, flash and cuDNN at 512 keys and
+#: not at 128.
+_ATOMIC = {"efficient_attention": 65, "flash_attention": 129, "cudnn_attention": 129}
+
+
+def _unordered(kernel: str, call: OperatorCall) -> bool:
+    return kernel in _ATOMIC and call.tensors["key"].shape[-2] >= _ATOMIC[kernel]
+
+
+def _those(deviations: Mapping[str, Deviation], kernel: str) -> tuple[Deviation, ...]:
+    return (deviations[kernel],) if kernel in deviations else ()
 
 
 def _operators() -> tuple[Operator, ...]:
@@ -402,7 +447,7 @@ def _operators() -> tuple[Operator, ...]:
                 title=_title,
                 results=("output", "logsumexp"),
                 optional=("mask",),
-                deviations=(_OF_CPU[0],) if on_cpu else (),
+                deviations=_those(_FORWARD_DEVIATIONS, short),
             ),
             Operator(
                 name=f"{name}_backward",
@@ -414,7 +459,8 @@ def _operators() -> tuple[Operator, ...]:
                 title=partial(_title, before="the backward of "),
                 results=GRADIENTS,
                 optional=("mask",),
-                deviations=(_OF_CPU[1],) if on_cpu else (),
+                deviations=_those(_BACKWARD_DEVIATIONS, short),
+                unordered=partial(_unordered, short),
             ),
         ]
     return tuple(found)

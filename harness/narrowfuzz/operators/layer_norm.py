@@ -201,7 +201,7 @@ OPERATORS = (
             Deviation(
                 "layer_norm_narrow_sums",
                 "gradients of a layer norm's parameters are summed in the dtype of its input",
-                "cpu",
+                ("cpu",),
                 _narrow_sums,
             ),
         ),

@@ -170,7 +170,7 @@ OPERATOR = Operator(
             "linear_cross_entropy_divides_by_none",
             "in chunks, the mean over no row has gradients of NaN, and the NaN of a row that is "
             "ignored reaches the loss",
-            "cpu",
+            ("cpu",),
             _nothing_counts,
         ),
     ),

@@ -20,6 +20,8 @@ _OPTIONS = ("lr", "betas", "eps", "weight_decay")
 #: What a step may be larger than Adam's bound, whose moments are exact. Chosen, not proven: room
 #: for a first moment that its code doubles beside a second that its code quarters.
 _ROOM = 4.0
+#: Half of fp32's least number, and what a GPU may flush to zero.
+_LEAST, _FLUSHED = 2.0**-150, 2.0**-126
 
 
 def read_low_bit_step(
@@ -71,6 +73,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         update, kept = lr * m / first / below, _decayed(call, param)
         unit = 2.0 * U32
         near = lr / first / below * 4.0 * unit * (np.abs(m0) + np.abs(grad))
+        near = near + lr / first / below * (_FLUSHED if call.device == "cuda" else 8.0 * _LEAST)
         near = near + np.abs(update) * unit * (8.0 + 2.0 / first + 2.0 / second)
         near = near + 4.0 * unit * (np.abs(kept) + np.abs(update))
         wild = ~(np.abs(grad) < np.sqrt(LARGEST)) | ~np.isfinite(kept)
@@ -119,7 +122,7 @@ OPERATOR = Operator(
             "low_bit_second_moment_lost",
             "a second moment that is small beside its block's largest is kept as 0, the first is "
             "not, and the next step divides by epsilon",
-            "cpu",
+            ("cpu", "cuda"),
             _moment_lost,
         ),
     ),

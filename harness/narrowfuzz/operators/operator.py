@@ -59,6 +59,18 @@ class Expected:
         with np.errstate(all="ignore"):
             return cls((lo + hi) / 2.0, (hi - lo) / 2.0, lo, hi, unknown)
 
+    @classmethod
+    def exactly(cls, values: NDArray[Any]) -> Expected:
+        """These and no others, NaN among them."""
+        values = values.astype(np.float64)
+        return cls.between(values, values, np.zeros(values.shape, dtype=bool))
+
+
+def either(one: Expected, other: Expected) -> Expected:
+    """What lies between the ends of both."""
+    lo, hi = np.fmin(one.lo, other.lo), np.fmax(one.hi, other.hi)
+    return Expected.between(lo, hi, one.unknown | other.unknown)
+
 
 @dataclass(frozen=True)
 class Deviation:
@@ -67,8 +79,8 @@ class Deviation:
     name: str
     #: What they do, as ``list`` and the docs say it.
     words: str
-    #: Whose kernels, as torch names the type of the device.
-    device: str
+    #: Whose kernels, as torch names the types of devices.
+    devices: tuple[str, ...]
     #: What each result is then, by name; nothing of a call, or a result, that it does not touch.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]
 
@@ -105,6 +117,9 @@ class Operator:
     #: Tensors that only say what the call found; the expression does without.
     found: tuple[str, ...] = ()
     deviations: tuple[Deviation, ...] = ()
+    #: May another run of this very call return other bits, since its kernel adds up in no fixed
+    #: order, as torch documents?
+    unordered: Callable[[OperatorCall], bool] = lambda call: False
     #: A function of ``play/`` that the expression calls, which scripts have the source of.
     helper: str = ""
 

@@ -121,6 +121,7 @@ def _backward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
             centre = dy - factor * total
             radius = factor * (g * sizes + 2.0 * _EPS * np.abs(total))
             radius = radius + 4.0 * U32 * (np.abs(dy) + factor * np.abs(total))
+            radius = radius + FLUSHED * np.abs(total)  # of an exponential
         else:
             centre = terms - factor * total if rounds else factor * (dy - total)
             radius = np.abs(factor) * (g * sizes + 4.0 * U32 * (np.abs(dy) + np.abs(total)))

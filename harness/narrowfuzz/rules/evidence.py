@@ -19,6 +19,7 @@ from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
 from narrowfuzz.numerics.plan import Plan, Role, unquantised
 from narrowfuzz.numerics.reference import Quantised, Scale
+from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.operators.linear import Reference, alone
 from narrowfuzz.trace.expect import Given
 from narrowfuzz.trace.trace import Change, Derivative, RunError, Seen, Trace
@@ -30,6 +31,8 @@ Rerun = Callable[[dict[str, F32], Spec, str], Trace]
 
 #: The eager arms that recompute nothing: on oneDNN's kernels, and on PyTorch's own.
 EAGER, NATIVE = arms.EAGER.name, arms.EAGER_NATIVE.name
+#: Why two runs of the same need not be the same.
+BY_CHANCE = "rounded by chance, or added up in no fixed order"
 
 
 @dataclass(frozen=True)
@@ -232,8 +235,15 @@ class Evidence:
         return self.case.spec
 
     def by_chance(self, role: str) -> bool:
-        """True where a second run may differ: an operand of this GEMM is rounded stochastically."""
-        return any(name == role and gemm.stochastic for name, gemm in self.plan.gemms.items())
+        """True where a second run may differ: an operand of this GEMM is rounded stochastically, or
+        a kernel that was called adds up in no fixed order."""
+        plan = any(name == role and gemm.stochastic for name, gemm in self.plan.gemms.items())
+        return plan or self._unordered
+
+    @cached_property
+    def _unordered(self) -> bool:
+        calls = (call for trace in self.traces.values() for call in trace.operators)
+        return any(OPERATORS[call.operator].unordered(call) for call in calls)
 
     def compiled(self, arm: str) -> bool:
         return BY_NAME[arm].compiled

@@ -115,7 +115,7 @@ def _as_built(
     return {
         deviations[deviation.name]: deviation.expected(call)
         for deviation in operator.deviations
-        if deviation.name in deviations and deviation.device == call.device
+        if deviation.name in deviations and call.device in deviation.devices
     }
 
 

@@ -15,7 +15,7 @@ from narrowfuzz.case.event_data import with_events
 from narrowfuzz.case.events import Backward, Event, Forward, Open, Step, numbered
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.rules.evidence import Evidence, same_bits
+from narrowfuzz.rules.evidence import BY_CHANCE, Evidence, same_bits
 from narrowfuzz.rules.rule import first, plain
 from narrowfuzz.rules.whole import role_of
 from narrowfuzz.trace.address import At
@@ -69,7 +69,7 @@ def check_order(evidence: Evidence) -> Iterator[Verdict]:
 def check_kept_graph(evidence: Evidence) -> Iterator[Verdict]:
     """R27: a kept graph that runs backward again, on the same gradient, leaves the same."""
     if any(evidence.by_chance(role) for role in ROLES):
-        yield plain("R27", evidence.base, "grad_input", "not_applicable", "stochastic rounding")
+        yield plain("R27", evidence.base, "grad_input", "not_applicable", BY_CHANCE)
         return
     base = evidence.traces.get(evidence.base)
     if base is None or base.error is not None:
@@ -116,7 +116,7 @@ def _same_training(
     if events == spec.events or not spec.trains:
         return plain(name, evidence.base, "output", "not_applicable", "nothing to leave out")
     if not why and any(evidence.by_chance(role) for role in ROLES):
-        why = "stochastic rounding"
+        why = BY_CHANCE
     if why:
         return plain(name, evidence.base, "output", "not_applicable", why)
     other_spec = msgspec.structs.replace(spec, events=events)

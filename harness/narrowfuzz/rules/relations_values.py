@@ -16,7 +16,7 @@ from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, decode, round_to
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role, TwoLevelScale
 from narrowfuzz.operators.linear import alone
-from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.evidence import BY_CHANCE, Evidence
 from narrowfuzz.rules.rerun import again, base_of, compare
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At
@@ -51,7 +51,7 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
         if role == "output" and "bias" in evidence.tensors and tensor != "grad_output":
             continue  # the bias does not scale
         if evidence.by_chance(role):
-            yield plain(name, evidence.base, role, "not_applicable", "stochastic rounding")
+            yield plain(name, evidence.base, role, "not_applicable", BY_CHANCE)
             continue
         by = k * SCALES[tensor][role]
         want = np.ldexp(base.outputs[role], by)
@@ -127,7 +127,7 @@ def check_negation(evidence: Evidence) -> Iterator[Verdict]:
         if role == "output" and "bias" in evidence.tensors:
             continue
         if evidence.by_chance(role):
-            yield plain("R4", evidence.base, role, "not_applicable", "stochastic rounding")
+            yield plain("R4", evidence.base, role, "not_applicable", BY_CHANCE)
             continue
         got, want = after.outputs[role], sign * base.outputs[role]
         yield compare(evidence, "R4", role, got, want, "is not symmetric", other, times=sign)

@@ -12,7 +12,7 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.play.names import name_of
-from narrowfuzz.rules.evidence import EAGER, Evidence, identical, same_bits
+from narrowfuzz.rules.evidence import BY_CHANCE, EAGER, Evidence, identical, same_bits
 from narrowfuzz.rules.gemm import on_lattice
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At
@@ -69,7 +69,7 @@ def equal_outputs(
     called ``than``; with ``names`` only those have, and the others are there in both."""
     arm = trace.arm
     if any(evidence.by_chance(role) for role in ROLES):
-        return plain(rule, arm, "output", "not_applicable", "stochastic rounding")
+        return plain(rule, arm, "output", "not_applicable", BY_CHANCE)
     for name in sorted(set(trace.outputs) | set(other.outputs), key=_rank):
         got, want = trace.outputs.get(name), other.outputs.get(name)
         if got is None or want is None:
