@@ -13,11 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from narrowfuzz.arms.operators import EagerWatch, operators_of
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.play.function_call import called
-from narrowfuzz.rules.operators import judge_call
-from narrowfuzz.trace.trace import OperatorCall
+from narrowfuzz.play.running import Running
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.operators import check_operators, judge_call
+from narrowfuzz.trace.trace import OperatorCall, Trace
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 KNOWN = {
@@ -249,3 +252,25 @@ def test_wrong_compositions_are_seen(
         found = statuses(make())
     assert {name for name, status in found.items() if status == "diverged"} >= results
     assert "diverged" not in statuses(make()).values()
+
+
+def test_what_nobody_judges_is_named_with_the_reason() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    running = Running()
+    running.follow(model)
+    x, y = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 1, 2])
+    with EagerWatch(running, ["0"]) as watch:
+        h = F.silu(model(x)).relu() @ torch.eye(4)
+        h = F.rms_norm(h, (4,), eps=1e-5) + F.embedding(y, torch.ones(3, 4)).view(3, 4)
+        F.cross_entropy(h, y, label_smoothing=0.1, weight=torch.ones(4)).backward()
+    smoothed = "smoothed labels with class weights, or targets that are probabilities"
+    assert watch.unjudged == {
+        "silu": "no reference",
+        "mm": "no reference",  # the linear's is judged by its layer
+        "cross entropies with smoothed labels": smoothed,
+    }
+    trace = Trace("eager", operators=operators_of(watch.operators), unjudged=watch.unjudged)
+    case = Case(spec=Spec(recipe="torch.fp32", model="linear", dtype="fp32"), data=DataSpec())
+    verdicts = list(check_operators(Evidence(case, {"eager": trace})))
+    assert [v.role for v in verdicts if v.status == "not_applicable"] == list(watch.unjudged)
+    assert any(v.status == "ok" and v.role == "rms_norm.output" for v in verdicts)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -24,6 +24,21 @@ from narrowfuzz.trace.trace import OperatorCall
 
 #: Tensors that are nobody's subclass.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+#: Kernels, without overload, that move numbers, make them of none, or are one operation that IEEE
+#: 754 rounds.
+_EXACT = frozenset((
+    "_to_copy", "_unsafe_view", "_unsafe_index", "abs", "add", "addcmul", "alias", "arange", "cat",
+    "clamp", "clamp_min", "clone", "constant_pad_nd", "copy", "detach", "diag_embed", "div",
+    "dropout", "embedding", "empty", "empty_like", "empty_strided", "eye", "fill", "flip", "full",
+    "full_like", "gather", "index", "index_put", "index_select", "lift_fresh", "masked_fill", "max",
+    "maximum", "min", "minimum", "mul", "native_dropout", "neg", "new_empty", "new_full",
+    "new_ones", "new_zeros", "normal", "ones", "ones_like", "rand", "randn", "reciprocal", "relu",
+    "repeat", "roll", "rsub", "scalar_tensor", "scatter", "select_scatter", "set", "sign",
+    "slice_scatter", "sort", "sqrt", "stack", "sub", "threshold", "topk", "tril", "triu", "uniform",
+    "where", "zero", "zeros", "zeros_like",
+))  # fmt: skip
+#: Why nobody judges the call of any other.
+NO_REFERENCE = "no reference"
 
 
 @dataclass
@@ -48,6 +63,8 @@ class OperatorWatch(AttentionWatch):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.operators: list[LiveCall] = []
+        #: What nobody judges, and why: an operator in words, or a kernel by its name.
+        self.unjudged: dict[str, str] = {}
         self._times: Counter[str] = Counter()
         #: Steps of optimizers that have begun: of each parameter its call, without results.
         self._begun: list[tuple[Any, LiveCall]] = []
@@ -70,14 +87,17 @@ class OperatorWatch(AttentionWatch):
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         super().note(func, args, kwargs, result)
         operator = BY_KERNEL.get(func.name())
-        if operator is None:
-            return
-        read = operator.read(by_name(func, args, kwargs), result)
-        self.record(operator, read)
+        if operator is not None:
+            self.record(operator, by_name(func, args, kwargs), result)
 
-    def record(self, operator: Operator, read: Read | None) -> LiveCall | None:
-        """Record a call of a kernel or a function."""
+    def record(self, operator: Operator, named: Any, result: Any) -> LiveCall | None:
+        """Record a call of a kernel or a function, of its arguments by name."""
         phase = "backward" if in_backward() else "forward"
+        try:
+            read = operator.read(named, result)
+        except ValueError as error:
+            self.unjudged[operator.words] = str(error)
+            return None
         call = None if read is None else self._called(operator.name, phase, read)
         if call is not None:
             self.operators.append(call)
@@ -116,10 +136,14 @@ class OperatorWatch(AttentionWatch):
                 if type(parameter.grad) not in _PLAIN:
                     continue  # none, or a library's own
                 state = stepping.state.get(parameter, {})
-                if low_bit:
-                    step = self._low_bit(stepping, group, parameter, state)
-                else:
-                    step = read_step(kind, group, parameter, state)
+                try:
+                    if low_bit:
+                        step = self._low_bit(stepping, group, parameter, state)
+                    else:
+                        step = read_step(kind, group, parameter, state)
+                except ValueError as error:
+                    self.unjudged["steps of optimizers"] = str(error)
+                    continue
                 if step is not None and (call := self._called(step[0], "optimizer", step[1])):
                     self._begun.append((parameter, call))
 
@@ -153,7 +177,24 @@ class OperatorWatch(AttentionWatch):
 
 
 class EagerWatch(OperatorWatch):
-    """The same, and calls of functions that torch composes of kernels."""
+    """The same, and calls of functions that torch composes of kernels. Of other kernels it is noted
+    that nobody judges them, where a forward calls them outside of the ``linears``."""
+
+    def __init__(
+        self, running: Callable[[], str] = lambda: "", linears: Collection[str] = ()
+    ) -> None:
+        super().__init__(running)
+        self._linears = frozenset(linears)
+        #: True in functions that are judged as one call.
+        self.within = False
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        super().note(func, args, kwargs, result)
+        name = _rounds(func)
+        if not name or self.within or in_backward() or self.running() in self._linears:
+            return
+        if _floating(result):
+            self.unjudged[name] = NO_REFERENCE
 
     def __enter__(self) -> Any:
         self._functions = FunctionWatch(self)
@@ -172,19 +213,23 @@ class FunctionWatch(TorchFunctionMode):
     added up with others of the same tensors on their way, so they are what the call gives once more
     by itself; to look at them in the graph would change the order of these sums."""
 
-    def __init__(self, watch: OperatorWatch) -> None:
+    def __init__(self, watch: EagerWatch) -> None:
         super().__init__()
         self.watch = watch
         #: Of each call, what it is called with again and whose gradients are asked for.
         self._again: list[tuple[LiveCall, Any, dict[str, Any], tuple[str, ...]]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
         operator = of_function(func)
         if operator is None or any(kind not in _PLAIN for kind in types):
-            return made
+            return func(*args, **(kwargs or {}))
+        self.watch.within = True
+        try:
+            made = func(*args, **(kwargs or {}))
+        finally:
+            self.watch.within = False
         given = arguments_of(func, args, kwargs or {})
-        call = self.watch.record(operator, operator.read(given, made))
+        call = self.watch.record(operator, given, made)
         if call is not None and made.requires_grad:
             tensors = {n: t for n, t in given.items() if isinstance(t, torch.Tensor)}
             held = given | {name: copied(t) for name, t in tensors.items()}
@@ -210,6 +255,19 @@ def _keep(call: LiveCall, gradient: torch.Tensor) -> None:
     if "grad_output" not in call.tensors and type(gradient) in _PLAIN:
         call.tensors["grad_output"] = copied(gradient)
         call.strides["grad_output"] = tuple(gradient.stride())
+
+
+@cache
+def _rounds(func: Any) -> str:
+    """The name of a kernel of no operator and of which IEEE 754 does not fix every bit, or ""."""
+    name: str = func.overloadpacket.__name__
+    exact = func.is_view or name.removesuffix("_") in _EXACT
+    return "" if exact or func.name() in BY_KERNEL else name
+
+
+def _floating(result: Any) -> bool:
+    first = result[0] if isinstance(result, (tuple, list)) and result else result
+    return isinstance(first, torch.Tensor) and first.is_floating_point()
 
 
 class GraphWatch(OperatorWatch, KernelWatch):

@@ -161,6 +161,7 @@ class _Recorded:
     gemms: list[tuple[Any, ...]]
     attention: list[Attended]
     operators: list[LiveCall]
+    unjudged: dict[str, str]
     products: list[Product]
 
 
@@ -203,7 +204,7 @@ class _Run:
             attends, alone = program.description.attends, spec.alone
             every = focus is None or alone or (attends and focus % 4 == 0)
             if every and (attends or alone or not self.arm.checkpoint):
-                self.watch = EagerWatch(self.running)
+                self.watch = EagerWatch(self.running, program._linears)
 
     def trace(self) -> Trace:
         program = self.program
@@ -243,6 +244,7 @@ class _Run:
             self.seen,
             watch.attention,
             watch.operators,
+            watch.unjudged,
             program._tap.watch.products,
         )
         if program.device != "cpu":
@@ -301,6 +303,7 @@ class _Run:
                 calls=calls,
                 attention=attention,
                 operators=called,
+                unjudged=recorded.unjudged,
                 census=census,
             )
         multiplied = multiplied_of(recorded.products)

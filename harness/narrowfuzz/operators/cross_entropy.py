@@ -26,12 +26,14 @@ from narrowfuzz.trace.trace import OperatorCall
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     x, target = named["input"], named["target"]
     smooth = named["label_smoothing"]
-    if not smooth or named["weight"] is not None or x.ndim != 2 or target.is_floating_point():
+    if not smooth:
         return None
-    if not x.numel() or max(x.shape) > 2**24 or named["size_average"] or named["reduce"]:
-        return None  # classes travel as numbers of fp32
-    if result.dtype != x.dtype:
-        return None  # autocast has cast what it was given
+    if named["weight"] is not None or target.is_floating_point():
+        raise ValueError("smoothed labels with class weights, or targets that are probabilities")
+    if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:  # classes travel as numbers of fp32
+        raise ValueError(f"logits of shape {list(x.shape)}")
+    if named["size_average"] or named["reduce"] or result.dtype != x.dtype:
+        raise ValueError("a reduction of old, or autocast")
     settings = {
         "reduction": named["reduction"],
         "ignored": int(named["ignore_index"]),

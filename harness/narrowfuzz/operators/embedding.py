@@ -17,11 +17,11 @@ from narrowfuzz.trace.trace import OperatorCall
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     if named.get("scale_grad_by_freq"):
-        return None
+        raise ValueError("scale_grad_by_freq")
     indices = named["indices"]
     rows, padding = int(named["num_weights"]), int(named["padding_idx"])
-    if rows > 2**24:
-        return None  # ids travel as numbers of fp32
+    if rows > 2**24:  # ids travel as numbers of fp32
+        raise ValueError(f"{rows} embeddings")
     return Read(
         {"grad_output": named["grad_output"], "indices": indices.float()},
         {"grad_weight": result},

@@ -65,11 +65,13 @@ def _tensors(named: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return found if mask is None else found | {"mask": mask}
 
 
-def _settings(named: Mapping[str, Any]) -> dict[str, Any] | None:
-    """None for dropout, whose random numbers are the kernel's own, and where all scores are 0."""
+def _settings(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises ValueError for dropout, for what is empty, and where all scores are 0."""
     q, k, scale = named["query"], named["key"], named.get("scale")
-    if named.get("dropout_p") or q.ndim != 4 or not q.numel() or not k.numel() or scale == 0.0:
-        return None
+    if named.get("dropout_p"):
+        raise ValueError("dropout, whose random numbers are the kernel's own")
+    if q.ndim != 4 or not q.numel() or not k.numel() or scale == 0.0:
+        raise ValueError(f"queries of shape {list(q.shape)}, scaled by {scale}")
     return {
         "causal": bool(named.get("is_causal", False)),
         "scale": q.shape[-1] ** -0.5 if scale is None else float(scale),
@@ -85,8 +87,6 @@ def _call(kernel: str, first: str, rest: str, settings: Mapping[str, Any]) -> st
 
 def _read_forward(kernel: str, named: Mapping[str, Any], result: Any) -> Read | None:
     settings = _settings(named)
-    if settings is None:
-        return None
     rest = _FORWARD[kernel.removeprefix(_PREFIX)]
     settings["call"] = _call(kernel, "query, key, value", rest, settings)
     outputs = {"output": result[0]}
@@ -97,8 +97,6 @@ def _read_forward(kernel: str, named: Mapping[str, Any], result: Any) -> Read | 
 
 def _read_backward(kernel: str, named: Mapping[str, Any], result: Any) -> Read | None:
     settings = _settings(named)
-    if settings is None:
-        return None
     rest = _BACKWARD[kernel.removesuffix("_backward").removeprefix(_PREFIX)]
     settings["call"] = _call(kernel, "grad_out, query, key, value", rest, settings)
     named = {"grad_out": named.get("grad_out_"), **named}

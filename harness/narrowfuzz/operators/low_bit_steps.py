@@ -28,10 +28,12 @@ def read_low_bit_step(
     kind: str, group: Mapping[str, Any], param: Any, state: Any, start: Any, grads: Any
 ) -> Read | None:
     """The call before it is made: ``start`` is the parameter before its first step, ``grads`` are
-    the gradients of all steps, this one's last [steps, ...]. None for options without a
-    reference."""
-    if kind not in KINDS or group.get("amsgrad"):
+    the gradients of all steps, this one's last [steps, ...]. None for other optimizers; raises
+    ValueError with the reason for options without a reference."""
+    if kind not in KINDS:
         return None
+    if group.get("amsgrad"):
+        raise ValueError("amsgrad")
     tensors = {"param": param, "start": start, "grads": grads}
     for name in ("exp_avg", "exp_avg_sq"):
         if (kept := state.get(name)) is not None:

@@ -21,10 +21,10 @@ from narrowfuzz.trace.trace import OperatorCall
 _NONE, _MEAN = 0, 1
 
 
-def _read(named: Mapping[str, Any], result: Any, outputs: Mapping[str, Any]) -> Read | None:
+def _read(named: Mapping[str, Any], result: Any, outputs: Mapping[str, Any]) -> Read:
     x, target, weight = named["self"], named["target"], named.get("weight")
-    if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:
-        return None  # classes travel as numbers of fp32
+    if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:  # classes travel as numbers of fp32
+        raise ValueError(f"logits of shape {list(x.shape)}")
     tensors = {"input": x, "target": target.float()}
     tensors |= {} if weight is None else {"weight": weight}
     settings = {"reduction": int(named["reduction"]), "ignored": int(named["ignore_index"])}
@@ -39,8 +39,6 @@ def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
 
 def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
     read = _read(named, result, {"grad_input": result})
-    if read is None:
-        return None
     more = {"grad_output": named["grad_output"], "total_weight": named["total_weight"]}
     return Read({**more, **read.tensors}, read.outputs, read.settings)
 

@@ -93,7 +93,8 @@ class Operator:
     #: What is checked of a model where its calls are: ``layer norms``.
     words: str
     #: The arguments of a kernel, by their names in its schema, or of a function, and its result ->
-    #: the call; None where these arguments make it something else.
+    #: the call; None where these arguments make it another operator's. Raises ValueError with the
+    #: reason where nobody judges such a call.
     read: Callable[[Mapping[str, Any], Any], Read | None]
     #: What each result may be, by name. Raises ValueError with the reason where nothing is known.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]

@@ -42,11 +42,17 @@ def read_step(
     kind: str, group: Mapping[str, Any], param: Any, state: Any
 ) -> tuple[str, Read] | None:
     """The operator, and the call before it is made: its results are the parameter and its state
-    afterwards. None for options without a reference, a learning rate that is a tensor, and a
-    parameter that is empty or very large."""
-    if kind not in _KINDS or any(group.get(name) for name in _OTHERWISE):
-        return None
-    if not isinstance(group["lr"], float) or not 0 < param.numel() <= LARGEST_PARAMETER:
+    afterwards. None for an empty parameter; raises ValueError with the reason for other optimizers,
+    options without a reference, a learning rate that is a tensor, and a very large parameter."""
+    if kind not in _KINDS:
+        raise ValueError(f"torch.optim.{kind}")
+    if others := [name for name in _OTHERWISE if group.get(name)]:
+        raise ValueError(f"{kind} with {', '.join(others)}")
+    if not isinstance(group["lr"], float):
+        raise ValueError("a learning rate that is a tensor")
+    if param.numel() > LARGEST_PARAMETER:
+        raise ValueError(f"a parameter of more than {LARGEST_PARAMETER} elements")
+    if not param.numel():
         return None
     operator, names, options = _KINDS[kind]
     kept = {name: state[name] for name in names if state.get(name) is not None}

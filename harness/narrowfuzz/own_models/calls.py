@@ -204,8 +204,11 @@ class Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         operator = of_function(func)
-        if operator is not None and operator.read(arguments_of(func, args, kwargs), made):
-            self.operators.add(operator.name)
+        try:
+            if operator is not None and operator.read(arguments_of(func, args, kwargs), made):
+                self.operators.add(operator.name)
+        except ValueError:  # nobody judges such a call, and the run says so
+            return made
         return made
 
 

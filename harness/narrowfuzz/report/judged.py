@@ -19,6 +19,7 @@ from narrowfuzz.case.layout import LAYOUTS, shardable
 from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.models.catalog import MODELS, of_kind
+from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules import RULES
@@ -39,6 +40,8 @@ _OPERATORS = {
     for operator in OPERATORS.values()
     for result in operator.results
 }
+#: The same, where nothing is known of the call, by its operator's name as well.
+_WORDS = _OPERATORS | {operator.name: operator.words for operator in OPERATORS.values()}
 #: Recipe, arm, model.
 Combination = tuple[str, str, str]
 
@@ -58,6 +61,8 @@ class Judged:
     events: tuple[str, ...] = ()
     #: Operators of which calls were judged, in words.
     operators: tuple[str, ...] = ()
+    #: Operators, in words, and kernels, by name, of which no call was judged, and why.
+    unjudged: Mapping[str, str] = field(default_factory=dict)
     #: Why some were never judged, where a case said so.
     why: Mapping[Combination, str] = field(default_factory=dict)
 
@@ -128,11 +133,17 @@ def happened(case: Case) -> set[tuple[Any, ...]]:
 
 
 def called(verdicts: Iterable[Verdict]) -> set[tuple[Any, ...]]:
-    """("met", ("operator", words)) for each operator of which a rule judged a call."""
+    """("met", ("operator", words)) for each operator of which a rule judged a call, and ("met",
+    ("unjudged", (what, why))) for each operator or kernel that no rule judges."""
+    of_calls = [verdict for verdict in verdicts if verdict.oracle == "O25"]
     return {
         ("met", ("operator", _OPERATORS[verdict.role]))
-        for verdict in verdicts
+        for verdict in of_calls
         if verdict.status in JUDGED and verdict.role in _OPERATORS
+    } | {
+        ("met", ("unjudged", (_WORDS.get(verdict.role, verdict.role), verdict.why)))
+        for verdict in of_calls
+        if verdict.status in ("inconclusive", "not_applicable") and verdict.role not in ROLES
     }
 
 
@@ -152,12 +163,15 @@ def judged(
     whole = set(_asked(recipes, arms, models, device))
     whys = {key[1:4]: key[4] for key in counts if isinstance(key, tuple) and key[0] == "hindered"}
     with_what = [key[1] for key in counts if isinstance(key, tuple) and key[0] == "met"]
+    operators = tuple(sorted(what for kind, what in with_what if kind == "operator"))
+    unjudged = [what for kind, what in with_what if kind == "unjudged"]
     return Judged(
         frozenset(met & whole),
         tuple(sorted(whole - met)),
         layers,
         values=frozenset(what for kind, what in with_what if kind == "values"),
-        operators=tuple(sorted(what for kind, what in with_what if kind == "operator")),
+        operators=operators,
+        unjudged={what: why for what, why in sorted(unjudged) if what not in operators},
         steps=max((what for kind, what in with_what if kind == "steps"), default=0),
         events=tuple(_EVENTS[kind] for kind in _EVENTS if ("event", kind) in with_what),
         why={one: why for one in whole - met if (why := _in_the_way(one, whys))},

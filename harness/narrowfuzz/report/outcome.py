@@ -171,12 +171,10 @@ class Ended:
             said += f", eager runs also {', '.join(trained)}"
         if functions := said_of_functions(self.tally.counts):
             said += f". {functions}"
-        others = "other formulas" if share.operators else "formulas"
-        norms = "RMS norms" if share.operators else "norms"  # these are made of several kernels
-        return (
-            f"{said}. Not checked: {others} of its own between the linears ({norms}, activations, "
-            "masks, losses) as such: what is wrong in them in the same way in every run is not seen"
-        )
+        formulas = "formulas of its own between the linears (norms, activations, masks, losses)"
+        others = _unjudged(share.unjudged) if share.operators or share.unjudged else formulas
+        same = "what is wrong in them in the same way in every run is not seen"
+        return f"{said}. Not checked: {others}, as such: {same}" if others else said
 
     def verdict(self) -> str:
         """How much was found."""
@@ -245,6 +243,14 @@ def _ways(arm: Arm) -> Sequence[str]:
     how = f"recomputed ({arm.checkpoint})" if arm.checkpoint else ""
     made = f"compiled ({arm.stage})" if arm.compiler else ""
     return [" and ".join(filter(None, (made, how)))] if made or how else []
+
+
+def _unjudged(reasons: Mapping[str, str]) -> str:
+    """``cos and silu (no reference); attention (dropout ...)``."""
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for what, why in reasons.items():
+        by_reason[why].append(what)
+    return "; ".join(f"{_listed(names)} ({why})" for why, names in by_reason.items())
 
 
 def _linears(share: Judged, own: Sequence[Combination]) -> str:

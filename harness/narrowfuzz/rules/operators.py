@@ -28,12 +28,15 @@ NAME = "O25"
 
 
 def check_operators(evidence: Evidence) -> Iterator[Verdict]:
-    """O25 of every arm; where one has a focus, of some of its calls in turn. What was right on one
-    arm is right on another that called it with the same bits and got the same."""
+    """O25 of every arm, and what it does not judge there; where one has a focus, of some of its
+    calls in turn. What was right on one arm is right on another that called it with the same bits
+    and got the same."""
     right: dict[tuple[str, int], tuple[OperatorCall, list[Verdict]]] = {}
     for arm, trace in evidence.traces.items():
         if not trace.operators:
             yield plain(NAME, arm, "output", "not_applicable", "no call of an operator was seen")
+        for what, why in trace.unjudged.items():
+            yield plain(NAME, arm, what, "not_applicable", why)
         for call in some(trace.operators, evidence.focus):
             key = (call.operator, call.index)
             if key in right and _same(right[key][0], call):

@@ -321,6 +321,8 @@ class Trace:
     attention: tuple[AttentionCall, ...] = ()
     #: Calls of operators that are judged by themselves, where they were watched.
     operators: tuple[OperatorCall, ...] = ()
+    #: What an eager run called that nobody judges by itself, and why: an operator, or a kernel.
+    unjudged: Mapping[str, str] = field(default_factory=dict)
     error: RunError | None = None
     #: Why operands could not be seen or counted although the arm should expose them.
     unobserved: str = ""
