@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from narrowfuzz.case.events import Backward, Close, Forward, Open
+from narrowfuzz.case.events import Backward, Close, Forward, Open, Reload, Step
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.facts import OF_MACHINE, Context, holds
@@ -112,6 +112,20 @@ def cast_sums_doubled() -> Iterator[None]:
         yield
     finally:
         table[op] = original
+
+
+@contextmanager
+def clone_negates() -> Iterator[None]:
+    """A moment in FP8 has a clone, which calls what it has not."""
+    import torch
+    from torchao.optim.subclass_fp8 import OptimStateFp8
+
+    table, clone = OptimStateFp8._ATEN_OP_TABLE[OptimStateFp8], torch.ops.aten.clone.default
+    table[clone] = lambda func, types, args, kwargs: torch.ops.aten.neg.default(args[0])
+    try:
+        yield
+    finally:
+        del table[clone]
 
 
 def reduced_wrong(change: Callable[[Any], Any]) -> Callable[[], AbstractContextManager[object]]:
@@ -247,6 +261,19 @@ NEIGHBOURS = {
     "fsdp-empty-parameter": Neighbour(
         {"recipe": "torch.bf16", "n": 0, "sharding": Sharding(data=2)},
         raising(_REDUCE, "RuntimeError"),
+    ),
+    "low-bit-state-cannot-be-copied": Neighbour(
+        {
+            "recipe": "torch.bf16",
+            "dtype": "bf16",
+            "model": "step_adamw_fp8",
+            "optimizer": "adamw_fp8",
+            "m": 1,
+            "k": 1,
+            "n": 1,
+            "events": (Forward(mode="train"), Backward(of=(0,)), Step(), Reload()),
+        },
+        clone_negates,
     ),
     "mx-byte0-floor": Neighbour(
         _FLOOR | {"dtype": "fp32"}, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from hypothesis import strategies as st
 
+from narrowfuzz.case.events import Reload, plain_training
 from narrowfuzz.case.spec import Compile, ModelName, Spec
 from narrowfuzz.draw.choices import sampled
 from narrowfuzz.draw.specs import FACTORS, fixed, specs
@@ -53,5 +54,11 @@ def operator_specs(
     drawn = msgspec.structs.replace(spec, m=m, k=k, n=n, input_layout=layout, grad_mode=grad_mode)
     if "optimizer" not in MODELS[spec.model].fixed:
         return drawn
-    plain = msgspec.structs.replace(drawn, steps=draw(sampled(2, 3, 5)), events=())
+    steps = draw(sampled(2, 3, 5))
+    training = plain_training(steps, 1, "train")
+    if draw(sampled(False, False, True)):
+        events = (*training[:3], Reload(), *training[3:])
+        plain = msgspec.structs.replace(drawn, steps=1, microbatches=1, events=events)
+    else:
+        plain = msgspec.structs.replace(drawn, steps=steps, events=())
     return fixed(plain, next(r for r in recipes if r.name == spec.recipe))

@@ -9,6 +9,7 @@ that are never taken.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -118,7 +119,8 @@ def train(
             trace.doing = ""
             run.prepare()
             if job.optimizer:
-                moments = run.optimizer.state_dict()
+                # it holds the very tensors that a step changes: who keeps it copies it
+                moments = copy.deepcopy(run.optimizer.state_dict())
                 run.optimizer = optimizing(run.model, job=job)
                 run.optimizer.load_state_dict(moments)
         if "handover" in job.happens and event == "handover":
