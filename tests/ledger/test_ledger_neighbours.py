@@ -159,6 +159,10 @@ _AXIS = "torchao.float8.float8_ops:_assert_tensorwise_scale"
 _HUGE = "0x64800000"  # 2^74
 
 NEIGHBOURS = {
+    "attention-mask-and-causal": Neighbour(
+        {"recipe": "torch.fp32", "model": "sdpa_mask_and_causal", "m": 5, "k": 16, "n": 8},
+        fault("attention-statistics-base-two"),
+    ),
     "autocast-inference-mode": Neighbour(
         _FLOAT8 | {"dtype": "fp32", "autocast": True, "grad_mode": "inference"},
         raising("torchao.float8.float8_utils:tensor_to_amax", "NotImplementedError"),

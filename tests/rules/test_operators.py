@@ -12,6 +12,7 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_entries
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.operators import BY_KERNEL, BY_NAME
 from narrowfuzz.operators.operator import Expected, Operator, Read
 from narrowfuzz.own_models import register
@@ -20,9 +21,11 @@ from narrowfuzz.play.literal import laid
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as BY_RULE
 from narrowfuzz.rules.causes import root_of
+from narrowfuzz.rules.contract import check_contract
+from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.address import At, parse
-from narrowfuzz.trace.trace import OperatorCall
+from narrowfuzz.trace.trace import OperatorCall, RunError, Trace
 from narrowfuzz.trace.verdict import BAD, Verdict
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script.operator import call_of, of_operator
@@ -230,3 +233,20 @@ def test_what_is_known_of_a_layer_norm_explains_its_parameters_gradients_alone(
     for name in ("output", "proj.weight.grad", "grad_input"):
         other = replace(of_norm, at=At(name=name))
         assert root_of(other, [root], BY_RULE) is None, name
+
+
+def test_what_is_documented_to_raise_must() -> None:
+    spec = Spec(recipe="torch.fp32", model="sdpa_mask_and_causal", dtype="fp32")
+    why = MODELS[spec.model].forbidden
+    assert "attn_mask" in why and not MODELS["sdpa_padding"].forbidden
+    case = Case(spec=spec, data=DataSpec())
+    ran = Trace("eager")
+    raised = Trace("eager", error=RunError("forward", "RuntimeError", "no", "f", ""))
+
+    def verdict(trace: Trace) -> Verdict:
+        (found,) = check_contract(Evidence(case, {"eager": trace}, forbidden=why))
+        return found
+
+    assert verdict(raised).status == "ok"
+    assert verdict(ran).status == "diverged"
+    assert verdict(ran).sentence().endswith(f"{why}; got a result")

@@ -81,6 +81,8 @@ class Model:
     columns: str = ""
     #: The type of device that it runs on, "" for all: torch has no kernel for it on others.
     device: str = ""
+    #: Why it must raise an error, as the documentation says; "" of others.
+    forbidden: str = ""
     #: False of a user's that is called with other values than its defaults.
     by_default: bool = True
 

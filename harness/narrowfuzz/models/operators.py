@@ -51,7 +51,7 @@ _ATTENTION = tuple(
 )
 
 
-def _sdpa(name: str, title: str, mask: str, shared: int = 1) -> Model:
+def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = "") -> Model:
     def arguments(spec: Any) -> Arguments:
         heads = heads_of(spec)
         return spec.k, spec.n, heads, math.gcd(heads, shared), mask
@@ -64,7 +64,8 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1) -> Model:
         *_ATTENTION,
         attends=True,
         columns="keys",
-        smaller=("sdpa",) if mask or shared > 1 else (),
+        smaller=("sdpa",) if (mask or shared > 1) and not forbidden else (),
+        forbidden=forbidden,
     )
 
 
@@ -245,6 +246,12 @@ OPERATORS: tuple[Model, ...] = (
     _sdpa("sdpa_bias", "attention with a bias of the distance", "bias"),
     _sdpa("sdpa_grouped", "causal attention with shared keys and values", "causal", 2),
     _sdpa("sdpa_grouped_padding", "the same without a mask but padding's", "padding", 4),
+    _sdpa(
+        "sdpa_mask_and_causal",
+        "attention with a mask that is causal as well",
+        "both",
+        forbidden="attn_mask and is_causal=True together raise an error, by the documentation",
+    ),
     *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
     *(
         _low_bit(optimizer)

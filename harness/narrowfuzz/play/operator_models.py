@@ -117,9 +117,9 @@ class Attends(nn.Module):
     """Rows attend to ``columns`` learned keys and values, of which so many heads of queries share
     one head, behind a mask:
 
-    ``causal``; ``padding``, the last quarter of the keys is none; ``empty``, every third row sees
-    no key; ``finite``, every third row's scores are moved by -1e9 instead; ``bias``, scores are
-    moved by the distance, as ALiBi does.
+    ``causal``; ``padding``, the last quarter of the keys is none; ``both`` of these; ``empty``,
+    every third row sees no key; ``finite``, every third row's scores are moved by -1e9 instead;
+    ``bias``, scores are moved by the distance, as ALiBi does.
     """
 
     def __init__(self, dim: int, columns: int, heads: int, shared: int, mask: str) -> None:
@@ -134,9 +134,9 @@ class Attends(nn.Module):
         q = self.split(batched, self.heads)
         k, v = (self.split(t, self.heads // self.shared) for t in several)
         how: dict[str, Any] = {"enable_gqa": True} if self.shared > 1 else {}
-        if self.mask == "causal":
+        if self.mask in ("causal", "both"):
             how["is_causal"] = True
-        elif self.mask:
+        if self.mask not in ("", "causal"):
             how["attn_mask"] = self.masked(batched.shape[1], len(self.key), x)
         y = F.scaled_dot_product_attention(q, k, v, **how)
         return y.transpose(1, 2).reshape(x.shape)
@@ -149,7 +149,7 @@ class Attends(nn.Module):
         """[rows, columns]."""
         i = torch.arange(rows, device=like.device)[:, None]
         j = torch.arange(columns, device=like.device)
-        if self.mask == "padding":
+        if self.mask in ("padding", "both"):
             return (i >= 0) & (j < columns - columns // 4)
         if self.mask == "empty":
             return (i % 3 != 1) & (j >= 0)

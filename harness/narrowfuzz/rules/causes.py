@@ -13,6 +13,7 @@ from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import EAGER
 from narrowfuzz.rules.quantiser import LEVEL_B
 from narrowfuzz.rules.rule import Rule
+from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import FOLLOWED, Verdict
 
 
@@ -27,6 +28,8 @@ def root_of(
     for root in roots:
         if single and _apart(root, verdict):
             continue
+        if isinstance(root.expect, Refuses) and not root.expect.raised:
+            continue  # what runs and should not is wrong in no other way
         if composed and root.at.what == "operator" and not OPERATORS[root.at.name].functions:
             if root.arm == verdict.arm and root.status != "known":
                 return root  # a kernel that the function is composed of

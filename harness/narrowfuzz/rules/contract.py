@@ -41,6 +41,10 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
         yield _narrowed(evidence, base)
     base_fails = base is not None and base.error is not None
     for arm, trace in evidence.traces.items():
+        if evidence.forbidden:
+            raised = trace.error is not None
+            yield plain("contract", arm, "forward", "ok") if raised else _allowed(evidence, arm)
+            continue
         if trace.error is None:
             yield _complete(evidence, arm)
             continue
@@ -67,6 +71,20 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
             )
         else:
             yield plain("contract", arm, trace.error.phase, "ok", "clear refusal")
+
+
+def _allowed(evidence: Evidence, arm: str) -> Verdict:
+    """What must raise by the documentation ran to its end."""
+    return Verdict(
+        "contract",
+        arm,
+        "forward",
+        "diverged",
+        "runs although it is documented to raise",
+        At(what="error", phase="forward"),
+        "a result",
+        Refuses(evidence.forbidden),
+    )
 
 
 def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: bool) -> str:

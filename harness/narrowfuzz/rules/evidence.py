@@ -61,6 +61,8 @@ class Evidence:
     deviations: Mapping[str, str] = field(default_factory=dict)
     #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
     refusal: str = ""
+    #: Why the model must raise an error, as the documentation says; "" of others.
+    forbidden: str = ""
     #: What a recipe does to a single linear, and what the linear or the model is given; of a
     #: library's own layers neither.
     plan: Plan = field(default_factory=lambda: unquantised("fp32"))

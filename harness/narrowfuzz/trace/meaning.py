@@ -133,6 +133,7 @@ _SYMPTOMS: _Table = {
     "wrong sum": "{result} is not a sum that this accumulator can return",
     "kernel multiplies wrongly": "a matrix product inside the compiled graph is wrong",
     "type under autocast": "{result} has the wrong dtype under autocast",
+    "runs although it is documented to raise": "a call runs that the documentation says raises",
     "accepts what its blocks do not divide": "a shape that its blocks do not divide is not refused",
     "differs on repeat": "{result} differs when the same case is run again",
     "depends on memory that nobody wrote": "{result} depends on uninitialised memory",

@@ -1,0 +1,25 @@
+"""torch.nn.functional.scaled_dot_product_attention takes attn_mask and is_causal=True together, which is documented to raise.
+"""
+import os, sys
+sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
+os.environ["OMP_NUM_THREADS"] = "1"
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, 1, 6, 8) for _ in range(3))
+mask = torch.rand(6, 6) < 0.7
+mask.fill_diagonal_(True)
+both = F.scaled_dot_product_attention(q, k, v, attn_mask=mask & torch.ones(6, 6, dtype=torch.bool).tril())
+bad = 0
+for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
+    try:
+        with sdpa_kernel(backend):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=True)
+        print(f"{backend.name} runs: as with both masks: {torch.allclose(out, both)}")
+        bad += 1
+    except RuntimeError as error:
+        print(f"{backend.name} raises: {str(error)[:100]}")
+sys.exit(bool(bad))
