@@ -10,7 +10,7 @@ import pytest
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST
-from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.cli import main
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.operator_specs import operator_specs
@@ -62,6 +62,12 @@ def test_no_operand_and_no_score_is_too_many(drawn: list[Case]) -> None:
 
 def test_values_of_their_own_are_drawn_of_them_alone(drawn: list[Case]) -> None:
     assert set(OF_OPERATORS) <= {case.data.values for case in drawn}
+    # the simplest examples are none of these
+    own = [c for c in drawn if MODELS[c.spec.model].values and c.data != DataSpec()]
+    sensitive = [case.data.values in MODELS[case.spec.model].values for case in own]
+    assert 0.45 < sum(sensitive) / len(own) < 0.8
+    every = {values for name in ALONE for values in MODELS[name].values}
+    assert every <= set(OF_OPERATORS)
     others = [case for batch in examples(batches(specs(PLAIN)), 50, 0) for case in batch]
     assert {case.data.values for case in others} <= set(WILD)
 

@@ -20,7 +20,7 @@ from narrowfuzz.recipe.recipe import Recipe
 _SHORT = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33)
 _LONG = (63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 300, 511, 512, 513, 767, 768, 769)
 #: Features, those of a head where there are heads.
-_WIDTHS = (16, 32, 64, 8, 1, 2, 5, 33, 80, 96, 128, 256)
+_WIDTHS = (16, 32, 64, 8, 1, 2, 3, 5, 24, 33, 65, 80, 96, 100, 128, 200, 256)
 #: Elements of an operand, and of the scores, at most.
 _OPERAND, _SCORES = 2**16, 2**15
 

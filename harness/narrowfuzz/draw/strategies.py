@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 from hypothesis import strategies as st
@@ -19,6 +19,7 @@ from narrowfuzz.draw.events import FACTORS as SCHEDULE_FACTORS
 from narrowfuzz.draw.events import RARELY as RARELY_ON_RANKS
 from narrowfuzz.draw.events import schedules
 from narrowfuzz.draw.specs import DIRECT, FACTORS, of_rung
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
 WILD: tuple[ValueClass, ...] = (
@@ -195,17 +196,27 @@ def _long(size: int, length: int) -> int:
 
 
 def _data(spec: Spec) -> st.SearchStrategy[DataSpec]:
-    return _wild_data(spec.direct, spec.alone)
+    return _wild_data(spec.direct, classes_of(spec))
+
+
+def classes_of(spec: Spec) -> tuple[ValueClass, ...]:
+    """Classes of values, as often as they are drawn."""
+    if not spec.alone:
+        return WILD
+    own = cast("tuple[ValueClass, ...]", MODELS[spec.model].values)
+    return OF_OPERATORS + own * (len(OF_OPERATORS) // max(1, len(own)))
 
 
 @cache
-def _wild_data(lattice: bool, alone: bool) -> st.SearchStrategy[DataSpec]:
-    return data_specs(lattice=lattice, classes=OF_OPERATORS if alone else WILD)
+def _wild_data(lattice: bool, classes: tuple[ValueClass, ...]) -> st.SearchStrategy[DataSpec]:
+    return data_specs(lattice=lattice, classes=classes)
 
 
 @cache
-def _data_lists(draws: int, lattice: bool, alone: bool) -> st.SearchStrategy[list[DataSpec]]:
-    return st.lists(_wild_data(lattice, alone), min_size=draws, max_size=draws)
+def _data_lists(
+    draws: int, lattice: bool, classes: tuple[ValueClass, ...]
+) -> st.SearchStrategy[list[DataSpec]]:
+    return st.lists(_wild_data(lattice, classes), min_size=draws, max_size=draws)
 
 
 @st.composite
@@ -246,7 +257,7 @@ def batches(
     if spec.events and spec.compile == "none":
         draws = min(draws, _TRAINING_DRAWS)
     drawn = []
-    plain = _data_lists(draws, spec.direct, spec.alone)
+    plain = _data_lists(draws, spec.direct, classes_of(spec))
     some = _ladder_lists(draws, gemm) if gemm else plain
     for i, data in enumerate(draw(some)):
         turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec

@@ -77,6 +77,8 @@ class Model:
     #: The operators of ``operators/`` that it is nothing but, or that a user's calls; None: not
     #: known.
     operators: frozenset[str] | None = None
+    #: Classes of values that it is sensitive to, of an operator alone: half of its cases have one.
+    values: tuple[str, ...] = ()
     #: What there are n of, of an operator alone: "keys"; "" where n is of no consequence.
     columns: str = ""
     #: The type of device that it runs on, "" for all: torch has no kernel for it on others.

@@ -62,6 +62,7 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = ""
         "Attends",
         arguments,
         *_ATTENTION,
+        values=("aligned", "equal", "outlier_rows"),
         attends=True,
         columns="keys",
         smaller=("sdpa",) if (mask or shared > 1) and not forbidden else (),
@@ -78,6 +79,7 @@ def _cross_entropy(
         "CrossEntropy",
         lambda spec: (spec.k, reduction, ignored, smoothed),
         *("nll_loss", "nll_loss_backward", "log_softmax", "log_softmax_backward", *more),
+        values=("outlier", "outlier_rows"),
     )
 
 
@@ -96,6 +98,12 @@ _STEPS = {
 }
 
 
+#: What stalls a sum, and what it loses beside larger terms.
+_OF_SUMS = ("equal", "outlier", "heavy_tail")
+#: Moments far apart, and those that are squares of what is small.
+_OF_STEPS = ("heavy_tail", "outlier", "subnormal")
+
+
 def _step(optimizer: str, operator: str) -> Model:
     words = optimizer.replace("_", ", ")
     return _operator(
@@ -104,6 +112,7 @@ def _step(optimizer: str, operator: str) -> Model:
         "Scaled",
         lambda spec: (spec.k,),
         operator,
+        values=_OF_STEPS,
         fixed={"optimizer": optimizer, "grad_mode": "train"},
     )
 
@@ -115,6 +124,7 @@ def _linear_cross_entropy(name: str, title: str, ignored: int) -> Model:
         "LinearCrossEntropy",
         lambda spec: (spec.k, spec.n, ignored),
         "linear_cross_entropy",
+        values=("outlier_rows", "heavy_tail"),
         columns="classes",
     )
 
@@ -150,6 +160,7 @@ def _low_bit(optimizer: str) -> Model:
         "low_bit_adam_step",
         takes_ids=True,
         columns="ids",
+        values=_OF_STEPS,
         fixed={"optimizer": optimizer, "grad_mode": "train"},
     )
 
@@ -161,6 +172,7 @@ OPERATORS: tuple[Model, ...] = (
         "Scaled",
         lambda spec: (spec.k,),
         "sum",
+        values=_OF_SUMS,
     ),
     _operator(
         "layer_norm",
@@ -169,6 +181,7 @@ OPERATORS: tuple[Model, ...] = (
         lambda spec: ("layer", spec.k, False),
         "layer_norm",
         "layer_norm_backward",
+        values=_OF_SUMS,
     ),
     _operator(
         "layer_norm_mixed",
@@ -177,6 +190,7 @@ OPERATORS: tuple[Model, ...] = (
         lambda spec: ("layer", spec.k, True),
         "layer_norm",
         "layer_norm_backward",
+        values=_OF_SUMS,
         device="cpu",
     ),
     _operator(
@@ -235,6 +249,7 @@ OPERATORS: tuple[Model, ...] = (
         "Lookup",
         lambda spec: (spec.n, spec.k),
         "embedding_backward",
+        values=_OF_SUMS,
         takes_ids=True,
         columns="ids",
     ),
