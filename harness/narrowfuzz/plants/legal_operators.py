@@ -1,0 +1,134 @@
+"""Operators of torch, computed another legal way: wider, in another order, or by other kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.plants.operators import changed
+from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.sums import ANY_ORDER, WIDER
+
+_ATTENDING = tuple(name for name in MODELS if name.startswith("sdpa"))
+_LOSSES = ("cross_entropy", "cross_entropy_ignored", "cross_entropy_smoothed")
+_NORMS = ("layer_norm", "layer_norm_mixed")
+_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def _in_float64(run: Any) -> Any:
+    """The kernel on float64 tensors; its results are rounded once, to the dtypes they have."""
+    import torch
+
+    narrow = (torch.float32, torch.bfloat16, torch.float16)
+
+    def wider(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return x.double() if x.dtype in narrow else x
+        return torch.float64 if x in narrow else x
+
+    def wide(*args: Any, **kwargs: Any) -> Any:
+        narrow_results = run(*args, **kwargs)
+        results = run(*map(wider, args), **{name: wider(x) for name, x in kwargs.items()})
+        if isinstance(results, torch.Tensor):
+            return results.to(narrow_results.dtype)
+        return tuple(
+            None if w is None else w.to(n.dtype)
+            for w, n in zip(results, narrow_results, strict=True)
+        )
+
+    return wide
+
+
+def _from_the_last(run: Any) -> Any:
+    """A sum over dimensions takes its terms from the last to the first, in fp32."""
+
+    def total(x: Any, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
+        if not dims:
+            return run(x, dims, keepdim, dtype=dtype)
+        return run(x.flip(dims).contiguous(), dims, keepdim, dtype=dtype)
+
+    return total
+
+
+def _ids_from_the_last(run: Any) -> Any:
+    """The rows of an id are added up from the last to the first, in fp32."""
+
+    def backward(grad: Any, indices: Any, *args: Any) -> Any:
+        rows = grad.float().reshape(indices.numel(), -1).flip(0)
+        return run(rows, indices.reshape(-1).flip(0), *args).to(grad.dtype)
+
+    return backward
+
+
+def _all(make: Callable[[Any], Any], *names: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def plant() -> Iterator[None]:
+        with ExitStack() as stack:
+            for name in names:
+                stack.enter_context(changed(name, make))
+            yield
+
+    return plant()
+
+
+@contextmanager
+def _as_a_loop() -> Iterator[None]:
+    """Fused and foreach steps are a loop's."""
+    import torch
+
+    def make(original: Any) -> Any:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            kept = [(group["foreach"], group["fused"]) for group in self.param_groups]
+            for group in self.param_groups:
+                group["foreach"], group["fused"] = False, None
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                for group, (foreach, fused) in zip(self.param_groups, kept, strict=True):
+                    group["foreach"], group["fused"] = foreach, fused
+
+        return step
+
+    with ExitStack() as stack:
+        for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+            stack.enter_context(replaced(kind, "step", make))
+        yield
+
+
+_legal = partial(Plant, recipes=("torch.*",), legal=True, arms=("eager*",))
+
+PLANTS = [
+    _legal("sums-from-the-last", "sums", "sums over rows, from the last to the first", ANY_ORDER,
+           plant=lambda: _all(_from_the_last, "sum.dim_IntList"), models=("scale_and_shift",)),
+    _legal("embedding-from-the-last", "sums", "rows of an id, added up from the last to the first",
+           ANY_ORDER, plant=lambda: _all(_ids_from_the_last, "embedding_dense_backward"),
+           models=("embedding",)),
+    _legal("steps-as-a-loop", "optimizers", "fused and foreach steps, taken in a loop",
+           "which of the three is taken is torch's choice: "
+           "https://docs.pytorch.org/docs/stable/optim.html", plant=_as_a_loop,
+           models=tuple(name for name in MODELS if name.endswith(("_fused", "_foreach")))),
+    *(
+        _legal(f"{name}-in-float64", "wider", f"{words}, in fp64 and rounded once", WIDER,
+               plant=partial(_all, _in_float64, *kernels), models=models)
+        for name, words, kernels, models in (
+            ("sum", "sums over rows", ("sum.dim_IntList",), ("scale_and_shift",)),
+            ("mean", "means", ("mean.dim",), ("rms_norm_by_hand", "layer_norm_by_hand")),
+            ("softmax", "softmax and its gradient", ("_softmax", "_softmax_backward_data"),
+             ("softmax",)),
+            ("log-softmax", "log-softmax and its gradient",
+             ("_log_softmax", "_log_softmax_backward_data"), ("log_softmax", *_LOSSES)),
+            ("layer-norm", "layer norms and their gradients",
+             ("native_layer_norm", "native_layer_norm_backward"), _NORMS),
+            ("embedding", "gradients of embeddings", ("embedding_dense_backward",),
+             ("embedding",)),
+            ("nll-loss", "negative log likelihoods and their gradients",
+             ("nll_loss_forward", "nll_loss_backward"), _LOSSES),
+            ("attention", "attention and its gradients", (_FLASH, f"{_FLASH}_backward"),
+             _ATTENDING),
+        )
+    ),
+]  # fmt: skip
