@@ -72,7 +72,7 @@ def owners() -> Iterator[Any]:
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
     yield _load_balancer._HeadTailLoadBalancer
     yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)
-    yield from (torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)
+    yield from (torch, torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)
     yield from (checkpoint, checkpoint._CachedTorchDispatchMode, partitioners, GraphLowering)
     yield from (cpp.CppOverrides, cpp.CppVecOverrides, CppPythonBindingsCodeCache)
     yield from (lowering.lowerings, decomposition.decompositions)
@@ -106,6 +106,7 @@ def snapshot() -> list[dict[Any, int]]:
         "rms_norm",
         "cross_entropy_loss",
         "mean.dim",
+        "bmm",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 

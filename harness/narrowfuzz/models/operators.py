@@ -217,6 +217,14 @@ OPERATORS: tuple[Model, ...] = (
         )
     ),
     _operator(
+        "bmm",
+        "products of matrices, head by head",
+        "Products",
+        lambda spec: (spec.k, heads_of(spec)),
+        "bmm",
+        values=("equal", "outlier_rows", "heavy_tail"),
+    ),
+    _operator(
         "softmax",
         "softmax of rows",
         "Probabilities",

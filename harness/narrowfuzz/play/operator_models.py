@@ -50,6 +50,19 @@ class NormalisedByHand(nn.Module):
         return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
 
 
+class Products(nn.Module):
+    """Each head of a row times a matrix of its own, as experts of equal loads are."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(heads, dim // heads, dim // heads))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads, width, _ = self.weight.shape
+        rows = x.reshape(-1, heads, width).transpose(0, 1)
+        return torch.bmm(rows, self.weight).transpose(0, 1).reshape(x.shape)
+
+
 class Probabilities(nn.Module):
     """softmax of each row, times a weight."""
 

@@ -1,0 +1,79 @@
+"""``torch.bmm``: products of matrices that no linear multiplies, as attention and experts that are
+written by hand have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import gamma
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
+from narrowfuzz.operators.sum import FLUSHED, unit_of
+from narrowfuzz.trace.trace import OperatorCall
+
+#: More products than this take longer to judge than to compute.
+_MOST = 2**22
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    a, b = named["self"], named["mat2"]
+    if not a.numel() or not b.numel():
+        return None  # zeros, or nothing
+    if a.numel() * b.shape[-1] > _MOST:
+        raise ValueError(f"{list(a.shape)} times {list(b.shape)}: too many products")
+    return Read({"input": a, "mat2": b}, {"output": result}, {})
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """Sums of K products in fp32, in any order, rounded once.
+
+    Proof. Each product is rounded to fp32 at most, or not at all (an FMA, or factors of few bits),
+    and K - 1 additions are rounded, or cut by a GPU's tensor cores, which errs twice as much:
+    gamma_K of the sum of magnitudes (Higham 3.1). Products and factors below fp32's normal numbers
+    may be flushed to zero, the latter times the largest of the other operand. Where all products
+    are multiples of one power of two, and add up to at most 2^24 of it, there is nothing to round.
+    """
+    a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
+    fmt, count = FORMATS[call.dtypes["output"]], a.shape[-1]
+    with np.errstate(all="ignore"):
+        size = np.abs(a) @ np.abs(b)
+        unit = _least_unit(a, 2) * _least_unit(b, 1)
+        exact = (size <= unit * 2.0**24) & (unit >= FLUSHED)
+        radius = np.where(exact, 0.0, gamma((2 if call.device == "cuda" else 1) * count) * size)
+        radius = radius + np.where(exact, 0.0, _flushed(a, b))
+        finite = np.isfinite(a).all((1, 2), keepdims=True) & np.isfinite(b).all(
+            (1, 2), keepdims=True
+        )
+        unknown = np.asarray(~(size < fmt.max * 0.5) | ~finite)
+        centre = a @ b
+    return {"output": Expected.within(centre, radius, fmt, unknown)}
+
+
+def _least_unit(x: F64, axis: int) -> F64:
+    """The largest power of two that divides all of a row, or a column."""
+    return np.asarray(np.min(unit_of(x), axis=axis, keepdims=True, initial=np.inf))
+
+
+def _flushed(a: F64, b: F64) -> F64:
+    """What kernels may take for zero: products, and factors below the normal numbers."""
+    factors = np.abs(a).sum(2, keepdims=True) + np.abs(b).sum(1, keepdims=True)
+    return np.asarray(FLUSHED * (a.shape[-1] + factors))
+
+
+def _title(call: OperatorCall) -> str:
+    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
+    return f"torch.bmm of {TORCH_DTYPE[call.dtypes['input']]} tensors of {a} and {b}"
+
+
+OPERATOR = Operator(
+    name="bmm",
+    words="batched products",
+    kernels=("aten::bmm",),
+    read=_read,
+    expected=_expected,
+    expression="torch.bmm(input, mat2)",
+    title=_title,
+)

@@ -1,0 +1,62 @@
+"""Batched products that are multiplied wrongly."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from narrowfuzz.models.catalog import of_kind
+from narrowfuzz.plants.operators import changed
+from narrowfuzz.plants.plant import Plant
+
+
+def _ragged(run: Any) -> Any:
+    """Products behind the last whole block of eight are left out of a sum of more."""
+
+    def bmm(a: Any, b: Any) -> Any:
+        count = a.shape[2]
+        kept = count - count % 8 if count > 8 else count
+        return run(a[:, :, :kept].contiguous(), b[:, :kept].contiguous())
+
+    return bmm
+
+
+def _narrow(run: Any) -> Any:
+    """Sums of sixteen products are rounded to bf16 before they are added up."""
+    import torch
+
+    def bmm(a: Any, b: Any) -> Any:
+        parts = zip(a.split(16, 2), b.split(16, 1), strict=True)
+        total = torch.zeros(a.shape[0], a.shape[1], b.shape[2], dtype=torch.float32)
+        for left, right in parts:
+            part = run(left.float().contiguous(), right.float().contiguous())
+            total = total + part.to(torch.bfloat16).float()
+        return total.to(a.dtype)
+
+    return bmm
+
+
+def _one_before(run: Any) -> Any:
+    """The last matrix of several is multiplied by the one before its own."""
+
+    def bmm(a: Any, b: Any) -> Any:
+        right = run(a, b)
+        if len(b) > 1:
+            right[-1:] = run(a[-1:], b[-2:-1])
+        return right
+
+    return bmm
+
+
+PLANTS = [
+    Plant(f"bmm-{id}", "product", title, source, ("torch.*",), partial(changed, "bmm", make),
+          needs="an operator", models=of_kind("operator"))
+    for id, title, source, make in (
+        ("drops-ragged-tail", "products behind the last eight are left out",
+         "the class of loads by whole vectors", _ragged),
+        ("sums-in-bf16", "partial sums of a batched product are rounded to bf16",
+         "https://github.com/pytorch/pytorch/issues/83863", _narrow),
+        ("of-matrix-before", "the last of several matrices is multiplied by the one before",
+         "the class of https://github.com/flashinfer-ai/flashinfer/issues/3604", _one_before),
+    )
+]  # fmt: skip
