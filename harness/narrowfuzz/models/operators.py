@@ -225,6 +225,17 @@ OPERATORS: tuple[Model, ...] = (
         values=("equal", "outlier_rows", "heavy_tail"),
     ),
     _operator(
+        "attention_by_hand",
+        "causal attention that is written out",
+        "AttendsByHand",
+        lambda spec: (spec.k, spec.n, heads_of(spec)),
+        "bmm",
+        "softmax",
+        "softmax_backward",
+        values=("aligned", "equal", "outlier_rows"),
+        columns="keys",
+    ),
+    _operator(
         "softmax",
         "softmax of rows",
         "Probabilities",

@@ -63,6 +63,25 @@ class Products(nn.Module):
         return torch.bmm(rows, self.weight).transpose(0, 1).reshape(x.shape)
 
 
+class AttendsByHand(nn.Module):
+    """Attention as models write it out: products, softmax, products; causal."""
+
+    def __init__(self, dim: int, columns: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.key = nn.Parameter(torch.randn(heads, columns, dim // heads))
+        self.value = nn.Parameter(torch.randn(heads, columns, dim // heads))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        width = self.key.shape[-1]
+        q = x.reshape(-1, self.heads, width).transpose(0, 1)
+        scores = q @ self.key.transpose(1, 2) / width**0.5
+        rows, columns = scores.shape[1:]
+        ahead = torch.ones(rows, columns, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(ahead, float("-inf")).softmax(-1)
+        return (weights @ self.value).transpose(0, 1).reshape(x.shape)
+
+
 class Probabilities(nn.Module):
     """softmax of each row, times a weight."""
 
