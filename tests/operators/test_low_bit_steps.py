@@ -34,9 +34,11 @@ def gradients(size: float, rest: float | None = None) -> list[torch.Tensor]:
     return every
 
 
-def calls_of(kind: str, dtype: str, grads: list[torch.Tensor]) -> tuple[OperatorCall, ...]:
+def calls_of(
+    kind: str, dtype: str, grads: list[torch.Tensor], **how: Any
+) -> tuple[OperatorCall, ...]:
     parameter = torch.nn.Parameter(torch.linspace(-1, 1, 4096).reshape(SHAPE).to(DTYPES[dtype]))
-    optimizer = getattr(optim, kind)([parameter], **RATE)
+    optimizer = getattr(optim, kind)([parameter], **RATE, **how)
     with OperatorWatch() as watch, torch.compiler.set_stance("force_eager"):
         for grad in grads:
             parameter.grad = grad.to(parameter.dtype)
@@ -58,6 +60,33 @@ def test_its_steps_are_inside_the_bounds(kind: str, dtype: str) -> None:
         calls = calls_of(kind, dtype, gradients(size))
         assert [call.settings["steps"] for call in calls] == [1, 2, 3]
         assert [statuses(call) for call in calls] == [RIGHT] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_by_chance_it_rounds_to_either_neighbour(kind: str) -> None:
+    rounds = {"bf16_stochastic_round": True}
+    calls = calls_of(kind, "bf16", gradients(1.0), **rounds)
+    assert [statuses(call) for call in calls] == [RIGHT] * 3
+    nearest = {**calls[0].settings["options"], "bf16_stochastic_round": False}
+    plain = [replace(c, settings={**c.settings, "options": nearest}) for c in calls]
+    assert "diverged" in {statuses(call)["param"] for call in plain}
+    far = calls[0].outputs["param"] * np.float32(1.0 + 2.0**-5)
+    assert (
+        statuses(replace(calls[0], outputs={"param": far, "bounded_param": far}))["param"]
+        == "diverged"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rounds", [True, False])
+def test_what_is_nan_stays_nan(kind: str, rounds: bool) -> None:
+    grads = gradients(1.0)
+    grads[0][3, 5] = torch.nan
+    call = calls_of(kind, "bf16", grads, bf16_stochastic_round=rounds)[0]
+    assert np.isnan(call.outputs["param"]).sum() == 1
+    assert statuses(call) == RIGHT
+    zeroed = np.nan_to_num(call.outputs["param"])  # as rounding a NaN's bits up carries it to -0
+    assert statuses(replace(call, outputs={**call.outputs, "param": zeroed}))["param"] == "diverged"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,12 +125,11 @@ def test_a_script_takes_the_same_steps(kind: str) -> None:
         assert np.array_equal(result.float().numpy(), call.outputs["param"])
 
 
-@pytest.mark.parametrize("why", ["begun", "rounds", "amsgrad"])
+@pytest.mark.parametrize("why", ["begun", "amsgrad"])
 def test_what_has_no_reference_is_no_call(why: str) -> None:
     parameter = torch.nn.Parameter(torch.ones(8))
     options: dict[str, Any] = {
         "begun": {},
-        "rounds": {"bf16_stochastic_round": True},
         "amsgrad": {"amsgrad": True},
     }[why]
     optimizer = optim.AdamW8bit([parameter], **RATE, **options)

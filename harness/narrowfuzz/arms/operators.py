@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
 from narrowfuzz.operators import BY_KERNEL, BY_NAME, arguments_of, of_function
-from narrowfuzz.operators.low_bit_steps import KINDS, read_low_bit_step
+from narrowfuzz.operators.low_bit_steps import KINDS, ROUNDS, read_low_bit_step
 from narrowfuzz.operators.operator import Operator, Read
 from narrowfuzz.operators.optimizer_steps import LARGEST_PARAMETER, read_step
 from narrowfuzz.play.function_call import called
@@ -151,7 +151,7 @@ class OperatorWatch(AttentionWatch):
         self, stepping: Any, group: Any, parameter: Any, state: Any
     ) -> tuple[str, Read] | None:
         """The same of torchao's; None where its earlier steps were not seen."""
-        if stepping.bf16_stochastic_round or not 0 < parameter.numel() <= LARGEST_PARAMETER:
+        if not 0 < parameter.numel() <= LARGEST_PARAMETER:
             return None
         if not state:
             self._stepped[parameter] = (copied(parameter), [])
@@ -161,7 +161,8 @@ class OperatorWatch(AttentionWatch):
         grads.append(copied(parameter.grad))
         with unseen():
             kind, every = type(stepping).__name__, torch.stack(grads)
-            read = read_low_bit_step(kind, group, parameter, state, start, every)
+            how = {**group, ROUNDS: stepping.bf16_stochastic_round}
+            read = read_low_bit_step(kind, how, parameter, state, start, every)
         return None if read is None else ("low_bit_adam_step", read)
 
     def _end(self, stepping: Any, args: Any, kwargs: Any) -> None:

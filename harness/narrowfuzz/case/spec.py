@@ -71,6 +71,7 @@ Optimizer = Literal[
     "adamw_8bit",
     "adamw_4bit",
     "adamw_fp8",
+    "adamw_8bit_rounded",
 ]
 _SGD, _ADAM = {"lr": 2.0**-6}, {"lr": 2.0**-8}
 _MOMENTUM = {**_SGD, "momentum": 0.875, "dampening": 0.25, "weight_decay": 2.0**-7}
@@ -90,6 +91,7 @@ OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "adamw_8bit": ("AdamW8bit", _ADAM),
     "adamw_4bit": ("AdamW4bit", _ADAM),
     "adamw_fp8": ("AdamWFp8", _ADAM),
+    "adamw_8bit_rounded": ("AdamW8bit", {**_ADAM, "bf16_stochastic_round": True}),
 }
 #: What happens to the converted model before its first run.
 Lifecycle = Literal["none", "deepcopy", "reload"]

@@ -143,7 +143,7 @@ def _has(file: str, of: str = "torch") -> bool:
     return found is not None and (Path(str(found.origin)).parent / file).is_file()
 
 
-def _low_bit(optimizer: str) -> Model:
+def _low_bit(optimizer: str, title: str, **more: Any) -> Model:
     """torchao keeps a parameter's moments in few bits if it has at least 4,096 elements, in whole
     blocks of 256."""
 
@@ -154,7 +154,7 @@ def _low_bit(optimizer: str) -> Model:
 
     return _operator(
         f"step_{optimizer}",
-        f"steps of {optimizer.replace('_', ', ')} on a table of rows",
+        f"steps of {title} on a table of rows",
         "Lookup",
         table,
         "low_bit_adam_step",
@@ -162,8 +162,16 @@ def _low_bit(optimizer: str) -> Model:
         columns="ids",
         values=_OF_STEPS,
         fixed={"optimizer": optimizer, "grad_mode": "train"},
+        **more,
     )
 
+
+_LOW_BIT = (
+    _low_bit("adamw_8bit", "adamw, 8bit"),
+    _low_bit("adamw_4bit", "adamw, 4bit"),
+    _low_bit("adamw_fp8", "adamw, fp8"),
+    _low_bit("adamw_8bit_rounded", "adamw, 8bit, rounded by chance in bf16", random=True),
+)
 
 OPERATORS: tuple[Model, ...] = (
     _operator(
@@ -287,11 +295,7 @@ OPERATORS: tuple[Model, ...] = (
         forbidden="attn_mask and is_causal=True together raise an error, by the documentation",
     ),
     *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
-    *(
-        _low_bit(optimizer)
-        for optimizer in ("adamw_8bit", "adamw_4bit", "adamw_fp8")
-        if _has("optim/adam.py", of="torchao")
-    ),
+    *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from narrowfuzz.trace.trace import OperatorCall
 
 #: Those of torchao.optim, and the options that their constructors take.
 KINDS = ("AdamW8bit", "AdamW4bit", "AdamWFp8")
-_OPTIONS = ("lr", "betas", "eps", "weight_decay")
+#: The option that rounds a bf16 parameter up or down by chance.
+ROUNDS = "bf16_stochastic_round"
+_OPTIONS = ("lr", "betas", "eps", "weight_decay", ROUNDS)
 #: What a step may be larger than Adam's bound, whose moments are exact. Chosen, not proven: room
 #: for a first moment that its code doubles beside a second that its code quarters.
 _ROOM = 4.0
@@ -39,6 +42,7 @@ def read_low_bit_step(
         if (kept := state.get(name)) is not None:
             tensors[name] = kept.dequantize() if hasattr(kept, "dequantize") else kept
     options = {name: group[name] for name in _OPTIONS} | {"lr": float(group["lr"])}
+    options[ROUNDS] = bool(group[ROUNDS])
     return Read(tensors, {}, {"kind": kind, "options": options, "steps": len(grads)})
 
 
@@ -58,7 +62,8 @@ def _decayed(call: OperatorCall, param: F64) -> F64:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """``param``: Adam's step from the moments that the codes stand for, in fp32, rounded once.
+    """``param``: Adam's step from the moments that the codes stand for, in fp32, rounded once, or
+    to either neighbour; what is NaN stays NaN.
     ``bounded_param``: the step is no larger than Adam's can be, whatever the gradients were.
 
     Proof. By Cauchy and Schwarz ``m <= (1 - b1) sqrt(sum of (b1^2 / b2)^k) sqrt(v / (1 - b2))``, of
@@ -83,8 +88,15 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         most = (1.0 - b1) / math.sqrt(1.0 - b2) * math.sqrt(second) / first
         most *= math.sqrt(sum((b1**2 / b2) ** k for k in range(steps)))
         far = np.full(param.shape, _ROOM * lr * most) + 4.0 * unit * np.abs(kept)
+        if options[ROUNDS] and call.dtypes["param"] == "bf16":  # to either neighbour
+            spacing = 2.0**-fmt.mantissa_bits
+            near = near + spacing * (np.abs(kept) + np.abs(update)) + fmt.min_subnormal
+            far = far * (1.0 + spacing) + spacing * np.abs(kept) + fmt.min_subnormal
+        nan = np.isnan(param) | np.isnan(grad) | np.isnan(m0) | np.isnan(v0)
+        stepped = Expected.within(kept - update, near, fmt, wild)
+        lo, hi = (np.where(nan, np.nan, end) for end in (stepped.lo, stepped.hi))
     return {
-        "param": Expected.within(kept - update, near, fmt, wild),
+        "param": replace(stepped, lo=lo, hi=hi, unknown=wild & ~nan),
         "bounded_param": Expected.within(kept, far, fmt, wild),
     }
 
