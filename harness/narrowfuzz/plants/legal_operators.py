@@ -102,33 +102,74 @@ def _as_a_loop() -> Iterator[None]:
 _legal = partial(Plant, recipes=("torch.*",), legal=True, arms=("eager*",))
 
 PLANTS = [
-    _legal("sums-from-the-last", "sums", "sums over rows, from the last to the first", ANY_ORDER,
-           plant=lambda: _all(_from_the_last, "sum.dim_IntList"), models=("scale_and_shift",)),
-    _legal("embedding-from-the-last", "sums", "rows of an id, added up from the last to the first",
-           ANY_ORDER, plant=lambda: _all(_ids_from_the_last, "embedding_dense_backward"),
-           models=("embedding",)),
-    _legal("steps-as-a-loop", "optimizers", "fused and foreach steps, taken in a loop",
-           "which of the three is taken is torch's choice: "
-           "https://docs.pytorch.org/docs/stable/optim.html", plant=_as_a_loop,
-           models=tuple(name for name in MODELS if name.endswith(("_fused", "_foreach")))),
+    _legal(
+        "sums-from-the-last",
+        "sums",
+        "sums over rows, from the last to the first",
+        ANY_ORDER,
+        plant=lambda: _all(_from_the_last, "sum.dim_IntList"),
+        models=("scale_and_shift",),
+    ),
+    _legal(
+        "embedding-from-the-last",
+        "sums",
+        "rows of an id, added up from the last to the first",
+        ANY_ORDER,
+        plant=lambda: _all(_ids_from_the_last, "embedding_dense_backward"),
+        models=("embedding",),
+    ),
+    _legal(
+        "steps-as-a-loop",
+        "optimizers",
+        "fused and foreach steps, taken in a loop",
+        "which of the three is taken is torch's choice: "
+        "https://docs.pytorch.org/docs/stable/optim.html",
+        plant=_as_a_loop,
+        models=tuple(name for name in MODELS if name.endswith(("_fused", "_foreach"))),
+    ),
     *(
-        _legal(f"{name}-in-float64", "wider", f"{words}, in fp64 and rounded once", WIDER,
-               plant=partial(_all, _in_float64, *kernels), models=models)
+        _legal(
+            f"{name}-in-float64",
+            "wider",
+            f"{words}, in fp64 and rounded once",
+            WIDER,
+            plant=partial(_all, _in_float64, *kernels),
+            models=models,
+        )
         for name, words, kernels, models in (
             ("sum", "sums over rows", ("sum.dim_IntList",), ("scale_and_shift",)),
             ("mean", "means", ("mean.dim",), ("rms_norm_by_hand", "layer_norm_by_hand")),
-            ("softmax", "softmax and its gradient", ("_softmax", "_softmax_backward_data"),
-             ("softmax",)),
-            ("log-softmax", "log-softmax and its gradient",
-             ("_log_softmax", "_log_softmax_backward_data"), ("log_softmax", *_LOSSES)),
-            ("layer-norm", "layer norms and their gradients",
-             ("native_layer_norm", "native_layer_norm_backward"), _NORMS),
-            ("embedding", "gradients of embeddings", ("embedding_dense_backward",),
-             ("embedding",)),
-            ("nll-loss", "negative log likelihoods and their gradients",
-             ("nll_loss_forward", "nll_loss_backward"), _LOSSES),
-            ("attention", "attention and its gradients", (_FLASH, f"{_FLASH}_backward"),
-             _ATTENDING),
+            (
+                "softmax",
+                "softmax and its gradient",
+                ("_softmax", "_softmax_backward_data"),
+                ("softmax",),
+            ),
+            (
+                "log-softmax",
+                "log-softmax and its gradient",
+                ("_log_softmax", "_log_softmax_backward_data"),
+                ("log_softmax", *_LOSSES),
+            ),
+            (
+                "layer-norm",
+                "layer norms and their gradients",
+                ("native_layer_norm", "native_layer_norm_backward"),
+                _NORMS,
+            ),
+            ("embedding", "gradients of embeddings", ("embedding_dense_backward",), ("embedding",)),
+            (
+                "nll-loss",
+                "negative log likelihoods and their gradients",
+                ("nll_loss_forward", "nll_loss_backward"),
+                _LOSSES,
+            ),
+            (
+                "attention",
+                "attention and its gradients",
+                (_FLASH, f"{_FLASH}_backward"),
+                _ATTENDING,
+            ),
         )
     ),
-]  # fmt: skip
+]

@@ -49,14 +49,34 @@ def _one_before(run: Any) -> Any:
 
 
 PLANTS = [
-    Plant(f"bmm-{id}", "product", title, source, ("torch.*",), partial(changed, "bmm", make),
-          needs="an operator", models=of_kind("operator"))
-    for id, title, source, make in (
-        ("drops-ragged-tail", "products behind the last eight are left out",
-         "the class of loads by whole vectors", _ragged),
-        ("sums-in-bf16", "partial sums of a batched product are rounded to bf16",
-         "https://github.com/pytorch/pytorch/issues/83863", _narrow),
-        ("of-matrix-before", "the last of several matrices is multiplied by the one before",
-         "the class of https://github.com/flashinfer-ai/flashinfer/issues/3604", _one_before),
+    Plant(
+        f"bmm-{id}",
+        "product",
+        title,
+        source,
+        ("torch.*",),
+        partial(changed, "bmm", make),
+        needs="an operator",
+        models=of_kind("operator"),
     )
-]  # fmt: skip
+    for id, title, source, make in (
+        (
+            "drops-ragged-tail",
+            "products behind the last eight are left out",
+            "the class of loads by whole vectors",
+            _ragged,
+        ),
+        (
+            "sums-in-bf16",
+            "partial sums of a batched product are rounded to bf16",
+            "https://github.com/pytorch/pytorch/issues/83863",
+            _narrow,
+        ),
+        (
+            "of-matrix-before",
+            "the last of several matrices is multiplied by the one before",
+            "the class of https://github.com/flashinfer-ai/flashinfer/issues/3604",
+            _one_before,
+        ),
+    )
+]

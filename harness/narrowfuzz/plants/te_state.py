@@ -109,28 +109,59 @@ def _fault(
 
 
 PLANTS = [
-    _fault("te-amax-of-positives", "the maximum of a tensor leaves out its negative values",
-           _UPDATE, {"tensor.float8_tensor:Float8Quantizer.quantize_impl": _positive_only}),
-    _fault("te-weight-amax-in-inputs-cell", "a weight's maximum is staged in its input's cell",
-           _CELLS, {"quantization:DelayedScalingRecipeState.make_quantizers":
-                    _weights_use_the_inputs_cell}),
-    _fault("te-fused-norm-stages-nothing", "a fused normalisation stages no maximum",
-           f"{_TE}/pull/2061",
-           {f"module.{module}:apply_normalization": _fused_norm_stages_nothing
-            for module in ("layernorm_linear", "layernorm_mlp")}),
-    _fault("te-margin-ignored", "an update leaves out the margin", _UPDATE,
-           {_ENTER: _under(margin=0)}),
-    _fault("te-newest-taken-for-largest", "an update goes by the newest maximum alone", _UPDATE,
-           {_ENTER: _under(amax_compute_algo="most_recent")}),
-    _fault("te-saved-without-history", "a saved model's history comes back empty",
-           f"{_TE}/pull/323", {f"{_BASE}.get_extra_state": _saves_as_new("amax_history", 0.0)}),
-    _fault("te-saved-without-scale", "a saved model's scales come back as 1",
-           f"{_TE}/pull/323", {f"{_BASE}.get_extra_state": _saves_as_new("scale", 1.0)}),
-    _fault("te-saved-without-scale-inverse", "a saved FP8 parameter comes back with 1/scale 1",
-           f"{_TE}/pull/123",
-           {"tensor.float8_tensor:Float8Tensor.__reduce_ex__": _scale_inverse_of_one},
-           "te.current"),
-    _fault("te-loads-inside-regions-only", "state that is loaded outside a region is dropped",
-           "https://github.com/NVIDIA/Megatron-LM/commit/6eb0bcf2b6",
-           {f"{_BASE}.set_extra_state": _loads_inside_regions_only}),
-]  # fmt: skip
+    _fault(
+        "te-amax-of-positives",
+        "the maximum of a tensor leaves out its negative values",
+        _UPDATE,
+        {"tensor.float8_tensor:Float8Quantizer.quantize_impl": _positive_only},
+    ),
+    _fault(
+        "te-weight-amax-in-inputs-cell",
+        "a weight's maximum is staged in its input's cell",
+        _CELLS,
+        {"quantization:DelayedScalingRecipeState.make_quantizers": _weights_use_the_inputs_cell},
+    ),
+    _fault(
+        "te-fused-norm-stages-nothing",
+        "a fused normalisation stages no maximum",
+        f"{_TE}/pull/2061",
+        {
+            f"module.{module}:apply_normalization": _fused_norm_stages_nothing
+            for module in ("layernorm_linear", "layernorm_mlp")
+        },
+    ),
+    _fault(
+        "te-margin-ignored", "an update leaves out the margin", _UPDATE, {_ENTER: _under(margin=0)}
+    ),
+    _fault(
+        "te-newest-taken-for-largest",
+        "an update goes by the newest maximum alone",
+        _UPDATE,
+        {_ENTER: _under(amax_compute_algo="most_recent")},
+    ),
+    _fault(
+        "te-saved-without-history",
+        "a saved model's history comes back empty",
+        f"{_TE}/pull/323",
+        {f"{_BASE}.get_extra_state": _saves_as_new("amax_history", 0.0)},
+    ),
+    _fault(
+        "te-saved-without-scale",
+        "a saved model's scales come back as 1",
+        f"{_TE}/pull/323",
+        {f"{_BASE}.get_extra_state": _saves_as_new("scale", 1.0)},
+    ),
+    _fault(
+        "te-saved-without-scale-inverse",
+        "a saved FP8 parameter comes back with 1/scale 1",
+        f"{_TE}/pull/123",
+        {"tensor.float8_tensor:Float8Tensor.__reduce_ex__": _scale_inverse_of_one},
+        "te.current",
+    ),
+    _fault(
+        "te-loads-inside-regions-only",
+        "state that is loaded outside a region is dropped",
+        "https://github.com/NVIDIA/Megatron-LM/commit/6eb0bcf2b6",
+        {f"{_BASE}.set_extra_state": _loads_inside_regions_only},
+    ),
+]
