@@ -13,7 +13,7 @@ q, k, v = (torch.randn(1, 1, 6, 8) for _ in range(3))
 mask = torch.rand(6, 6) < 0.7
 mask.fill_diagonal_(True)
 both = F.scaled_dot_product_attention(q, k, v, attn_mask=mask & torch.ones(6, 6, dtype=torch.bool).tril())
-bad = 0
+bad, grown = 0, torch.zeros(6, 6, requires_grad=True)
 for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
     try:
         with sdpa_kernel(backend):
@@ -22,4 +22,10 @@ for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
         bad += 1
     except RuntimeError as error:
         print(f"{backend.name} raises: {str(error)[:100]}")
+for title, how in (("dropout", {"attn_mask": mask, "dropout_p": 0.1}), ("a mask that requires a gradient", {"attn_mask": grown})):
+    try:
+        F.scaled_dot_product_attention(q, k, v, is_causal=True, **how)
+        print(f"with {title} it runs")
+    except RuntimeError as error:
+        print(f"with {title} it raises: {str(error)[:100]}")
 sys.exit(bool(bad))

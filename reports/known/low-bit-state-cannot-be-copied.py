@@ -4,6 +4,7 @@ import os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"
 import copy
+import io
 import torch
 import torchao.optim
 
@@ -15,6 +16,10 @@ for kind in (torch.optim.AdamW, torchao.optim.AdamW8bit, torchao.optim.AdamW4bit
     optimizer = kind([p])
     p.grad = torch.ones(64, 128)
     optimizer.step()
+    torch.save(optimizer.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    optimizer.load_state_dict(torch.load(file, weights_only=False))
+    print(f"{kind.__name__}: is saved and loaded")
     try:
         copy.deepcopy(optimizer.state_dict())
         print(f"{kind.__name__}: is copied")

@@ -24,21 +24,27 @@ from narrowfuzz.trace.trace import OperatorCall
 
 #: Tensors that are nobody's subclass.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-#: Kernels, without overload, that move numbers, make them of none, or are one operation that IEEE
-#: 754 rounds.
+#: Kernels, without overload, that move numbers, make them of none, or are an operation or two that
+#: IEEE 754 rounds.
 _EXACT = frozenset((
-    "_to_copy", "_unsafe_view", "_unsafe_index", "abs", "add", "addcmul", "alias", "arange", "cat",
-    "clamp", "clamp_min", "clone", "constant_pad_nd", "copy", "detach", "diag_embed", "div",
-    "dropout", "embedding", "empty", "empty_like", "empty_strided", "eye", "fill", "flip", "full",
-    "full_like", "gather", "index", "index_put", "index_select", "lift_fresh", "masked_fill", "max",
-    "maximum", "min", "minimum", "mul", "native_dropout", "neg", "new_empty", "new_full",
-    "new_ones", "new_zeros", "normal", "ones", "ones_like", "rand", "randn", "reciprocal", "relu",
-    "repeat", "roll", "rsub", "scalar_tensor", "scatter", "select_scatter", "set", "sign",
-    "slice_scatter", "sort", "sqrt", "stack", "sub", "threshold", "topk", "tril", "triu", "uniform",
-    "where", "zero", "zeros", "zeros_like",
+    "_reshape_copy", "_to_copy", "_unsafe_index", "_unsafe_view", "abs", "add", "alias", "amax",
+    "amin", "arange", "bernoulli", "cat", "ceil", "clamp", "clamp_max", "clamp_min", "clone",
+    "constant_pad_nd", "copy", "detach", "diag_embed", "div", "embedding", "empty", "empty_like",
+    "empty_permuted", "empty_strided", "exponential", "eye", "fill", "flip", "floor", "full",
+    "full_like", "gather", "hardtanh", "index", "index_copy", "index_fill", "index_select",
+    "leaky_relu", "lift_fresh", "masked_fill", "masked_scatter", "masked_select", "max",
+    "max_pool2d_with_indices", "maximum", "min", "minimum", "mul", "nan_to_num", "native_dropout",
+    "neg", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "normal", "ones",
+    "ones_like", "rand", "rand_like", "randn", "randn_like", "reciprocal", "reflection_pad1d",
+    "relu", "repeat", "resize", "roll", "round", "rsub", "scalar_tensor", "scatter",
+    "select_scatter", "set", "sgn", "sign", "slice_scatter", "sort", "sqrt", "squeeze", "stack",
+    "sub", "take", "threshold", "topk", "tril", "triu", "trunc", "uniform", "unsqueeze", "where",
+    "zero", "zeros", "zeros_like",
 ))  # fmt: skip
 #: Why nobody judges the call of any other.
 NO_REFERENCE = "no reference"
+#: What of an optimizer is not judged, whatever it is.
+_STEPS = "steps of optimizers"
 
 
 @dataclass
@@ -68,6 +74,8 @@ class OperatorWatch(AttentionWatch):
         self._times: Counter[str] = Counter()
         #: Steps of optimizers that have begun: of each parameter its call, without results.
         self._begun: list[tuple[Any, LiveCall]] = []
+        #: While an optimizer steps, whose kernels are no forward's.
+        self._stepping = False
         #: Of parameters that low-bit optimizers step, what they began as and their gradients.
         self._stepped: dict[Any, tuple[torch.Tensor, list[torch.Tensor]]] = {}
         self._hooks: list[Any] = []
@@ -123,14 +131,17 @@ class OperatorWatch(AttentionWatch):
         )
 
     def _begin(self, stepping: Any, args: Any, kwargs: Any) -> None:
-        kind = type(stepping).__name__
-        self._begun = []
-        low_bit = kind in KINDS and type(stepping).__module__.startswith("torchao.")
-        if not low_bit and not type(stepping).__module__.startswith("torch.optim"):
+        kind, home = type(stepping).__name__, type(stepping).__module__
+        self._stepping, self._begun = True, []
+        low_bit = kind in KINDS and home.startswith("torchao.")
+        if not low_bit and not home.startswith("torch.optim"):
+            self.unjudged[_STEPS] = f"{home.partition('.')[0]}'s {kind}"
             return
         every = [parameter for group in stepping.param_groups for parameter in group["params"]]
         if any(type(parameter) not in _PLAIN for parameter in every):
-            return  # what a library's own tensor wraps may be another parameter's memory
+            # what a library's own tensor wraps may be another parameter's memory
+            self.unjudged[_STEPS] = "a parameter is a library's own tensor"
+            return
         for group in stepping.param_groups:
             for parameter in group["params"]:
                 if type(parameter.grad) not in _PLAIN:
@@ -142,7 +153,7 @@ class OperatorWatch(AttentionWatch):
                     else:
                         step = read_step(kind, group, parameter, state)
                 except ValueError as error:
-                    self.unjudged["steps of optimizers"] = str(error)
+                    self.unjudged[_STEPS] = str(error)
                     continue
                 if step is not None and (call := self._called(step[0], "optimizer", step[1])):
                     self._begun.append((parameter, call))
@@ -151,7 +162,9 @@ class OperatorWatch(AttentionWatch):
         self, stepping: Any, group: Any, parameter: Any, state: Any
     ) -> tuple[str, Read] | None:
         """The same of torchao's; None where its earlier steps were not seen."""
-        if not 0 < parameter.numel() <= LARGEST_PARAMETER:
+        if parameter.numel() > LARGEST_PARAMETER:
+            raise ValueError(f"a parameter of more than {LARGEST_PARAMETER} elements")
+        if not parameter.numel():
             return None
         if not state:
             self._stepped[parameter] = (copied(parameter), [])
@@ -174,7 +187,7 @@ class OperatorWatch(AttentionWatch):
             kept = {name: state[name] for name in names if state.get(name) is not None}
             call.outputs.update({n: copied(t) for n, t in {"param": parameter, **kept}.items()})
             self.operators.append(call)
-        self._begun = []
+        self._stepping, self._begun = False, []
 
 
 class EagerWatch(OperatorWatch):
@@ -186,16 +199,18 @@ class EagerWatch(OperatorWatch):
     ) -> None:
         super().__init__(running)
         self._linears = frozenset(linears)
-        #: True in functions that are judged as one call.
-        self.within = False
+        #: What a function calls that may be judged as one call; None outside of such functions.
+        self.within: dict[str, str] | None = None
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         super().note(func, args, kwargs, result)
         name = _rounds(func)
-        if not name or self.within or in_backward() or self.running() in self._linears:
+        if not name or self._stepping or in_backward() or self.running() in self._linears:
             return
-        if _floating(result):
-            self.unjudged[name] = NO_REFERENCE
+        moves = name == "index_put" and not by_name(func, args, kwargs).get("accumulate")
+        if not moves and _floating(result):
+            found = self.unjudged if self.within is None else self.within
+            found[name] = NO_REFERENCE
 
     def __enter__(self) -> Any:
         self._functions = FunctionWatch(self)
@@ -224,13 +239,16 @@ class FunctionWatch(TorchFunctionMode):
         operator = of_function(func)
         if operator is None or any(kind not in _PLAIN for kind in types):
             return func(*args, **(kwargs or {}))
-        self.watch.within = True
+        inside: dict[str, str] = {}
+        self.watch.within = inside
         try:
             made = func(*args, **(kwargs or {}))
         finally:
-            self.watch.within = False
+            self.watch.within = None
         given = arguments_of(func, args, kwargs or {})
         call = self.watch.record(operator, given, made)
+        if call is None:
+            self.watch.unjudged.update(inside)
         if call is not None and made.requires_grad:
             tensors = {n: t for n, t in given.items() if isinstance(t, torch.Tensor)}
             held = given | {name: copied(t) for name, t in tensors.items()}
@@ -261,14 +279,17 @@ def _keep(call: LiveCall, gradient: torch.Tensor) -> None:
 @cache
 def _rounds(func: Any) -> str:
     """The name of a kernel of no operator and of which IEEE 754 does not fix every bit, or ""."""
-    name: str = func.overloadpacket.__name__
-    exact = func.is_view or name.removesuffix("_") in _EXACT
-    return "" if exact or func.name() in BY_KERNEL else name
+    name: str = func.overloadpacket.__name__.removesuffix("_")
+    if func.is_view or func.name() in BY_KERNEL:
+        return ""
+    if func.namespace != "aten":
+        return f"{func.namespace}::{name}"
+    return "" if name in _EXACT and "reduce" not in func._overloadname else name
 
 
 def _floating(result: Any) -> bool:
     first = result[0] if isinstance(result, (tuple, list)) and result else result
-    return isinstance(first, torch.Tensor) and first.is_floating_point()
+    return isinstance(first, torch.Tensor) and (first.is_floating_point() or first.is_complex())
 
 
 class GraphWatch(OperatorWatch, KernelWatch):

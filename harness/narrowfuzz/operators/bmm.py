@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import F64, FORMATS
@@ -23,7 +24,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     if not a.numel() or not b.numel():
         return None  # zeros, or nothing
     if a.numel() * b.shape[-1] > _MOST:
-        raise ValueError(f"{list(a.shape)} times {list(b.shape)}: too many products")
+        raise ValueError("more than 2^22 products, which take longer to judge than to compute")
     return Read({"input": a, "mat2": b}, {"output": result}, {})
 
 
@@ -31,10 +32,11 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     """Sums of K products in fp32, in any order, rounded once.
 
     Proof. Each product is rounded to fp32 at most, or not at all (an FMA, or factors of few bits),
-    and K - 1 additions are rounded, or cut by a GPU's tensor cores, which errs twice as much:
-    gamma_K of the sum of magnitudes (Higham 3.1). Products and factors below fp32's normal numbers
-    may be flushed to zero, the latter times the largest of the other operand. Where all products
-    are multiples of one power of two, and add up to at most 2^24 of it, there is nothing to round.
+    and K - 1 additions are rounded: gamma_K of the sum of magnitudes (Higham 3.1). A GPU's tensor
+    cores cut them, and units for bf16 may round to odd, which errs twice as much. Products and
+    factors below fp32's normal numbers may be flushed to zero, the latter times the largest of the
+    other operand. Where all products are multiples of one power of two, and add up to at most 2^24
+    of it, there is nothing to round.
     """
     a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
     fmt, count = FORMATS[call.dtypes["output"]], a.shape[-1]
@@ -42,7 +44,9 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         size = np.abs(a) @ np.abs(b)
         unit = _least_unit(a, 2) * _least_unit(b, 1)
         exact = (size <= unit * 2.0**24) & (unit >= FLUSHED)
-        radius = np.where(exact, 0.0, gamma((2 if call.device == "cuda" else 1) * count) * size)
+        exact &= ~(_subnormal(a).any(2, keepdims=True) | _subnormal(b).any(1, keepdims=True))
+        twice = 2 if call.device == "cuda" or call.dtypes["input"] == "bf16" else 1
+        radius = np.where(exact, 0.0, gamma(twice * count) * size)
         radius = radius + np.where(exact, 0.0, _flushed(a, b))
         finite = np.isfinite(a).all((1, 2), keepdims=True) & np.isfinite(b).all(
             (1, 2), keepdims=True
@@ -55,6 +59,10 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 def _least_unit(x: F64, axis: int) -> F64:
     """The largest power of two that divides all of a row, or a column."""
     return np.asarray(np.min(unit_of(x), axis=axis, keepdims=True, initial=np.inf))
+
+
+def _subnormal(x: F64) -> NDArray[np.bool_]:
+    return np.asarray((np.abs(x) < FLUSHED) & (x != 0.0))
 
 
 def _flushed(a: F64, b: F64) -> F64:

@@ -31,9 +31,9 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     if named["weight"] is not None or target.is_floating_point():
         raise ValueError("smoothed labels with class weights, or targets that are probabilities")
     if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:  # classes travel as numbers of fp32
-        raise ValueError(f"logits of shape {list(x.shape)}")
+        raise ValueError("logits that are no matrix, empty or very large")
     if named["size_average"] or named["reduce"] or result.dtype != x.dtype:
-        raise ValueError("a reduction of old, or autocast")
+        raise ValueError("deprecated size_average or reduce, or autocast")
     settings = {
         "reduction": named["reduction"],
         "ignored": int(named["ignore_index"]),

@@ -21,7 +21,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     indices = named["indices"]
     rows, padding = int(named["num_weights"]), int(named["padding_idx"])
     if rows > 2**24:  # ids travel as numbers of fp32
-        raise ValueError(f"{rows} embeddings")
+        raise ValueError("more than 2^24 embeddings")
     return Read(
         {"grad_output": named["grad_output"], "indices": indices.float()},
         {"grad_weight": result},

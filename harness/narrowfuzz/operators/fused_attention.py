@@ -71,7 +71,7 @@ def _settings(named: Mapping[str, Any]) -> dict[str, Any]:
     if named.get("dropout_p"):
         raise ValueError("dropout, whose random numbers are the kernel's own")
     if q.ndim != 4 or not q.numel() or not k.numel() or scale == 0.0:
-        raise ValueError(f"queries of shape {list(q.shape)}, scaled by {scale}")
+        raise ValueError("queries that have not four dimensions or are empty, or a scale of 0")
     return {
         "causal": bool(named.get("is_causal", False)),
         "scale": q.shape[-1] ** -0.5 if scale is None else float(scale),

@@ -22,13 +22,11 @@ _MOST = 2**22
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     x, weight, target = named["input"], named["linear_weight"], named["target"]
     if x.ndim != 2 or weight.ndim != 2 or target.is_floating_point() or not x.numel():
-        raise ValueError(f"input of shape {list(x.shape)}, or targets that are probabilities")
+        raise ValueError("an input that is no matrix, or targets that are probabilities")
     if named["linear_bias"] is not None or named["weight"] is not None or named["label_smoothing"]:
         raise ValueError("a bias, class weights or smoothed labels")
     if x.shape[0] * weight.numel() > _MOST:
-        raise ValueError(
-            f"{x.shape[0]} rows and a weight of {list(weight.shape)}: too many products"
-        )
+        raise ValueError("more than 2^22 products, which take longer to judge than to compute")
     if not x.dtype == weight.dtype == result.dtype:
         raise ValueError("autocast, or a weight of another dtype")
     ignored, options = named["ignore_index"], named["options"]

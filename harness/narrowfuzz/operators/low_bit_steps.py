@@ -96,7 +96,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         stepped = Expected.within(kept - update, near, fmt, wild)
         lo, hi = (np.where(nan, np.nan, end) for end in (stepped.lo, stepped.hi))
     return {
-        "param": replace(stepped, lo=lo, hi=hi, unknown=wild & ~nan),
+        "param": replace(stepped, lo=lo, hi=hi, unknown=stepped.unknown & ~nan),
         "bounded_param": Expected.within(kept, far, fmt, wild),
     }
 

@@ -24,7 +24,7 @@ _NONE, _MEAN = 0, 1
 def _read(named: Mapping[str, Any], result: Any, outputs: Mapping[str, Any]) -> Read:
     x, target, weight = named["self"], named["target"], named.get("weight")
     if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:  # classes travel as numbers of fp32
-        raise ValueError(f"logits of shape {list(x.shape)}")
+        raise ValueError("logits that are no matrix, empty or very large")
     tensors = {"input": x, "target": target.float()}
     tensors |= {} if weight is None else {"weight": weight}
     settings = {"reduction": int(named["reduction"]), "ignored": int(named["ignore_index"])}

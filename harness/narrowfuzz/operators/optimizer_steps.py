@@ -48,7 +48,7 @@ def read_step(
         raise ValueError(f"torch.optim.{kind}")
     if others := [name for name in _OTHERWISE if group.get(name)]:
         raise ValueError(f"{kind} with {', '.join(others)}")
-    if not isinstance(group["lr"], float):
+    if not isinstance(group["lr"], (float, int)):
         raise ValueError("a learning rate that is a tensor")
     if param.numel() > LARGEST_PARAMETER:
         raise ValueError(f"a parameter of more than {LARGEST_PARAMETER} elements")
@@ -165,7 +165,7 @@ def _adam(call: OperatorCall) -> dict[str, Expected]:
     exact = _adam_with(call, betas)
     if not (call.settings["options"]["fused"] and call.device == "cuda"):
         return exact
-    single = _adam_with(call, tuple(float(np.float32(beta)) for beta in betas), power=U32)
+    single = _adam_with(call, tuple(float(np.float32(beta)) for beta in betas), power=4.0 * U32)
     return {name: either(one, single[name]) for name, one in exact.items()}
 
 

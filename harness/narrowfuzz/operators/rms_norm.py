@@ -19,7 +19,7 @@ from narrowfuzz.trace.trace import OperatorCall
 
 def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
     if named.get("eps") is None:
-        raise ValueError("no eps: the kernel takes one of its own")
+        raise ValueError("no eps is given, and the kernel takes one of its own")
     tensors = {name: named.get(name) for name in ("input", "weight")}
     return Read(
         {name: t for name, t in tensors.items() if t is not None},
@@ -44,7 +44,7 @@ def _read_function(named: Mapping[str, Any], result: Any) -> Read | None:
     if x.device.type != "cpu":
         return None  # it is a kernel, which is judged by itself
     if named["eps"] is None or not x.numel():
-        raise ValueError(f"eps {named['eps']}, of shape {list(x.shape)}")
+        raise ValueError("no eps is given, and torch takes the dtype's, or it is empty")
     tensors = {"input": x} | ({} if weight is None else {"weight": weight})
     shape = tuple(named["normalized_shape"])
     return Read(tensors, {"output": result}, {"shape": shape, "eps": float(named["eps"])})

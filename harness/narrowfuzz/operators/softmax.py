@@ -22,14 +22,14 @@ _EPS = 20.0 * 2.0**-23
 def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
     x = named["self"]
     if not x.ndim or named.get("half_to_float"):
-        raise ValueError("of one number, or half_to_float")
+        raise ValueError("of a tensor without dimensions, or asked for in another dtype")
     return Read({"input": x}, {"output": result}, {"dim": int(named["dim"]) % x.ndim})
 
 
 def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
     out, dy = named["output"], named["grad_output"]
     if not out.ndim or out.dtype != result.dtype:
-        raise ValueError("of one number, or half_to_float")
+        raise ValueError("of a tensor without dimensions, or asked for in another dtype")
     dim = int(named["dim"]) % out.ndim
     dtype = str(result.dtype)
     tensors = {"grad_output": dy, "output": out}

@@ -18,6 +18,7 @@ from narrowfuzz.case.events import Forward, Reload, Step
 from narrowfuzz.case.layout import LAYOUTS, shardable
 from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant
+from narrowfuzz.machine.device import asked_here
 from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.operators import BY_NAME as OPERATORS
@@ -76,12 +77,16 @@ class Judged:
 def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
     """("judged", recipe, arm, model, layer) for each call of a layer that a rule judged; of a whole
     model, or one operator alone, the layer is ""."""
-    alone = model in of_kind("operator")
+    alone, forbidden = model in of_kind("operator"), model in MODELS and MODELS[model].forbidden
     return {
         ("judged", recipe, verdict.arm, model, verdict.at.layer)
         for verdict in verdicts
         if verdict.status in JUDGED
-        and (verdict.oracle in LOOKING or (alone and verdict.role in _OPERATORS))
+        and (
+            verdict.oracle in LOOKING
+            or (alone and verdict.role in _OPERATORS)
+            or (forbidden and verdict.oracle == "contract")
+        )
     }
 
 
@@ -164,14 +169,17 @@ def judged(
     whys = {key[1:4]: key[4] for key in counts if isinstance(key, tuple) and key[0] == "hindered"}
     with_what = [key[1] for key in counts if isinstance(key, tuple) and key[0] == "met"]
     operators = tuple(sorted(what for kind, what in with_what if kind == "operator"))
-    unjudged = [what for kind, what in with_what if kind == "unjudged"]
+    unjudged: defaultdict[str, set[str]] = defaultdict(set)
+    for what, why in (what for kind, what in with_what if kind == "unjudged"):
+        if what not in operators:
+            unjudged[what].add(why)
     return Judged(
         frozenset(met & whole),
         tuple(sorted(whole - met)),
         layers,
         values=frozenset(what for kind, what in with_what if kind == "values"),
         operators=operators,
-        unjudged={what: why for what, why in sorted(unjudged) if what not in operators},
+        unjudged={what: " or ".join(sorted(whys)) for what, whys in sorted(unjudged.items())},
         steps=max((what for kind, what in with_what if kind == "steps"), default=0),
         events=tuple(_EVENTS[kind] for kind in _EVENTS if ("event", kind) in with_what),
         why={one: why for one in whole - met if (why := _in_the_way(one, whys))},
@@ -186,6 +194,8 @@ def _asked(
         for model in recipe.models(models):
             if model in MODELS and not MODELS[model].by_default:
                 continue  # a neighbour of what is asked for
+            if model in MODELS and MODELS[model].device not in ("", asked_here(device)):
+                continue
             mine = able if model in MODELS else [EAGER]
             if model not in MODELS or not shardable(model, getattr(recipe, "shards", ())):
                 mine = [arm for arm in mine if not arm.sharded]

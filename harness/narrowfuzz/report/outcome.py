@@ -171,10 +171,12 @@ class Ended:
             said += f", eager runs also {', '.join(trained)}"
         if functions := said_of_functions(self.tally.counts):
             said += f". {functions}"
-        formulas = "formulas of its own between the linears (norms, activations, masks, losses)"
-        others = _unjudged(share.unjudged) if share.operators or share.unjudged else formulas
-        same = "what is wrong in them in the same way in every run is not seen"
-        return f"{said}. Not checked: {others}, as such: {same}" if others else said
+        others = "formulas of its own between the linears (norms, activations, masks, losses)"
+        if share.operators or share.unjudged:
+            composed = "formulas that it makes of these calls"
+            others = "; ".join((*_unjudged(share.unjudged), composed))
+        same = "what is wrong there in the same way in every run is not seen"
+        return f"{said}. Not checked: {others}: {same}"
 
     def verdict(self) -> str:
         """How much was found."""
@@ -245,12 +247,12 @@ def _ways(arm: Arm) -> Sequence[str]:
     return [" and ".join(filter(None, (made, how)))] if made or how else []
 
 
-def _unjudged(reasons: Mapping[str, str]) -> str:
-    """``cos and silu (no reference); attention (dropout ...)``."""
+def _unjudged(reasons: Mapping[str, str]) -> Iterator[str]:
+    """``cos and silu (no reference)``, ``attention (dropout ...)``."""
     by_reason: defaultdict[str, list[str]] = defaultdict(list)
     for what, why in reasons.items():
         by_reason[why].append(what)
-    return "; ".join(f"{_listed(names)} ({why})" for why, names in by_reason.items())
+    yield from (f"{_listed(names)} ({why})" for why, names in by_reason.items())
 
 
 def _linears(share: Judged, own: Sequence[Combination]) -> str:

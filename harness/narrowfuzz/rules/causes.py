@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.play.names import name_of
+from narrowfuzz.rules.contract import ALLOWED
 from narrowfuzz.rules.evidence import EAGER
 from narrowfuzz.rules.quantiser import LEVEL_B
 from narrowfuzz.rules.rule import Rule
-from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import FOLLOWED, Verdict
 
 
@@ -28,7 +28,7 @@ def root_of(
     for root in roots:
         if single and _apart(root, verdict):
             continue
-        if isinstance(root.expect, Refuses) and not root.expect.raised:
+        if root.symptom == ALLOWED and verdict.oracle != "contract":
             continue  # what runs and should not is wrong in no other way
         if composed and root.at.what == "operator" and not OPERATORS[root.at.name].functions:
             if root.arm == verdict.arm and root.status != "known":
