@@ -184,8 +184,9 @@ def test_the_number_of_heads_divides_the_width(k: int, heads: int) -> None:
     assert found == math.gcd(k, heads) and k % found == 0
 
 
-def test_dropout_is_the_one_random_model_and_the_norms_sum() -> None:
-    assert [name for name in ALL if MODELS[name].random] == ["dropout"]
+def test_random_are_dropout_and_what_rounds_by_chance_and_the_norms_sum() -> None:
+    random = [name for name in ALL if MODELS[name].random]
+    assert random == ["dropout", "step_adamw_8bit_rounded"]
     pointwise = {name for name in ALL if MODELS[name].pointwise}
     assert pointwise == {"linear", "frozen_first", "hooked", "own_forward"}
     assert {name for name in COMPOSED if MODELS[name].attends} == {
@@ -197,4 +198,5 @@ def test_dropout_is_the_one_random_model_and_the_norms_sum() -> None:
 def test_no_model_attends_that_does_not_say_so(name: ModelName) -> None:
     """Otherwise nobody would watch its attention."""
     assert MODELS[name].attends == ("scaled_dot_product_attention" in model_source(name))
-    assert MODELS[name].random == ("Dropout" in model_source(name))
+    rounds = MODELS[name].fixed.get("optimizer", "").endswith("_rounded")
+    assert MODELS[name].random == (rounds or "Dropout" in model_source(name))

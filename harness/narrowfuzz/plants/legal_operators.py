@@ -8,14 +8,12 @@ from functools import partial
 from typing import Any
 
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.operators import changed
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.sums import ANY_ORDER, WIDER
 
-_ATTENDING = tuple(name for name in MODELS if name.startswith("sdpa"))
-_LOSSES = ("cross_entropy", "cross_entropy_ignored", "cross_entropy_smoothed")
-_NORMS = ("layer_norm", "layer_norm_mixed")
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -108,7 +106,7 @@ PLANTS = [
         "sums over rows, from the last to the first",
         ANY_ORDER,
         plant=lambda: _all(_from_the_last, "sum.dim_IntList"),
-        models=("scale_and_shift",),
+        models=models_of_operators(["sum"]),
     ),
     _legal(
         "embedding-from-the-last",
@@ -116,7 +114,7 @@ PLANTS = [
         "rows of an id, added up from the last to the first",
         ANY_ORDER,
         plant=lambda: _all(_ids_from_the_last, "embedding_dense_backward"),
-        models=("embedding",),
+        models=models_of_operators(["embedding_backward"]),
     ),
     _legal(
         "steps-as-a-loop",
@@ -134,41 +132,46 @@ PLANTS = [
             f"{words}, in fp64 and rounded once",
             WIDER,
             plant=partial(_all, _in_float64, *kernels),
-            models=models,
+            models=models_of_operators([operator]),
         )
-        for name, words, kernels, models in (
-            ("sum", "sums over rows", ("sum.dim_IntList",), ("scale_and_shift",)),
-            ("mean", "means", ("mean.dim",), ("rms_norm_by_hand", "layer_norm_by_hand")),
+        for name, words, kernels, operator in (
+            ("sum", "sums over rows", ("sum.dim_IntList",), "sum"),
+            ("mean", "means", ("mean.dim",), "mean"),
             (
                 "softmax",
                 "softmax and its gradient",
                 ("_softmax", "_softmax_backward_data"),
-                ("softmax",),
+                "softmax*",
             ),
             (
                 "log-softmax",
                 "log-softmax and its gradient",
                 ("_log_softmax", "_log_softmax_backward_data"),
-                ("log_softmax", *_LOSSES),
+                "log_softmax*",
             ),
             (
                 "layer-norm",
                 "layer norms and their gradients",
                 ("native_layer_norm", "native_layer_norm_backward"),
-                _NORMS,
+                "layer_norm*",
             ),
-            ("embedding", "gradients of embeddings", ("embedding_dense_backward",), ("embedding",)),
+            (
+                "embedding",
+                "gradients of embeddings",
+                ("embedding_dense_backward",),
+                "embedding_backward",
+            ),
             (
                 "nll-loss",
                 "negative log likelihoods and their gradients",
                 ("nll_loss_forward", "nll_loss_backward"),
-                _LOSSES,
+                "nll_loss",
             ),
             (
                 "attention",
                 "attention and its gradients",
                 (_FLASH, f"{_FLASH}_backward"),
-                _ATTENDING,
+                "attention*",
             ),
         )
     ),
