@@ -135,40 +135,40 @@ PLANTS = [
             models=models_of_operators([operator]),
         )
         for name, words, kernels, operator in (
-            ("sum", "sums over rows", ("sum.dim_IntList",), "sum"),
-            ("mean", "means", ("mean.dim",), "mean"),
+            ("sums", "sums over rows", ("sum.dim_IntList",), "sum"),
+            ("means", "means", ("mean.dim",), "mean"),
             (
-                "softmax",
+                "softmaxes",
                 "softmax and its gradient",
                 ("_softmax", "_softmax_backward_data"),
                 "softmax*",
             ),
             (
-                "log-softmax",
+                "log-softmaxes",
                 "log-softmax and its gradient",
                 ("_log_softmax", "_log_softmax_backward_data"),
                 "log_softmax*",
             ),
             (
-                "layer-norm",
+                "layer-norms",
                 "layer norms and their gradients",
                 ("native_layer_norm", "native_layer_norm_backward"),
                 "layer_norm*",
             ),
             (
-                "embedding",
+                "embeddings",
                 "gradients of embeddings",
                 ("embedding_dense_backward",),
                 "embedding_backward",
             ),
             (
-                "nll-loss",
+                "nll-losses",
                 "negative log likelihoods and their gradients",
                 ("nll_loss_forward", "nll_loss_backward"),
                 "nll_loss",
             ),
             (
-                "attention",
+                "attentions",
                 "attention and its gradients",
                 (_FLASH, f"{_FLASH}_backward"),
                 "attention*",
