@@ -83,11 +83,14 @@ def _viewed() -> Iterator[None]:
 
 @contextmanager
 def _attention(weights: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
-    """Attention as ``weights(scores, seen, v)`` of fp32 scores instead of the fused operator."""
+    """Attention as ``weights(scores, seen, v)`` of fp32 scores instead of the fused operator; with
+    masks, or shared heads, it stays as it is."""
     import torch
 
     def make(original: Any) -> Any:
-        def attend(q: Any, k: Any, v: Any, is_causal: bool = False) -> Any:
+        def attend(q: Any, k: Any, v: Any, is_causal: bool = False, **how: Any) -> Any:
+            if how:
+                return original(q, k, v, is_causal=is_causal, **how)
             dtype = q.dtype
             with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (_wider(t) for t in (q, k, v))
