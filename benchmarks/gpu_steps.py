@@ -48,7 +48,7 @@ def run(
     return Part(name, minutes, command, (0, 1), needs)
 
 
-PLAIN_DTYPES = ("torch.bf16", "torch.fp32", "torch.fp16")
+BASELINES = ("torch.bf16", "torch.fp32", "torch.fp16")
 COMPILED = ("eager", "aot_eager*", "inductor*")
 FAULTS = ("gemm-gain", "gemm-narrow-accumulator", "layer-gain", "recompute-drifts")
 #: Properties that hold on what quantises nothing.
@@ -59,7 +59,7 @@ STEPS = (
                             "--out", "{out}.json")),
     )),
     Step("baselines", "Is it silent on plain torch?", (
-        run("baselines", 3.0, *PLAIN_DTYPES),
+        run("baselines", 3.0, *BASELINES),
         Part("properties", 2.0, (
             sys.executable, "-m", "pytest", "-q", "properties/test_rules.py", "--nf-profile",
             "smoke", "--nf-device", "{device}", "--nf-recipe", "torch.bf16", "--nf-recipe",
@@ -67,7 +67,7 @@ STEPS = (
         )),
     )),
     Step("operators", "Do the bounds of PyTorch's operators hold?", (
-        run("operators", 3.0, *PLAIN_DTYPES, operators=("*",)),
+        run("operators", 3.0, *BASELINES, operators=("*",)),
         run("compiled-operators", 2.0, "torch.bf16", "torch.fp32", arms=COMPILED, operators=("*",),
             needs=("cases", "compiles")),
     )),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -62,15 +62,12 @@ def _ids_from_the_last(run: Any) -> Any:
     return backward
 
 
-def _all(make: Callable[[Any], Any], *names: str) -> AbstractContextManager[None]:
-    @contextmanager
-    def plant() -> Iterator[None]:
-        with ExitStack() as stack:
-            for name in names:
-                stack.enter_context(changed(name, make))
-            yield
-
-    return plant()
+@contextmanager
+def _all(make: Callable[[Any], Any], *names: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(changed(name, make))
+        yield
 
 
 @contextmanager
@@ -105,7 +102,7 @@ PLANTS = [
         "sums",
         "sums over rows, from the last to the first",
         ANY_ORDER,
-        plant=lambda: _all(_from_the_last, "sum.dim_IntList"),
+        plant=partial(_all, _from_the_last, "sum.dim_IntList"),
         models=models_of_operators(["sum"]),
     ),
     _legal(
@@ -113,7 +110,7 @@ PLANTS = [
         "sums",
         "rows of an id, added up from the last to the first",
         ANY_ORDER,
-        plant=lambda: _all(_ids_from_the_last, "embedding_dense_backward"),
+        plant=partial(_all, _ids_from_the_last, "embedding_dense_backward"),
         models=models_of_operators(["embedding_backward"]),
     ),
     _legal(
