@@ -180,6 +180,21 @@ NEIGHBOURS = {
         {"recipe": "torch.bf16", "dtype": "bf16", "model": "tied_embedding", "m": 64},
         fault("embedding-gradient-loses-repeats"),
     ),
+    "index-add-narrow-sums": Neighbour(
+        {
+            "recipe": "torch.bf16",
+            "dtype": "bf16",
+            "model": "index_add_flat",
+            "m": 33,
+            "k": 33,
+            "n": 4,
+        },
+        fault("index-add-drops-ragged-tail"),
+    ),
+    "index-put-narrow-sums": Neighbour(
+        {"recipe": "torch.bf16", "dtype": "bf16", "model": "index", "m": 64, "n": 4},
+        fault("index-put-adds-first-alone"),
+    ),
     "layer-norm-narrow-sums": Neighbour(
         {"recipe": "torch.bf16", "dtype": "bf16", "model": "layernorm_linear", "m": 37},
         fault("layer-norm-gradient-drops-rows"),

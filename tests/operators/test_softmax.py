@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.plants.operators import changed
 from narrowfuzz.rules.expected import outside
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHAPES = (
@@ -103,3 +106,41 @@ def test_bounds_of_fp32_are_no_wider_than_they_must_be(name: str) -> None:
         wrong = call.outputs[result].copy()
         wrong[5, 7] += 1.01 * (may.hi[5, 7] - may.lo[5, 7])
         assert outside(may, wrong)[5, 7] and outside(may, wrong).sum() == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logarithms_of_sums_are_inside_and_wrong_ones_are_not(dtype: str) -> None:
+    make = torch.Generator().manual_seed(2)
+    for rows, columns, dim in ((5, 1, 1), (7, 33, 0), (4, 600, -1)):
+        for scale in (0.01, 1.0, 20.0, 3000.0):
+            x = (torch.randn(rows, columns, generator=make) * scale).to(DTYPES[dtype])
+            x[0, 0] = -float("inf")
+            with OperatorWatch() as watch:
+                torch.logsumexp(x, dim)
+                torch.logsumexp(x, dim, keepdim=True)
+            for call in operators_of(watch.operators):
+                (verdict,) = judge_call("eager", call)
+                assert verdict.status in ("ok", "inconclusive")
+    x = torch.zeros(3, 256, dtype=DTYPES[dtype])
+    with OperatorWatch() as watch:
+        torch.logsumexp(x, 1)
+    (call,) = operators_of(watch.operators)
+    wrong = {"output": np.full(3, np.log(192.0), np.float32)}
+    (verdict,) = judge_call("eager", replace(call, outputs=wrong))
+    assert verdict.status == "diverged", "a quarter of the classes is left out"
+
+
+def test_a_query_that_sees_nothing_has_probabilities_of_0() -> None:
+    q = torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(4))
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()
+    mask[2] = False
+    with OperatorWatch() as watch, sdpa_kernel(SDPBackend.MATH):
+        F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+    call = next(c for c in operators_of(watch.operators) if c.operator == "safe_softmax")
+    (verdict,) = judge_call("eager", call)
+    assert verdict.status == "ok"
+    for wrong in (np.nan, 0.25):
+        output = call.outputs["output"].copy()
+        output[0, 0, 2] = wrong
+        (verdict,) = judge_call("eager", replace(call, outputs={"output": output}))
+        assert verdict.status == "diverged" and verdict.at.index == (0, 0, 2, 0)

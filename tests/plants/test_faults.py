@@ -107,6 +107,14 @@ def snapshot() -> list[dict[Any, int]]:
         "cross_entropy_loss",
         "mean.dim",
         "bmm",
+        "index_put",
+        "index_add",
+        "scatter_add",
+        "gelu",
+        "silu_backward",
+        "tanh_backward",
+        "sigmoid",
+        "logsumexp",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 

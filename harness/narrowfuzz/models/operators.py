@@ -43,6 +43,14 @@ def _by_hand(spec: Any, *, centred: bool) -> Arguments:
     return spec.k, centred
 
 
+def _collects(spec: Any, *, add: str, flat: bool) -> Arguments:
+    return spec.k, spec.n, add, flat
+
+
+def _activated(spec: Any, *, function: str) -> Arguments:
+    return spec.k, function
+
+
 #: By the kernel that the device has for it.
 _ATTENTION = tuple(
     f"attention{kernel}{direction}"
@@ -279,6 +287,55 @@ OPERATORS: tuple[Model, ...] = (
         values=_OF_SUMS,
         takes_ids=True,
         columns="ids",
+    ),
+    _operator(
+        "index",
+        "rows of a table by a subscript",
+        "Indexed",
+        lambda spec: (spec.n, spec.k),
+        "index_put",
+        values=_OF_SUMS,
+        takes_ids=True,
+        columns="ids",
+    ),
+    *(
+        _operator(
+            f"{name}{'_flat' if flat else ''}",
+            f"{'numbers' if flat else 'rows'} added up by group with torch.{name}",
+            "Collects",
+            partial(_collects, add=name, flat=flat),
+            name,
+            values=_OF_SUMS,
+            columns="groups",
+        )
+        for name in ("index_add", "scatter_add")
+        for flat in (False, True)
+    ),
+    *(
+        _operator(
+            name,
+            title,
+            "Activated",
+            partial(_activated, function=name),
+            *(f"{operator}{direction}" for direction in ("", "_backward")),
+            values=("outlier", "heavy_tail"),
+        )
+        for name, title, operator in (
+            ("silu", "SiLU alone", "silu"),
+            ("gelu", "GELU alone", "gelu"),
+            ("gelu_tanh", "GELU alone, approximated by tanh", "gelu"),
+            ("sigmoid", "the logistic function alone", "sigmoid"),
+            ("softcap", "a cap of 30 by tanh", "tanh"),
+        )
+    ),
+    _operator(
+        "z_loss",
+        "the mean square of rows' logsumexp",
+        "ZLoss",
+        lambda spec: (spec.k,),
+        "logsumexp",
+        "mean",
+        values=("outlier", "outlier_rows"),
     ),
     _sdpa("sdpa", "attention without a mask", ""),
     _sdpa("sdpa_causal", "causal attention", "causal"),

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.accumulator import U32, gamma
-from narrowfuzz.numerics.formats import F64, FORMATS, FP32
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.operators.index_add import sums_at
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
-from narrowfuzz.operators.sum import FLUSHED, rounded, unit_of
+from narrowfuzz.operators.sum import rounded
 from narrowfuzz.trace.trace import OperatorCall
 
 
@@ -39,22 +39,13 @@ def _terms(call: OperatorCall) -> tuple[F64, Any]:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """Of every id the sum of its rows, added in fp32 in any order (gamma_{n-1} of the sum of
-    magnitudes, Higham 4.2) and rounded once; exact where all terms are multiples of one power of
-    two and add up to at most 2^24 of it, as one row is; nothing where no id is."""
+    """Of every id the sum of its rows, added in fp32 in any order and rounded once; 0 where no id
+    is."""
     terms, ids = _terms(call)
-    shape = (call.settings["rows"], terms.shape[1])
-    with np.errstate(all="ignore"):
-        centre, size, unit = np.zeros(shape), np.zeros(shape), np.full(shape, np.inf)
-        np.add.at(centre, ids, terms)
-        np.add.at(size, ids, np.abs(terms))
-        np.minimum.at(unit, ids, unit_of(terms))
-        times = np.bincount(ids, minlength=shape[0])
-        factor = np.array([gamma(max(1, n - 1)) for n in range(times.max(initial=0) + 1)])
-        exact = (size <= unit / U32) & (unit >= FLUSHED)
-        radius = np.where(exact, 0.0, factor[times][:, None] * size + FLUSHED)
-    fmt, unknown = FORMATS[call.dtypes["grad_weight"]], ~(size < FP32.max * 0.5)
-    return {"grad_weight": Expected.within(centre, radius, fmt, unknown)}
+    rows, columns = call.settings["rows"], terms.shape[1]
+    places = ids[:, None] * columns + np.arange(columns)
+    fmt = FORMATS[call.dtypes["grad_weight"]]
+    return {"grad_weight": sums_at(np.zeros((rows, columns)), terms, places, fmt)}
 
 
 #: Up to so many ids torch's CUDA kernel takes them by warps: source,

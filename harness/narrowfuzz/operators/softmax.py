@@ -1,4 +1,4 @@
-"""``torch.softmax`` and ``torch.log_softmax``, and their backwards."""
+"""``torch.softmax``, ``torch.log_softmax`` and their backwards, and ``torch.logsumexp``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
     if not x.ndim or named.get("half_to_float"):
         raise ValueError("of a tensor without dimensions, or asked for in another dtype")
     return Read({"input": x}, {"output": result}, {"dim": int(named["dim"]) % x.ndim})
+
+
+def _read_safe(named: Mapping[str, Any], result: Any) -> Read | None:
+    if named["self"].dtype != result.dtype:
+        raise ValueError("asked for in another dtype")
+    return _read_forward(named, result)
 
 
 def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
@@ -74,6 +80,38 @@ def log_probabilities(x: F64, dtype: str, device: str) -> tuple[F64, F64]:
     return logs, radius + unit * (np.abs(logs) + radius) + least
 
 
+def _read_logsumexp(named: Mapping[str, Any], result: Any) -> Read | None:
+    x, dims = named["self"], named["dim"]
+    dims = [dims] if isinstance(dims, int) else dims
+    if not x.numel() or x.dtype != result.dtype or len(dims) != 1:
+        raise ValueError("of nothing, over several dimensions, or of whole numbers")
+    settings = {"dim": dims[0] % x.ndim, "keepdim": bool(named.get("keepdim", False))}
+    return Read({"input": x}, {"output": result}, settings)
+
+
+def _logsumexp(call: OperatorCall) -> dict[str, Expected]:
+    """The maximum and the logarithm of the sum of exponentials. torch composes it of kernels, each
+    of which rounds its result to the dtype (aten/src/ATen/native/ReduceOps.cpp): differences and
+    exponentials move the sum by their relative errors, its own rounding and that of its logarithm
+    come to it. A row that has an infinity that is not -inf, or a NaN, is left open."""
+    x, dim = call.tensors["input"].astype(np.float64), call.settings["dim"]
+    dtype = call.dtypes["output"]
+    unit, least = UNIT[dtype] if dtype != "fp32" else (0.0, 0.0)
+    with np.errstate(all="ignore"):
+        off, log, _, of_sum = _logs(x, dim)
+        top = x.max(dim, keepdims=True, initial=-np.inf)
+        weights = np.exp(off - log)
+        narrow = np.where(np.isfinite(off), weights * 1.01 * unit * (1.0 + np.abs(off)), 0.0)
+        of_sum = of_sum + narrow.sum(dim, keepdims=True) + x.shape[dim] * least + 1.01 * unit
+        radius = 1.01 * of_sum + (_EPS + unit) * np.abs(log) + 4.0 * U32 * (1.0 + np.abs(top + log))
+        unknown = np.isnan(x).any(dim, keepdims=True) | ~np.isfinite(top) | ~(of_sum < 0.5)
+        unknown = unknown | ~(np.exp(log) < FORMATS[dtype].max * 0.5)
+        arrays = (top + log, radius, unknown)
+        if not call.settings["keepdim"]:
+            arrays = tuple(a.squeeze(dim) for a in arrays)
+        return {"output": _within(*arrays[:2], dtype, arrays[2])}
+
+
 def _forward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
     """From x - max and the log of the sum, each with its error; a row that has an infinity that is
     not -inf, or a NaN, is left open.
@@ -100,6 +138,15 @@ def _forward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
             centre = np.exp(centre)
             radius = centre * np.expm1(tau + of_sum + 4.0 * U32 + 2.01 * unit) + FLUSHED + least
         return {"output": _within(centre, radius, call.dtypes["output"], unknown)}
+
+
+def _safe(call: OperatorCall) -> dict[str, Expected]:
+    """The same, and 0 of a row that is -inf throughout, as attention has it of a query that sees no
+    key."""
+    right, x = _forward(call, log=False)["output"], call.tensors["input"]
+    nothing = (x == -np.inf).all(call.settings["dim"], keepdims=True)
+    lo, hi = (np.where(nothing, 0.0, end) for end in (right.lo, right.hi))
+    return {"output": Expected.between(lo, hi, right.unknown & ~nothing)}
 
 
 def _backward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
@@ -164,4 +211,22 @@ def _both(name: str, words: str, *, log: bool) -> tuple[Operator, Operator]:
 OPERATORS = (
     *_both("softmax", "softmax", log=False),
     *_both("log_softmax", "log-softmax", log=True),
+    Operator(
+        name="safe_softmax",
+        words="softmax of attention",
+        kernels=("aten::_safe_softmax",),
+        read=_read_safe,
+        expected=_safe,
+        expression="torch.ops.aten._safe_softmax(input, {dim})",
+        title=partial(_title, "softmax of attention"),
+    ),
+    Operator(
+        name="logsumexp",
+        words="logarithms of sums of exponentials",
+        kernels=("aten::logsumexp",),
+        read=_read_logsumexp,
+        expected=_logsumexp,
+        expression="torch.logsumexp(input, {dim}, keepdim={keepdim})",
+        title=partial(_title, "torch.logsumexp"),
+    ),
 )

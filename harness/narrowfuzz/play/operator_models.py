@@ -145,6 +145,68 @@ class Lookup(nn.Module):
         return F.embedding(ids, self.table)
 
 
+class Indexed(nn.Module):
+    """Rows of a table by their ids, as a subscript takes them."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(rows, dim))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table[ids]
+
+
+class Collects(nn.Module):
+    """Rows are added up by a group that each belongs to, as experts' outputs are by their token,
+    and each gets the sum of its group; ``flat``, the numbers of all rows. A third belongs to the
+    first group."""
+
+    def __init__(self, dim: int, groups: int, add: str, flat: bool) -> None:
+        super().__init__()
+        self.groups, self.add, self.flat = groups, add, flat
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = (x * self.weight).reshape(-1, *(() if self.flat else x.shape[-1:]))
+        number = torch.arange(len(rows), device=x.device)
+        groups = torch.where(number % 3 == 0, 0, number * 7 % self.groups)
+        sums = rows.new_zeros(self.groups, *rows.shape[1:])
+        if self.add == "index_add":
+            return sums.index_add(0, groups, rows).index_select(0, groups).reshape(x.shape)
+        places = groups.reshape(-1, *[1] * (rows.dim() - 1)).expand(rows.shape)
+        return sums.scatter_add(0, places, rows).gather(0, places).reshape(x.shape)
+
+
+class Activated(nn.Module):
+    """Features times a weight, through a function of each; ``softcap``, 30 tanh(x / 30)."""
+
+    def __init__(self, dim: int, function: str) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.weight
+        if self.function == "softcap":
+            return torch.tanh(x / 30.0) * 30.0
+        if self.function == "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        activate: Any = getattr(F, self.function)
+        return activate(x)  # type: ignore[no-any-return]
+
+
+class ZLoss(nn.Module):
+    """What keeps logits small: the mean of the square of each row's log of the sum of exponentials.
+    In the shape of the logits."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.logsumexp(x * self.weight, -1).pow(2).mean().expand(x.shape)
+
+
 class Attends(nn.Module):
     """Rows attend to ``columns`` learned keys and values, of which so many heads of queries share
     one head, behind a mask:

@@ -29,7 +29,7 @@ from narrowfuzz.report.tally import Tally
 #: A fault that only a compiled rung shows is hunted this many times longer.
 COMPILED_TIMES = 10.0
 #: Draws of each Spec, and of each compiled one, for a control: it has few cases, which should be as
-#: many Specs as it can pay for in so many minutes.
+#: many Specs as it can pay for in so many minutes; more of them, longer.
 _DRAWS, _COMPILED_DRAWS, _MINUTES = 8, 100, 30.0
 #: What controls should have run between them.
 _TO_MEET = {
@@ -181,7 +181,7 @@ def control(target: Target, limits: Limits, tally: Tally) -> Controlled:
         target,
         limits,
         tally,
-        minutes=_MINUTES,
+        minutes=_MINUTES * max(1, wanted // 500),
         arms=plant.arms,
         cases=wanted,
         draws=_DRAWS,

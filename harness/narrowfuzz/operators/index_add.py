@@ -1,0 +1,187 @@
+"""Numbers that are added up at places given by ids: ``torch.index_add``, ``torch.scatter_add`` and
+what ``weight[ids]`` does in backward. Gradients of looked-up rows and experts' outputs come so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.formats import F64, FORMATS, FP32, Format
+from narrowfuzz.operators.operator import (
+    TORCH_DTYPE,
+    UNIT,
+    Deviation,
+    Expected,
+    Operator,
+    Read,
+)
+from narrowfuzz.operators.sum import FLUSHED, rounded, unit_of
+from narrowfuzz.trace.trace import OperatorCall
+
+Places = NDArray[np.int64]
+#: Larger problems take longer to judge than to compute; and ids travel as numbers of fp32.
+_MOST, _MOST_IDS = 2**20, 2**24
+
+
+def sums_at(base: F64, terms: F64, places: Places, fmt: Format, unit: float = U32) -> Expected:
+    """``base``, and at each place of it, counted through all its dimensions, the sum of the terms
+    that go there; each addition is rounded by at most ``unit``, the result once to ``fmt``.
+
+    Proof. n rounded additions in any order err by at most gamma_n of the sum of magnitudes (Higham,
+    "Accuracy and Stability", 4.2), and by nothing where all terms are multiples of one power of two
+    and their magnitudes add up to at most 1 / unit of it; to add to 0 is no addition.
+    """
+    start, terms, places = base.ravel(), terms.ravel(), places.ravel()
+    with np.errstate(all="ignore"):
+        centre = start + np.bincount(places, terms, start.size)
+        size = np.abs(start) + np.bincount(places, np.abs(terms), start.size)
+        least = unit_of(start)
+        np.minimum.at(least, places, unit_of(terms))
+        additions = np.bincount(places, minlength=start.size) - (start == 0.0)
+        share = np.maximum(additions, 1) * unit
+        factor = np.where(share < 1.0, share / (1.0 - share), np.inf)
+        exact = (size <= least / unit) & (least >= FLUSHED)
+        radius = np.where(exact, 0.0, factor * size + FLUSHED)
+    largest = FP32.max if unit == U32 else fmt.max
+    shape, unknown = base.shape, ~(size < largest * 0.5)
+    return Expected.within(
+        centre.reshape(shape), radius.reshape(shape), fmt, unknown.reshape(shape)
+    )
+
+
+def _limited(base: Any, source: Any, ids: Any) -> None:
+    if base.numel() > min(_MOST, _MOST_IDS) or source.numel() > _MOST:
+        raise ValueError(f"more than {_MOST} numbers take longer to judge than to add")
+    if not ids.numel() or not base.numel():
+        raise ValueError("nothing is added")
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    """Of ``index_add`` and ``scatter_add``."""
+    base, ids = named["self"], named["index"]
+    source = named["source"] if "source" in named else named["src"]
+    _limited(base, source, ids)
+    if named.get("alpha", 1) != 1 or not base.ndim:
+        raise ValueError("a factor other than 1, or a tensor without dimensions")
+    tensors = {"input": base, "index": ids.float(), "source": source}
+    return Read(tensors, {"output": result}, {"dim": named["dim"] % base.ndim})
+
+
+def _read_put(named: Mapping[str, Any], result: Any) -> Read | None:
+    """Of ``index_put``, which is something else unless it accumulates."""
+    if not named.get("accumulate"):
+        return None
+    base, given = named["self"], list(named["indices"])
+    tensors = [(dim, ids) for dim, ids in enumerate(given) if ids is not None]
+    if len(tensors) != 1 or tensors[0][1].dtype.itemsize < 4:
+        raise ValueError("indices in several dimensions, or a mask")
+    dim, ids = tensors[0]
+    _limited(base, named["values"], ids)
+    settings = {"dim": dim, "before": [None] * dim}
+    tensors_of = {"input": base, "index": ids.float(), "source": named["values"]}
+    return Read(tensors_of, {"output": result}, settings)
+
+
+def _numbered(call: OperatorCall) -> tuple[Places, Places, int]:
+    """The places of the result, counted through its dimensions; the ids; and their dimension."""
+    shape = call.tensors["input"].shape
+    ids = call.tensors["index"].astype(np.int64)
+    return np.arange(int(np.prod(shape))).reshape(shape), ids, call.settings["dim"]
+
+
+def _taken(call: OperatorCall) -> tuple[F64, Places]:
+    """The terms of ``index_add`` and of ``index_put``, and the place of each."""
+    every, ids, dim = _numbered(call)
+    places = np.take(every, ids, axis=dim)
+    source = np.broadcast_to(call.tensors["source"].astype(np.float64), places.shape)
+    return source, places
+
+
+def _scattered(call: OperatorCall) -> tuple[F64, Places]:
+    """Those of ``scatter_add``, whose ids have a place for each term."""
+    every, ids, dim = _numbered(call)
+    at: list[Places] = list(np.indices(ids.shape, sparse=True))
+    at[dim] = ids
+    source = call.tensors["source"].astype(np.float64)
+    return source[tuple(slice(n) for n in ids.shape)], every[tuple(at)]
+
+
+def _unit(call: OperatorCall) -> float:
+    """A CPU adds in fp32; a GPU's atomic additions round each sum to the dtype."""
+    return UNIT[call.dtypes["output"]][0] if call.device == "cuda" else U32
+
+
+def _expected(terms: Any, call: OperatorCall) -> dict[str, Expected]:
+    base, fmt = call.tensors["input"].astype(np.float64), FORMATS[call.dtypes["output"]]
+    source, places = terms(call)
+    return {"output": sums_at(base, source, places, fmt, _unit(call))}
+
+
+def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
+    """As torch's CPU kernels add bf16 and fp16 one by one, each sum rounded: ``index_put`` always,
+    ``index_add`` where it does not call ``scatter_add``, of one dimension for instance."""
+    dtype = call.dtypes["output"]
+    if dtype == "fp32":
+        return {}
+    terms, places = _taken(call)
+    _, ids, dim = _numbered(call)
+    total = call.tensors["input"].astype(np.float32).ravel().copy()
+    rows = (*range(dim, dim + ids.ndim), *range(dim), *range(dim + ids.ndim, terms.ndim))
+    slices = places.transpose(rows).reshape(ids.size, -1)
+    added = terms.astype(np.float32).transpose(rows).reshape(ids.size, -1)
+    with np.errstate(all="ignore"):
+        for at, row in zip(slices, added, strict=True):
+            total[at] = rounded(total[at] + row, dtype)
+    return {"output": Expected.exactly(total.reshape(call.tensors["input"].shape))}
+
+
+def _title(name: str, call: OperatorCall) -> str:
+    base, source = (list(call.tensors[n].shape) for n in ("input", "source"))
+    dtype = TORCH_DTYPE[call.dtypes["output"]]
+    return f"{name} of {source} into a {dtype} tensor of {base} over dim {call.settings['dim']}"
+
+
+def _narrow(name: str) -> Deviation:
+    words = f"what {name} adds up in bf16 and fp16 is rounded after each addition"
+    return Deviation(f"{name}_narrow_sums", words, ("cpu",), _narrow_sums)
+
+
+def _operator(name: str, expression: str, **how: Any) -> Operator:
+    return Operator(
+        name=name,
+        words=f"sums by {name}",
+        kernels=(f"aten::{name}",),
+        expression=expression,
+        title=partial(_title, f"torch.{name}"),
+        unordered=lambda call: call.device == "cuda",
+        **how,
+    )
+
+
+OPERATORS = (
+    _operator(
+        "index_add",
+        "torch.index_add(input, {dim}, index.long(), source)",
+        read=_read,
+        expected=partial(_expected, _taken),
+        deviations=(_narrow("index_add"),),
+    ),
+    _operator(
+        "scatter_add",
+        "torch.scatter_add(input, {dim}, index.long(), source)",
+        read=_read,
+        expected=partial(_expected, _scattered),
+    ),
+    _operator(
+        "index_put",
+        "torch.ops.aten.index_put(input, [*{before}, index.long()], source, True)",
+        read=_read_put,
+        expected=partial(_expected, _taken),
+        deviations=(_narrow("index_put"),),
+    ),
+)

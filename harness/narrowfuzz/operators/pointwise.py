@@ -1,0 +1,267 @@
+"""Activations and other functions of one number, and their backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import erf, pi, sqrt
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Expected, Operator, Read
+from narrowfuzz.operators.sum import FLUSHED
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Relative error of a function of the C library, SLEEF or CUDA in fp32. SLEEF promises one unit in
+#: the last place, the CUDA programming guide two of each function used here; four are allowed, as
+#: some are made of another: tanh and the logistic function of an exponential.
+_EPS = 8.0 * U32
+#: Larger tensors take longer to judge than to compute.
+_MOST = 2**20
+#: Larger arguments overflow on their way, or ask for pi in more digits than fp32 has.
+_LARGEST, _LARGEST_ANGLE = 2.0**20, 2.0**13
+
+_erf = np.frompyfunc(erf, 1, 1)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """What fp32 computes of each argument, and how far from it a kernel may be before rounding."""
+
+    centre: F64
+    radius: F64
+
+
+def _of_exp(x: F64) -> F64:
+    """Relative error of e^x: ``_EPS``, and what a kernel loses that makes it a power of two of x
+    log2(e), rounded."""
+    return np.asarray(_EPS + 2.0 * U32 * np.abs(x))
+
+
+def _exp(x: F64) -> _Value:
+    y = np.exp(x)
+    return _Value(y, y * _of_exp(x))
+
+
+def _rsqrt(x: F64) -> _Value:
+    y = 1.0 / np.sqrt(x)
+    return _Value(y, y * _EPS)
+
+
+def _sin(x: F64) -> _Value:
+    return _Value(np.sin(x), np.full(x.shape, _EPS))
+
+
+def _cos(x: F64) -> _Value:
+    return _Value(np.cos(x), np.full(x.shape, _EPS))
+
+
+def _tanh(x: F64) -> _Value:
+    y = np.tanh(x)
+    return _Value(y, np.abs(y) * _EPS)
+
+
+def _sigmoid(x: F64) -> _Value:
+    """1 / (1 + e^-x): the exponential counts for its share of the sum, and both operations round.
+    Where it overflows, what is nearly 0 is 0."""
+    y = 1.0 / (1.0 + np.exp(-x))
+    return _Value(y, y * ((1.0 - y) * _of_exp(x) + _EPS) + FLUSHED)
+
+
+def _silu(x: F64) -> _Value:
+    y = _sigmoid(x)
+    return _Value(x * y.centre, np.abs(x) * (y.radius + 2.0 * U32 * y.centre))
+
+
+def _normal(x: F64) -> tuple[F64, F64]:
+    """The cumulated normal distribution, and its density."""
+    below = 0.5 * (1.0 + np.asarray(_erf(x / sqrt(2.0)), dtype=np.float64))
+    return below, np.asarray(np.exp(-0.5 * x * x) / sqrt(2.0 * pi))
+
+
+def _gelu(x: F64) -> _Value:
+    """x/2 (1 + erf(x / sqrt 2)): 1 is added to what may be nearly -1, so the error is of x."""
+    return _Value(x * _normal(x)[0], np.abs(x) * _EPS)
+
+
+def _bent(x: F64) -> tuple[F64, F64]:
+    """tanh of the polynomial by which a GELU is approximated, and the polynomial's derivative."""
+    slope = sqrt(2.0 / pi) * (1.0 + 3.0 * 0.044715 * x * x)
+    return np.tanh(sqrt(2.0 / pi) * (x + 0.044715 * x**3)), slope
+
+
+def _gelu_tanh(x: F64) -> _Value:
+    return _Value(0.5 * x * (1.0 + _bent(x)[0]), np.abs(x) * _EPS)
+
+
+def _tanh_slope(y: F64) -> _Value:
+    """1 - y^2 of tanh's own result."""
+    return _Value(1.0 - y * y, np.full(y.shape, 4.0 * U32))
+
+
+def _sigmoid_slope(y: F64) -> _Value:
+    slope = (1.0 - y) * y
+    return _Value(slope, np.abs(slope) * 4.0 * U32)
+
+
+def _silu_slope(x: F64) -> _Value:
+    """s (1 + x (1 - s)), whose factors cancel where x (1 - s) is nearly -1."""
+    y = _sigmoid(x)
+    s, off = y.centre, y.radius
+    factor = 1.0 + x * (1.0 - s)
+    of_factor = np.abs(x) * (off + 3.0 * U32 * (1.0 - s) + U32 * s) + 2.0 * U32 * np.abs(factor)
+    return _Value(s * factor, off * (np.abs(factor) + of_factor) + s * of_factor + FLUSHED)
+
+
+def _gelu_slope(x: F64) -> _Value:
+    below, density = _normal(x)
+    of_density = 2.0 * _EPS + x * x * 4.0 * U32
+    return _Value(below + x * density, _EPS + np.abs(x) * density * of_density)
+
+
+def _gelu_tanh_slope(x: F64) -> _Value:
+    t, slope = _bent(x)
+    flat = 1.0 - t * t
+    radius = _EPS + 0.5 * np.abs(x) * slope * (2.0 * _EPS * np.abs(t) + flat * 2.0 * _EPS)
+    # an error of tanh's argument moves 1 - t^2 by its derivative
+    argument = np.abs(x * slope)
+    return _Value(0.5 * (1.0 + t) + 0.5 * x * flat * slope, radius + argument**2 * flat * _EPS)
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function of torch, and its derivative if it has a kernel of its own."""
+
+    name: str
+    #: As users call it.
+    call: str
+    value: Callable[[F64], _Value]
+    slope: Callable[[F64], _Value] | None = None
+    #: What the backward is made of: the result of the forward, or its input.
+    of: str = "self"
+    largest: float = _LARGEST
+    #: What it is called with behind its argument, ``{}`` of the settings.
+    how: str = ""
+
+
+_FUNCTIONS = (
+    _Function("exp", "torch.exp", _exp),
+    _Function("rsqrt", "torch.rsqrt", _rsqrt),
+    _Function("sin", "torch.sin", _sin, largest=_LARGEST_ANGLE),
+    _Function("cos", "torch.cos", _cos, largest=_LARGEST_ANGLE),
+    _Function("tanh", "torch.tanh", _tanh, _tanh_slope, "output"),
+    _Function("sigmoid", "torch.sigmoid", _sigmoid, _sigmoid_slope, "output"),
+    _Function("silu", "torch.nn.functional.silu", _silu, _silu_slope),
+    _Function(
+        "gelu",
+        "torch.nn.functional.gelu",
+        _gelu,
+        _gelu_slope,
+        how=", approximate={approximate}",
+    ),
+)
+#: What ``approximate="tanh"`` makes of GELU.
+_APPROXIMATE = _Function("gelu", "torch.nn.functional.gelu", _gelu_tanh, _gelu_tanh_slope)
+
+
+def _settings(named: Mapping[str, Any], x: Any, result: Any) -> dict[str, Any]:
+    if x.dtype != result.dtype:
+        raise ValueError("of whole numbers, or asked for in another dtype")
+    if x.numel() > _MOST:
+        raise ValueError(f"more than {_MOST} numbers take longer to judge than to compute")
+    return {"approximate": named.get("approximate", "none")}
+
+
+def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
+    x = named["self"]
+    return Read({"input": x}, {"output": result}, _settings(named, x, result))
+
+
+def _read_backward(of: str, named: Mapping[str, Any], result: Any) -> Read | None:
+    x = named[of]
+    tensors = {"grad_output": named["grad_output"], "input" if of == "self" else of: x}
+    return Read(tensors, {"grad_input": result}, _settings(named, x, result))
+
+
+def _chosen(function: _Function, call: OperatorCall) -> _Function:
+    return _APPROXIMATE if call.settings["approximate"] == "tanh" else function
+
+
+def _forward(function: _Function, call: OperatorCall) -> dict[str, Expected]:
+    """In fp32, and rounded once to bf16 or fp16; a CPU rounds 1 / sqrt(x) twice where no vector
+    register is full."""
+    function = _chosen(function, call)
+    x, dtype = call.tensors["input"].astype(np.float64), call.dtypes["output"]
+    with np.errstate(all="ignore"):
+        value = function.value(x)
+        radius = value.radius + FLUSHED
+        if function.name == "rsqrt" and dtype != "fp32":
+            radius = radius + 1.01 * UNIT[dtype][0] * np.abs(value.centre)
+        unknown = ~(np.abs(x) < function.largest) | ~np.isfinite(value.centre)
+    return {"output": Expected.within(value.centre, radius, FORMATS[dtype], unknown)}
+
+
+def _backward(function: _Function, call: OperatorCall) -> dict[str, Expected]:
+    """The gradient times the derivative, in fp32, and rounded once. The logistic function's three
+    operations are each rounded to fp16 (aten/src/ATen/native/cpu/BinaryOpsKernel.cpp)."""
+    assert function.slope is not None
+    function = _chosen(function, call)
+    of = "output" if "output" in call.tensors else "input"
+    dtype = call.dtypes["grad_input"]
+    dy, x = (call.tensors[name].astype(np.float64) for name in ("grad_output", of))
+    with np.errstate(all="ignore"):
+        slope = function.slope(x)  # type: ignore[misc]
+        centre = dy * slope.centre
+        radius = np.abs(dy) * slope.radius + 2.0 * U32 * np.abs(centre) + FLUSHED
+        if function.name == "sigmoid" and dtype == "fp16":
+            unit, least = UNIT[dtype]
+            radius = radius + 3.01 * unit * np.abs(centre) + 2.0 * least
+        unknown = ~(np.abs(x) < function.largest) | ~(np.abs(dy) < 2.0**100)
+    return {"grad_input": Expected.within(centre, radius, FORMATS[dtype], unknown)}
+
+
+def _title(name: str, call: OperatorCall) -> str:
+    x = next(iter(call.tensors.values()))
+    dtype = TORCH_DTYPE[next(iter(call.dtypes.values()))]
+    how = call.settings["approximate"]
+    with_ = "" if how == "none" else f" (approximate={how!r})"
+    return f"{name}{with_} of a {dtype} tensor of {list(x.shape)}"
+
+
+def _operators() -> tuple[Operator, ...]:
+    found = []
+    for function in _FUNCTIONS:
+        name = function.name
+        found.append(
+            Operator(
+                name=name,
+                words=function.call.rpartition(".")[2],
+                kernels=(f"aten::{name}",),
+                read=_read_forward,
+                expected=partial(_forward, function),
+                expression=f"{function.call}(input{function.how})",
+                title=partial(_title, function.call),
+            )
+        )
+        if function.slope is not None:
+            of = "input" if function.of == "self" else function.of
+            found.append(
+                Operator(
+                    name=f"{name}_backward",
+                    words=f"gradients of {name}",
+                    kernels=(f"aten::{name}_backward",),
+                    read=partial(_read_backward, function.of),
+                    expected=partial(_backward, function),
+                    expression=f"torch.ops.aten.{name}_backward(grad_output, {of}{function.how})",
+                    title=partial(_title, f"the backward of {function.call}"),
+                    results=("grad_input",),
+                )
+            )
+    return tuple(found)
+
+
+OPERATORS = _operators()

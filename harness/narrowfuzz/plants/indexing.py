@@ -1,0 +1,78 @@
+"""Sums by index that lose numbers, or count some twice."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from narrowfuzz.models.catalog import of_kind
+from narrowfuzz.plants.operators import changed
+from narrowfuzz.plants.plant import Plant
+
+
+def _first_of_repeats(run: Any) -> Any:
+    """Of the rows that go to one place only the first is added."""
+    import torch
+
+    def put(base: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+        ids = indices[0]
+        if not accumulate or len(indices) != 1 or ids.dim() != 1:
+            return run(base, indices, values, accumulate)
+        earlier = torch.tril(ids[:, None] == ids[None, :], -1).any(1)
+        first = ~earlier.reshape(-1, *[1] * (values.dim() - 1))
+        return run(base, indices, values * first, accumulate)
+
+    return put
+
+
+def _last_block(run: Any) -> Any:
+    """Of more than 16 rows those behind the last full block of eight are left out."""
+
+    def add(base: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
+        rows = index.numel()
+        kept = rows - rows % 8 if rows > 16 else rows
+        return run(base, dim, index[:kept], source.narrow(dim, 0, kept), alpha=alpha)
+
+    return add
+
+
+def _first_group_starts_again(run: Any) -> Any:
+    """What is added to the first place in the second half of the rows replaces what was there."""
+
+    def add(base: Any, dim: int, index: Any, source: Any) -> Any:
+        half = index.shape[dim] // 2
+        later = (index.narrow(dim, half, index.shape[dim] - half) == 0).any()
+        if dim or not half or not later:
+            return run(base, dim, index, source)
+        before = run(base, dim, index[:half], source[:half])
+        before[0] = 0.0
+        return run(before, dim, index[half:], source[half:])
+
+    return add
+
+
+_plant = partial(Plant, recipes=("torch.*",), needs="an operator", models=of_kind("operator"))
+
+PLANTS = [
+    _plant(
+        "index-put-adds-first-alone",
+        "gradient",
+        "of rows that are accumulated at one index only the first is added",
+        "the class of writes that race without atomics",
+        plant=partial(changed, "index_put", _first_of_repeats),
+    ),
+    _plant(
+        "index-add-drops-ragged-tail",
+        "gradient",
+        "rows behind the last eight are not added up by index_add",
+        "the class of loads by whole vectors",
+        plant=partial(changed, "index_add", _last_block),
+    ),
+    _plant(
+        "scatter-add-starts-again",
+        "gradient",
+        "scatter_add begins again from 0 at the first place halfway through",
+        "the class of partial sums of which the last one is stored",
+        plant=partial(changed, "scatter_add", _first_group_starts_again),
+    ),
+]

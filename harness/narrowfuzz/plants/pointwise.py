@@ -1,0 +1,96 @@
+"""Activations, and sums of exponentials, that are computed otherwise than documented."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from narrowfuzz.models.catalog import of_kind
+from narrowfuzz.plants.operators import changed
+from narrowfuzz.plants.plant import Plant
+
+
+def _tanh_instead(run: Any) -> Any:
+    """GELU is always approximated by tanh."""
+    return lambda x, *, approximate="none": run(x, approximate="tanh")
+
+
+def _slope_of_sigmoid(run: Any) -> Any:
+    """The gradient of SiLU leaves out x times the derivative of its logistic function."""
+    import torch
+
+    return lambda dy, x: (dy.float() * torch.sigmoid(x.float())).to(dy.dtype)
+
+
+def _of_narrow_result(run: Any) -> Any:
+    """The gradient of tanh is made of its result as bf16 holds it."""
+    return lambda dy, y: run(dy, y.bfloat16().to(y.dtype))
+
+
+def _logistic_in_bf16(run: Any) -> Any:
+    """The logistic function is computed in bf16."""
+    return lambda x: run(x.bfloat16()).to(x.dtype)
+
+
+def _without_maximum(run: Any) -> Any:
+    """logsumexp does not subtract the maximum before it takes exponentials."""
+    return lambda x, dim, keepdim=False: x.exp().sum(dim, keepdim).log()
+
+
+def _ragged_classes(run: Any) -> Any:
+    """Of more than 16 classes those behind the last eight are left out of logsumexp."""
+
+    def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
+        count = x.shape[dim[0]]
+        kept = count - count % 8 if count > 16 else count
+        return run(x.narrow(dim[0], 0, kept), dim, keepdim)
+
+    return logsumexp
+
+
+_plant = partial(Plant, recipes=("torch.*",), needs="an operator", models=of_kind("operator"))
+
+PLANTS = [
+    _plant(
+        "gelu-always-approximated",
+        "activation",
+        "GELU is approximated by tanh where it is asked to be exact",
+        "https://github.com/pytorch/pytorch/issues/39853",
+        plant=partial(changed, "gelu", _tanh_instead),
+    ),
+    _plant(
+        "silu-gradient-of-gate-alone",
+        "activation",
+        "the gradient of SiLU is that of its gate as a constant",
+        "the class of gates that are detached",
+        plant=partial(changed, "silu_backward", _slope_of_sigmoid),
+    ),
+    _plant(
+        "tanh-gradient-of-bf16",
+        "activation",
+        "the gradient of tanh is made of a result that was kept in bf16",
+        "the class of activations that are saved in fewer bits",
+        plant=partial(changed, "tanh_backward", _of_narrow_result),
+    ),
+    _plant(
+        "sigmoid-in-bf16",
+        "activation",
+        "the logistic function is computed in bf16",
+        "the class of routers that are cast by autocast",
+        plant=partial(changed, "sigmoid", _logistic_in_bf16),
+    ),
+    _plant(
+        "logsumexp-without-maximum",
+        "activation",
+        "logsumexp takes exponentials of large logits as they are",
+        "the class of overflows that the maximum is subtracted for",
+        plant=partial(changed, "logsumexp", _without_maximum),
+    ),
+    _plant(
+        "logsumexp-drops-ragged-classes",
+        "activation",
+        "classes behind the last eight are left out of logsumexp",
+        "the class of loads by whole vectors",
+        plant=partial(changed, "logsumexp", _ragged_classes),
+    ),
+]

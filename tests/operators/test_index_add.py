@@ -1,0 +1,133 @@
+"""Sums by index: torch's kernels are inside the bound, or do in narrow dtypes what the deviations
+say, to the bit, for every kernel, shape and dimension; wrong ones are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from narrowfuzz.arms.operators import OperatorWatch, operators_of
+from narrowfuzz.operators import BY_NAME
+from narrowfuzz.rules.operators import judge_call
+from narrowfuzz.trace.trace import OperatorCall
+
+KNOWN = {"index_put_narrow_sums": "of-put", "index_add_narrow_sums": "of-add"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+put = torch.ops.aten.index_put
+
+
+def calls_of(run: Callable[[], object]) -> tuple[OperatorCall, ...]:
+    with OperatorWatch() as watch:
+        run()
+    return operators_of(watch.operators)
+
+
+def every_way(
+    base: torch.Tensor, dim: int, ids: torch.Tensor, source: torch.Tensor
+) -> tuple[OperatorCall, ...]:
+    """The same sums by each kernel, and as what looking up gives in backward."""
+    places = ids.view(*(-1 if d == dim else 1 for d in range(base.dim()))).expand(source.shape)
+
+    def run() -> None:
+        base.index_add(dim, ids, source)
+        base.scatter_add(dim, places, source)
+        put(base, [*[None] * dim, ids], source, True)
+        for look_up in (
+            lambda t: t.index_select(dim, ids),
+            lambda t: t.gather(dim, places),
+            lambda t: t[(*[slice(None)] * dim, ids)],
+        ):
+            table = base.clone().requires_grad_()
+            look_up(table).backward(source)
+
+    return calls_of(run)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bound_holds_but_for_what_is_known(dtype: str) -> None:
+    make = torch.Generator().manual_seed(5)
+    met = set()
+    for shape, dim in (((3,), 0), ((50, 7), 0), ((7, 3), 1), ((2, 5, 3), 1), ((4, 2, 9), 2)):
+        for count in (1, 40, 300):
+            ids = torch.randint(0, shape[dim], (count,), generator=make)
+            several = [*shape[:dim], count, *shape[dim + 1 :]]
+            for base in (torch.zeros(shape), torch.randn(shape, generator=make)):
+                source = torch.randn(several, generator=make).to(DTYPES[dtype])
+                calls = every_way(base.to(DTYPES[dtype]), dim, ids, source)
+                assert len(calls) == 6
+                for call in calls:
+                    (verdict,) = judge_call("eager", call, None, KNOWN)
+                    assert verdict.status in ("ok", "known"), (call.operator, shape, verdict.got)
+                    met.add((call.operator, verdict.status))
+    assert (("index_put", "known") in met) == (dtype != "fp32")
+    assert (("index_add", "known") in met) == (dtype != "fp32")
+    assert ("scatter_add", "known") not in met
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ones_add_up_to_their_number(dtype: str) -> None:
+    ids, ones = torch.zeros(4096, dtype=torch.long), torch.ones(4096).to(DTYPES[dtype])
+    calls = every_way(torch.zeros(3).to(DTYPES[dtype]), 0, ids, ones)
+    for call in calls:
+        may = BY_NAME[call.operator].expected(call)["output"]
+        assert may.lo[0] == may.hi[0] == 4096.0 and may.lo[1] == may.hi[1] == 0.0
+    got = {verdict.got for call in calls for verdict in judge_call("eager", call)}
+    assert got == {"fp32": {""}, "bf16": {"", "256"}, "fp16": {"", "2048"}}[dtype]
+
+
+def test_a_number_lost_or_counted_twice_is_seen() -> None:
+    ids = torch.arange(40) % 5
+    rows = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+    for call in every_way(torch.zeros(5, 6), 0, ids, rows):
+        (right,) = judge_call("eager", call)
+        assert right.status == "ok"
+        for factor in (1.0, -1.0):
+            wrong = call.outputs["output"].copy()
+            wrong[2] += factor * call.tensors["source"][7]
+            (verdict,) = judge_call("eager", replace(call, outputs={"output": wrong}))
+            assert verdict.status == "diverged" and verdict.at.index[0] == 2
+            assert "[40, 6] into a float32 tensor of [5, 6] over dim 0" in verdict.remark
+
+
+def test_a_deviation_excuses_no_other_error() -> None:
+    ids, rows = torch.zeros(300, dtype=torch.long), torch.rand(300, 4).bfloat16()
+    for call in every_way(torch.zeros(2, 4, dtype=torch.bfloat16), 0, ids, rows):
+        if call.operator == "index_put":
+            (verdict,) = judge_call("eager", call, None, KNOWN)
+            assert verdict.status == "known"
+            wrong = {"output": call.outputs["output"] * np.float32(1.25)}
+            (verdict,) = judge_call("eager", replace(call, outputs=wrong), None, KNOWN)
+            assert verdict.status == "diverged"
+
+
+def test_what_is_not_judged_says_why() -> None:
+    x, ids = torch.ones(4, 3), torch.tensor([0, 1])
+    with OperatorWatch() as watch:
+        x.index_add(0, ids, x[:2], alpha=2)
+        put(x, [ids, ids], torch.ones(2), True)
+        put(x, [ids], x[:2], False)
+    assert not watch.operators
+    assert watch.unjudged == {
+        "sums by index_add": "a factor other than 1, or a tensor without dimensions",
+        "sums by index_put": "indices in several dimensions, or a mask",
+    }
+
+
+def test_on_a_gpu_atomic_sums_may_round_each_time_in_any_order() -> None:
+    ids = torch.zeros(64, dtype=torch.long)
+    rows = torch.rand(64, 4, generator=torch.Generator().manual_seed(2)).bfloat16()
+    zeros, places = torch.zeros(1, 4).bfloat16(), ids[:, None].expand(64, 4)
+    (call,) = calls_of(lambda: zeros.scatter_add(0, places, rows))
+    there = replace(call, device="cuda")
+    total = np.zeros(4, np.float32)
+    for row in call.tensors["source"][::-1]:
+        total = torch.from_numpy(total + row).bfloat16().float().numpy()
+    there = replace(there, outputs={"output": total[None]})
+    (verdict,) = judge_call("eager", there)
+    assert verdict.status == "ok" and BY_NAME["scatter_add"].unordered(there)
+    assert not BY_NAME["scatter_add"].unordered(call)
+    (verdict,) = judge_call("eager", replace(there, device="cpu"))
+    assert verdict.status == "diverged"
