@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import pytest
 from narrowfuzz.campaign.asked import Asked
-from narrowfuzz.campaign.check import _of_every_size
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.cli import main
-from narrowfuzz.ledger.advice import applying
+from narrowfuzz.ledger.advice import applying, of_models
 from narrowfuzz.ledger.facts import may_hold
 from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import SEVERITIES
@@ -100,13 +99,13 @@ def test_what_a_model_or_an_eager_training_cannot_show_is_not_named() -> None:
     assert mesh in named(MX, "inductor") and mesh not in named(MX, "eager")
     for has in (True, False):
         model = replace(MODELS["linear"], fixed={"bias": has})
-        facts = _of_every_size((model,))
+        facts = of_models((model,))
         found = applying(
             load_entries(), [load_every()[MX]], [BY_NAME["eager"]], machine(), "cpu", facts
         )
         assert (bias in [entry.id for entry in found]) is has
     other = replace(MODELS["linear"], fixed={"bias": True})
-    assert _of_every_size((model, other)) == {}
+    assert of_models((model, other)) == {"model": "linear"}
 
 
 @pytest.mark.parametrize("called", [{"layer_norm", "layer_norm_backward"}, {"sum"}])
@@ -122,7 +121,7 @@ def test_what_is_known_of_an_operator_is_named_where_the_model_calls_it(called: 
 
 def _applying(models: Sequence[Model]) -> set[str]:
     recipes, arms = [load_every()["torch.bf16"]], [BY_NAME["eager"]]
-    facts = _of_every_size(models)
+    facts = of_models(models)
     return {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", facts)}
 
 

@@ -117,7 +117,7 @@ class Campaign:
         """The entries that what was asked for may show; none where all count as new."""
         if not self.config.ledger:
             return []
-        from narrowfuzz.ledger.advice import applying
+        from narrowfuzz.ledger.advice import applying, of_models
         from narrowfuzz.machine.machine import machine
 
         arms = [BY_NAME[name] for name in select_arms(self.config.arms)]
@@ -128,7 +128,7 @@ class Campaign:
             arms,
             machine(),
             self.device.torch,
-            self.asked.configuration,
+            self.asked.configuration or of_models([MODELS[name] for name in self.config.models]),
         )
 
     def entries(self) -> Sequence[Entry]:

@@ -17,7 +17,7 @@ from narrowfuzz.case.arm import Arm, climb
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.spec import Case, Checkpoint, Compile, DataSpec, Spec, ValueClass
 from narrowfuzz.draw.specs import fixed
-from narrowfuzz.ledger.advice import OPERATORS
+from narrowfuzz.ledger.advice import of_models
 from narrowfuzz.ledger.facts import Fact
 from narrowfuzz.machine.device import torch_name
 from narrowfuzz.machine.environment import prepare
@@ -126,7 +126,7 @@ def check_command(
         "grad_mode": "train",
         "autocast": False,
         "dynamic": False,
-        **_of_every_size((model, *others)),
+        **of_models((model, *others)),
     }
     from narrowfuzz.campaign.main import run_command
 
@@ -148,17 +148,6 @@ def _unfiltered(asked: Asked, recipes: Iterable[Recipe], device: str) -> dict[st
     names = {recipe.name.partition(FILTERED)[0] for recipe in recipes}
     every = select(load_recipes(asked.recipe_files), sorted(names))
     return {name: here for name, one in every.items() if (here := runnable(one, device))}
-
-
-def _of_every_size(models: Sequence[Model]) -> dict[str, Fact]:
-    """That no linear has a bias, or one has, where that is so of every size; and which operators
-    they call, where that is known."""
-    found = {model.fixed["bias"] for model in models}
-    facts: dict[str, Fact] = {"bias": found.pop()} if len(found) == 1 else {}
-    called = [model.operators for model in models if model.operators is not None]
-    if len(called) == len(models):
-        facts[OPERATORS] = frozenset().union(*called)
-    return facts
 
 
 def _filtered(model: Model, recipes: Iterable[str], only: tuple[str, ...]) -> tuple[str, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from narrowfuzz.case.arm import BY_NAME, COMPILED, Arm
 from narrowfuzz.ledger.facts import OF_MACHINE, OF_RANKS, Fact, may_hold
 from narrowfuzz.ledger.ledger import Entry, stands
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine
+from narrowfuzz.models.model import Model
 from narrowfuzz.operators import DEVIATIONS, OPERATOR_OF
 from narrowfuzz.operators.operator import Deviation
 from narrowfuzz.recipe.recipe import Recipe
@@ -47,6 +48,25 @@ def applying(
         if stands(entry, device) != "absent" and any(_may_show(entry, facts) for facts in known)
     ]
     return sorted(found, key=lambda entry: (SEVERITIES.index(entry.severity), entry.id))
+
+
+def of_models(models: Collection[Model]) -> dict[str, Fact]:
+    """What every case of these models has: fields of its Spec that they leave no choice of, and the
+    operators that they call, where that is known of each."""
+    if not models:
+        return {}
+    first, *others = models
+    facts: dict[str, Fact] = {
+        field: value
+        for field, value in first.fixed.items()
+        if all(field in model.fixed and model.fixed[field] == value for model in others)
+    }
+    if {model.name for model in others} <= {first.name}:
+        facts["model"] = first.name
+    called = [model.operators for model in models if model.operators is not None]
+    if len(called) == len(models):
+        facts[OPERATORS] = frozenset().union(*called)
+    return facts
 
 
 def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
