@@ -192,7 +192,7 @@ NEIGHBOURS = {
         fault("index-add-drops-ragged-tail"),
     ),
     "index-put-narrow-sums": Neighbour(
-        {"recipe": "torch.bf16", "dtype": "bf16", "model": "index", "m": 64, "n": 4},
+        {"recipe": "torch.bf16", "dtype": "bf16", "model": "indexed", "m": 64, "n": 4},
         fault("index-put-adds-first-alone"),
     ),
     "layer-norm-narrow-sums": Neighbour(

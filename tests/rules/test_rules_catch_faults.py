@@ -194,7 +194,7 @@ HUNTS = [
             ("bmm-drops-ragged-tail", "torch.fp32", "bmm", {"k": 60, "heads": 4}),
             ("bmm-sums-in-bf16", "torch.fp32", "bmm", {"k": 64}),
             ("bmm-of-matrix-before", "torch.bf16", "bmm", {"k": 64, "heads": 4}),
-            ("index-put-adds-first-alone", "torch.fp32", "index", {"n": 4}),
+            ("index-put-adds-first-alone", "torch.fp32", "indexed", {"n": 4}),
             ("index-add-drops-ragged-tail", "torch.bf16", "index_add", {"m": 37, "n": 4}),
             ("scatter-add-starts-again", "torch.fp32", "scatter_add_flat", {"n": 4}),
             ("gelu-always-approximated", "torch.fp32", "gelu", {}),

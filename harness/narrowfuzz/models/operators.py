@@ -47,8 +47,8 @@ def _collects(spec: Any, *, add: str, flat: bool) -> Arguments:
     return spec.k, spec.n, add, flat
 
 
-def _activated(spec: Any, *, function: str) -> Arguments:
-    return spec.k, function
+def _activated(spec: Any, *, function: str, how: Mapping[str, Any]) -> Arguments:
+    return spec.k, function, dict(how)
 
 
 #: By the kernel that the device has for it.
@@ -108,6 +108,8 @@ _STEPS = {
 
 #: What stalls a sum, and what it loses beside larger terms.
 _OF_SUMS = ("equal", "outlier", "heavy_tail")
+#: What is beyond a function's ends, and what it is flat or steep at.
+_OF_ACTIVATIONS = ("outlier", "heavy_tail")
 #: Moments far apart, and those that are squares of what is small.
 _OF_STEPS = ("heavy_tail", "outlier", "subnormal")
 
@@ -289,7 +291,7 @@ OPERATORS: tuple[Model, ...] = (
         columns="ids",
     ),
     _operator(
-        "index",
+        "indexed",
         "rows of a table by a subscript",
         "Indexed",
         lambda spec: (spec.n, spec.k),
@@ -316,17 +318,26 @@ OPERATORS: tuple[Model, ...] = (
             name,
             title,
             "Activated",
-            partial(_activated, function=name),
-            *(f"{operator}{direction}" for direction in ("", "_backward")),
-            values=("outlier", "heavy_tail"),
+            partial(_activated, function=operator, how=how),
+            operator,
+            f"{operator}_backward",
+            values=_OF_ACTIVATIONS,
         )
-        for name, title, operator in (
-            ("silu", "SiLU alone", "silu"),
-            ("gelu", "GELU alone", "gelu"),
-            ("gelu_tanh", "GELU alone, approximated by tanh", "gelu"),
-            ("sigmoid", "the logistic function alone", "sigmoid"),
-            ("softcap", "a cap of 30 by tanh", "tanh"),
+        for name, title, operator, how in (
+            ("silu", "SiLU alone", "silu", {}),
+            ("gelu", "GELU alone", "gelu", {}),
+            ("gelu_tanh", "GELU, approximated", "gelu", {"approximate": "tanh"}),
+            ("sigmoid", "the logistic function alone", "sigmoid", {}),
         )
+    ),
+    _operator(
+        "softcap",
+        "a cap on logits, by tanh",
+        "Capped",
+        lambda spec: (spec.k,),
+        "tanh",
+        "tanh_backward",
+        values=_OF_ACTIVATIONS,
     ),
     _operator(
         "z_loss",

@@ -13,6 +13,7 @@ import numpy as np
 from narrowfuzz.numerics.accumulator import U32
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Expected, Operator, Read
+from narrowfuzz.operators.sampled import elements
 from narrowfuzz.operators.sum import FLUSHED
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -20,8 +21,6 @@ from narrowfuzz.trace.trace import OperatorCall
 #: the last place, the CUDA programming guide two of each function used here; four are allowed, as
 #: some are made of another: tanh and the logistic function of an exponential.
 _EPS = 8.0 * U32
-#: Larger tensors take longer to judge than to compute.
-_MOST = 2**20
 #: Larger arguments overflow on their way, or ask for pi in more digits than fp32 has.
 _LARGEST, _LARGEST_ANGLE = 2.0**20, 2.0**13
 
@@ -171,8 +170,6 @@ _APPROXIMATE = _Function("gelu", "torch.nn.functional.gelu", _gelu_tanh, _gelu_t
 def _settings(named: Mapping[str, Any], x: Any, result: Any) -> dict[str, Any]:
     if x.dtype != result.dtype:
         raise ValueError("of whole numbers, or asked for in another dtype")
-    if x.numel() > _MOST:
-        raise ValueError(f"more than {_MOST} numbers take longer to judge than to compute")
     return {"approximate": named.get("approximate", "none")}
 
 
@@ -242,7 +239,7 @@ def _operators() -> tuple[Operator, ...]:
                 words=function.call.rpartition(".")[2],
                 kernels=(f"aten::{name}",),
                 read=_read_forward,
-                expected=partial(_forward, function),
+                expected=partial(elements, partial(_forward, function)),
                 expression=f"{function.call}(input{function.how})",
                 title=partial(_title, function.call),
             )
@@ -255,7 +252,7 @@ def _operators() -> tuple[Operator, ...]:
                     words=f"gradients of {name}",
                     kernels=(f"aten::{name}_backward",),
                     read=partial(_read_backward, function.of),
-                    expected=partial(_backward, function),
+                    expected=partial(elements, partial(_backward, function)),
                     expression=f"torch.ops.aten.{name}_backward(grad_output, {of}{function.how})",
                     title=partial(_title, f"the backward of {function.call}"),
                     results=("grad_input",),

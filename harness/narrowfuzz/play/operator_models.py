@@ -178,21 +178,27 @@ class Collects(nn.Module):
 
 
 class Activated(nn.Module):
-    """Features times a weight, through a function of each; ``softcap``, 30 tanh(x / 30)."""
+    """Features times a weight, through a function of each."""
 
-    def __init__(self, dim: int, function: str) -> None:
+    def __init__(self, dim: int, function: str, how: dict[str, Any]) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.how = function, how
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x * self.weight
-        if self.function == "softcap":
-            return torch.tanh(x / 30.0) * 30.0
-        if self.function == "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
         activate: Any = getattr(F, self.function)
-        return activate(x)  # type: ignore[no-any-return]
+        return activate(x * self.weight, **self.how)  # type: ignore[no-any-return]
+
+
+class Capped(nn.Module):
+    """Logits that are bent to be no larger than 30, by tanh."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * self.weight / 30.0) * 30.0
 
 
 class ZLoss(nn.Module):

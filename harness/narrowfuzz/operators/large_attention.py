@@ -1,0 +1,56 @@
+"""Attention with more scores than can be judged: some queries and some keys of every head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.operators.operator import Expected
+from narrowfuzz.operators.sampled import Judging, along, spread
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Scores of a call that is judged whole, which are computed in float64; of those that stand for a
+#: larger one; and the most that one query of every head may have.
+_WHOLE, _SAMPLED, _MOST = 2**20, 2**18, 2**22
+#: Where queries and keys are, of what has one for each.
+_QUERIES = dict.fromkeys(
+    ("query", "out", "grad_out", "output", "logsumexp", "grad_query", "mask"), 2
+)
+_KEYS = dict.fromkeys(("key", "value", "grad_key", "grad_value"), 2)
+
+
+def some_of(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
+    """What ``judging`` expects of a call; of a large one what it expects of some queries, and of
+    the gradients of some keys and values. Raises ValueError where even one query of every head has
+    too many scores."""
+    batch, heads, rows, _ = call.tensors["query"].shape
+    columns = call.tensors["key"].shape[2]
+    if batch * heads * rows * columns <= _WHOLE:
+        return dict(judging(call))
+    if batch * heads * max(rows, columns) > _MOST:
+        raise ValueError("attention of so many scores takes longer to judge than to compute")
+    mask = _mask(call)
+    if mask is not None:  # it has a row for each query then
+        settings = {**call.settings, "causal": False}
+        call = replace(call, tensors={**call.tensors, "mask": mask}, settings=settings)
+    queries = spread(rows, _SAMPLED // (batch * heads * columns))
+    keys = spread(columns, _SAMPLED // (batch * heads * rows))
+    return {
+        **along(judging, call, _QUERIES, queries),
+        **along(judging, call, _KEYS | {"mask": 3}, keys),
+    }
+
+
+def _mask(call: OperatorCall) -> Any:
+    """What is added to the scores [batch or 1, heads or 1, rows, columns], None for nothing."""
+    rows, columns = call.tensors["query"].shape[2], call.tensors["key"].shape[2]
+    mask = call.tensors.get("mask")
+    if mask is not None:
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        mask = np.broadcast_to(mask, (*mask.shape[:2], rows, columns))
+    if call.settings["causal"]:
+        ahead = np.triu(np.full((1, 1, rows, columns), -np.inf, np.float32), 1)
+        mask = ahead if mask is None else mask + ahead
+    return mask

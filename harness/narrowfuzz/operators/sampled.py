@@ -1,0 +1,82 @@
+"""Calls that are too large to judge whole: some places stand for all, each judged with all that it
+depends on, so that no bound is wider for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.operators.operator import Expected
+from narrowfuzz.trace.trace import OperatorCall
+
+Judging = Callable[[OperatorCall], Mapping[str, Expected]]
+Chosen = NDArray[np.int64]
+#: Numbers of a call of which each is judged by itself.
+_ELEMENTS = 2**16
+
+
+def spread(count: int, wanted: int) -> Chosen:
+    """So many of ``count`` places, at least one, evenly over all, the first and the last of them
+    included."""
+    return np.unique(np.linspace(0, count - 1, max(1, min(wanted, count))).astype(np.int64))
+
+
+def along(
+    judging: Judging, call: OperatorCall, axes: Mapping[str, int], chosen: Chosen
+) -> dict[str, Expected]:
+    """What ``judging`` expects of a call whose tensors and results have nothing but the chosen
+    places along these axes, placed in the whole results; of other places nothing is known, nor of
+    results without such an axis."""
+
+    def cut(arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: np.take(x, chosen, axes[name]) if name in axes else x
+            for name, x in arrays.items()
+        }
+
+    results = {name: x for name, x in call.outputs.items() if name in axes}
+    some = replace(call, tensors=cut(call.tensors), outputs=cut(results))
+    return {
+        name: _placed(found, results[name].shape, axes[name], chosen)
+        for name, found in judging(some).items()
+        if name in results
+    }
+
+
+def _placed(found: Expected, shape: tuple[int, ...], axis: int, chosen: Chosen) -> Expected:
+    def whole(values: Any, otherwise: Any) -> Any:
+        placed = np.full(shape, otherwise)
+        np.moveaxis(placed, axis, 0)[chosen] = np.moveaxis(values, axis, 0)
+        return placed
+
+    centre, radius, lo, hi = (
+        whole(x, 0.0) for x in (found.centre, found.radius, found.lo, found.hi)
+    )
+    return Expected(centre, radius, lo, hi, whole(found.unknown, True))
+
+
+def elements(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
+    """Of a call whose tensors and results are all of one shape, and whose numbers do not depend on
+    one another."""
+    arrays = {**call.tensors, **call.outputs}
+    shape = next(iter(arrays.values())).shape
+    size = int(np.prod(shape))
+    if size <= _ELEMENTS:
+        return dict(judging(call))
+    flat = replace(
+        call,
+        tensors={name: x.reshape(-1) for name, x in call.tensors.items()},
+        outputs={name: x.reshape(-1) for name, x in call.outputs.items()},
+    )
+    found = along(judging, flat, dict.fromkeys(arrays, 0), spread(size, _ELEMENTS))
+    return {name: _shaped(result, shape) for name, result in found.items()}
+
+
+def _shaped(found: Expected, shape: tuple[int, ...]) -> Expected:
+    arrays = (found.centre, found.radius, found.lo, found.hi)
+    centre, radius, lo, hi = (x.reshape(shape) for x in arrays)
+    return Expected(centre, radius, lo, hi, found.unknown.reshape(shape))
