@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from narrowfuzz.case.layout import CONTEXT, MESH, PIPELINE, Layout, layout_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import same_bits
-from narrowfuzz.trace.expect import number
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Expect, Is, Same, bits, number
 from narrowfuzz.trace.trace import Level
 from narrowfuzz.trace.verdict import Status, Strength, Verdict
 
@@ -124,6 +126,30 @@ def plain(rule: str, arm: str, role: str, status: Status, why: str = "") -> Verd
     return Verdict(rule, arm, role, status, why=why)
 
 
+def diverged(
+    rule: str, arm: str, role: str, symptom: str, at: At, got: str, expect: Expect, **more: Any
+) -> Verdict:
+    """A verdict that points at what is wrong; ``more`` are other fields of it."""
+    return Verdict(rule, arm, role, "diverged", symptom, at, got, expect, **more)
+
+
+def unequal(
+    rule: str, arm: str, role: str, symptom: str, at: At, got: Any, want: Any, **more: Any
+) -> Verdict:
+    """A number that came in place of another."""
+    return diverged(rule, arm, role, symptom, at, number(got), Is(bits(want)), **more)
+
+
+def unlike(
+    rule: str, arm: str, role: str, symptom: str, at: At, than: At, got: Any, want: Any, **more: Any
+) -> Verdict:
+    """The first number of an array that is not the one of another array, which is ``than``."""
+    index = first(~same_bits(got, want))
+    at, than = (msgspec.structs.replace(place, index=index) for place in (at, than))
+    came, expect = number(got[index]), Same(than, number(want[index]))
+    return diverged(rule, arm, role, symptom, at, came, expect, **more)
+
+
 def first(bad: Any) -> tuple[int, ...]:
     """Index of the first True."""
     return tuple(int(i) for i in np.argwhere(bad)[0])
@@ -136,6 +162,7 @@ __all__ = [
     "bound",
     "by_events",
     "converted",
+    "diverged",
     "exact",
     "first",
     "in_context",
@@ -147,5 +174,7 @@ __all__ = [
     "relation",
     "same_bits",
     "seen",
+    "unequal",
+    "unlike",
     "whole",
 ]

@@ -19,7 +19,7 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import steps_of
 from narrowfuzz.rules.own_backward import allowed, compared, sides
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.trace import Trace
@@ -96,16 +96,10 @@ def _missing(evidence: Evidence, trace: Trace) -> Verdict | None:
             there = {name for name in trace.trained if f"{name}.grad@{i}" in trace.outputs}
             missing = sorted(trace.trained - there)
             if missing:
-                return Verdict(
-                    _NAME,
-                    trace.arm,
-                    _ROLE,
-                    "diverged",
-                    f"no gradient of {missing[0].rpartition('.')[2]}",
-                    At(event=i, name=f"{missing[0]}.grad"),
-                    f"None for {', '.join(missing)}",
-                    Present(tuple(f"{name}.grad" for name in missing)),
-                )
+                symptom = f"no gradient of {missing[0].rpartition('.')[2]}"
+                at, got = At(event=i, name=f"{missing[0]}.grad"), f"None for {', '.join(missing)}"
+                expect = Present(tuple(f"{name}.grad" for name in missing))
+                return diverged(_NAME, trace.arm, _ROLE, symptom, at, got, expect)
     return None
 
 
