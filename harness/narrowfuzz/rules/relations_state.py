@@ -136,9 +136,8 @@ def _alone(evidence: Evidence, turn: int) -> OtherRun:
     """One microbatch by itself."""
     spec = msgspec.structs.replace(evidence.spec, microbatches=1)
     tensors = evidence.tensors | {"input": np.roll(evidence.tensors["input"], turn, axis=0)}
-    if spec.direct:  # then a parameter is called by what it is
-        tensors = {name.removeprefix("proj."): x for name, x in tensors.items()}
-    return OtherRun(f"microbatch {turn} alone", spec, tensors)
+    called = {spec.parameters.get(name, name): x for name, x in tensors.items()}
+    return OtherRun(f"microbatch {turn} alone", spec, called)
 
 
 def _gradients(evidence: Evidence, other: OtherRun) -> dict[str, F32] | None:
@@ -147,10 +146,9 @@ def _gradients(evidence: Evidence, other: OtherRun) -> dict[str, F32] | None:
     after = evidence.rerun(dict(other.tensors), other.spec, "")
     if after.error is not None:
         return None
-    if other.spec.direct:
-        roles = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
-        return {roles[name]: x for name, x in after.outputs.items() if name in roles}
-    return {name: x for name, x in after.outputs.items() if name.endswith(".grad")}
+    called = {own: name for name, own in other.spec.gradients.items()}
+    results = ((called.get(name, name), x) for name, x in after.outputs.items())
+    return {name: x for name, x in results if name.endswith(".grad")}
 
 
 def _why_not_added(evidence: Evidence) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from narrowfuzz.case.layout import CONTEXT, MESH, PIPELINE, Layout, layout_of
+from narrowfuzz.case.layout import CONTEXT, MESH, ONE, PIPELINE, Layout, layout_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.trace.address import At
@@ -62,7 +62,7 @@ def by_events(spec: Spec) -> bool:
 
 def converted(spec: Spec) -> bool:
     """A model that a recipe converts, in one process."""
-    return not (by_events(spec) or spec.sharded)
+    return _laid_out(spec, ONE)
 
 
 def in_context(spec: Spec) -> bool:
@@ -81,7 +81,7 @@ def on_mesh(spec: Spec) -> bool:
 
 
 def _laid_out(spec: Spec, layout: Layout) -> bool:
-    return spec.sharded and not by_events(spec) and layout_of(spec) is layout
+    return layout_of(spec) is layout and not by_events(spec)
 
 
 @dataclass(frozen=True)

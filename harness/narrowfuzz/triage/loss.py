@@ -11,16 +11,13 @@ from narrowfuzz.ledger.severity import weighed
 from narrowfuzz.machine.device import torch_name
 from narrowfuzz.machine.environment import describe
 from narrowfuzz.recipe.recipe import Recipe, load_every
-from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Status, Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
+from narrowfuzz.triage.forms import form_of
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
-from narrowfuzz.triage.script.choice import script_of
-from narrowfuzz.triage.script.layers import of_layers
-from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.verify import ScriptRun, run_script
 
 _SECONDS = 90.0
@@ -134,8 +131,4 @@ def _arms(spec: Spec) -> list[str]:
 
 
 def _script(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> str:
-    if not recipe.own_layers:
-        return script_of(case, verdict, recipe, device=torch_name(device))
-    # its runs would take this process along
-    unseen = Evidence(case, {}, library=OwnLayers("current", lambda settings: None))
-    return write_played_script(of_layers(unseen, verdict, recipe, device=torch_name(device)))
+    return form_of(case.spec).lost(case, verdict, recipe, torch_name(device))

@@ -15,6 +15,7 @@ import numpy as np
 
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import LAYERS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import steps_of
@@ -26,13 +27,6 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
 _NAME, _ROLE = "O22", "gradient"
-#: The last linear's weight and bias, by kind of layer; of the others no linear makes the output.
-LAST = {
-    "linear": ("weight", "bias"),
-    "layernorm_linear": ("weight", "bias"),
-    "rmsnorm_linear": ("weight", "bias"),
-    "layernorm_mlp": ("fc2_weight", "fc2_bias"),
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ def first_step(spec: Spec) -> FirstStep | None:
     """The first step, if all that was sent back before it went through forwards in high precision;
     None otherwise."""
     layouts = ("chain", "frozen_first", "dangling")
-    if spec.layer not in LAST or spec.layout not in layouts or spec.quantized_init:
+    if not LAYERS[spec.model].last or spec.layout not in layouts or spec.quantized_init:
         return None
     passes: list[tuple[int, int]] = []
     narrow: set[int] = set()
@@ -105,7 +99,7 @@ def _missing(evidence: Evidence, trace: Trace) -> Verdict | None:
 
 def _judge(evidence: Evidence, arm: str, trace: Trace, step: FirstStep) -> Verdict:
     spec, dtype = evidence.spec, evidence.case.spec.dtype
-    layer, (weight, bias) = str(spec.layers - 1), LAST[spec.layer]
+    layer, (weight, bias) = str(spec.layers - 1), LAYERS[spec.model].last
     # one pass below the other: sums over all rows are sums over all passes
     results = {"output": np.vstack([_rows(trace.outputs[f"y{f}"]) for _, f in step.passes])}
     tensors = {"grad_output": np.vstack([_rows(trace.sent[at]) for at in step.passes])}
@@ -118,7 +112,7 @@ def _judge(evidence: Evidence, arm: str, trace: Trace, step: FirstStep) -> Verdi
             tensors[f"last.{ours}"] = values
     return compared(
         plain(_NAME, arm, _ROLE, "ok"),
-        f"belongs to another forward, {spec.layer}",
+        f"belongs to another forward, {LAYERS[spec.model].name}",
         At(event=step.event, name=f"{layer}.{weight}.grad"),
         sides(results, tensors, "last"),
         dtype,
