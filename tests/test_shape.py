@@ -263,7 +263,7 @@ def test_a_plant_is_named_in_its_own_file_alone() -> None:
 
 def test_what_vacuity_falsifies_follows_from_what_a_rule_reads() -> None:
     """A rule's own record is all it takes: no list of vacuity's names one."""
-    rule = Rule("exact", "trial", "", "none", lambda evidence: iter(()), reads=("amax",))
+    rule = Rule("exact", "trial", lambda evidence: iter(()), reads=("amax",))
     assert falsifying([rule], FALSIFIES) == {"trial": FALSIFIES["amax"]}
     names = {rule.name for rule in RULES} - {"contract", "census"}
     named = set().union(*named_in(names).values())

@@ -86,12 +86,11 @@ def _laid_out(spec: Spec, layout: Layout) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule over traces: its strength, the exposure it needs, and when it may be applied."""
+    """A rule over traces: its strength, what it reads, and whose cases it judges. What it says
+    stands in ``rules.toml``."""
 
     strength: Strength
     name: str
-    title: str
-    precondition: str
     check: Check
     #: Rules whose divergence explains one of this rule: of one that judges layers on the same role,
     #: of one that judges the whole run on the same arm (``causes.py`` has the exceptions).
