@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import describe
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import Rule
@@ -300,20 +302,31 @@ def unconfirmed(judge: Judge, case: Case, verdict: Verdict) -> Triaged:
 
 
 def _unproven(judge: Judge, case: Case, minimal: Case, verdict: Verdict) -> Finding:
-    wanted = fingerprint(verdict, judge.family(case.spec))
-    weight = weighed_of(verdict, minimal, 0.0)
-    recipe = judge.recipe(case.spec)
+    recipe, name = judge.recipe(case.spec), fingerprint(verdict, judge.family(case.spec))
+    return finding_of(verdict, case, minimal, recipe, judge.device.describe(), name)
+
+
+def finding_of(
+    verdict: Verdict,
+    case: Case,
+    minimal: Case,
+    recipe: Recipe,
+    device: Mapping[str, Any],
+    name: str = "",
+) -> Finding:
+    """What is said of a divergence whose script nobody has run; its fingerprint is ``name``, or
+    that of the recipe's family."""
+    weight, name = weighed_of(verdict, minimal, 0.0), name or fingerprint(verdict, recipe.family)
+    backend = "" if minimal.spec.alone else recipe.backend_words.get(minimal.spec.backend, "")
     return Finding(
-        id=finding_id(wanted, minimal),
-        fingerprint=wanted,
+        id=finding_id(name, minimal),
+        fingerprint=name,
         severity=weight.severity,
         why_severity=weight.why,
         recipe=case.spec.recipe,
         scaled=not (verdict.unconverted or recipe.family == PLAIN_FAMILY),
-        backend_words=""
-        if minimal.spec.alone
-        else recipe.backend_words.get(minimal.spec.backend, ""),
-        device=judge.device.name,
+        backend_words=backend,
+        device=device["name"],
         oracle=verdict.oracle,
         arm=verdict.arm,
         role=verdict.role,
@@ -329,7 +342,7 @@ def _unproven(judge: Judge, case: Case, minimal: Case, verdict: Verdict) -> Find
         minimal=minimal,
         flake="flaky",
         why_suspected=OUT_OF_TIME,
-        environment={**describe(), "device": judge.device.describe()},
+        environment={**describe(), "device": device},
     )
 
 
