@@ -9,11 +9,12 @@ from typing import Literal
 import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.case.events import Layout, Settings, Wraps
+from narrowfuzz.case.events import Event, Layout, Settings, Wraps
 from narrowfuzz.models.catalog import LAYERS
 from narrowfuzz.numerics.delayed import FMAX, Policy
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.trace.snapshots import Direction
+from narrowfuzz.rules.library.evidence import Progress
+from narrowfuzz.trace.snapshots import Direction, Moment
 
 #: As-built deviations that hold, by name.
 Deviations = frozenset[str]
@@ -68,6 +69,17 @@ class Run:
         policy = self.policy(settings)
         assert policy is not None  # nothing is staged without one
         return policy, FMAX[policy.forward if direction == "forward" else policy.backward]
+
+
+@dataclass(frozen=True)
+class Now:
+    """An event of a run: what went before it, what was seen of it, and the deviations that hold."""
+
+    run: Run
+    event: Event
+    progress: Progress
+    seen: Moment
+    deviations: Deviations
 
 
 def run_of(evidence: Evidence, arm: str) -> Run:
