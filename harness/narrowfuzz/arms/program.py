@@ -310,28 +310,15 @@ class _Run:
                 census=census,
             )
         multiplied = multiplied_of(recorded.products)
+        trace = Trace(self.arm.name, outputs, multiplied=multiplied, census=census)
         if not self.tap or not plan.quantised or not spec.direct:
-            return Trace(
-                self.arm.name,
-                outputs,
-                multiplied=multiplied,
-                attention=attention,
-                operators=operators,
-                census=census,
-            )
+            return replace(trace, attention=attention, operators=operators)
         seen = [seen_of(gemm, inverse=program.recipe.inverse_scales) for gemm in recorded.gemms]
         if self.arm.compiler:
             seen = [(m.a, m.b) for m in multiplied]
             self.forward_count = sum(m.phase == "forward" for m in multiplied)
         sites, unobserved = name_sites(seen, self.forward_count, spec, self.arm, plan)
-        return Trace(
-            self.arm.name,
-            outputs,
-            sites,
-            multiplied=multiplied,
-            unobserved=unobserved,
-            census=census,
-        )
+        return replace(trace, sites=sites, unobserved=unobserved)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
