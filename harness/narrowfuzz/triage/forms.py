@@ -59,8 +59,9 @@ class Form:
     cheapest: Callable[[Case, str], Case] = _only_as_dear
     #: Every simpler case that is tried on its own data; None: its fields are reset one by one.
     neighbours: Callable[[Case], Iterator[tuple[str, Case]]] | None = None
-    #: It is run again and again where it may strike by chance, and its tensors are shown.
-    alone: bool = False
+    #: One process runs it on the case's own tensors: these are shown, and what may strike by chance
+    #: is run again and again.
+    one_process: bool = False
 
 
 def form_of(spec: Spec) -> Form:
@@ -120,7 +121,7 @@ def _lost_layers(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> s
 
 
 _FORMS: dict[Callable[[Spec], bool], Form] = {
-    converted: Form(_scripts, alone=True),
+    converted: Form(_scripts, one_process=True),
     # every rung is cheap, and regions stand where the Spec says what is checkpointed
     by_events: Form(
         _scripts_of_layers, _lost_layers, lambda case, arm: case, neighbours=simpler_cases

@@ -147,7 +147,7 @@ def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case
     """What strikes by chance breaks any rule that compares: does the case itself, or the same in
     fp32, run again and again, not always give the same?"""
     form = form_of(case.spec)
-    if verdict.oracle == "O1" or not form.alone or ARMS[verdict.arm].compiler:
+    if verdict.oracle == "O1" or not form.one_process or ARMS[verdict.arm].compiler:
         return None
     plain = form.cheapest(case, verdict.arm)
     for dtype in dict.fromkeys((plain.spec.dtype, *_widest(judge, case.spec))):
@@ -200,7 +200,9 @@ def _smallest(
         shows,
         builds=_BUILDS if ARMS[verdict.arm].compiler else 0,
         seconds=seconds,
-        hint=_hint(case, verdict, judge) if case.spec.direct and form_of(case.spec).alone else None,
+        hint=_hint(case, verdict, judge)
+        if case.spec.direct and form_of(case.spec).one_process
+        else None,
     )
     tried = replace(
         drawn, search=search, plainest=_plainest(judge, case, search.case, verdict, seconds)
@@ -382,7 +384,7 @@ def _looks(
         return story, None, ""
     spec = shown.minimal.spec
     conversion = conversion_of(judge.converting(spec), spec)
-    view = _view(judge, shown, evidence) if form_of(spec).alone else None
+    view = _view(judge, shown, evidence) if form_of(spec).one_process else None
     return None, view, conversion
 
 
