@@ -88,7 +88,7 @@ TRIALS = {
             ("rules/table.py", "from functools import partial\n",
              "from narrowfuzz.rules.trial import check_trial\n"),
             ("rules/table.py", "RULES: tuple[Rule, ...] = (\n",
-             '    whole("R99", "a trial", "none", check_trial),\n'),
+             '    whole("R99", check_trial),\n'),
         ),
     ),
     "arm": Trial(

@@ -59,8 +59,7 @@ class TestProbe:
             yield from (plain("always", arm, "output", "ok") for arm in evidence.traces)
 
         always = Rule(
-            "exact", "always", "always ok", "none", content_with_all,
-            reads=("results", "operands", "scales"),
+            "exact", "always", content_with_all, reads=("results", "operands", "scales"),
         )  # fmt: skip
         found = list(passes(judge(), CASE, [always]))
         assert [one.arm for one in found] == ["eager", "eager+checkpoint"]
@@ -80,7 +79,7 @@ class TestProbe:
                 fine = role == "grad_input" or got is None or got.any()
                 yield plain("first", "eager", role, "ok" if fine else "diverged")
 
-        half = Rule("exact", "first", "looks at the output", "none", first_only)
+        half = Rule("exact", "first", first_only)
         found = {one.role: one for one in passes(judge(), CASE, [half])}
         assert found["output"].noticed == {"zeros (results)"}
         assert found["grad_input"].vacuous

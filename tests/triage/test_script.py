@@ -555,7 +555,7 @@ def test_a_script_does_not_see_the_environment_of_the_campaign(tmp_path: Path) -
 
 
 def test_triage_keeps_the_rungs_the_divergence_needs() -> None:
-    from narrowfuzz.triage.triage import _only_as_dear
+    from narrowfuzz.triage.forms import _only_as_dear
 
     case = Case(spec=RICH, data=DataSpec())
     assert _only_as_dear(case, "eager").spec == msgspec.structs.replace(

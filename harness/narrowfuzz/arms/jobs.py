@@ -26,9 +26,6 @@ from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.job import Compile, Event, Job, Layers, Recompute
 
 T = TypeVar("T")
-#: How a model calls a single linear's parameters, and their gradients.
-OF_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
-GRADIENTS = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
 #: What a relation may let happen to a program, with which the same data must leave the same.
 AFTER: dict[str, tuple[Event, ...]] = {
     "steps": (
@@ -59,10 +56,9 @@ AFTER: dict[str, tuple[Event, ...]] = {
 
 
 def named(spec: Spec, tensors: Mapping[str, T]) -> Mapping[str, T]:
-    """The tensors with a single linear's parameters called as in its model."""
-    if not spec.direct:
-        return tensors
-    return {OF_LINEAR.get(name, name): t for name, t in tensors.items()}
+    """The tensors with parameters called as in the model."""
+    called = {own: name for name, own in spec.parameters.items()}
+    return {called.get(name, name): t for name, t in tensors.items()}
 
 
 def events_of(spec: Spec) -> tuple[Event, ...]:

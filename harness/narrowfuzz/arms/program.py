@@ -20,7 +20,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.frames import in_libraries, module_of
-from narrowfuzz.arms.jobs import GRADIENTS, job_of, named
+from narrowfuzz.arms.jobs import job_of, named
 from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
 from narrowfuzz.arms.operators import EagerWatch, LiveCall, operators_of
@@ -287,10 +287,11 @@ class _Run:
     def _trace_of(self, recorded: _Recorded) -> Trace:
         """The trace of what a run has left."""
         program, spec = self.program, self.spec
+        called = spec.gradients
         outputs = {
-            _result(spec, name): self._array(name, t) for name, t in recorded.results.items()
+            called.get(name, name): self._array(name, t) for name, t in recorded.results.items()
         }
-        attention, called = attention_of(recorded.attention), operators_of(recorded.operators)
+        attention, operators = attention_of(recorded.attention), operators_of(recorded.operators)
         plan, census = self.plan, program._census
         if self.layers is not None:
             shared = frozenset((*program._shared, *program._shared.values()))
@@ -304,33 +305,20 @@ class _Run:
                 outputs,
                 calls=calls,
                 attention=attention,
-                operators=called,
+                operators=operators,
                 unjudged=recorded.unjudged,
                 census=census,
             )
         multiplied = multiplied_of(recorded.products)
+        trace = Trace(self.arm.name, outputs, multiplied=multiplied, census=census)
         if not self.tap or not plan.quantised or not spec.direct:
-            return Trace(
-                self.arm.name,
-                outputs,
-                multiplied=multiplied,
-                attention=attention,
-                operators=called,
-                census=census,
-            )
+            return replace(trace, attention=attention, operators=operators)
         seen = [seen_of(gemm, inverse=program.recipe.inverse_scales) for gemm in recorded.gemms]
         if self.arm.compiler:
             seen = [(m.a, m.b) for m in multiplied]
             self.forward_count = sum(m.phase == "forward" for m in multiplied)
         sites, unobserved = name_sites(seen, self.forward_count, spec, self.arm, plan)
-        return Trace(
-            self.arm.name,
-            outputs,
-            sites,
-            multiplied=multiplied,
-            unobserved=unobserved,
-            census=census,
-        )
+        return replace(trace, sites=sites, unobserved=unobserved)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -371,15 +359,7 @@ class _Run:
         if kind in widths:
             return as_rows(t, spec, widths[kind])
         # the next draw overwrites parameters, and may add to their gradients
-        return fp32_array(t) if spec.direct else fp32_array(t).copy()
-
-
-def _result(spec: Spec, name: str) -> str:
-    """A result's name in a trace: of a single linear what it is."""
-    return _ROLE.get(name, name) if spec.direct else name
-
-
-_ROLE = {name: role for role, name in GRADIENTS.items()}
+        return fp32_array(t).copy()
 
 
 def _graphs(event: Event) -> int:

@@ -35,9 +35,8 @@ def gradient_names(spec: Spec) -> frozenset[str]:
     if not spec.trains:
         return frozenset()
     model = MODELS[spec.model]
-    names = {f"{name}.grad" for name, p in _bare(spec).named_parameters() if p.requires_grad}
-    if spec.direct:
-        names = {"grad_weight", "grad_bias"} if spec.bias else {"grad_weight"}
+    left = [f"{name}.grad" for name, p in _bare(spec).named_parameters() if p.requires_grad]
+    names = {spec.gradients.get(name, name) for name in left}
     return frozenset(names if model.takes_ids else names | {"grad_input"})
 
 

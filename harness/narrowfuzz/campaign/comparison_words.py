@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from narrowfuzz.campaign.comparison import LETTERS, Bits, Common, Comparison, Difference, Known
 from narrowfuzz.report.markdown import plain
-from narrowfuzz.rules import BY_NAME
+from narrowfuzz.rules.texts import title_of
 from narrowfuzz.trace.hashes import KINDS, Kind
 
 #: Of ``compare.json``; it grows when a field changes its sense, not when one is added.
@@ -193,7 +193,7 @@ def write_page(comparison: Comparison, out: Path, document: dict[str, Any]) -> N
         differences=[(one, _script(out, one)) for one in comparison.differences],
         common=[common_said(one) for one in comparison.common],
         known=[known_said(one) for one in comparison.known],
-        rules=[(name, BY_NAME[name].title, n) for name, n in comparison.rules.items()],
+        rules=[(name, title_of(name), n) for name, n in comparison.rules.items()],
         met=[" / ".join(one) for one in comparison.met],
         never=comparison.never,
         notes=comparison.notes,

@@ -42,7 +42,6 @@ from narrowfuzz.recipe.recipe import (
     load_every,
     obstacle,
     obstacles,
-    parted,
     runnable,
     select,
     unknown,
@@ -124,7 +123,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
 
 def _first(recipes: Iterable[Recipe], models: tuple[str, ...]) -> Iterator[Case]:
     """Of packages with models of their own: each configuration on each model, as it is trained."""
-    for recipe in parted(recipes)[0]:
+    for recipe in recipes:
         for model in recipe.models(models) if recipe.models_of else ():
             for backend in recipe.backends:
                 spec = Spec(

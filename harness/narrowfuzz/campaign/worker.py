@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -64,6 +64,27 @@ _TOGETHER_SECONDS = 20.0
 #: The share of a run's time that triage may take before the configuration that was asked for has
 #: been compiled.
 _AT_ONCE = 0.2
+
+
+class _Draws(NamedTuple):
+    """How many draws of a Spec are judged, and how those after the first."""
+
+    #: A compiled one serves until its draws have taken this share of compiling it, and so many.
+    due: float
+    least: int
+    #: An eager one serves at most so many.
+    most: float = math.inf
+    repeat: bool = True
+    #: Arms that compiled ones are compared with.
+    beside: frozenset[str] = frozenset()
+
+
+def _draws_of(spec: Spec, now: Slice) -> _Draws:
+    """What is wrong with a linear may hang on one element; with a model it seldom does, and more
+    Specs find more."""
+    if spec.direct:
+        return _Draws(1.0, 20)
+    return _Draws(now.data, now.least, MODEL_DRAWS, repeat=False, beside=frozenset({EAGER.name}))
 
 
 def work(
@@ -273,11 +294,7 @@ class Worker:
             self._judge(case, RULES, focus=next(self.focus))
 
     def _batch(self, batch: tuple[Case, ...], *, now: Slice, until: float) -> None:
-        kind = now.kind
-        # a linear's artefact serves until its draws have taken as long as compiling it: what is
-        # wrong there may hang on one element. A model's takes a part of that: what is wrong with it
-        # seldom does, and more Specs find more.
-        due, least = (1.0, 20) if batch[0].spec.direct else (now.data, now.least)
+        kind, draws = now.kind, _draws_of(batch[0].spec, now)
         if kind != "none":
             until = self.deadline  # a compile may outlast its slice: the draws are what it was for
         self.counts["specs"] += 1
@@ -289,12 +306,12 @@ class Worker:
                 if self.has_enough or (time.monotonic() > until and i >= 2):
                     break
                 compile_time, data_time = spent()
-                paid = bool(self.config.cases) or data_time >= due * compile_time
-                if kind != "none" and i >= least and paid:
+                paid = bool(self.config.cases) or data_time >= draws.due * compile_time
+                if kind != "none" and i >= draws.least and paid:
                     break
-                if kind == "none" and i >= MODEL_DRAWS and not case.spec.direct:
+                if kind == "none" and i >= draws.most:
                     break
-                if not (self._draw(case, arms, i).ran or self.config.cases):
+                if not (self._draw(case, arms, i, draws).ran or self.config.cases):
                     break  # a program that raises does so on every draw
 
     @contextmanager
@@ -329,7 +346,7 @@ class Worker:
         chosen = -1 if spec.checkpoint == "selective" else next(self.inductors) % len(compiled)
         return (*(a for a in arms if not a.compiler), compiled[chosen])
 
-    def _draw(self, case: Case, arms: Sequence[Arm], i: int) -> Judgement:
+    def _draw(self, case: Case, arms: Sequence[Arm], i: int, draws: _Draws) -> Judgement:
         """A Spec's first draws meet every rule on every rung, later ones those where it pays:
         compiled ones the compiled rungs only."""
         only = None if arms == self.judge.rungs(case.spec) else frozenset(a.name for a in arms)
@@ -338,10 +355,8 @@ class Worker:
             return self._judge(case, RULES, only)
         if i == 1 or not compiled:
             rules, focus = (*_CORE, next(self.relations)), None if i == 1 else next(self.focus)
-            return self._judge(case, rules, only, focus=focus, repeat=case.spec.direct)
-        names = frozenset(a.name for a in arms if a.compiler)
-        if not case.spec.direct:
-            names |= {EAGER.name}  # what a compiled model is compared with
+            return self._judge(case, rules, only, focus=focus, repeat=draws.repeat)
+        names = draws.beside | {a.name for a in arms if a.compiler}
         return self._judge(case, _CORE, names, focus=next(self.focus), repeat=False)
 
     def _more(self, batch: tuple[Case, ...], kind: str) -> Iterator[Case]:

@@ -176,6 +176,12 @@ def base_of(spec: Spec) -> Arm:
     return EAGER_NATIVE if spec.native else EAGER
 
 
+def references(spec: Spec) -> tuple[Arm, ...]:
+    """The rungs that others are compared with: on ranks all of one process, else the first."""
+    alone = [arm for arm in climb(spec) if spec.sharded and not arm.sharded]
+    return base_of(spec), *alone
+
+
 def climb(spec: Spec) -> tuple[Arm, ...]:
     """The rungs of a Spec, reference excluded (it is always there)."""
     if spec.sharded and spec.layer:  # what it keeps for a process, threads would share

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -316,6 +317,16 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def direct(self) -> bool:
         """True for one linear, run once: its tensors are the case's, and every rule applies."""
         return self.model == "linear" and not self.scheduled and not self.autocast
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """What tensors of the case are called that its model calls otherwise: a single linear's."""
+        return {"proj.weight": "weight", "proj.bias": "bias"} if self.direct else {}
+
+    @property
+    def gradients(self) -> Mapping[str, str]:
+        """What the gradients of these are called in a trace."""
+        return {f"{name}.grad": f"grad_{own}" for name, own in self.parameters.items()}
 
     @property
     def alone(self) -> bool:

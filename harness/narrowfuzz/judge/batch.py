@@ -26,7 +26,7 @@ def drawn_together(
     """The draws of these cases of one linear; nothing of a reference is computed before it is asked
     for."""
     spec = cases[0].spec
-    assert spec.direct and all(case.spec == spec for case in cases)
+    assert all(case.spec == spec for case in cases)
     largest = max(spec.tokens * spec.k, spec.tokens * spec.n, spec.k * spec.n, 1)
     several = max(1, _ELEMENTS // largest)
     drawn: dict[Case, Drawn] = {}

@@ -83,7 +83,7 @@ class Judge(Observer):
         self.observed(case, evidence.traces)
         verdicts, ran = self._placed(case, _judged(evidence, chosen)), evidence.ran
         judgement = self._fold(case, verdicts, ran)
-        if judgement.causes and case.spec.native:
+        if judgement.causes and base_of(case.spec).native:
             spec = msgspec.structs.replace(case.spec, kernels="default")
             usual = msgspec.structs.replace(case, spec=spec)
             others = _judged(self.observe(usual, focus=focus, repeat=repeat), chosen)

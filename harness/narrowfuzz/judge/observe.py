@@ -26,7 +26,7 @@ from narrowfuzz.arms.sharded import run_sharded, sharded_traces
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.arms.zoo import gradient_names, layer_names, parameter_shapes, ties
 from narrowfuzz.case.arm import BY_NAME as ARMS
-from narrowfuzz.case.arm import SHARDED, Arm, base_of, climb, with_checkpoint
+from narrowfuzz.case.arm import SHARDED, Arm, base_of, climb, references, with_checkpoint
 from narrowfuzz.case.data import make_model_tensors, make_tensors
 from narrowfuzz.case.event_data import with_events
 from narrowfuzz.case.layout import layout_of
@@ -107,12 +107,11 @@ class Observer:
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; what others are compared with is always among them."""
-        base = base_of(spec)
+        wanted = references(spec)
         return tuple(
             arm
             for arm in climb(spec)
-            if arm is base
-            or (spec.sharded and not arm.sharded)
+            if arm in wanted
             or (
                 (self.arms is None or arm.name in self.arms)
                 and not unavailable(arm, self.device.name)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
-from narrowfuzz.models.model import Arguments, Model, heads_of
+from narrowfuzz.models.model import Arguments, Layer, Model, heads_of
 from narrowfuzz.models.operators import OPERATORS
 
 
@@ -220,17 +220,18 @@ MODELS.update(_HERE)
 COMPOSED += tuple(_HERE)
 #: Models made of a library's own layers, which quantise inside regions and may keep scales: which
 #: layer each has, simplest first. Recipes say which of them they carry.
-LIBRARY: dict[str, str] = {
-    f"library_{layer}": layer
+LAYERS: dict[str, Layer] = {
+    f"library_{layer.name}": layer
     for layer in (
-        "linear",
-        "layernorm_linear",
-        "rmsnorm_linear",
-        "layernorm_mlp",
-        "grouped_linear",
-        "transformer_layer",
+        Layer("linear", bare=True),
+        Layer("layernorm_linear"),
+        Layer("rmsnorm_linear"),
+        Layer("layernorm_mlp", last=("fc2_weight", "fc2_bias")),
+        Layer("grouped_linear", last=(), updates_once=True),
+        Layer("transformer_layer", last=()),
     )
 }
+LIBRARY: dict[str, str] = {name: layer.name for name, layer in LAYERS.items()}
 #: Fields of a Spec that say something of a converted model alone, and of a library's layers alone.
 FIELDS_OF_CONVERTED = (
     "backend",

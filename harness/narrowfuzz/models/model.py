@@ -122,6 +122,19 @@ class Model:
         return f"{self.module}({', '.join(map(repr, self.arguments(spec)))})"
 
 
+@dataclass(frozen=True)
+class Layer:
+    """One of a library's own layers, of which a model is made."""
+
+    name: str
+    #: Weight and bias of the linear that makes its output; none: no linear does.
+    last: tuple[str, ...] = ("weight", "bias")
+    #: It is a linear and nothing else, so that its edges show what is quantised.
+    bare: bool = False
+    #: Of several that are recomputed together only the first updates its scales.
+    updates_once: bool = False
+
+
 def heads_of(spec: Any) -> int:
     """The drawn number of heads, where it divides the width."""
     return math.gcd(spec.heads, spec.k) or 1

@@ -67,30 +67,9 @@ def _others(module: Any, source: Source) -> str:
 
 
 def _model(source: Source, sizes: Mapping[str, float]) -> Model:
-    facts, mine, dims = tried(source), sizes[source.name], dict(source.dims)
-    smaller = [name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] < mine]
-    return Model(
-        source.name,
-        source.title,
-        "OwnModel",
-        lambda spec: (source.where, source.build, spec.tokens, spec.width, dims, facts.driven),
-        "block",
-        wide=not facts.ids,
-        takes_ids=facts.ids,
-        random=facts.random,
-        attends=True,
-        regions=facts.blocks,
-        smaller=tuple(smaller),
-        fixed=facts.fixed,
-        own=True,
-        linears=facts.linears,
-        by_default=not source.dims,
-        unreached=facts.unreached,
-        inputs=facts.inputs,
-        unrepeatable=facts.unrepeatable,
-        multiplications=facts.multiplications,
-        operators=facts.operators,
-    )
+    mine = sizes[source.name]
+    smaller = tuple(name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] < mine)
+    return replace(tried(source), smaller=smaller)
 
 
 def known_as(name: str, text: str) -> Model:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from narrowfuzz.case.spec import LARGEST_OWN
 from narrowfuzz.machine.environment import one_thread
 from narrowfuzz.models.catalog import FIXED_BY_OWN
+from narrowfuzz.models.model import Model
 from narrowfuzz.operators import BY_KERNEL
 from narrowfuzz.own_models.source import Source, raised, refused
 
@@ -27,32 +27,7 @@ if TYPE_CHECKING:
 _HOW = "it must return a module and what that is called with: a tensor, a tuple, or a dict by name"
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a model is like, asked of it."""
-
-    ids: bool
-    random: bool
-    linears: tuple[str, ...]
-    #: Submodules that are recomputed one by one.
-    blocks: tuple[str, ...]
-    #: The one that cannot be, so that none is: called again, it computes something else.
-    unrepeatable: str
-    #: Fields of a Spec that it leaves no choice of.
-    fixed: dict[str, Any]
-    #: Place or name of what a case's input takes the place of.
-    driven: Any
-    #: Parameters that train, and get no gradient from what it returns for the example.
-    unreached: tuple[str, ...]
-    #: The tensors that it is called with, in words.
-    inputs: tuple[str, ...]
-    #: How often its linears multiply in a forward: rows x in_features x out_features.
-    multiplications: int
-    #: The operators of ``operators/`` that it calls; None: not known.
-    operators: frozenset[str] | None
-
-
-def tried(source: Source) -> Facts:
+def tried(source: Source) -> Model:
     """Build it, call it several times, and see. Raises ValueError for what cannot be judged."""
     import torch
     from torch import nn
@@ -131,20 +106,27 @@ def tried(source: Source) -> Facts:
     assert set(fixed) == FIXED_BY_OWN, set(fixed) ^ FIXED_BY_OWN
     blocks = _blocks(module)
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
-    names = tuple(f"model.{name}".rstrip(".") for name in linears)
-    random = any("torch" in answer.moved for answer in answers)
-    return Facts(
-        ids,
-        random,
-        names,
-        () if unrepeatable else blocks,
-        unrepeatable,
-        fixed,
-        own.driven,
-        unreached,
-        _inputs(given),
-        multiplications(own, lambda: called(example.clone())),
-        operators,
+    where, place, dims = (source.where, source.build), own.driven, dict(source.dims)
+    return Model(
+        source.name,
+        source.title,
+        "OwnModel",
+        lambda spec: (*where, spec.tokens, spec.width, dims, place),
+        "block",
+        wide=not ids,
+        takes_ids=ids,
+        random=any("torch" in answer.moved for answer in answers),
+        attends=True,
+        regions=() if unrepeatable else blocks,
+        fixed=fixed,
+        own=True,
+        linears=tuple(f"model.{name}".rstrip(".") for name in linears),
+        by_default=not source.dims,
+        unreached=unreached,
+        inputs=_inputs(given),
+        unrepeatable=unrepeatable,
+        multiplications=multiplications(own, lambda: called(example.clone())),
+        operators=operators,
     )
 
 

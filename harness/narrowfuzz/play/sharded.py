@@ -49,16 +49,14 @@ class OnMesh:
     ) -> tuple[dict[str, torch.Tensor], tuple[tuple[int, ...], ...]]:
         """This rank's part of the tensors, and the shapes of its input and output gradient."""
         laid, own, shapes = self.laid, dict(tensors), {}
-        for name, t in tensors.items():
-            kind = name.partition("@")[0]
-            if kind in laid.cuts:
-                group, inside = divmod(dist.get_rank(), max(laid.tensor, 1))
-                piece = t.reshape(*laid.rows, laid.widths[kind])
-                if laid.data:
-                    piece = chunk(piece, laid.data, group, 0)
-                if laid.cuts[kind]:
-                    piece = chunk(piece, laid.tensor, inside, laid.cuts[kind])
-                own[name], shapes[kind] = piece.flatten(0, -2), tuple(piece.shape)
+        group, inside = divmod(dist.get_rank(), max(laid.tensor, 1))
+        for name, cut in laid.cuts.items():
+            piece = tensors[name].reshape(*laid.rows, laid.widths[name])
+            if laid.data:
+                piece = chunk(piece, laid.data, group, 0)
+            if cut:
+                piece = chunk(piece, laid.tensor, inside, cut)
+            own[name], shapes[name] = piece.flatten(0, -2), tuple(piece.shape)
         return own, (shapes["input"], shapes["grad_output"])
 
     def place(self, run: Training) -> None:

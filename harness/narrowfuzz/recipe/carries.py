@@ -70,8 +70,8 @@ def check_carried(spec: Spec, carries: Carries) -> None:
         and any(isinstance(e, Backward) and e.retain for e in events),
         "a rollback": any(isinstance(e, Reload) and e.back for e in events),
         "inference mode": any(isinstance(e, Forward) and e.mode == "inference" for e in events),
-        f"ranks ({spec.sharding})": spec.sharded
-        and not (carries.ranks and spec.sharding == Sharding(data=spec.sharding.data)),
+        f"ranks ({spec.sharding})": spec.sharding
+        != Sharding(data=spec.sharding.data * carries.ranks),
         f"reduces {settings.reduces!r} in one process": not spec.sharded
         and settings.reduces != "all",
         "a switch": not carries.switch and any(isinstance(e, Switch) for e in events),

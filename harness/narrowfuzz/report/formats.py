@@ -13,7 +13,7 @@ from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.glossary import explained
 from narrowfuzz.report.judged import Judged
 from narrowfuzz.report.store import Store
-from narrowfuzz.rules import BY_NAME
+from narrowfuzz.rules.texts import title_of
 from narrowfuzz.triage.finding import Finding, configuration_of, known_words
 
 #: Of ``findings.jsonl``; it grows when a field changes its sense, not when one is added.
@@ -115,7 +115,7 @@ def _sarif(found: Sequence[Finding], accepted: Accepted) -> dict[str, Any]:
                         "rules": [
                             {
                                 "id": name,
-                                "shortDescription": {"text": BY_NAME[name].title},
+                                "shortDescription": {"text": title_of(name)},
                                 "fullDescription": {"text": explained(name)},
                             }
                             for name in rules

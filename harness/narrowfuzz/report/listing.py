@@ -127,14 +127,15 @@ def _arms(files: tuple[Path, ...]) -> Listing:
 
 def _rules(files: tuple[Path, ...]) -> Listing:
     from narrowfuzz.rules import BY_NAME
+    from narrowfuzz.rules.texts import needs_of, title_of
 
     records = [
         {
             "id": o.name,
-            "title": o.title,
+            "title": title_of(o.name),
             "strength": o.strength,
             "level": o.level,
-            "precondition": o.precondition,
+            "precondition": needs_of(o.name),
         }
         for o in BY_NAME.values()
     ]

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.recipe.recipe import unknown
 from narrowfuzz.rules import BY_NAME
-from narrowfuzz.rules.texts import Explained, rows_of
+from narrowfuzz.rules.texts import Explained, rows_of, title_of
 
 _KINDS = {
     "exact": "exact: no order of sums and no rounding explains a difference",
@@ -28,7 +28,7 @@ def rule_command(name: str) -> None:
     console = Console(highlight=False, markup=False)
     if not name:
         for rule in sorted(BY_NAME.values(), key=lambda rule: _place(rule.name)):
-            console.print(f"{rule.name:9} {rule.title}")
+            console.print(f"{rule.name:9} {title_of(rule.name)}")
         console.print("\nMore on one of them: narrowfuzz rule NAME")
         return
     named = {rule.lower(): rule for rule in BY_NAME}
@@ -45,12 +45,12 @@ def _place(name: str) -> tuple[bool, str, int]:
 
 def _print(console: Console, name: str) -> None:
     rule, (main, *others) = BY_NAME[name], rows_of(name)
-    console.print(f"{name}: {rule.title}\n")
+    console.print(f"{name}: {title_of(name)}\n")
     parts = {
         "What it says": _sentence(main.says),
         "How strong it is": _kinds(main, rule.strength),
         "Why": main.why,
-        "Applies where": main.where or rule.precondition,
+        "Applies where": main.where or main.needs,
         "What it cannot see": main.blind,
         "A bug that it catches": _caught(main, name),
         **{_ELSEWHERE[row.page, row.table]: _sentence(row.says) for row in others},

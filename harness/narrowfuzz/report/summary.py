@@ -19,6 +19,7 @@ from narrowfuzz.report.glossary import NOT_FILTERED, plural
 from narrowfuzz.report.judged import JUDGED, Judged
 from narrowfuzz.report.outcome import Ended, hits_of
 from narrowfuzz.rules import BY_NAME
+from narrowfuzz.rules.texts import title_of
 from narrowfuzz.triage.finding import Finding, report
 from narrowfuzz.triage.trials import Answer, trials_line
 
@@ -149,7 +150,7 @@ def _print_rules(console: Console, counts: Counter[Any]) -> None:
             if not any(r in row for r in shown):
                 continue
             cells = ["/".join(map(_short, row[r])) if r in row else "-" for r in shown]
-            view.add_row(f"{rule.name} {rule.title}", *cells)
+            view.add_row(f"{rule.name} {title_of(rule.name)}", *cells)
         console.print(view)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Own
 from narrowfuzz.trace.trace import Change, ChangeKind
@@ -44,14 +44,6 @@ def _verdict(arm: str, kind: ChangeKind, changes: list[Change]) -> Verdict:
     """At the first module that conversion had no business with, if there is one."""
     first = next((change for change in changes if not change.swapped), changes[0])
     more = f" (and at {len(changes) - 1} more)" if len(changes) > 1 else ""
-    return Verdict(
-        "census",
-        arm,
-        ROLE,
-        "diverged",
-        kind,
-        At(what="module", name=first.module or "the root"),
-        (first.after or "nothing") + more,
-        Own(first.before or "nothing"),
-        swapped=first.swapped,
-    )
+    at, came = At(what="module", name=first.module or "the root"), (first.after or "nothing") + more
+    expect = Own(first.before or "nothing")
+    return diverged("census", arm, ROLE, kind, at, came, expect, swapped=first.swapped)

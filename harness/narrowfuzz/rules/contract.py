@@ -10,7 +10,7 @@ from typing import Literal
 
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.whole import role_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Lacking, Present, Refuses, Runs, Typed
@@ -78,16 +78,8 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
 
 def _allowed(evidence: Evidence, arm: str) -> Verdict:
     """What must raise by the documentation ran to its end."""
-    return Verdict(
-        "contract",
-        arm,
-        "forward",
-        "diverged",
-        ALLOWED,
-        At(what="error", phase="forward"),
-        "a result",
-        Refuses(evidence.forbidden),
-    )
+    at, expect = At(what="error", phase="forward"), Refuses(evidence.forbidden)
+    return diverged("contract", arm, "forward", ALLOWED, at, "a result", expect)
 
 
 def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: bool) -> str:
@@ -122,16 +114,9 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
     if biases.issuperset(missing) and "bias_ignored" in evidence.deviations:
         known = evidence.deviations["bias_ignored"]
         return plain("contract", arm, "backward", "ok").known(known)
-    return Verdict(
-        "contract",
-        arm,
-        "backward",
-        "diverged",
-        f"no {' and no '.join(dict.fromkeys(role_of(name) for name in missing))}",
-        At(name=missing[0]),
-        f"None for {', '.join(missing)}",
-        Present(tuple(missing)),
-    )
+    symptom = f"no {' and no '.join(dict.fromkeys(role_of(name) for name in missing))}"
+    at, got = At(name=missing[0]), f"None for {', '.join(missing)}"
+    return diverged("contract", arm, "backward", symptom, at, got, Present(tuple(missing)))
 
 
 def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
@@ -148,15 +133,8 @@ def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
         passed = plain("contract", evidence.base, FOLLOWED, "ok", "autocast_ignored")
         return passed.known(evidence.deviations["autocast_ignored"])
     at = At(what="result", name="output", layer=wide.module, call=wide.index, phase="forward")
-    return Verdict(
-        "contract",
-        evidence.base,
-        "output",
-        "diverged",
-        "type under autocast",
-        at,
-        wide.dtype,
-        Typed("bf16"),
+    return diverged(
+        "contract", evidence.base, "output", "type under autocast", at, wide.dtype, Typed("bf16")
     )
 
 
@@ -199,16 +177,8 @@ def _called(layer: str) -> str:
 
 def accepted(arm: str, case: str, rule: str) -> Verdict:
     """The library ran a shape that its plan has no blocks for: nothing else can be judged of it."""
-    return Verdict(
-        "contract",
-        arm,
-        "output",
-        "diverged",
-        "accepts what its blocks do not divide",
-        At(what="error", name=case),
-        "a result",
-        Refuses(rule),
-    )
+    symptom, at = "accepts what its blocks do not divide", At(what="error", name=case)
+    return diverged("contract", arm, "output", symptom, at, "a result", Refuses(rule))
 
 
 def _first_line(message: str) -> str:

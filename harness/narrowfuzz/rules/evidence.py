@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from narrowfuzz.case import arm as arms
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.arm import BY_NAME, base_of
 from narrowfuzz.case.events import Settings
 from narrowfuzz.case.spec import Case, Sharding, Spec
 from narrowfuzz.numerics import reference
@@ -150,7 +150,7 @@ class Evidence:
     @property
     def base(self) -> str:
         """The arm that others, and runs on other data, are compared with."""
-        return NATIVE if self.spec.native else EAGER
+        return base_of(self.spec).name
 
     @property
     def plain(self) -> dict[str, Trace]:

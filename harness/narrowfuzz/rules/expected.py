@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators.operator import Expected
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import between, number
 from narrowfuzz.trace.verdict import Verdict
 
 #: Why results inside their intervals are no pass: zeros, or the opposite signs, would be, too.
@@ -31,6 +35,15 @@ def passed(rule: str, arm: str, role: str, may: Expected) -> Verdict:
     if not (sure & known).any():
         return plain(rule, arm, role, "inconclusive", NOTHING)
     return plain(rule, arm, role, "ok")
+
+
+def beyond(
+    rule: str, arm: str, role: str, symptom: str, at: At, got: F32, may: Expected, **more: Any
+) -> Verdict:
+    """The number at this index is outside of its interval, and how far."""
+    came, expect = number(got[at.index]), between(may.lo[at.index], may.hi[at.index])
+    factor = radii(may, got, at.index)
+    return diverged(rule, arm, role, symptom, at, came, expect, factor=factor, **more)
 
 
 def radii(may: Expected, got: F32, at: tuple[int, ...]) -> float:

@@ -15,10 +15,10 @@ from narrowfuzz.numerics.reference import product
 from narrowfuzz.operators.linear import Reference
 from narrowfuzz.operators.sum import summed
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.expected import NOTHING, outside, passed, radii
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.expected import NOTHING, beyond, outside, passed
+from narrowfuzz.rules.rule import diverged, first, plain
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Within, bits
+from narrowfuzz.trace.expect import between, number
 from narrowfuzz.trace.trace import Seen, Trace
 from narrowfuzz.trace.verdict import Verdict
 
@@ -90,17 +90,8 @@ def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("O16", arm, "grad_bias", "ok").known(entry)
             continue
         at = first(bad)
-        yield Verdict(
-            "O16",
-            arm,
-            "grad_bias",
-            "diverged",
-            _symptom(got, at),
-            At(name="grad_bias", index=at),
-            number(got[at]),
-            Within(bits(may.lo[at]), bits(may.hi[at])),
-            factor=radii(may, got, at),
-        )
+        here = At(name="grad_bias", index=at)
+        yield beyond("O16", arm, "grad_bias", _symptom(got, at), here, got, may)
 
 
 def _summed_codes(evidence: Evidence, trace: Trace, got: F32) -> NDArray[np.bool_]:
@@ -235,18 +226,11 @@ def within(
     if excused is not None and not (bad & ~excused).any():
         return plain(rule, arm, role, "ok").known(evidence.deviations["rescale_overflow"])
     at = first(bad)
-    return Verdict(
-        rule,
-        arm,
-        role,
-        "diverged",
-        _symptom(got, at),
-        At(name=role, index=at),
-        number(got[at]),
-        Within(bits(lo[at]), bits(hi[at])),
-        factor=_factor(got[at], centre[at], radius, at, bias),
-        remark="the bias of this linear is ignored: output is wrong" if without else "",
-    )
+    here, came, expect = At(name=role, index=at), number(got[at]), between(lo[at], hi[at])
+    factor = _factor(got[at], centre[at], radius, at, bias)
+    remark = "the bias of this linear is ignored: output is wrong" if without else ""
+    more = {"factor": factor, "remark": remark}
+    return diverged(rule, arm, role, _symptom(got, at), here, came, expect, **more)
 
 
 def rescaled(evidence: Evidence, role: Role) -> Any:

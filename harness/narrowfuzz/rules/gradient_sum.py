@@ -17,12 +17,11 @@ from narrowfuzz.case.events import last_gradients
 from narrowfuzz.numerics.formats import F64, FORMATS, round_to
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.expected import outside, passed, radii
+from narrowfuzz.rules.expected import beyond, outside, passed
 from narrowfuzz.rules.gemm import centre_and_radius, interval, observed, rescaled
 from narrowfuzz.rules.layers import given_of, layer_evidence
 from narrowfuzz.rules.rule import first, plain
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Within, bits, number
 from narrowfuzz.trace.trace import LayerCall, Trace
 from narrowfuzz.trace.verdict import Verdict
 
@@ -92,19 +91,9 @@ def _judge(evidence: Evidence, trace: Trace, layer: str, calls: Sequence[LayerCa
     excused = [share.rescaled for share in seen if share.rescaled is not None]
     if excused and not (bad & ~np.logical_or.reduce(excused)).any():
         return plain(_NAME, arm, _ROLE, "ok").known(evidence.deviations["rescale_overflow"])
-    at = first(bad)
-    return Verdict(
-        _NAME,
-        arm,
-        _ROLE,
-        "diverged",
-        "is not the sum of its layer's calls",
-        At(name=name, index=at),
-        number(got[at]),
-        Within(bits(lo[at]), bits(hi[at])),
-        given=tuple(g for call in calls for g in given_of(call, "grad_weight")),
-        factor=radii(may, got, at),
-    )
+    symptom, at = "is not the sum of its layer's calls", At(name=name, index=first(bad))
+    given = tuple(g for call in calls for g in given_of(call, "grad_weight"))
+    return beyond(_NAME, arm, _ROLE, symptom, at, got, may, given=given)
 
 
 class _Share(NamedTuple):

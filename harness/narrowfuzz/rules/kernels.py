@@ -19,11 +19,10 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import product
 from narrowfuzz.operators.linear import Operand
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.expected import outside, passed, radii
+from narrowfuzz.rules.expected import beyond, outside, passed
 from narrowfuzz.rules.quantiser import judge_cast, judge_scale
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import first, plain
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Within, bits
 from narrowfuzz.trace.trace import Multiplied, Seen, Trace
 from narrowfuzz.trace.verdict import Verdict
 
@@ -69,18 +68,8 @@ def _multiply(accumulators: Accumulators, arm: str, one: Multiplied) -> Verdict:
     bad = outside(may, one.result)
     if not bad.any():
         return passed(rule, arm, role, may)
-    at = first(bad)
-    return Verdict(
-        rule,
-        arm,
-        role,
-        "diverged",
-        WRONG_PRODUCT,
-        At(what="product", phase=one.phase, index=at),
-        number(one.result[at]),
-        Within(bits(may.lo[at]), bits(may.hi[at])),
-        factor=radii(may, one.result, at),
-    )
+    at = At(what="product", phase=one.phase, index=first(bad))
+    return beyond(rule, arm, role, WRONG_PRODUCT, at, one.result, may)
 
 
 def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:

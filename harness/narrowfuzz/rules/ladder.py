@@ -13,9 +13,9 @@ from narrowfuzz.numerics.outcomes import outcomes
 from narrowfuzz.numerics.plan import ROLES, Role
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import NOTHING, interval, observed
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import diverged, first, number, plain
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import OneOf, Within, bits
+from narrowfuzz.trace.expect import OneOf, between
 from narrowfuzz.trace.trace import Seen, Trace
 from narrowfuzz.trace.verdict import Verdict
 
@@ -103,14 +103,7 @@ def _choices(ends: F64) -> Any:
 
 def _diverged(arm: str, role: Role, got: F32, at: tuple[int, ...], lo: F64, hi: F64) -> Verdict:
     ends = sorted({(float(x[at]), float(y[at])) for x, y in zip(lo, hi, strict=True)})
-    allowed = tuple(Within(bits(x), bits(y)) for x, y in ends)
-    return Verdict(
-        "O23",
-        arm,
-        role,
-        "diverged",
-        "wrong sum" if np.isfinite(got[at]) else "not finite",
-        At(name=role, index=at),
-        number(got[at]),
-        OneOf(allowed) if allowed[1:] else allowed[0],
-    )
+    allowed = tuple(between(x, y) for x, y in ends)
+    symptom = "wrong sum" if np.isfinite(got[at]) else "not finite"
+    here, expect = At(name=role, index=at), OneOf(allowed) if allowed[1:] else allowed[0]
+    return diverged("O23", arm, role, symptom, here, number(got[at]), expect)

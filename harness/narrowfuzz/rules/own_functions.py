@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import DerivativeOf, bits, number
 from narrowfuzz.trace.trace import Derivative
@@ -54,14 +54,6 @@ def _judge(arm: str, several: list[Derivative]) -> Verdict:
         place = f"{shown.function}({shown.argument})" if shown.argument else shown.function
         why = f"{place}: {shown.why}" if shown.why else ""
         return Verdict(NAME, arm, ROLE, status, at=at, expect=expect, why=why)
-    return Verdict(
-        NAME,
-        arm,
-        ROLE,
-        "diverged",
-        f"of {shown.function} is not the derivative of its forward",
-        at,
-        number(shown.backward),
-        expect,
-        factor=abs(shown.backward - shown.slope) / shown.allowed,
-    )
+    symptom = f"of {shown.function} is not the derivative of its forward"
+    far = abs(shown.backward - shown.slope) / shown.allowed
+    return diverged(NAME, arm, ROLE, symptom, at, number(shown.backward), expect, factor=far)

@@ -16,7 +16,7 @@ from narrowfuzz.numerics.formats import canonical, decode
 from narrowfuzz.numerics.plan import ROLES, MxScale, OperandPlan, Role, TwoLevelScale
 from narrowfuzz.operators.linear import Operand
 from narrowfuzz.rules.evidence import Evidence, identical
-from narrowfuzz.rules.rule import first, number, plain, same_bits
+from narrowfuzz.rules.rule import diverged, first, number, plain, same_bits, unequal
 from narrowfuzz.trace.address import At, What
 from narrowfuzz.trace.expect import Given, Is, bits
 from narrowfuzz.trace.trace import Seen, Trace
@@ -69,16 +69,8 @@ def check_amax(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("O4", trace.arm, role, "inconclusive" if zeros else "ok", why)
             continue
         at = first(bad)
-        yield Verdict(
-            "O4",
-            trace.arm,
-            role,
-            "diverged",
-            "amax",
-            _at("amax", role, side, at),
-            number(seen.amax[at]),
-            Is(bits(expected[at])),
-        )
+        place = _at("amax", role, side, at)
+        yield unequal("O4", trace.arm, role, "amax", place, seen.amax[at], expected[at])
 
 
 #: How far two divisions of 2 units in the last place each may leave a scale.
@@ -116,17 +108,10 @@ def judge_scale(
     if not bad.any():
         return plain("O3", arm, role, "ok").known(known)
     at = first(bad)
-    return Verdict(
-        "O3",
-        arm,
-        role,
-        "diverged",
-        _scale_symptom(got[at], expected[at], amax[at], operand.plan),
-        _at("scale", role, side, at),
-        str(_scale(got[at])),
-        _scale(expected[at]),
-        (Given("amax", _at("amax", role, side, at), bits(amax[at])),),
-    )
+    symptom = _scale_symptom(got[at], expected[at], amax[at], operand.plan)
+    given = (Given("amax", _at("amax", role, side, at), bits(amax[at])),)
+    place, came, expect = _at("scale", role, side, at), str(_scale(got[at])), _scale(expected[at])
+    return diverged("O3", arm, role, symptom, place, came, expect, given=given)
 
 
 def expected_scale(seen: Seen, operand: Operand) -> reference.Scale:
@@ -230,17 +215,10 @@ def _check_codes(
         left = left & differs
     at = _first_of(left, bad)
     got, want = decode(seen.codes, fmt)[at], decode(expected, fmt)[at]
-    return Verdict(
-        "O2",
-        arm,
-        role,
-        "diverged",
-        _code_symptom(got, want, scale, plan, at),
-        _at("codes", role, side, at),
-        number(got),
-        Is(bits(want), signed=not evidence.compiled(arm)),
-        _source(role, side, at, operand.x),
-    )
+    symptom, place = _code_symptom(got, want, scale, plan, at), _at("codes", role, side, at)
+    expect = Is(bits(want), signed=not evidence.compiled(arm))
+    given = _source(role, side, at, operand.x)
+    return diverged("O2", arm, role, symptom, place, number(got), expect, given=given)
 
 
 def expected_codes(scale: reference.Scale, operand: Operand) -> Any:
@@ -301,17 +279,9 @@ def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: See
             return plain("O2", arm, role, "ok").known(entry)
         left = left & ~explained
     at = _first_of(left, bad)
-    return Verdict(
-        "O2",
-        arm,
-        role,
-        "diverged",
-        LEVEL_B,
-        _at("values", role, side, at),
-        number(seen.values[at]),
-        Is(bits(np.float32(expected[at]))),
-        _source(role, side, at, operand.x),
-    )
+    place, given = _at("values", role, side, at), _source(role, side, at, operand.x)
+    got, want = seen.values[at], np.float32(expected[at])
+    return unequal("O2", arm, role, LEVEL_B, place, got, want, given=given)
 
 
 def _values_nearby(evidence: Evidence, role: Role, operand: Operand) -> list[Any]:

@@ -18,7 +18,7 @@ from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulator
 from narrowfuzz.numerics.formats import FORMATS, canonical
 from narrowfuzz.operators.attention import softmax_excess
 from narrowfuzz.rules.evidence import Evidence, same_bits
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import diverged, first, number, plain
 from narrowfuzz.rules.whole import equal_outputs
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Own, Same, bits
@@ -178,16 +178,8 @@ def _same(arm: str, place: _Place, what: str, before: Any, after: Any, side: str
         index=at,
     )
     first_run = msgspec.structs.replace(there, phase="forward", call=call)
-    return Verdict(
-        "O13",
-        arm,
-        "output",
-        "diverged",
-        f"{named} differ in recompute",
-        there,
-        str(after[at]),
-        Same(first_run, str(before[at])),
-    )
+    symptom, expect = f"{named} differ in recompute", Same(first_run, str(before[at]))
+    return diverged("O13", arm, "output", symptom, there, str(after[at]), expect)
 
 
 def _compiled(arm: str, trace: Trace) -> Verdict:
@@ -250,45 +242,24 @@ def _statistics(
 ) -> Verdict:
     """The forward whose log-sum-exp was kept, then the rows' sums of probabilities."""
     place = At(what="attention", phase="backward", layer=_caller(call, forward))
+    own = Own("the forward's")
     kept = [f for f in forward if f.lse.shape == call.lse.shape and _same_array(f.lse, call.lse)]
     if not kept:
-        return Verdict(
-            "O18",
-            arm,
-            "output",
-            "diverged",
-            "log-sum-exp of no forward",
-            place,
-            "statistics that no forward returned",
-            Own("the forward's"),
-        )
+        came = "statistics that no forward returned"
+        return diverged("O18", arm, "output", "log-sum-exp of no forward", place, came, own)
     if not any(_same_array(f.out, call.out) for f in kept):
-        return Verdict(
-            "O18",
-            arm,
-            "output",
-            "diverged",
-            "output of another forward",
-            place,
-            "an output that does not belong to its log-sum-exp",
-            Own("the forward's"),
-        )
+        came = "an output that does not belong to its log-sum-exp"
+        return diverged("O18", arm, "output", "output of another forward", place, came, own)
     for name in ("q", "k", "v"):
         got = getattr(call, name)
         if not any(_same_array(getattr(f, name), got) for f in kept):
             bad = ~same_bits(getattr(kept[0], name), got)
             at = first(bad)
-            return Verdict(
-                "O18",
-                arm,
-                "output",
-                "diverged",
-                "attention's inputs moved after forward",
-                msgspec.structs.replace(place, name=name, index=at),
-                f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)",
-                Own(number(getattr(kept[0], name)[at])),
-                factor=softmax_excess(call, adds).factor,
-            )
+            place = msgspec.structs.replace(place, name=name, index=at)
+            came = f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)"
+            own, far = Own(number(getattr(kept[0], name)[at])), softmax_excess(call, adds).factor
+            symptom = "attention's inputs moved after forward"
+            return diverged("O18", arm, "output", symptom, place, came, own, factor=far)
     if call.unknown:
         why = f"what the kernel's argument {call.unknown} does to the scores is not known"
         return plain("O18", arm, "output", "inconclusive", why)
@@ -296,18 +267,10 @@ def _statistics(
     if allowed == 0.0:
         return plain("O18", arm, "output", "inconclusive", "no score is sure enough to be summed")
     if excess > 1.0:
-        beside = " beside a large mask" * swallowed
-        return Verdict(
-            "O18",
-            arm,
-            "output",
-            "diverged",
-            f"probabilities do not sum to 1{beside}",
-            place,
-            f"a row that is off by {excess * allowed:.3g}",
-            Own(f"1 within {allowed:.3g}", bits(allowed)),
-            factor=excess,
-        )
+        symptom = f"probabilities do not sum to 1{' beside a large mask' * swallowed}"
+        came = f"a row that is off by {excess * allowed:.3g}"
+        own = Own(f"1 within {allowed:.3g}", bits(allowed))
+        return diverged("O18", arm, "output", symptom, place, came, own, factor=excess)
     if not any(getattr(call, name).any() for name in ("q", "k", "v")):
         return plain("O18", arm, "output", "inconclusive", "attention of zeros tells nothing apart")
     return plain("O18", arm, "output", "ok")

@@ -17,9 +17,9 @@ from narrowfuzz.numerics.formats import F64, FP32, Format, decode
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Plan, Role
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rerun import again, base_of
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import diverged, first, plain, unequal
 from narrowfuzz.trace.address import At, What
-from narrowfuzz.trace.expect import Given, Is, Same, bits
+from narrowfuzz.trace.expect import Given, Same, bits, number
 from narrowfuzz.trace.trace import Seen, Trace
 from narrowfuzz.trace.verdict import OtherRun, Verdict
 
@@ -82,16 +82,10 @@ def _agree(
         if bad.any():
             at = first(bad)
             copy = At(what=seen_as, name=row[0], side=row[1], index=at[::-1])  # type: ignore[arg-type]
-            return Verdict(
-                "R22",
-                arm,
-                role,
-                "diverged",
-                f"{what} differs from the {row[0]} copy",
-                At(what=seen_as, name=role, side=side, index=at),  # type: ignore[arg-type]
-                number(got[at]),
-                Same(copy, number(want[at])),
-            )
+            here = At(what=seen_as, name=role, side=side, index=at)  # type: ignore[arg-type]
+            symptom = f"{what} differs from the {row[0]} copy"
+            expect = Same(copy, number(want[at]))
+            return diverged("R22", arm, role, symptom, here, number(got[at]), expect)
     return plain("R22", arm, role, "ok")
 
 
@@ -188,14 +182,13 @@ def _matches(
     here = At(what="values", name=role, side=side, index=at)  # type: ignore[arg-type]
     there_too = msgspec.structs.replace(here, run=name)
     given = Given(name, there_too, bits(want[at]))
-    return Verdict(
+    return unequal(
         "R21",
         evidence.base,
         role,
-        "diverged",
         "differs from another recipe's value",
         here,
-        number(got[at]),
-        Is(bits(want[at])),
-        (given,),
+        got[at],
+        want[at],
+        given=(given,),
     )

@@ -30,10 +30,10 @@ from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.expected import NOTHING
 from narrowfuzz.rules.gemm import on_lattice
 from narrowfuzz.rules.rerun import again, base_of
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import diverged, first, plain
 from narrowfuzz.rules.variant import Index, Variant, everything, judge_variant
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Within, bits
+from narrowfuzz.trace.expect import between, number
 from narrowfuzz.trace.verdict import OtherRun, Verdict
 
 #: Which tensors' rows and columns run over which dimension.
@@ -219,14 +219,7 @@ def _sum_verdict(
     if not bad.any():
         return plain("R10", arm, "grad_weight", "ok")
     at = first(bad)
-    return Verdict(
-        "R10",
-        arm,
-        "grad_weight",
-        "diverged",
-        "halves do not add up" if exact else "sum of halves leaves its bound",
-        At(name="grad_weight", index=at, run=" + ".join(run.name for run in runs)),
-        number(total[at]),
-        Within(bits(lo[at]), bits(hi[at])),
-        runs=runs,
-    )
+    symptom = "halves do not add up" if exact else "sum of halves leaves its bound"
+    here = At(name="grad_weight", index=at, run=" + ".join(run.name for run in runs))
+    came, expect = number(total[at]), between(lo[at], hi[at])
+    return diverged("R10", arm, "grad_weight", symptom, here, came, expect, runs=runs)

@@ -15,7 +15,7 @@ from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import on_lattice
 from narrowfuzz.rules.rerun import again, base_of, compare
-from narrowfuzz.rules.rule import plain, same_bits
+from narrowfuzz.rules.rule import diverged, plain, same_bits
 from narrowfuzz.rules.variant import Variant, bias_may_fuse, everything, judge_against
 from narrowfuzz.rules.whole import equal_outputs
 from narrowfuzz.trace.address import At
@@ -53,18 +53,10 @@ def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iter
     after = evidence.rerun(evidence.tensors, evidence.spec, event)
     if after.error is not None:
         error = after.error
-        yield Verdict(
-            name,
-            evidence.base,
-            "state",
-            "diverged",
-            f"{failure} ({error.type})",
-            At(what="error", run=other.name, name=error.where),
-            f"{error.type}: {_first_line(error.message)}",
-            Runs(error.type),
-            runs=(other,),
-            reported=f"{error.type}: {telling(error.message)}",
-        )
+        at = At(what="error", run=other.name, name=error.where)
+        got, said = (f"{error.type}: {say(error.message)}" for say in (_first_line, telling))
+        symptom, more = f"{failure} ({error.type})", {"runs": (other,), "reported": said}
+        yield diverged(name, evidence.base, "state", symptom, at, got, Runs(error.type), **more)
         return
     variant = Variant(other, everything(evidence.spec), strict=ROLES)
     yield from judge_against(evidence, name, variant, after)
@@ -144,9 +136,8 @@ def _alone(evidence: Evidence, turn: int) -> OtherRun:
     """One microbatch by itself."""
     spec = msgspec.structs.replace(evidence.spec, microbatches=1)
     tensors = evidence.tensors | {"input": np.roll(evidence.tensors["input"], turn, axis=0)}
-    if spec.direct:  # then a parameter is called by what it is
-        tensors = {name.removeprefix("proj."): x for name, x in tensors.items()}
-    return OtherRun(f"microbatch {turn} alone", spec, tensors)
+    called = {spec.parameters.get(name, name): x for name, x in tensors.items()}
+    return OtherRun(f"microbatch {turn} alone", spec, called)
 
 
 def _gradients(evidence: Evidence, other: OtherRun) -> dict[str, F32] | None:
@@ -155,10 +146,9 @@ def _gradients(evidence: Evidence, other: OtherRun) -> dict[str, F32] | None:
     after = evidence.rerun(dict(other.tensors), other.spec, "")
     if after.error is not None:
         return None
-    if other.spec.direct:
-        roles = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
-        return {roles[name]: x for name, x in after.outputs.items() if name in roles}
-    return {name: x for name, x in after.outputs.items() if name.endswith(".grad")}
+    called = {own: name for name, own in other.spec.gradients.items()}
+    results = ((called.get(name, name), x) for name, x in after.outputs.items())
+    return {name: x for name, x in results if name.endswith(".grad")}
 
 
 def _why_not_added(evidence: Evidence) -> str:

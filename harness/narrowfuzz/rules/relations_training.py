@@ -16,10 +16,10 @@ from narrowfuzz.case.events import Backward, Event, Forward, Open, Step, numbere
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import BY_CHANCE, Evidence, same_bits
-from narrowfuzz.rules.rule import first, plain
+from narrowfuzz.rules.rule import diverged, plain, unlike
 from narrowfuzz.rules.whole import role_of
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Same, number
+from narrowfuzz.trace.expect import Same
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import OtherRun, Verdict
 
@@ -88,17 +88,9 @@ def check_kept_graph(evidence: Evidence) -> Iterator[Verdict]:
         judged = True
         bad = ~same_bits(results[name], results[there])
         if bad.any():
-            at = first(bad)
-            yield Verdict(
-                "R27",
-                evidence.base,
-                "grad_input",
-                "diverged",
-                "another gradient the second time",
-                At(name=name, index=at),
-                number(results[name][at]),
-                Same(At(name=there, index=at), number(results[there][at])),
-            )
+            symptom, runs = "another gradient the second time", (results[name], results[there])
+            here, than = At(name=name), At(name=there)
+            yield unlike("R27", evidence.base, "grad_input", symptom, here, than, *runs)
             return
     yield plain("R27", evidence.base, "grad_input", "ok" if judged else "not_applicable")
 
@@ -136,32 +128,13 @@ def _compared(
         got, want = mine.get(here), after.outputs.get(there)
         if got is None and want is None:
             continue
+        place = name, evidence.base, role_of(here)
+        at, than = At(name=here), At(name=there, run=other.name)
         if got is None or want is None:
-            return Verdict(
-                name,
-                evidence.base,
-                role_of(here),
-                "diverged",
-                f"{symptom}: there in one run only",
-                At(name=here),
-                "one run without it",
-                Same(At(name=there, run=other.name)),
-                runs=(other,),
-            )
-        bad = ~same_bits(got, want)
-        if bad.any():
-            at = first(bad)
-            return Verdict(
-                name,
-                evidence.base,
-                role_of(here),
-                "diverged",
-                symptom,
-                At(name=here, index=at),
-                number(got[at]),
-                Same(At(name=there, index=at, run=other.name), number(want[at])),
-                runs=(other,),
-            )
+            symptom, came = f"{symptom}: there in one run only", "one run without it"
+            return diverged(*place, symptom, at, came, Same(than), runs=(other,))
+        if not same_bits(got, want).all():
+            return unlike(*place, symptom, at, than, got, want, runs=(other,))
     nothing = not any(x.any() for x in mine.values())
     why = "zeros in both runs" if nothing else ""
     return plain(name, evidence.base, "output", "inconclusive" if nothing else "ok", why)

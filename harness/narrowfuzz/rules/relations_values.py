@@ -18,7 +18,7 @@ from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role, TwoLevelScale
 from narrowfuzz.operators.linear import alone
 from narrowfuzz.rules.evidence import BY_CHANCE, Evidence
 from narrowfuzz.rules.rerun import again, base_of, compare
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import diverged, first, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Ordered, bits
 from narrowfuzz.trace.verdict import OtherRun, Verdict
@@ -208,16 +208,8 @@ def _monotone(arm: str, role: Role, side: str, x: F32, decoded: Any, operand: An
         At(what="codes", name=role, side=side, index=tuple(map(int, np.unravel_index(i, shape))))  # type: ignore[arg-type]
         for i in placed
     )
-    return Verdict(
-        "R13",
-        arm,
-        role,
-        "diverged",
-        "is not monotone",
-        after,
-        number(codes[row, col + 1]),
-        Ordered(bits(codes[row, col]), before),
-    )
+    came, expect = number(codes[row, col + 1]), Ordered(bits(codes[row, col]), before)
+    return diverged("R13", arm, role, "is not monotone", after, came, expect)
 
 
 def check_below_amax(evidence: Evidence) -> Iterator[Verdict]:

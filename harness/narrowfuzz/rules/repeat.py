@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.whole import equal_outputs
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
@@ -30,16 +30,10 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
         if again is None or trace.error is not None:
             yield plain("O1", arm, "output", "not_applicable")
         elif again.error is not None:
-            yield Verdict(
-                "O1",
-                arm,
-                "output",
-                "diverged",
-                "raises the second time",
-                At(what="error", run=AGAIN, phase=again.error.phase),
-                f"{again.error.type}: {shortened(again.error.message, 200)}",
-                Runs(again.error.type),
-            )
+            error = again.error
+            at = At(what="error", run=AGAIN, phase=error.phase)
+            came, expect = f"{error.type}: {shortened(error.message, 200)}", Runs(error.type)
+            yield diverged("O1", arm, "output", "raises the second time", at, came, expect)
         else:
             verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat", AGAIN)
             yield (

@@ -9,7 +9,7 @@ import numpy as np
 
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.rule import first, number, plain, same_bits
+from narrowfuzz.rules.rule import diverged, first, number, plain, same_bits
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Same
 from narrowfuzz.trace.trace import Trace
@@ -57,14 +57,5 @@ def compare(
     index = first(bad)
     place = msgspec.structs.replace(at, name=at.name or role, index=index)
     there = msgspec.structs.replace(place, run=other.name)
-    return Verdict(
-        name,
-        evidence.base,
-        role,
-        "diverged",
-        symptom,
-        there,
-        number(got[index]),
-        Same(place, number(want[index]), times),
-        runs=(other,),
-    )
+    came, expect = number(got[index]), Same(place, number(want[index]), times)
+    return diverged(name, evidence.base, role, symptom, there, came, expect, runs=(other,))

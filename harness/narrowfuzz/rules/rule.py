@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
-from narrowfuzz.case.layout import CONTEXT, MESH, PIPELINE, Layout, layout_of
+from narrowfuzz.case.layout import CONTEXT, MESH, ONE, PIPELINE, Layout, layout_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import same_bits
-from narrowfuzz.trace.expect import number
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Expect, Is, Same, bits, number
 from narrowfuzz.trace.trace import Level
 from narrowfuzz.trace.verdict import Status, Strength, Verdict
 
@@ -60,7 +62,7 @@ def by_events(spec: Spec) -> bool:
 
 def converted(spec: Spec) -> bool:
     """A model that a recipe converts, in one process."""
-    return not (by_events(spec) or spec.sharded)
+    return _laid_out(spec, ONE)
 
 
 def in_context(spec: Spec) -> bool:
@@ -79,17 +81,16 @@ def on_mesh(spec: Spec) -> bool:
 
 
 def _laid_out(spec: Spec, layout: Layout) -> bool:
-    return spec.sharded and not by_events(spec) and layout_of(spec) is layout
+    return layout_of(spec) is layout and not by_events(spec)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule over traces: its strength, the exposure it needs, and when it may be applied."""
+    """A rule over traces: its strength, what it reads, and whose cases it judges. What it says
+    stands in ``rules.toml``."""
 
     strength: Strength
     name: str
-    title: str
-    precondition: str
     check: Check
     #: Rules whose divergence explains one of this rule: of one that judges layers on the same role,
     #: of one that judges the whole run on the same arm (``causes.py`` has the exceptions).
@@ -124,6 +125,30 @@ def plain(rule: str, arm: str, role: str, status: Status, why: str = "") -> Verd
     return Verdict(rule, arm, role, status, why=why)
 
 
+def diverged(
+    rule: str, arm: str, role: str, symptom: str, at: At, got: str, expect: Expect, **more: Any
+) -> Verdict:
+    """A verdict that points at what is wrong; ``more`` are other fields of it."""
+    return Verdict(rule, arm, role, "diverged", symptom, at, got, expect, **more)
+
+
+def unequal(
+    rule: str, arm: str, role: str, symptom: str, at: At, got: Any, want: Any, **more: Any
+) -> Verdict:
+    """A number that came in place of another."""
+    return diverged(rule, arm, role, symptom, at, number(got), Is(bits(want)), **more)
+
+
+def unlike(
+    rule: str, arm: str, role: str, symptom: str, at: At, than: At, got: Any, want: Any, **more: Any
+) -> Verdict:
+    """The first number of an array that is not the one of another array, which is ``than``."""
+    index = first(~same_bits(got, want))
+    at, than = (msgspec.structs.replace(place, index=index) for place in (at, than))
+    came, expect = number(got[index]), Same(than, number(want[index]))
+    return diverged(rule, arm, role, symptom, at, came, expect, **more)
+
+
 def first(bad: Any) -> tuple[int, ...]:
     """Index of the first True."""
     return tuple(int(i) for i in np.argwhere(bad)[0])
@@ -136,6 +161,7 @@ __all__ = [
     "bound",
     "by_events",
     "converted",
+    "diverged",
     "exact",
     "first",
     "in_context",
@@ -147,5 +173,7 @@ __all__ = [
     "relation",
     "same_bits",
     "seen",
+    "unequal",
+    "unlike",
     "whole",
 ]

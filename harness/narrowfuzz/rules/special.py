@@ -9,9 +9,9 @@ import numpy as np
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import diverged, first, number, plain
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Is, Within, bits
+from narrowfuzz.trace.expect import Is, between, bits
 from narrowfuzz.trace.verdict import Verdict
 
 
@@ -42,17 +42,13 @@ def check_finite(evidence: Evidence) -> Iterator[Verdict]:
                 yield plain("O10", arm, role, "ok")
                 continue
             at = first(bad)
-            yield Verdict(
-                "O10",
-                arm,
-                role,
-                "diverged",
-                "not finite",
+            here, came, expect = (
                 At(name=role, index=at),
                 number(got[at]),
-                Within(bits(-largest), bits(largest)),
-                factor=float(reach[at]) / largest,
+                between(-largest, largest),
             )
+            factor = float(reach[at]) / largest
+            yield diverged("O10", arm, role, "not finite", here, came, expect, factor=factor)
 
 
 def check_nan_provenance(evidence: Evidence) -> Iterator[Verdict]:
@@ -83,13 +79,6 @@ def check_nan_provenance(evidence: Evidence) -> Iterator[Verdict]:
                 continue
             at = first(bad)
             symptom = "NaN missing" if expected[at] else "NaN from nowhere"
-            yield Verdict(
-                "O11",
-                arm,
-                role,
-                "diverged",
-                symptom,
-                At(name=role, index=at),
-                number(got[at]),
-                Is(bits(np.nan)) if expected[at] else Within(bits(-np.inf), bits(np.inf)),
-            )
+            expect = Is(bits(np.nan)) if expected[at] else between(-np.inf, np.inf)
+            here, came = At(name=role, index=at), number(got[at])
+            yield diverged("O11", arm, role, symptom, here, came, expect)

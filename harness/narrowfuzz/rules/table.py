@@ -116,7 +116,6 @@ _CODES: tuple[Reads, ...] = (*_OPERANDS, "scales again")
 _ALL: tuple[Reads, ...] = (*_RESULTS, *_CODES)
 _STATES: tuple[Reads, ...] = ("results", "states")
 _BIAS: tuple[Reads, ...] = ("bias gradient",)
-_ALIKE, _NORMAL = "same codes by the plan", "power-of-two scales, normal codes"
 #: Whose linears are judged one by one.
 _LINEARS = (converted, on_mesh)
 
@@ -130,297 +129,104 @@ of_state = partial(whole, reads=_STATES, unfinished=True, cases=(by_events,))
 inside = partial(whole, level="A", unfinished=True, cases=(by_events,))
 
 
-def scaled(name: str, title: str, tensor: str) -> Rule:
+def scaled(name: str, tensor: str) -> Rule:
     """A relation between a linear and itself on a tensor that is multiplied by a power of two."""
-    check = partial(check_scaling, tensor=tensor)
-    return relation(name, title, "scaling is exact", check, _SEEN)
+    return relation(name, partial(check_scaling, tensor=tensor), _SEEN)
 
 
-def variant(name: str, title: str, upstream: frozenset[str], where: str = _ALIKE) -> Rule:
+def variant(name: str, upstream: frozenset[str]) -> Rule:
     """A relation between a linear and itself with its tensors laid out otherwise."""
-    check = partial(check_variants, name=name)
-    return relation(name, title, where, check, upstream | {name}, reads=_ALL)
+    return relation(name, partial(check_variants, name=name), upstream | {name}, reads=_ALL)
 
 
 RULES: tuple[Rule, ...] = (
     # how it ran, and that it does so again
-    whole("contract", "contract", "none", check_contract, reads=("run",), unfinished=True),
+    whole("contract", check_contract, reads=("run",), unfinished=True),
     whole(
         "contract",
-        "contract on ranks",
-        "one process runs it",
         of_ranks.check_contract,
         reads=("run",),
         unfinished=True,
         cases=(on_mesh, in_pipeline, in_context),
     ),
-    of_state("contract", "contract", "none", of_events.check_contract, reads=("run",)),
-    whole("census", "conversion census", "eager ran", check_census, reads=("conversion",)),
-    whole("O1", "self-repeat", "the arm ran", check_repeat),
+    of_state("contract", of_events.check_contract, reads=("run",)),
+    whole("census", check_census, reads=("conversion",)),
+    whole("O1", check_repeat),
     # what is quantised
-    seen("O4", "amax-exact", "amax is exposed", check_amax, _START, ("amax",)),
-    seen("O3", "scale-exact", "scale is exposed", check_scale, _AMAX, ("scales",)),
-    seen("O2", "cast-exact", "codes or operands are exposed", check_cast, _SCALE, ("operands",)),
-    seen(
-        "O13",
-        "recompute-consistency",
-        "a GEMM is recomputed",
-        check_recompute,
-        _START,
-        ("recomputed",),
-        scope="case",
-    ),
-    whole(
-        "O18",
-        "saved-statistics",
-        "attention has a kernel of its own",
-        check_statistics,
-        _RECOMPUTED,
-        ("statistics",),
-    ),
-    shared(
-        "S7",
-        "quantised on ranks",
-        "one process quantises",
-        check_quantised,
-        _CONTRACT,
-        ("conversion",),
-        level="A",
-    ),
-    shared(
-        "S3",
-        "operands of the whole",
-        "the same is quantised",
-        check_operands,
-        _CONTRACT,
-        ("operands", "scales"),
-        level="A",
-    ),
+    seen("O4", check_amax, _START, ("amax",)),
+    seen("O3", check_scale, _AMAX, ("scales",)),
+    seen("O2", check_cast, _SCALE, ("operands",)),
+    seen("O13", check_recompute, _START, ("recomputed",), scope="case"),
+    whole("O18", check_statistics, _RECOMPUTED, ("statistics",)),
+    shared("S7", check_quantised, _CONTRACT, ("conversion",), level="A"),
+    shared("S3", check_operands, _CONTRACT, ("operands", "scales"), level="A"),
     # what is multiplied and added
-    bound(
-        "O5",
-        "gemm-bound, output",
-        "no partial sum can overflow",
-        check_gemm_output,
-        _RECOMPUTED | _SHARED,
-        level="A",
-        cases=_LINEARS,
-    ),
-    bound(
-        "O15",
-        "gemm-bound, gradients",
-        "no partial sum can overflow",
-        check_gemm_grads,
-        _RECOMPUTED | _SHARED,
-        level="A",
-        cases=_LINEARS,
-    ),
-    exact("O11", "nan-provenance", "no overflow", check_nan_provenance, _MULTIPLY, ("nan",)),
-    bound("O10", "finite", "bound 3.3 below max", check_finite, _MULTIPLY | {"O11"}, ("finite",)),
-    bound("O6", "layer-bound", "finite operands", check_layer, _SEEN | {"O10"}),
-    exact("O7", "lattice-equal", "every sum exact", check_lattice, _LAYER),
-    seen(
-        "O23", "ladder-equal", "ladder data; how the multiply adds is known", check_ladder, _LAYER
-    ),
-    bound(
-        "O25",
-        "operator-bound",
-        "a call of an operator is seen",
-        check_operators,
-        _START | {"O13"},
-        ("operators",),
-        scope="case",
-    ),
-    bound(
-        "O16",
-        "bias gradient",
-        "no sum can overflow",
-        check_bias_gradient,
-        _SEEN | {"O25"},
-        _BIAS,
-    ),
-    bound(
-        "O21",
-        "gradient-sum",
-        "a linear is called twice in a step",
-        check_gradient_sum,
-        _SEEN | {"O16"},
-        level="A",
-        scope="case",
-    ),
+    bound("O5", check_gemm_output, _RECOMPUTED | _SHARED, level="A", cases=_LINEARS),
+    bound("O15", check_gemm_grads, _RECOMPUTED | _SHARED, level="A", cases=_LINEARS),
+    exact("O11", check_nan_provenance, _MULTIPLY, ("nan",)),
+    bound("O10", check_finite, _MULTIPLY | {"O11"}, ("finite",)),
+    bound("O6", check_layer, _SEEN | {"O10"}),
+    exact("O7", check_lattice, _LAYER),
+    seen("O23", check_ladder, _LAYER),
+    bound("O25", check_operators, _START | {"O13"}, ("operators",), scope="case"),
+    bound("O16", check_bias_gradient, _SEEN | {"O25"}, _BIAS),
+    bound("O21", check_gradient_sum, _SEEN | {"O16"}, level="A", scope="case"),
     # on ranks, and of whole runs in one process
-    bound(
-        "O16",
-        "bias gradient",
-        "no sum can overflow",
-        check_bias_gradient,
-        _SHARED,
-        _BIAS,
-        cases=(on_mesh,),
-    ),
-    shared_bound(
-        "S5", "product over ranks", "ranks share a linear", check_products, _SHARED, level="A"
-    ),
-    shared(
-        "S1",
-        "one process's bits",
-        "no sum is cut",
-        results.check_equal,
-        _MULTIPLIED,
-        cases=(on_mesh, in_context),
-    ),
-    ratio(
-        "O9",
-        "error-ratio",
-        "one process and float64 are finite",
-        check_context,
-        _CONTRACT,
-        cases=(in_context,),
-    ),
-    shared(
-        "S12",
-        "stages of a pipeline",
-        "always",
-        results.check_stages,
-        _CONTRACT,
-        cases=(in_pipeline,),
-    ),
-    shared_bound("S2", "reduced gradient", "one backward a step", results.check_gradients, _RANKS),
-    shared(
-        "S8",
-        "precomputed scales",
-        "scales are precomputed",
-        results.check_precomputed,
-        _RANKS,
-        _RESULTS,
-        reruns=True,
-    ),
-    shared(
-        "S9",
-        "compiled on ranks",
-        "graphs are traced",
-        results.check_compiled,
-        _RANKS | {"S12"},
-        cases=(on_mesh, in_pipeline),
-    ),
-    shared("S10", "processes on ranks", "processes ran it", results.check_processes, _RANKS),
-    shared("S11", "saved and resumed", "it is saved and loaded", check_resumed, _RANKS),
-    shared(
-        "S4",
-        "ranks agree",
-        "several ranks hold it in full",
-        results.check_agreement,
-        _RANKS | {"S2", "O9"},
-        cases=(on_mesh, in_context),
-    ),
-    shared_bound(
-        "S6",
-        "norm of the gradients",
-        "no square over- or underflows",
-        results.check_norm,
-        _RANKS | {"S2", "S4"},
-    ),
-    whole("O12", "checkpoint-equal", "eager checkpoint", check_checkpoint, _WHOLE),
-    whole(
-        "O8",
-        "strict-compile",
-        "linears and pointwise operations, or aot_eager",
-        check_strict,
-        _WHOLE,
-    ),
-    ratio("O9", "error-ratio", "eager and float64 are finite", check_ratio, _WHOLE | {"O8"}),
-    ratio(
-        "O22",
-        "backward of its own forward",
-        "one linear makes the output",
-        check_own_backward,
-        _WHOLE | {"O8", "O9"},
-    ),
-    ratio(
-        "O24",
-        "own autograd.Functions",
-        "a model of a user's that calls some",
-        check_own_functions,
-        reads=("derivatives",),
-    ),
+    bound("O16", check_bias_gradient, _SHARED, _BIAS, cases=(on_mesh,)),
+    shared_bound("S5", check_products, _SHARED, level="A"),
+    shared("S1", results.check_equal, _MULTIPLIED, cases=(on_mesh, in_context)),
+    ratio("O9", check_context, _CONTRACT, cases=(in_context,)),
+    shared("S12", results.check_stages, _CONTRACT, cases=(in_pipeline,)),
+    shared_bound("S2", results.check_gradients, _RANKS),
+    shared("S8", results.check_precomputed, _RANKS, _RESULTS, reruns=True),
+    shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=(on_mesh, in_pipeline)),
+    shared("S10", results.check_processes, _RANKS),
+    shared("S11", check_resumed, _RANKS),
+    shared("S4", results.check_agreement, _RANKS | {"S2", "O9"}, cases=(on_mesh, in_context)),
+    shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
+    whole("O12", check_checkpoint, _WHOLE),
+    whole("O8", check_strict, _WHOLE),
+    ratio("O9", check_ratio, _WHOLE | {"O8"}),
+    ratio("O22", check_own_backward, _WHOLE | {"O8", "O9"}),
+    ratio("O24", check_own_functions, reads=("derivatives",)),
     # relations between runs
-    scaled("R1", "scale the input", "input"),
-    scaled("R2", "scale the output gradient", "grad_output"),
-    scaled("R3", "scale the weight", "weight"),
-    relation("R4", "negate the input", "none", check_negation, _SEEN),
-    variant("R5", "permute tokens", _ARRANGED),
-    variant("R6", "permute output features", _ARRANGED),
-    variant("R7", "permute K", _ARRANGED),
-    variant("R8", "zero-pad K", _ARRANGED),
-    variant("R9", "pad or split the batch", _LAID_OUT),
-    bound(
-        "R10",
-        "sum half batches",
-        "2 parts of whole blocks",
-        check_summed,
-        _LAID_OUT,
-        _RESULTS,
-        reruns=True,
-    ),
-    variant("R11", "swap input and weight", _LAID_OUT, "same formats on both sides"),
-    relation(
-        "R12", "requantise", "power-of-two scales", check_requantise, _SEEN, reads=_CODES, level="A"
-    ),
-    seen("R13", "monotone", "finite granule", check_monotone, _QUANTISER, ("operands",)),
-    seen("R14", "move below amax", "finite input", check_below_amax, _SEEN, _OPERANDS, reruns=True),
-    seen("R15", "locality", "row or block granules", check_locality, _SEEN, _OPERANDS, reruns=True),
-    variant("R16", "contiguous copy", _ARRANGED, "a tensor is not contiguous"),
-    variant("R17", "flatten", _SEEN, "3-D input"),
-    relation(
-        "R18", "steps with lr = 0", "finite gradients", check_steps, _ARRANGED | {"R18"}, reads=_ALL
-    ),
-    relation("R19", "bias added outside", "a bias that is not fused", check_bias, _ARRANGED),
-    relation("R20", "save and reload", "none", check_reload, _ARRANGED | {"R20"}, reads=_ALL),
-    relation("R21", "change the recipe", _NORMAL, check_recipe, _SEEN, reads=_CODES, level="A"),
-    seen("R22", "row and column copy", _NORMAL, check_copies, _QUANTISER, ("second copies",)),
-    trained(
-        "R23", "add microbatches", "several microbatches of one step", check_microbatches, _WHOLE
-    ),
-    trained(
-        "R24",
-        "evaluate in a training",
-        "forwards without a graph in a training",
-        check_evaluations,
-        _WHOLE,
-    ),
-    trained("R25", "reload in a training", "a save and load in a training", check_reloads, _WHOLE),
-    trained(
-        "R26", "one graph at a time", "two graphs wait for their backwards", check_order, _WHOLE
-    ),
-    whole("R27", "backward again", "a graph is kept and used again", check_kept_graph, _WHOLE),
+    scaled("R1", "input"),
+    scaled("R2", "grad_output"),
+    scaled("R3", "weight"),
+    relation("R4", check_negation, _SEEN),
+    variant("R5", _ARRANGED),
+    variant("R6", _ARRANGED),
+    variant("R7", _ARRANGED),
+    variant("R8", _ARRANGED),
+    variant("R9", _LAID_OUT),
+    bound("R10", check_summed, _LAID_OUT, _RESULTS, reruns=True),
+    variant("R11", _LAID_OUT),
+    relation("R12", check_requantise, _SEEN, reads=_CODES, level="A"),
+    seen("R13", check_monotone, _QUANTISER, ("operands",)),
+    seen("R14", check_below_amax, _SEEN, _OPERANDS, reruns=True),
+    seen("R15", check_locality, _SEEN, _OPERANDS, reruns=True),
+    variant("R16", _ARRANGED),
+    variant("R17", _SEEN),
+    relation("R18", check_steps, _ARRANGED | {"R18"}, reads=_ALL),
+    relation("R19", check_bias, _ARRANGED),
+    relation("R20", check_reload, _ARRANGED | {"R20"}, reads=_ALL),
+    relation("R21", check_recipe, _SEEN, reads=_CODES, level="A"),
+    seen("R22", check_copies, _QUANTISER, ("second copies",)),
+    trained("R23", check_microbatches, _WHOLE),
+    trained("R24", check_evaluations, _WHOLE),
+    trained("R25", check_reloads, _WHOLE),
+    trained("R26", check_order, _WHOLE),
+    whole("R27", check_kept_graph, _WHOLE),
     # a library's own layers, whose casts are seen before their operands
-    inside("O2", "cast-exact", "casts are seen", check_casts, _CONTRACT, ("casts",)),
-    inside("O3", "scale-exact", "operands are seen", kept.check_operands, _CASTS, ("operands",)),
-    inside(
-        "O20", "precision census", "products are seen", check_precision, _CONTRACT, ("formats",)
-    ),
-    inside(
-        "O14",
-        "state machine",
-        "state is kept",
-        check_machine,
-        _CONTRACT | {"O20"},
-        ("states", "kept state"),
-    ),
-    inside(
-        "O13",
-        "recompute-consistency",
-        "a product is recomputed",
-        replayed.check_recompute,
-        _RUN,
-        ("recomputed",),
-    ),
-    inside("O19", "balance", "a step ends outside regions", check_balance, _RUN, ("pending",)),
-    of_state("O12", "checkpoint-equal", "a checkpoint", twins.check_twin, _STATE | {"O13"}),
+    inside("O2", check_casts, _CONTRACT, ("casts",)),
+    inside("O3", kept.check_operands, _CASTS, ("operands",)),
+    inside("O20", check_precision, _CONTRACT, ("formats",)),
+    inside("O14", check_machine, _CONTRACT | {"O20"}, ("states", "kept state")),
+    inside("O13", replayed.check_recompute, _RUN, ("recomputed",)),
+    inside("O19", check_balance, _RUN, ("pending",)),
+    of_state("O12", twins.check_twin, _STATE | {"O13"}),
     ratio(
         "O22",
-        "backward of its own forward",
-        "a step after one high-precision pass",
         own_layers.check_own_backward,
         _STATE | {"O13"},
         _STATES,
@@ -428,31 +234,10 @@ RULES: tuple[Rule, ...] = (
         cases=(by_events,),
     ),
     # what a run sets aside for good, a later one finds
-    of_state(
-        "O1",
-        "self-repeat",
-        "a dropped forward, or one in four",
-        twins.check_company,
-        _BALANCED,
-        reads=("company",),
-    ),
-    of_state(
-        "S1",
-        "one process's bits",
-        "ranks share nothing",
-        check_alone,
-        _BALANCED,
-        reads=("results on ranks", "states on ranks"),
-    ),
-    inside(
-        "S13",
-        "shared maxima",
-        "ranks run, and casts are seen",
-        check_shared,
-        _BALANCED | {"S1"},
-        ("states on ranks",),
-    ),
-    of_state("R20", "save and reload", "a reload", twins.check_reload, _STATE | {"O1"}),
+    of_state("O1", twins.check_company, _BALANCED, reads=("company",)),
+    of_state("S1", check_alone, _BALANCED, reads=("results on ranks", "states on ranks")),
+    inside("S13", check_shared, _BALANCED | {"S1"}, ("states on ranks",)),
+    of_state("R20", twins.check_reload, _STATE | {"O1"}),
 )
 
 #: By name, in the order in which lists have always shown them; of one that stands in the table

@@ -30,6 +30,9 @@ class Explained:
 
     names: tuple[str, ...]
     says: str
+    #: What lists call each of them, and where they apply in a few words.
+    titles: tuple[str, ...] = ()
+    needs: str = ""
     page: Page = "rules"
     #: Which table of the page.
     table: str = "models"
@@ -62,13 +65,24 @@ def _read(record: dict[str, Any]) -> Explained:
     names, caught = tuple(record["names"]), record.get("caught", {})
     if isinstance(caught, str):
         caught = dict.fromkeys(names, caught)
-    return Explained(**{**record, "names": names, "caught": caught})
+    titles = tuple(record.get("titles", ()))
+    return Explained(**{**record, "names": names, "titles": titles, "caught": caught})
 
 
 def rows_of(name: str) -> tuple[Explained, ...]:
     """What is written of a rule: first the row that says why, then its sense elsewhere."""
     found = [row for row in explained() if name in row.names]
     return tuple(sorted(found, key=lambda row: not row.why))
+
+
+def title_of(name: str) -> str:
+    """What lists call a rule; "" of one that is not explained yet."""
+    return next((r.titles[r.names.index(name)] for r in rows_of(name) if r.titles), "")
+
+
+def needs_of(name: str) -> str:
+    """Where a rule applies, in a few words."""
+    return next((row.needs for row in rows_of(name) if row.needs), "none")
 
 
 def table(page: Page, which: str = "models") -> str:

@@ -14,7 +14,7 @@ from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import BY_CHANCE, EAGER, Evidence, identical, same_bits
 from narrowfuzz.rules.gemm import on_lattice
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import diverged, first, number, plain, unlike
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import FINITE, Near, Same, bits
 from narrowfuzz.trace.trace import Trace
@@ -72,32 +72,15 @@ def equal_outputs(
         return plain(rule, arm, "output", "not_applicable", BY_CHANCE)
     for name in sorted(set(trace.outputs) | set(other.outputs), key=_rank):
         got, want = trace.outputs.get(name), other.outputs.get(name)
+        at, there = At(name=name), At(name=name, run=than)
         if got is None or want is None:
-            return Verdict(
-                rule,
-                arm,
-                role_of(name),
-                "diverged",
-                "gradient missing in one run",
-                At(name=name),
-                "one run without it",
-                Same(At(name=name, run=than)),
-            )
+            symptom, came = "gradient missing in one run", "one run without it"
+            return diverged(rule, arm, role_of(name), symptom, at, came, Same(there))
         if identical(got, want):
             continue
         bad = ~same_bits(got, want)
         if bad.any() and (names is None or name in names):
-            at = first(bad)
-            return Verdict(
-                rule,
-                arm,
-                role_of(name),
-                "diverged",
-                symptom,
-                At(name=name, index=at),
-                number(got[at]),
-                Same(At(name=name, index=at, run=than), number(want[at])),
-            )
+            return unlike(rule, arm, role_of(name), symptom, at, there, got, want)
     if not any(x.any() for x in trace.outputs.values()):
         return plain(rule, arm, "output", "inconclusive", "zeros in both runs")
     return plain(rule, arm, "output", "ok")
@@ -159,17 +142,9 @@ def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Ver
             continue
         judged = True
         if not np.isfinite(got).all():
-            at = first(~np.isfinite(got))
-            return Verdict(
-                "O9",
-                arm,
-                role_of(name),
-                "diverged",
-                "not finite",
-                At(name=name, index=at),
-                number(got[at]),
-                FINITE,
-            )
+            at = At(name=name, index=first(~np.isfinite(got)))
+            came = number(got[at.index])
+            return diverged("O9", arm, role_of(name), "not finite", at, came, FINITE)
         if _normalised(evidence.spec, name):
             continue
         verdict = _worse(evidence.spec, arm, name, got, base, exact)
@@ -218,17 +193,10 @@ def _worse(spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any) -> 
         limit = ratio * np.sqrt(np.mean(allowed**2, axis=axis)) + floor
         bad = np.atleast_1d(far > limit)
         if bad.any():
-            at = int(np.argmax(bad))
-            worst, most = np.atleast_1d(far)[at], np.atleast_1d(limit)[at]
-            return Verdict(
-                "O9",
-                arm,
-                role_of(name),
-                "diverged",
-                "error beyond eager's",
-                At(name=name, index=() if axis is None else (at,)),
-                f"error {number(worst)}",
-                Near(bits(most), bits((most - floor) / ratio)),
-                factor=float(worst / most),
-            )
+            row = int(np.argmax(bad))
+            worst, most = np.atleast_1d(far)[row], np.atleast_1d(limit)[row]
+            at, came = At(name=name, index=() if axis is None else (row,)), f"error {number(worst)}"
+            expect, factor = Near(bits(most), bits((most - floor) / ratio)), float(worst / most)
+            symptom, role = "error beyond eager's", role_of(name)
+            return diverged("O9", arm, role, symptom, at, came, expect, factor=factor)
     return None

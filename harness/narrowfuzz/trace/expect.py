@@ -39,6 +39,11 @@ class Within(msgspec.Struct, frozen=True, tag="within", forbid_unknown_fields=Tr
         return number(lo) if lo == hi else f"between {number(lo)} and {number(hi)}"
 
 
+def between(lo: SupportsFloat, hi: SupportsFloat) -> Within:
+    """The interval of these ends."""
+    return Within(bits(lo), bits(hi))
+
+
 class OneOf(msgspec.Struct, frozen=True, tag="one_of", forbid_unknown_fields=True):
     """A number of one of several closed intervals."""
 

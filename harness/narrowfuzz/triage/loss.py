@@ -5,22 +5,21 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from narrowfuzz.case.arm import climb
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.ledger.severity import weighed
 from narrowfuzz.machine.device import torch_name
-from narrowfuzz.machine.environment import describe
 from narrowfuzz.recipe.recipe import Recipe, load_every
-from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
-from narrowfuzz.trace.verdict import PLAIN_FAMILY, Status, Verdict, fingerprint
-from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
+from narrowfuzz.trace.verdict import Status, Verdict, fingerprint
+from narrowfuzz.triage.finding import Triaged, reach_of
+from narrowfuzz.triage.forms import form_of
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
-from narrowfuzz.triage.script.choice import script_of
-from narrowfuzz.triage.script.layers import of_layers
-from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.triage import finding_of
 from narrowfuzz.triage.verify import ScriptRun, run_script
 
 _SECONDS = 90.0
@@ -95,36 +94,17 @@ def _triaged(
     device: str,
 ) -> Triaged:
     """The finding; suspected if it says ``why``."""
-    name = fingerprint(verdict, recipe.family)
     weight = weighed("loud", 0.0, reach_of(small.case))
-    finding = Finding(
-        id=finding_id(name, small.case),
-        fingerprint=name,
+    finding = msgspec.structs.replace(
+        finding_of(verdict, case, small.case, recipe, {"name": device}),
         severity=weight.severity,
         why_severity=weight.why,
-        recipe=recipe.name,
-        scaled=recipe.family != PLAIN_FAMILY,
-        backend_words=recipe.backend_words.get(small.case.spec.backend, ""),
-        device=device,
-        oracle="contract",
-        arm=verdict.arm,
-        role="forward",
-        symptom=verdict.symptom,
-        sentence=verdict.sentence(),
-        at=verdict.at,
-        got=verdict.got,
-        expect=verdict.expect,
-        strength="exact",
-        reach=reach_of(small.case),
-        case=case,
-        minimal=small.case,
         flake="flaky" if why else "always",
         attempts=small.attempts,
         untried=small.untried,
         script_output=verdict.symptom,
         why_suspected=why,
         needs=needs_of(small.case, verdict),
-        environment={**describe(), "device": {"name": device}},
     )
     return Triaged(finding, _script(small.case, verdict, recipe, device))
 
@@ -134,8 +114,4 @@ def _arms(spec: Spec) -> list[str]:
 
 
 def _script(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> str:
-    if not recipe.own_layers:
-        return script_of(case, verdict, recipe, device=torch_name(device))
-    # its runs would take this process along
-    unseen = Evidence(case, {}, library=OwnLayers("current", lambda settings: None))
-    return write_played_script(of_layers(unseen, verdict, recipe, device=torch_name(device)))
+    return form_of(case.spec).lost(case, verdict, recipe, torch_name(device))

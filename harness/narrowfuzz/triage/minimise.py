@@ -21,7 +21,7 @@ import msgspec
 from narrowfuzz.case.layout import fitting, layout_of
 from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.triage.minimise_library import simpler_cases
+from narrowfuzz.triage.forms import form_of
 from narrowfuzz.triage.simplify import simpler_events
 
 #: True if the case still shows the fingerprint that is being minimised.
@@ -70,14 +70,14 @@ def minimise(
     (each costs a compile, of a library's layers none does); 0 means no such limit. ``hint`` is an
     element that may be all it takes: tried alone in gaussian data, so that the rest can shrink
     without losing it."""
-    library = bool(case.spec.layer)
-    limit, draws = (None, 1) if library else (builds or None, DRAWS)
+    neighbours = form_of(case.spec).neighbours
+    limit, draws = (None, 1) if neighbours else (builds or None, DRAWS)
     search = _Search(case, shows, limit, time.monotonic() + seconds, draws)
     if hint is not None:
         alone = DataSpec(seed=case.data.seed, spikes=(hint,))
         search.attempt("hint", msgspec.structs.replace(case, data=alone))
-    if library:
-        search.through_neighbours()
+    if neighbours:
+        search.through(neighbours)
     else:
         if builds:
             # severity depends on the data, and time may be over before their turn comes
@@ -143,19 +143,19 @@ class _Search:
                     progress = True
                     self.untried = [u for u in self.untried if u != name]
 
-    def through_neighbours(self) -> None:
+    def through(self, neighbours_of: Callable[[Case], Iterator[tuple[str, Case]]]) -> None:
         """To a fixpoint of a case's neighbours. After a success the search goes on with the
         new case's neighbours from the same place: what failed before mostly fails again."""
         failed: set[Case] = set()
         progress = True
         while progress and not self.untried:
             progress, i = False, 0
-            neighbours = list(simpler_cases(self.best))
+            neighbours = list(neighbours_of(self.best))
             while i < len(neighbours):
                 name, candidate = neighbours[i]
                 if candidate not in failed and self.attempt(name, candidate):
                     progress = True
-                    neighbours = list(simpler_cases(self.best))
+                    neighbours = list(neighbours_of(self.best))
                 else:
                     failed.add(candidate)
                     i += 1
@@ -173,8 +173,7 @@ class _Search:
         for name in _changed(self.best.spec):
             if name not in (*_KEPT, "sharding"):
                 yield name, partial(_with_spec, **{name: _default(Spec, name)})
-        if self.best.spec.sharded:
-            yield from simpler_shardings(self.best)
+        yield from simpler_shardings(self.best)
         for i, (phrase, _) in enumerate(simpler_events(self.best.spec.events)):
             yield phrase, partial(_simpler_events, which=i)
         yield "flattened", _flattened
@@ -199,7 +198,7 @@ def _sharded(case: Case, **changes: Any) -> Case:
 
 def _with_spec(case: Case, **changes: Any) -> Case:
     spec = msgspec.structs.replace(case.spec, **changes)
-    return msgspec.structs.replace(case, spec=fitting(spec) if spec.sharded else spec)
+    return msgspec.structs.replace(case, spec=fitting(spec))
 
 
 def _with_model(case: Case, model: str) -> Case:

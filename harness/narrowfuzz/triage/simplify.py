@@ -93,9 +93,8 @@ def _models(spec: Spec) -> Iterator[tuple[str, Spec]]:
         yield "layout chain", _with(spec, layout="chain", events=repaired(one))
     elif spec.layout != "chain":
         yield "layout chain", _with(spec, layout="chain")
-    if spec.sharded:
-        settings = msgspec.structs.replace(spec.settings, reduces=_default(Settings, "reduces"))
-        yield "one process", _with(spec, sharding=ALONE, settings=settings)
+    settings = msgspec.structs.replace(spec.settings, reduces=_default(Settings, "reduces"))
+    yield "one process", _with(spec, sharding=ALONE, settings=settings)
     for data in range(1, spec.sharding.data):
         yield f"{data} ranks", _with(spec, sharding=Sharding(data=data))
     for depth in range(1, spec.depth):

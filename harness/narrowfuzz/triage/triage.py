@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import describe
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import Rule
@@ -38,6 +40,7 @@ from narrowfuzz.triage.finding import (
     reach_of,
     weighed_of,
 )
+from narrowfuzz.triage.forms import form_of
 from narrowfuzz.triage.history import histories
 from narrowfuzz.triage.known import known_issue
 from narrowfuzz.triage.minimise import Minimised, minimise
@@ -143,9 +146,10 @@ class _Shown:
 def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case, Verdict] | None:
     """What strikes by chance breaks any rule that compares: does the case itself, or the same in
     fp32, run again and again, not always give the same?"""
-    if verdict.oracle == "O1" or case.spec.layer or case.spec.sharded or ARMS[verdict.arm].compiler:
+    form = form_of(case.spec)
+    if verdict.oracle == "O1" or not form.one_process or ARMS[verdict.arm].compiler:
         return None
-    plain = _only_as_dear(case, verdict.arm)
+    plain = form.cheapest(case, verdict.arm)
     for dtype in dict.fromkeys((plain.spec.dtype, *_widest(judge, case.spec))):
         spec = msgspec.structs.replace(plain.spec, dtype=dtype)
         again = msgspec.structs.replace(plain, spec=spec)
@@ -172,7 +176,7 @@ def _drawn(
     judge: Judge, case: Case, verdict: Verdict, confirm: Callable[[Case, Verdict], Proof]
 ) -> _Shown:
     """The case as it was drawn, on no more expensive a rung than the guilty one."""
-    case = _only_as_dear(case, verdict.arm)
+    case = form_of(case.spec).cheapest(case, verdict.arm)
     again = _still(judge, case, verdict) is not None or _follows(judge, case, verdict)
     return _Shown(case, case, verdict, confirm(case, verdict), again, seen=verdict)
 
@@ -196,7 +200,9 @@ def _smallest(
         shows,
         builds=_BUILDS if ARMS[verdict.arm].compiler else 0,
         seconds=seconds,
-        hint=_hint(case, verdict, judge) if case.spec.direct and not case.spec.sharded else None,
+        hint=_hint(case, verdict, judge)
+        if case.spec.direct and form_of(case.spec).one_process
+        else None,
     )
     tried = replace(
         drawn, search=search, plainest=_plainest(judge, case, search.case, verdict, seconds)
@@ -298,20 +304,31 @@ def unconfirmed(judge: Judge, case: Case, verdict: Verdict) -> Triaged:
 
 
 def _unproven(judge: Judge, case: Case, minimal: Case, verdict: Verdict) -> Finding:
-    wanted = fingerprint(verdict, judge.family(case.spec))
-    weight = weighed_of(verdict, minimal, 0.0)
-    recipe = judge.recipe(case.spec)
+    recipe, name = judge.recipe(case.spec), fingerprint(verdict, judge.family(case.spec))
+    return finding_of(verdict, case, minimal, recipe, judge.device.describe(), name)
+
+
+def finding_of(
+    verdict: Verdict,
+    case: Case,
+    minimal: Case,
+    recipe: Recipe,
+    device: Mapping[str, Any],
+    name: str = "",
+) -> Finding:
+    """What is said of a divergence whose script nobody has run; its fingerprint is ``name``, or
+    that of the recipe's family."""
+    weight, name = weighed_of(verdict, minimal, 0.0), name or fingerprint(verdict, recipe.family)
+    backend = "" if minimal.spec.alone else recipe.backend_words.get(minimal.spec.backend, "")
     return Finding(
-        id=finding_id(wanted, minimal),
-        fingerprint=wanted,
+        id=finding_id(name, minimal),
+        fingerprint=name,
         severity=weight.severity,
         why_severity=weight.why,
         recipe=case.spec.recipe,
         scaled=not (verdict.unconverted or recipe.family == PLAIN_FAMILY),
-        backend_words=""
-        if minimal.spec.alone
-        else recipe.backend_words.get(minimal.spec.backend, ""),
-        device=judge.device.name,
+        backend_words=backend,
+        device=device["name"],
         oracle=verdict.oracle,
         arm=verdict.arm,
         role=verdict.role,
@@ -327,7 +344,7 @@ def _unproven(judge: Judge, case: Case, minimal: Case, verdict: Verdict) -> Find
         minimal=minimal,
         flake="flaky",
         why_suspected=OUT_OF_TIME,
-        environment={**describe(), "device": judge.device.describe()},
+        environment={**describe(), "device": device},
     )
 
 
@@ -367,9 +384,8 @@ def _looks(
         return story, None, ""
     spec = shown.minimal.spec
     conversion = conversion_of(judge.converting(spec), spec)
-    if spec.sharded:
-        return None, None, conversion
-    return None, _view(judge, shown, evidence), conversion
+    view = _view(judge, shown, evidence) if form_of(spec).one_process else None
+    return None, view, conversion
 
 
 def _view(judge: Judge, shown: _Shown, evidence: Evidence) -> View | None:
@@ -389,20 +405,6 @@ def _playable(judge: Judge, spec: Spec) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _only_as_dear(case: Case, arm: str) -> Case:
-    """The same case without the rungs above the guilty one; of a library's layers every rung is
-    cheap, and regions stand where the Spec says what is checkpointed."""
-    if case.spec.layer:
-        return case
-    changes: dict[str, str] = {}
-    changes["compile"] = ARMS[arm].compiler or "none"
-    if not ARMS[arm].recomputes:
-        changes["checkpoint"] = "none"
-    if not ARMS[arm].native:
-        changes["kernels"] = "default"
-    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
 
 
 def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:

@@ -1,4 +1,4 @@
-"""How ranks share a training: each way is a record, a module each."""
+"""How ranks share a training, or one process has it: each way is a record, a module each."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from narrowfuzz.case.events import Forward
 from narrowfuzz.case.layout.context import CONTEXT
 from narrowfuzz.case.layout.layout import Layout
 from narrowfuzz.case.layout.mesh import MESH
+from narrowfuzz.case.layout.one import ONE
 from narrowfuzz.case.layout.pipeline import PIPELINE
 from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.models.catalog import MODELS
@@ -17,6 +18,7 @@ __all__ = [
     "LAYOUTS",
     "MESH",
     "MOST_RANKS",
+    "ONE",
     "PIPELINE",
     "Layout",
     "check_sharding",
@@ -26,13 +28,13 @@ __all__ = [
 ]
 
 #: The first that a sharding asks for is its own.
-LAYOUTS = (PIPELINE, CONTEXT, MESH)
+LAYOUTS = (ONE, PIPELINE, CONTEXT, MESH)
 #: Ranks of a case.
 MOST_RANKS = 4
 
 
 def layout_of(spec: Spec) -> Layout:
-    """How the ranks of a Spec share it."""
+    """How the ranks of a Spec share it, or that it has none."""
     return next(layout for layout in LAYOUTS if layout.asked(spec.sharding))
 
 

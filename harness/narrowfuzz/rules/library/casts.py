@@ -9,7 +9,7 @@ import numpy as np
 from narrowfuzz.numerics.delayed import FMAX, FP32_MAX
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of
-from narrowfuzz.rules.rule import number, plain
+from narrowfuzz.rules.rule import diverged, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Is, bits
 from narrowfuzz.trace.snapshots import CastSeen, Wrong
@@ -27,16 +27,8 @@ def check_casts(evidence: Evidence) -> Iterator[Verdict]:
                 part = "codes" if cast.blocks else wrong.what
                 byte = bool(cast.blocks) and wrong.what == "scale"
                 at = address_of(At(what=wrong.what, index=wrong.place), event, cast.at)
-                found = Verdict(
-                    "O2",
-                    arm,
-                    "operand",
-                    "diverged",
-                    f"{cast.format} {part}",
-                    at,
-                    number(wrong.got),
-                    Is(bits(wrong.want), byte=byte),
-                )
+                symptom, expect = f"{cast.format} {part}", Is(bits(wrong.want), byte=byte)
+                found = diverged("O2", arm, "operand", symptom, at, number(wrong.got), expect)
                 break
             found = plain("O2", arm, "operand", "ok")
         yield found

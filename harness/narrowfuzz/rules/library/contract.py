@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from narrowfuzz.case.events import Forward, Step, Switch
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import steps_of
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.state.symptoms import circumstances, unfinished
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Is, Runs, bits
@@ -70,7 +70,7 @@ def check_balance(evidence: Evidence) -> Iterator[Verdict]:
                 symptom += circumstances(evidence.spec, arm)
                 at = At(what="pending", event=i)
                 due = Is(bits(0))
-                found = Verdict("O19", arm, "state", "diverged", symptom, at, str(left), due)
+                found = diverged("O19", arm, "state", symptom, at, str(left), due)
                 break
             found = plain("O19", arm, "state", "ok")
         yield found

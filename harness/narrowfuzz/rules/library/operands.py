@@ -16,7 +16,7 @@ from narrowfuzz.case.events import Backward, Forward
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of
-from narrowfuzz.rules.rule import number, plain
+from narrowfuzz.rules.rule import diverged, number, plain
 from narrowfuzz.trace.address import At as Address
 from narrowfuzz.trace.expect import MadeBy
 from narrowfuzz.trace.snapshots import At, CastSeen, ProductSeen, Side
@@ -107,16 +107,9 @@ def _operands(evidence: Evidence, trace: Trace) -> Verdict:
                     places = {(i, product.at): None}  # a right library may cast here
                     places |= dict.fromkeys((m.event, m.at) for m in casts.seen() if may(m))
                     makers = tuple(address_of(Address(what="cast"), *place) for place in places)
-                    return Verdict(
-                        "O3",
-                        "",
-                        product.role,
-                        "diverged",
-                        symptom,
-                        address_of(operand, i, product.at),
-                        got or "codes of no cast",
-                        MadeBy(makers, right),
-                    )
+                    place, came = address_of(operand, i, product.at), got or "codes of no cast"
+                    expect = MadeBy(makers, right)
+                    return diverged("O3", "", product.role, symptom, place, came, expect)
     return plain("O3", "", "operand", "ok" if judged else "not_applicable")
 
 

@@ -15,24 +15,18 @@ import numpy as np
 
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import LAYERS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import steps_of
 from narrowfuzz.rules.own_backward import allowed, compared, sides
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
 _NAME, _ROLE = "O22", "gradient"
-#: The last linear's weight and bias, by kind of layer; of the others no linear makes the output.
-LAST = {
-    "linear": ("weight", "bias"),
-    "layernorm_linear": ("weight", "bias"),
-    "rmsnorm_linear": ("weight", "bias"),
-    "layernorm_mlp": ("fc2_weight", "fc2_bias"),
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ def first_step(spec: Spec) -> FirstStep | None:
     """The first step, if all that was sent back before it went through forwards in high precision;
     None otherwise."""
     layouts = ("chain", "frozen_first", "dangling")
-    if spec.layer not in LAST or spec.layout not in layouts or spec.quantized_init:
+    if not LAYERS[spec.model].last or spec.layout not in layouts or spec.quantized_init:
         return None
     passes: list[tuple[int, int]] = []
     narrow: set[int] = set()
@@ -96,22 +90,16 @@ def _missing(evidence: Evidence, trace: Trace) -> Verdict | None:
             there = {name for name in trace.trained if f"{name}.grad@{i}" in trace.outputs}
             missing = sorted(trace.trained - there)
             if missing:
-                return Verdict(
-                    _NAME,
-                    trace.arm,
-                    _ROLE,
-                    "diverged",
-                    f"no gradient of {missing[0].rpartition('.')[2]}",
-                    At(event=i, name=f"{missing[0]}.grad"),
-                    f"None for {', '.join(missing)}",
-                    Present(tuple(f"{name}.grad" for name in missing)),
-                )
+                symptom = f"no gradient of {missing[0].rpartition('.')[2]}"
+                at, got = At(event=i, name=f"{missing[0]}.grad"), f"None for {', '.join(missing)}"
+                expect = Present(tuple(f"{name}.grad" for name in missing))
+                return diverged(_NAME, trace.arm, _ROLE, symptom, at, got, expect)
     return None
 
 
 def _judge(evidence: Evidence, arm: str, trace: Trace, step: FirstStep) -> Verdict:
     spec, dtype = evidence.spec, evidence.case.spec.dtype
-    layer, (weight, bias) = str(spec.layers - 1), LAST[spec.layer]
+    layer, (weight, bias) = str(spec.layers - 1), LAYERS[spec.model].last
     # one pass below the other: sums over all rows are sums over all passes
     results = {"output": np.vstack([_rows(trace.outputs[f"y{f}"]) for _, f in step.passes])}
     tensors = {"grad_output": np.vstack([_rows(trace.sent[at]) for at in step.passes])}
@@ -124,7 +112,7 @@ def _judge(evidence: Evidence, arm: str, trace: Trace, step: FirstStep) -> Verdi
             tensors[f"last.{ours}"] = values
     return compared(
         plain(_NAME, arm, _ROLE, "ok"),
-        f"belongs to another forward, {spec.layer}",
+        f"belongs to another forward, {LAYERS[spec.model].name}",
         At(event=step.event, name=f"{layer}.{weight}.grad"),
         sides(results, tensors, "last"),
         dtype,

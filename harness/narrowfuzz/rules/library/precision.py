@@ -9,7 +9,7 @@ from narrowfuzz.case.events import Backward, Forward
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of, steps_of
 from narrowfuzz.rules.library.recompute import sides_of
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.state.symptoms import circumstances
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Formats, Present
@@ -50,28 +50,17 @@ def _precision(evidence: Evidence, trace: Trace) -> Verdict:
                 symptom, wrong = "product in other FP8 formats", formats != due
             if wrong:
                 symptom += f" ({product.at.phase}){circumstances(evidence.spec, trace.arm)}"
-                return Verdict(
-                    "O20",
-                    "",
-                    product.role,
-                    "diverged",
-                    symptom,
-                    address_of(At(what="product", name=product.role), i, product.at),
-                    sides_of(product),
-                    Formats(tuple(sorted(due))),
-                )
+                at = address_of(At(what="product", name=product.role), i, product.at)
+                came, expect = sides_of(product), Formats(tuple(sorted(due)))
+                return diverged("O20", "", product.role, symptom, at, came, expect)
         missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
         if missing:
-            return Verdict(
-                "O20",
-                "",
-                "output",
-                "diverged",
-                missing,
-                At(what="cast", event=i, name="output", side="b"),
-                "none in the window the layer has",
+            at = At(what="cast", event=i, name="output", side="b")
+            cast, came = (
                 Present(("a fresh cast of the weight",)),
+                "none in the window the layer has",
             )
+            return diverged("O20", "", "output", missing, at, came, cast)
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
 
 

@@ -12,7 +12,7 @@ from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Forward
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of
-from narrowfuzz.rules.rule import number, plain
+from narrowfuzz.rules.rule import diverged, number, plain
 from narrowfuzz.rules.state.symptoms import circumstances
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Same
@@ -60,16 +60,9 @@ def _recomputed(evidence: Evidence, trace: Trace) -> Verdict:
                     symptom += circumstances(evidence.spec, trace.arm)
                     place = address_of(At(what="product", name="output"), moment.event, product.at)
                     first_run = msgspec.structs.replace(place, event=-1, phase="forward")
-                    return Verdict(
-                        "O13",
-                        "",
-                        "output",
-                        "diverged",
-                        symptom,
-                        place,
-                        sides_of(product),
-                        Same(first_run, sides_of(want) if want else "no product"),
-                    )
+                    expect = Same(first_run, sides_of(want) if want else "no product")
+                    came = sides_of(product)
+                    return diverged("O13", "", "output", symptom, place, came, expect)
     return plain("O13", "", "output", "ok" if judged else "not_applicable")
 
 

@@ -18,7 +18,7 @@ from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.contract import separates
 from narrowfuzz.rules.library.evidence import order_lost
-from narrowfuzz.rules.rule import number, plain
+from narrowfuzz.rules.rule import diverged, number, plain
 from narrowfuzz.rules.state.blame import blamed
 from narrowfuzz.rules.state.run import by_library
 from narrowfuzz.rules.state.symptoms import described, differing, unfinished
@@ -78,16 +78,8 @@ def check_company(evidence: Evidence) -> Iterator[Verdict]:
         whole = replace(after.error, event=len(evidence.spec.events))  # all of it ran before
         symptom = f"{after.error.type} after other models{separates(evidence, whole)}"
         at = At(what="error", event=after.error.event, name=after.error.where, run=AFTER_OTHERS)
-        yield Verdict(
-            "O1",
-            after.arm,
-            "schedule",
-            "diverged",
-            symptom,
-            at,
-            after.error.message[:200],
-            Runs(after.error.type),
-        )
+        got, expect = after.error.message[:200], Runs(after.error.type)
+        yield diverged("O1", after.arm, "schedule", symptom, at, got, expect)
         return
     base, moments = evidence.in_one_process[after.arm], range(len(after.moments))
     verdict = same(evidence, "O1", after.arm, base, after, moments, ALONE)
@@ -164,30 +156,16 @@ def same(
         for slot in sorted(a.state.keys() & b.state.keys()):
             if not a.state[slot].equals(b.state[slot]):
                 at = slot.at(i)
-                return Verdict(
-                    rule,
-                    arm,
-                    "state",
-                    "diverged",
-                    f"{slot.direction} state",
-                    at,
-                    differing(b.state[slot], a.state[slot]),
-                    Same(msgspec.structs.replace(at, run=than), described(a.state[slot])),
-                )
+                came = differing(b.state[slot], a.state[slot])
+                expect = Same(msgspec.structs.replace(at, run=than), described(a.state[slot]))
+                return diverged(rule, arm, "state", f"{slot.direction} state", at, came, expect)
     for name in base.outputs:
         got = other.outputs.get(name)
         if got is None or not _same_bits(base.outputs[name], got):
             kind = "gradient" if "grad" in name else "output"
-            return Verdict(
-                rule,
-                arm,
-                kind,
-                "diverged",
-                kind,
-                At(name=name),
-                "none" if got is None else _furthest(base.outputs[name], got),
-                Same(At(name=name, run=than)),
-            )
+            came = "none" if got is None else _furthest(base.outputs[name], got)
+            expect = Same(At(name=name, run=than))
+            return diverged(rule, arm, kind, kind, At(name=name), came, expect)
     return plain(rule, arm, "output", "ok")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.rules.evidence import Evidence, identical
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.sharded.evidence import arm_of, run_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Own
@@ -34,16 +34,8 @@ def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
             "S7", arm, "operand", "inconclusive", other.error.message if other.error else why
         )
     else:
-        yield Verdict(
-            "S7",
-            arm,
-            "operand",
-            "diverged",
-            "not quantised on ranks",
-            At(what="module"),
-            "the results of the unconverted model",
-            Own(QUANTISED),
-        )
+        at, came = At(what="module"), "the results of the unconverted model"
+        yield diverged("S7", arm, "operand", "not quantised on ranks", at, came, Own(QUANTISED))
 
 
 def _products(run: Trace) -> bool:

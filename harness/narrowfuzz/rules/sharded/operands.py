@@ -14,7 +14,7 @@ from narrowfuzz.numerics.formats import Format, canonical
 from narrowfuzz.numerics.plan import Role
 from narrowfuzz.rules.evidence import Evidence, identical, same_bits
 from narrowfuzz.rules.layers import layer_evidence
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import diverged, first, plain
 from narrowfuzz.rules.sharded.evidence import (
     arm_of,
     calls,
@@ -26,7 +26,7 @@ from narrowfuzz.rules.sharded.evidence import (
     weight_pieces,
 )
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Same
+from narrowfuzz.trace.expect import Same, number
 from narrowfuzz.trace.trace import LayerCall, Seen
 from narrowfuzz.trace.verdict import Verdict
 
@@ -150,16 +150,9 @@ def _same_part(arm: str, at: At, what: Any, want: Any, parts: Sequence[Any]) -> 
     else:
         whole = joined(pieces, expected.shape)
         if whole is None:
-            return Verdict(
-                "S3",
-                arm,
-                "operand",
-                "diverged",
-                f"{what} of another shape",
-                at,
-                f"pieces {[list(piece.shape) for piece in pieces]}",
-                Same(_there(at, what, ())),
-            )
+            came = f"pieces {[list(piece.shape) for piece in pieces]}"
+            expect = Same(_there(at, what, ()))
+            return diverged("S3", arm, "operand", f"{what} of another shape", at, came, expect)
         found = [(pieces, 0)]
     for held, rank in found:
         got = joined(held, expected.shape)
@@ -168,16 +161,10 @@ def _same_part(arm: str, at: At, what: Any, want: Any, parts: Sequence[Any]) -> 
             where = first(bad)
             piece, inside = origin(held, expected.shape, where)
             place = _at(at, what, inside if np.ndim(parts[0]) else (), rank + piece)
-            return Verdict(
-                "S3",
-                arm,
-                "operand",
-                "diverged",
-                f"{what} differs from the whole's",
-                place,
-                number(got[where]),
-                Same(_there(at, what, where if np.ndim(want) else ()), number(expected[where])),
-            )
+            than = _there(at, what, where if np.ndim(want) else ())
+            came, expect = number(got[where]), Same(than, number(expected[where]))
+            symptom = f"{what} differs from the whole's"
+            return diverged("S3", arm, "operand", symptom, place, came, expect)
     return None
 
 

@@ -19,7 +19,7 @@ from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.expected import outside, passed
 from narrowfuzz.rules.gemm import centre_and_radius, observed, rescaled
 from narrowfuzz.rules.layers import layer_evidence
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import diverged, first, plain
 from narrowfuzz.rules.sharded.evidence import (
     arm_of,
     calls,
@@ -31,7 +31,7 @@ from narrowfuzz.rules.sharded.evidence import (
     weight_pieces,
 )
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Within, bits
+from narrowfuzz.trace.expect import between, number
 from narrowfuzz.trace.trace import LayerCall, Trace
 from narrowfuzz.trace.verdict import Verdict
 
@@ -193,14 +193,7 @@ def _product(
         where = first(bad)
         symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
         piece, inside = origin(got_parts, want.shape, where, call.batch)
-        return Verdict(
-            "S5",
-            arm,
-            role,
-            "diverged",
-            symptom,
-            At(name=role, index=inside, layer=call.module, call=call.index, rank=rank + piece),
-            number(got[where]),
-            Within(bits(lo[where]), bits(hi[where])),
-        )
+        at = At(name=role, index=inside, layer=call.module, call=call.index, rank=rank + piece)
+        came, expect = number(got[where]), between(lo[where], hi[where])
+        return diverged("S5", arm, role, symptom, at, came, expect)
     return passed("S5", arm, role, may)

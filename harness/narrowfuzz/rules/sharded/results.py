@@ -19,7 +19,7 @@ from narrowfuzz.operators.operator import Expected
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence, identical, same_bits
 from narrowfuzz.rules.expected import outside, passed
-from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.rules.rule import diverged, first, plain, unlike
 from narrowfuzz.rules.sharded.evidence import (
     arm_of,
     before_steps,
@@ -34,7 +34,7 @@ from narrowfuzz.rules.sharded.evidence import (
 )
 from narrowfuzz.rules.whole import role_of
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Same, Within, bits
+from narrowfuzz.trace.expect import Same, between, number
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
@@ -79,22 +79,10 @@ def differs(
     role, got = role_of(at.name), trace.outputs.get(at.name)
     if got is None or got.shape != want.shape:
         came = "nothing" if got is None else f"shape {list(got.shape)}"
-        return Verdict(rule, arm, role, "diverged", OTHER_SHAPE, at, came, Same(there))
-    bad = ~same_bits(got, want)
-    if identical(got, want) or not np.any(bad):
+        return diverged(rule, arm, role, OTHER_SHAPE, at, came, Same(there))
+    if identical(got, want) or np.all(same_bits(got, want)):
         return None
-    where = first(bad) if got.shape else ()
-    at, there = (msgspec.structs.replace(place, index=where) for place in (at, there))
-    return Verdict(
-        rule,
-        arm,
-        role,
-        "diverged",
-        symptom,
-        at,
-        number(got[where]),
-        Same(there, number(want[where])),
-    )
+    return unlike(rule, arm, role, symptom, at, there, got, want)
 
 
 def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
@@ -127,16 +115,8 @@ def _reduced(evidence: Evidence, name: str, pieces: list[F32], terms: list[F32])
     arm, sharding, role = arm_of(evidence), evidence.spec.sharding, role_of(name)
     got = joined(pieces, terms[0].shape)
     if got is None:
-        return Verdict(
-            "S2",
-            arm,
-            role,
-            "diverged",
-            NO_WHOLE,
-            At(name=name),
-            "pieces",
-            Same(At(name=name, run=EAGER.name)),
-        )
+        expect = Same(At(name=name, run=EAGER.name))
+        return diverged("S2", arm, role, NO_WHOLE, At(name=name), "pieces", expect)
     narrow = FORMATS[evidence.spec.dtype]
     adds_in = FORMATS["fp32"] if sharding.reduces_fp32 else narrow
     wide = [term.astype(np.float64) for term in terms]
@@ -154,16 +134,8 @@ def _reduced(evidence: Evidence, name: str, pieces: list[F32], terms: list[F32])
     where = first(bad)
     rank, inside = origin(pieces, got.shape, where)
     symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
-    return Verdict(
-        "S2",
-        arm,
-        role,
-        "diverged",
-        symptom,
-        At(name=name, index=inside, rank=rank),
-        number(got[where]),
-        Within(bits(lo[where]), bits(hi[where])),
-    )
+    at, came = At(name=name, index=inside, rank=rank), number(got[where])
+    return diverged("S2", arm, role, symptom, at, came, between(lo[where], hi[where]))
 
 
 def _divided(lo: Any, hi: Any, by: int, fmt: Format) -> Any:
@@ -369,16 +341,8 @@ def check_norm(evidence: Evidence) -> Iterator[Verdict]:
     if lo <= got <= hi:
         yield plain("S6", arm, NORM, "ok")
         return
-    yield Verdict(
-        "S6",
-        arm,
-        NORM,
-        "diverged",
-        "is not the gradients' norm",
-        At(name=NORM),
-        number(got),
-        Within(bits(lo), bits(hi)),
-    )
+    symptom, expect = "is not the gradients' norm", between(lo, hi)
+    yield diverged("S6", arm, NORM, symptom, At(name=NORM), number(got), expect)
 
 
 def _whole(evidence: Evidence, name: str, shape: tuple[int, ...]) -> Any:

@@ -24,7 +24,7 @@ from narrowfuzz.rules.state.library import Library
 from narrowfuzz.rules.state.outcome import Outcome, outcome
 from narrowfuzz.rules.state.plan import Commit, Move, Numbered, Plan, commit, lose, quantise
 from narrowfuzz.rules.state.recompute import Checkpoints, Recomputed, modules, recomputed
-from narrowfuzz.rules.state.run import Deviations, Run
+from narrowfuzz.rules.state.run import Deviations, Now, Run
 from narrowfuzz.trace.snapshots import Moment, SlotName
 from narrowfuzz.trace.trace import Phase
 
@@ -66,8 +66,9 @@ def expected(
     """Every event of a run with the states around it, as long as something was seen of it."""
     state = State()
     for (number, event, progress), moment in zip(events, seen, strict=False):
-        noted, again = _noted(run, state, event, progress, moment, deviations)
-        under = partial(_planned, run, noted, event, progress, moment, again)
+        now = Now(run, event, progress, moment, deviations)
+        noted, again = _noted(state, now)
+        under = partial(_planned, noted, again, now)
         plan = under(deviations)
         outcomes = {n: outcome(noted.slots.get(n), moves) for n, moves in plan.moves.items()}
         whose = followed(number, plan, under, deviations)
@@ -89,18 +90,10 @@ def _written(move: Move) -> bool:
     return isinstance(move, Commit) and move.only is not None
 
 
-def _noted(
-    run: Run,
-    state: State,
-    event: Event,
-    progress: Progress,
-    seen: Moment,
-    deviations: Deviations,
-) -> tuple[State, Recomputed]:
+def _noted(state: State, now: Now) -> tuple[State, Recomputed]:
     """What the library writes down about this event, and what its recomputes update."""
-    library, checkpoints, again = recomputed(
-        run, state.library, state.checkpoints, event, progress, seen, deviations
-    )
+    run, event, progress = now.run, now.event, now.progress
+    library, checkpoints, again = recomputed(state.library, state.checkpoints, now)
     match event:
         case Open(enabled=enabled):
             library = library.entered(progress.settings if enabled else None)
@@ -114,96 +107,76 @@ def _noted(
                 library = library.trained(progress.forwards)
             if inside:
                 library = library.left()
-            for call in seen.calls:
+            for call in now.seen.calls:
                 library = library.called(call.layer, inner)
         case Reload():
             library = replace(library, registered={})
     return replace(state, library=library, checkpoints=checkpoints), again
 
 
-def _planned(
-    run: Run,
-    state: State,
-    event: Event,
-    progress: Progress,
-    seen: Moment,
-    again: Recomputed,
-    deviations: Deviations,
-) -> Plan:
-    """What the event stages and updates."""
+def _planned(state: State, again: Recomputed, now: Now, deviations: Deviations) -> Plan:
+    """What the event stages and updates under these deviations."""
+    now, run, event, progress = (
+        replace(now, deviations=deviations),
+        now.run,
+        now.event,
+        now.progress,
+    )
     plan = Plan(state.slots, state.ran, state.waiting, state.library, {})
     match event:
         case Reload():
             return lose(plan, deviations)
         case Close() if len(progress.open) == 1:
             keeps = progress.open[0] is None and "disabled_region_keeps" in deviations
-            return plan if keeps else commit(plan, "forward", deviations, run)
+            return plan if keeps else commit(plan, "forward", now)
         case Forward():
-            return _forward(plan, run, event, progress, seen, deviations)
+            return _forward(plan, event, now)
         case Backward():
-            inside = state.checkpoints.inside
-            return _backward(plan, run, event, progress, seen, again, inside, deviations)
+            return _backward(plan, event, again, state.checkpoints.inside, now)
         case Step() if run.quantized_init and "writing_parameters_updates_forward" in deviations:
             # they are written one by one, and the last may update: which is the last depends on
             # models long gone, so what was observed decides, layer by layer
-            return commit(plan, "forward", deviations, run, seen.state)
+            return commit(plan, "forward", now, now.seen.state)
     return plan
 
 
-def _forward(
-    plan: Plan,
-    run: Run,
-    event: Forward,
-    progress: Progress,
-    seen: Moment,
-    deviations: Deviations,
-) -> Plan:
+def _forward(plan: Plan, event: Forward, now: Now) -> Plan:
     """Stage what a forward quantised. One that is an outermost region updates where it is left; in
     a checkpoint of each layer every call is one."""
+    run, progress, deviations = now.run, now.progress, now.deviations
     trains, settings = event.mode == "train", progress.inner(event)
     own = event.inside and trains and not progress.open  # in no_grad, it is left without an update
     keeps = run.graphless and "checkpointed_region_keeps" in deviations
-    casts = _casts(seen, "forward")
+    casts = _casts(now.seen, "forward")
     policy = None if settings is None else run.policy(settings)
     if settings is not None and policy is not None and casts:
         stages = trains or "evaluation_stages" in deviations
         calls = groupby(casts, lambda one: one[1].at.call) if own and run.each else [(0, casts)]
         for i, (_, some) in enumerate(calls):
             if i > 0 and not keeps:
-                plan = commit(plan, "forward", deviations, run)
-            plan = quantise(plan, some, run, settings, policy, deviations, stages=stages)
-    return commit(plan, "forward", deviations, run) if own and not keeps else plan
+                plan = commit(plan, "forward", now)
+            plan = quantise(plan, some, settings, policy, now, stages=stages)
+    return commit(plan, "forward", now) if own and not keeps else plan
 
 
 def _backward(
-    plan: Plan,
-    run: Run,
-    event: Backward,
-    progress: Progress,
-    seen: Moment,
-    again: Recomputed,
-    inside: frozenset[int],
-    deviations: Deviations,
+    plan: Plan, event: Backward, again: Recomputed, inside: frozenset[int], now: Now
 ) -> Plan:
     """Stage the gradients that a backward quantised, and update what it owes an update."""
+    run, deviations = now.run, now.deviations
     segments = again.segments and "segments_update_gradients" in deviations
-    settings = _settings_of(event, progress)
+    settings = _settings_of(event, now.progress)
     policy = None if settings is None else run.policy(settings)
     if settings is not None and policy is not None:
-        for i, some in enumerate(modules(run, _casts(seen, "backward"))):
+        for i, some in enumerate(modules(run, _casts(now.seen, "backward"))):
             if i > 0 and segments and again.own:
-                plan = commit(plan, "backward", deviations, run)
-            plan = quantise(plan, some, run, settings, policy, deviations, stages=True)
-    library = plan.library
-    if (
-        again.own
-        if segments
-        else _updates_gradients(run, library, event, progress, inside, deviations)
-    ):
-        plan = commit(plan, "backward", deviations, run)
+                plan = commit(plan, "backward", now)
+            plan = quantise(plan, some, settings, policy, now, stages=True)
+    if again.own if segments else _updates_gradients(plan.library, event, inside, now):
+        plan = commit(plan, "backward", now)
     for deviation, times in again.forward.items():
         for _ in range(times if deviation in deviations else 0):
-            plan = commit(plan, "forward", deviations, run)
+            plan = commit(plan, "forward", now)
     return plan
 
 
@@ -219,14 +192,8 @@ def _settings_of(event: Backward, progress: Progress) -> Settings | None:
     return ran[0] if ran else None
 
 
-def _updates_gradients(
-    run: Run,
-    library: Library,
-    event: Backward,
-    progress: Progress,
-    inside: frozenset[int],
-    deviations: Deviations,
-) -> bool:
+def _updates_gradients(library: Library, event: Backward, inside: frozenset[int], now: Now) -> bool:
+    run, progress, deviations = now.run, now.progress, now.deviations
     ran = [progress.ran[f] for f in event.of if f in progress.ran]
     policies = [(run.policy(settings), region) for settings, region in ran]
     owed = any(

@@ -11,14 +11,14 @@ from narrowfuzz.numerics.delayed import fresh
 from narrowfuzz.numerics.follow import Move
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import steps_of
-from narrowfuzz.rules.rule import number, plain
+from narrowfuzz.rules.rule import diverged, plain, unequal
 from narrowfuzz.rules.state.fold import Turn, expected
 from narrowfuzz.rules.state.outcome import Outcome
 from narrowfuzz.rules.state.plan import Begin, Commit, Lose, Quantise, Resize
 from narrowfuzz.rules.state.plan import Move as Done
 from narrowfuzz.rules.state.run import run_of
 from narrowfuzz.rules.state.symptoms import described, differing, placed, symptom_of
-from narrowfuzz.trace.expect import Is, Own, State, bits
+from narrowfuzz.trace.expect import Own, State, bits
 from narrowfuzz.trace.snapshots import SlotName
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import FOLLOWED, Verdict
@@ -45,16 +45,12 @@ def _stateless(evidence: Evidence, trace: Trace) -> Verdict:
     """A recipe that measures each tensor anew keeps no scale and no window."""
     for moment in trace.moments:
         for name, slot in sorted(moment.state.items()):
-            return Verdict(
-                "O14",
-                trace.arm,
-                name.direction,
-                "diverged",
+            symptom, at, came = (
                 f"{name.direction} state kept",
                 name.at(moment.event),
                 described(slot),
-                Own("nothing"),
             )
+            return diverged("O14", trace.arm, name.direction, symptom, at, came, Own("nothing"))
     return plain("O14", trace.arm, "state", "ok" if trace.moments else "not_applicable")
 
 
@@ -114,16 +110,9 @@ def _casts(turn: Turn) -> Iterator[Verdict]:
     for place, scale in miscasts:
         cast = turn.seen.casts[place]
         assert cast.slot is not None
-        yield Verdict(
-            "O14",
-            "",
-            cast.slot.direction,
-            "diverged",
-            f"{cast.slot.direction} cast with another scale than its slot's",
-            msgspec.structs.replace(cast.slot.at(), what="cast"),
-            number(float(cast.scale or 0)),
-            Is(bits(scale)),
-        )
+        role, at = cast.slot.direction, msgspec.structs.replace(cast.slot.at(), what="cast")
+        symptom = f"{role} cast with another scale than its slot's"
+        yield unequal("O14", "", role, symptom, at, float(cast.scale or 0), scale)
 
 
 def _states(turn: Turn, *, quantised: bool) -> Iterator[Verdict]:
@@ -145,13 +134,6 @@ def _states(turn: Turn, *, quantised: bool) -> Iterator[Verdict]:
         if other is None or not got.equals(other):
             before = turn.before.slots.get(name)
             symptom = symptom_of(name, turn.event, before, want, got, done.uncommitted)
-            yield Verdict(
-                "O14",
-                "",
-                name.direction,
-                "diverged",
-                symptom,
-                name.at(),
-                differing(got, want),
-                State(bits(want.scale), tuple(bits(x) for x in want.window)),
-            )
+            came = differing(got, want)
+            expect = State(bits(want.scale), tuple(bits(x) for x in want.window))
+            yield diverged("O14", "", name.direction, symptom, name.at(), came, expect)

@@ -11,7 +11,7 @@ import numpy as np
 from narrowfuzz.case.events import Algorithm, Settings
 from narrowfuzz.numerics.delayed import Policy, Slot
 from narrowfuzz.rules.state.library import Library
-from narrowfuzz.rules.state.run import Deviations, Run
+from narrowfuzz.rules.state.run import Deviations, Now
 from narrowfuzz.trace.snapshots import CastSeen, Direction, SlotName
 
 
@@ -80,17 +80,16 @@ class Plan:
 def quantise(
     plan: Plan,
     casts: Iterable[Numbered],
-    run: Run,
     settings: Settings,
     policy: Policy,
-    deviations: Deviations,
+    now: Now,
     *,
     stages: bool,
 ) -> Plan:
     """These casts under one policy. A forward gives all windows of its layer the length that its
     recipe asks for."""
     moves, waiting, library = dict(plan.moves), dict(plan.waiting), plan.library
-    cut = "window_resized_at_its_newest_end" in deviations
+    cut = "window_resized_at_its_newest_end" in now.deviations
     asked: set[str] = set()
     ran: set[SlotName] = set()
     for number, cast in casts:
@@ -121,16 +120,12 @@ def _length(slot: Slot, moves: tuple[Move, ...]) -> int:
 
 
 def commit(
-    plan: Plan,
-    direction: Direction,
-    deviations: Deviations,
-    run: Run,
-    observed: Mapping[SlotName, Slot] | None = None,
+    plan: Plan, direction: Direction, now: Now, observed: Mapping[SlotName, Slot] | None = None
 ) -> Plan:
     """Update what is staged in one direction; with ``observed`` only where that is what was seen
     afterwards."""
     moves, waiting, library = dict(plan.moves), dict(plan.waiting), plan.library
-    rolls = "idle_windows_roll" in deviations
+    deviations, rolls = now.deviations, "idle_windows_roll" in now.deviations
     for name in {**plan.slots, **plan.moves}:
         if name.direction != direction:
             continue
@@ -143,7 +138,7 @@ def commit(
                 continue
             settings = first
         settings = library.settings(name.layer, settings, deviations)
-        policy, largest = run.update(direction, settings)
+        policy, largest = now.run.update(direction, settings)
         only = None
         if observed is None:
             waiting.pop(name, None)

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from narrowfuzz.case.events import Backward, Event, Forward
-from narrowfuzz.rules.library.evidence import Progress
+from narrowfuzz.case.events import Backward, Forward
 from narrowfuzz.rules.state.library import Library
 from narrowfuzz.rules.state.plan import Numbered
-from narrowfuzz.rules.state.run import Deviations, Run
-from narrowfuzz.trace.snapshots import Moment, SlotName
+from narrowfuzz.rules.state.run import Deviations, Now, Run
+from narrowfuzz.trace.snapshots import SlotName
 
 
 @dataclass(frozen=True)
@@ -45,27 +44,19 @@ class Recomputed:
 Noted = tuple[Library, Checkpoints, Recomputed]
 
 
-def recomputed(
-    run: Run,
-    library: Library,
-    checkpoints: Checkpoints,
-    event: Event,
-    progress: Progress,
-    seen: Moment,
-    deviations: Deviations,
-) -> Noted:
+def recomputed(library: Library, checkpoints: Checkpoints, now: Now) -> Noted:
     """What an event does to checkpoints, and its recomputes to the library's notes."""
+    run, event = now.run, now.event
     if isinstance(event, Forward):
         if event.inside:
-            inside = checkpoints.inside | {progress.forwards}
+            inside = checkpoints.inside | {now.progress.forwards}
             checkpoints = replace(checkpoints, inside=inside)
         if event.mode == "train" and run.by_library:
-            checkpoints = _forward(run, library, checkpoints, event, progress, len(seen.calls))
+            checkpoints = _forward(library, checkpoints, event, now)
     elif isinstance(event, Backward):
-        enters = _enters_regions(deviations)
-        library = _called(run, library, checkpoints, progress, seen, enters=enters)
+        library = _called(library, checkpoints, now)
         if run.by_library:
-            return _backward(run, library, checkpoints, progress, seen, deviations)
+            return _backward(library, checkpoints, now)
     return library, checkpoints, Recomputed()
 
 
@@ -74,21 +65,14 @@ def _enters_regions(deviations: Deviations) -> bool:
     return "recompute_updates_forward" in deviations
 
 
-def _called(
-    run: Run,
-    library: Library,
-    checkpoints: Checkpoints,
-    progress: Progress,
-    seen: Moment,
-    *,
-    enters: bool,
-) -> Library:
+def _called(library: Library, checkpoints: Checkpoints, now: Now) -> Library:
     """A recompute is its layer's last forward, whatever it runs under."""
-    enters = run.by_library and enters
+    run, progress = now.run, now.progress
+    enters = run.by_library and _enters_regions(now.deviations)
     # a recompute in high precision changes nothing, but for the inner one of two: there the
     # recompute of the outer is an ordinary forward
     inner = run.by_library and run.graphless and run.checkpoint == "nested"
-    for call in seen.calls:
+    for call in now.seen.calls:
         if call.at.phase != "recompute":
             continue
         under, _ = progress.ran.get(call.at.forward, (None, None))
@@ -101,14 +85,8 @@ def _called(
     return library
 
 
-def _forward(
-    run: Run,
-    library: Library,
-    checkpoints: Checkpoints,
-    event: Forward,
-    progress: Progress,
-    calls: int,
-) -> Checkpoints:
+def _forward(library: Library, checkpoints: Checkpoints, event: Forward, now: Now) -> Checkpoints:
+    run, progress, calls = now.run, now.progress, len(now.seen.calls)
     around = checkpoints.around
     if progress.open and progress.open[-1] is not None:
         around |= {progress.forwards}
@@ -120,15 +98,9 @@ def _forward(
     return replace(checkpoints, around=around, owners=(*checkpoints.owners, *owners))
 
 
-def _backward(
-    run: Run,
-    library: Library,
-    checkpoints: Checkpoints,
-    progress: Progress,
-    seen: Moment,
-    deviations: Deviations,
-) -> Noted:
-    again = [call.at.forward for call in seen.calls if call.at.phase == "recompute"]
+def _backward(library: Library, checkpoints: Checkpoints, now: Now) -> Noted:
+    run, progress, deviations = now.run, now.progress, now.deviations
+    again = [call.at.forward for call in now.seen.calls if call.at.phase == "recompute"]
     if run.checkpoint == "whole":
         again = sorted(set(again))
     for forward in again:

@@ -9,10 +9,12 @@ from typing import Literal
 import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.case.events import Layout, Settings, Wraps
+from narrowfuzz.case.events import Event, Layout, Settings, Wraps
+from narrowfuzz.models.catalog import LAYERS
 from narrowfuzz.numerics.delayed import FMAX, Policy
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.trace.snapshots import Direction
+from narrowfuzz.rules.library.evidence import Progress
+from narrowfuzz.trace.snapshots import Direction, Moment
 
 #: As-built deviations that hold, by name.
 Deviations = frozenset[str]
@@ -32,7 +34,8 @@ class Run:
     policy: Callable[[Settings], Policy | None]
     #: Cells that a window begins with.
     history: int
-    layer: str = "linear"
+    #: Of layers that are recomputed together only the first updates.
+    updates_once: bool = False
     layout: Layout = "chain"
     #: Layer calls of one forward.
     calls: int = 1
@@ -59,13 +62,24 @@ class Run:
     def grouped(self) -> bool:
         """Of the layers recomputed together only the first updates: GroupedLinear does not put
         back what it was told, as others do."""
-        return self.layer == "grouped_linear" and self.checkpoint == "whole"
+        return self.updates_once and self.checkpoint == "whole"
 
     def update(self, direction: Direction, settings: Settings) -> tuple[Policy, np.float32]:
         """The policy of an update under these settings, and the largest value of its format."""
         policy = self.policy(settings)
         assert policy is not None  # nothing is staged without one
         return policy, FMAX[policy.forward if direction == "forward" else policy.backward]
+
+
+@dataclass(frozen=True)
+class Now:
+    """An event of a run: what went before it, what was seen of it, and the deviations that hold."""
+
+    run: Run
+    event: Event
+    progress: Progress
+    seen: Moment
+    deviations: Deviations
 
 
 def run_of(evidence: Evidence, arm: str) -> Run:
@@ -75,7 +89,7 @@ def run_of(evidence: Evidence, arm: str) -> Run:
         arm=arm,
         policy=evidence.own.policy,
         history=spec.settings.history,
-        layer=spec.layer,
+        updates_once=LAYERS[spec.model].updates_once,
         layout=spec.layout,
         calls=spec.calls,
         checkpoint=spec.region,

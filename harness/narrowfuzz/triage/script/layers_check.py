@@ -9,11 +9,12 @@ from typing import Any
 
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward
+from narrowfuzz.models.catalog import LAYERS
 from narrowfuzz.numerics.delayed import FMAX
 from narrowfuzz.play.job import Taps
 from narrowfuzz.play.library import Where
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.library.own_backward import LAST, first_step
+from narrowfuzz.rules.library.own_backward import first_step
 from narrowfuzz.rules.library.ranks import BY_ITSELF, as_shared, shares
 from narrowfuzz.rules.library.twins import ALONE, PLAIN, THROUGH
 from narrowfuzz.rules.own_backward import allowed, largest
@@ -156,7 +157,7 @@ def _own_backward(evidence: Evidence) -> Check:
     backwards = [i for i, event in enumerate(spec.events) if isinstance(event, Backward)]
     sent = [f"tensors['grad_output@{backwards.index(i)}/{f}']" for i, f in step.passes]
     ys = [f"run.results['y{f}']" for _, f in step.passes]
-    layer, (weight, bias) = spec.layers - 1, LAST[spec.layer]
+    layer, (weight, bias) = spec.layers - 1, LAYERS[spec.model].last
     names = {"weight": f"{layer}.{weight}", "bias": f"{layer}.{bias}"}
     limits = (allowed(dtype, autocast=False), largest(dtype), 0.0)
     check = (
@@ -226,7 +227,7 @@ def _trace(evidence: Evidence, verdict: Verdict) -> Trace:
 def _at_edges(evidence: Evidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:
     """True where a linear's edges show what is quantised: input, weight and gradient."""
     spec = evidence.spec
-    if spec.layer != "linear" or cast:
+    if cast or not LAYERS[spec.model].bare:
         return False
     if slot.direction == "forward":
         return slot.index <= 1 and not (slot.index == 1 and spec.quantized_init)

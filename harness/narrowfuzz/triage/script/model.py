@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from narrowfuzz.arms.jobs import AFTER, GRADIENTS, events_of, job_of, named
+from narrowfuzz.arms.jobs import AFTER, events_of, job_of, named
 from narrowfuzz.arms.zoo import ties
 from narrowfuzz.case.arm import BY_NAME, EAGER, Arm, base_of, climb
 from narrowfuzz.case.spec import Case, Spec
@@ -89,7 +89,7 @@ def of_model(
     runs = [*runs_of(case, verdict, tensors), *_earlier(case, recipe, verdict.arm)]
     runs = [replace(run, device=device) for run in runs]
     if spec.direct:
-        verdict = _of_the_linear(verdict, recomputes=bool(runs[0].arm.checkpoint))
+        verdict = _of_the_linear(spec, verdict, recomputes=bool(runs[0].arm.checkpoint))
     own_check = check_of(
         spec,
         verdict,
@@ -161,12 +161,13 @@ def _earlier(case: Case, recipe: Recipe, compiled: str) -> Iterator[Run]:
                 yield Run(_BEFORE, "_", spec, arm, tensors, events_of(spec))
 
 
-def _of_the_linear(verdict: Verdict, *, recomputes: bool) -> Verdict:
+def _of_the_linear(spec: Spec, verdict: Verdict, *, recomputes: bool) -> Verdict:
     """Addresses inside a single linear, as addresses inside the model that has it."""
+    called = {own: name for name, own in spec.gradients.items()}
 
     def placed(at: At) -> At:
         if at.what == "result":
-            return msgspec.structs.replace(at, name=GRADIENTS.get(at.name, at.name))
+            return msgspec.structs.replace(at, name=called.get(at.name, at.name))
         # what is recomputed is named by its layer
         return msgspec.structs.replace(at, layer="proj") if recomputes else at
 
@@ -176,7 +177,7 @@ def _of_the_linear(verdict: Verdict, *, recomputes: bool) -> Verdict:
     if isinstance(expect, Ordered):
         expect = msgspec.structs.replace(expect, than=placed(expect.than))
     if isinstance(expect, Present):
-        names = tuple(GRADIENTS.get(name, name) for name in expect.names)
+        names = tuple(called.get(name, name) for name in expect.names)
         expect = msgspec.structs.replace(expect, names=names)
     given = tuple(msgspec.structs.replace(g, at=placed(g.at)) for g in verdict.given)
     return replace(verdict, at=placed(verdict.at), expect=expect, given=given)

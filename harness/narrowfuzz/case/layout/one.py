@@ -1,0 +1,15 @@
+"""One process, which shares with nobody."""
+
+from __future__ import annotations
+
+from narrowfuzz.case.layout.layout import Layout
+from narrowfuzz.case.spec import ALONE
+
+ONE = Layout(
+    "one process",
+    lambda sharding: sharding == ALONE,
+    lambda model: True,
+    lambda spec: spec,
+    lambda spec, shards: iter(()),
+    lambda sharding: iter(()),
+)

@@ -1,0 +1,130 @@
+"""What triage does with each kind of case: how a script shows it, and how it is made smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.arm import EAGER, EAGER_NATIVE
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.rules.evidence import Evidence, OwnLayers
+from narrowfuzz.rules.rule import by_events, converted
+from narrowfuzz.trace.expect import Refuses
+from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.triage.layer import first_of, linear_of
+from narrowfuzz.triage.minimise_library import simpler_cases
+from narrowfuzz.triage.script.choice import script_of
+from narrowfuzz.triage.script.layers import of_layers
+from narrowfuzz.triage.script.model import of_model
+from narrowfuzz.triage.script.operator import call_of, of_operator
+from narrowfuzz.triage.script.parts import Tensors
+from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.script.ranks import of_ranks
+from narrowfuzz.triage.script.short import write_short_script
+
+#: Writes a script; raises ValueError where there is none.
+Write = Callable[[], str]
+
+
+def _only_as_dear(case: Case, arm: str) -> Case:
+    """The same case without the rungs above this one."""
+    changes: dict[str, str] = {"compile": ARMS[arm].compiler or "none"}
+    if not ARMS[arm].recomputes:
+        changes["checkpoint"] = "none"
+    if not ARMS[arm].native:
+        changes["kernels"] = "default"
+    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of case."""
+
+    #: Writers of scripts that may show a divergence of it, the simplest first.
+    scripts: Callable[[Judge, Case, Verdict], Iterator[Write]]
+    #: The script of a case that takes its process along, for a device as torch calls it.
+    lost: Callable[[Case, Verdict, Recipe, str], str] = lambda case, verdict, recipe, device: (
+        script_of(case, verdict, recipe, device=device)
+    )
+    #: The case without rungs more expensive than the guilty one.
+    cheapest: Callable[[Case, str], Case] = _only_as_dear
+    #: Every simpler case that is tried on its own data; None: its fields are reset one by one.
+    neighbours: Callable[[Case], Iterator[tuple[str, Case]]] | None = None
+    #: One process runs it on the case's own tensors: these are shown, and what may strike by chance
+    #: is run again and again.
+    one_process: bool = False
+
+
+def form_of(spec: Spec) -> Form:
+    """The kind of the cases of this Spec."""
+    return next(form for are, form in _FORMS.items() if are(spec))
+
+
+def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Write]:
+    """Of a model in one process, or of the call, or the linear, in it that went wrong."""
+    device = judge.device.torch
+    at, recipe = verdict.at, judge.recipe(case.spec)
+    if at.what == "operator":
+        call = call_of(judge, case, verdict)
+        yield lambda: write_short_script(of_operator(call, verdict, device))
+        return
+    # what was handed another tensor was not the layer's doing
+    own = at.layer and at.what != "function" and (at.phase != "recompute" or at.side)
+    plain = EAGER_NATIVE if ARMS[verdict.arm].native else EAGER
+    layer = linear_of(judge, case, at.layer, at.call, plain) if own else None
+    if layer is not None:
+        alone = msgspec.structs.replace(case, spec=layer[0])
+        yield partial(script_of, alone, verdict.of_linear(), recipe, layer[1], device=device)
+    first, values = first_of(judge, case, verdict), _values(case, verdict, recipe)
+    yield partial(script_of, case, first, recipe, values, device=device)
+    if case.spec.direct:  # the player may see what the short form does not
+        tensors = tensors_of(case, recipe)
+        yield lambda: write_played_script(of_model(case, verdict, recipe, tensors, device))
+
+
+def _values(case: Case, verdict: Verdict, recipe: Recipe) -> Tensors | None:
+    """Zeros but for the input where sizes are refused, whatever the values, and a package's model
+    has millions of these; None: the case's own."""
+    if not (isinstance(verdict.expect, Refuses) and MODELS[case.spec.model].package):
+        return None
+    given = tensors_of(case, recipe).items()
+    return {name: t if name.startswith("input") else np.zeros_like(t) for name, t in given}
+
+
+def _scripts_of_ranks(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Write]:
+    recipe, device = judge.recipe(case.spec), judge.device.torch
+    yield lambda: write_played_script(
+        of_ranks(case, verdict, recipe, tensors_of(case, recipe), device)
+    )
+
+
+def _scripts_of_layers(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Write]:
+    recipe, device = judge.recipe(case.spec), judge.device.torch
+    yield lambda: write_played_script(
+        of_layers(judge.observe(case), verdict, recipe, device=device)
+    )
+
+
+def _lost_layers(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> str:
+    """Its runs would take this process along, so nothing is seen of it."""
+    unseen = Evidence(case, {}, library=OwnLayers("current", lambda settings: None))
+    return write_played_script(of_layers(unseen, verdict, recipe, device=device))
+
+
+_FORMS: dict[Callable[[Spec], bool], Form] = {
+    converted: Form(_scripts, one_process=True),
+    # every rung is cheap, and regions stand where the Spec says what is checkpointed
+    by_events: Form(
+        _scripts_of_layers, _lost_layers, lambda case, arm: case, neighbours=simpler_cases
+    ),
+    lambda spec: True: Form(_scripts_of_ranks),
+}
