@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh import python
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.case.arm import INDUCTOR, LADDER
 from narrowfuzz.case.spec import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
@@ -93,8 +93,7 @@ except SystemExit as stopped:
 heavy = {{"torch", "torchao", "numpy", "hypothesis", "pytest", "sqlite3"}} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = python("-c", code)
     assert "Usage" in done.stdout and not done.stderr
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from fresh import narrowfuzz, python
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import Live, progress
@@ -241,12 +242,7 @@ def test_its_script_shows_the_fault_and_only_the_fault(gained: Run, scripts: Run
 @pytest.mark.slow
 def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
     folder = gained.folder / "findings" / gained.finding("O5").id
-    done = subprocess.run(
-        [sys.executable, "-m", "narrowfuzz.cli", "replay", str(folder)],
-        capture_output=True, text=True, check=False, cwd=gained.folder,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "fixed" in done.stdout
+    assert "fixed" in narrowfuzz("replay", folder, cwd=gained.folder).stdout
 
 
 @pytest.mark.heavy
@@ -464,12 +460,9 @@ def first_draws() -> tuple[str, ...]:
 def fresh_draws(hash_seed: str) -> list[str]:
     """``drawn`` of a new interpreter."""
     code = f"import runpy; print(*runpy.run_path({__file__!r})['drawn']())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env=dict(os.environ, PYTHONHASHSEED=hash_seed, OMP_NUM_THREADS="1"),
-    )  # fmt: skip
-    assert len(done.stdout.split()) > 50
-    return done.stdout.split()
+    ids = python("-c", code, env={"PYTHONHASHSEED": hash_seed}).stdout.split()
+    assert len(ids) > 50
+    return ids
 
 
 class TestDraws:

@@ -3,14 +3,13 @@ the tests; it knows none of its own, and says so."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from context_bridge import bridged
+from fresh import narrowfuzz
 from hypothesis import given, settings
 from narrowfuzz.arms import processes as ranks
 from narrowfuzz.arms.ladder import none_runs, unavailable
@@ -70,10 +69,7 @@ def test_it_alone_is_refused_on_a_cpu() -> None:
 @pytest.mark.heavy
 def test_no_command_runs_it_alone_on_a_cpu() -> None:
     for command in (["run", "--arm", "sharded_context"], ["score", "--only", "context-*"]):
-        ended = subprocess.run(
-            [sys.executable, "-m", "narrowfuzz", *command], capture_output=True, text=True
-        )
-        assert ended.returncode == 2 and "run here" in ended.stderr
+        assert "run here" in narrowfuzz(*command, code=2).stderr
 
 
 CLEAN: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
