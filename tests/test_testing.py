@@ -6,19 +6,17 @@ from pathlib import Path
 
 import narrowfuzz
 import pytest
+from draws import ONCE
 from fresh import python
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from own_models.test_own_models import ANOTHER_IN_RECOMPUTE, EXAMPLES, HEAD
-
-QUICK = {"max_examples": 6, "phases": [Phase.generate], "deadline": None, "database": None,
-         "derandomize": True, "suppress_health_check": list(HealthCheck)}  # fmt: skip
 
 
 def test_a_sound_model_passes_on_drawn_cases() -> None:
     block = narrowfuzz.cases(f"{EXAMPLES / 'llama.py'}:block", ["torchao.float8.tensorwise"])
     seen = []
 
-    @settings(**QUICK)
+    @settings(ONCE, max_examples=6)
     @given(block)
     def passes(case: narrowfuzz.Case) -> None:
         assert case.spec.model.startswith("llama.py:block#")

@@ -6,12 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from draws import drawn_in_lots as drawn
 from hypothesis import strategies as st
 from narrowfuzz.case import spec as case_module
 from narrowfuzz.case.spec import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
@@ -33,31 +33,6 @@ pytestmark = pytest.mark.xdist_group("drawn specs")
 #: As a campaign on CPU draws them.
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
 ALL = list(RECIPES.values())
-T = TypeVar("T")
-
-
-#: Hypothesis repeats variants of what it drew before: many draws of one run would show holes.
-LOT = 100
-
-
-def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
-    seen: list[T] = []
-    for lot in range(max(1, count // LOT)):
-
-        @seed(lot)
-        @settings(
-            max_examples=min(count, LOT),
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(strategy)
-        def collect(value: T) -> None:
-            seen.append(value)
-
-        collect()
-    return seen
 
 
 @cache

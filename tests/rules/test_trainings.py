@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from draws import drawn_in_lots
+from hypothesis import given
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
@@ -332,16 +333,9 @@ def test_a_rollback_needs_no_step() -> None:
 
 
 def test_what_partial_recompute_is_drawn_of_can_be_played() -> None:
-    found: list[Spec] = []
-
-    @settings(max_examples=150, phases=[Phase.generate], database=None, deadline=None,
-              derandomize=True, suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(partly_recomputed(list(load_recipes().values())))
-    def take(spec: Spec) -> None:
+    found = drawn_in_lots(partly_recomputed(list(load_recipes().values())), 200)
+    for spec in found:
         check_events(spec, autocasts=recipes()[spec.recipe].autocasts)
-        found.append(spec)
-
-    take()
     assert any(spec.events for spec in found)
 
 

@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from draws import ONCE
 from fresh import on_transformer_engine
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from narrowfuzz.case.events import (
     Backward,
     Close,
@@ -203,7 +204,7 @@ def test_a_script_of_models_that_differ_in_one_field_makes_each_anew() -> None:
 
 
 @pytest.mark.heavy
-@settings(max_examples=5, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+@settings(ONCE, max_examples=5)
 @given(schedules(LARGE.recipe, carries=carries()))
 def test_scripts_of_a_clean_schedule_hold(spec: Spec) -> None:
     """Every rule, on every arm and slot that it could have been broken at."""
