@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import io
 import json
@@ -53,6 +52,7 @@ from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id
 from narrowfuzz.triage.verify import RunScript, run_script
 from rich.console import Console
+from scripts_of_findings import assert_shows, standing_alone
 
 pytestmark = pytest.mark.xdist_group("campaign")
 FLOAT8 = "torchao.float8.rowwise"
@@ -225,18 +225,10 @@ def test_two_causes_with_one_smallest_case_are_two_findings() -> None:
 def test_its_script_shows_the_fault_and_only_the_fault(gained: Run, scripts: RunScript) -> None:
     script = gained.folder / "findings" / gained.finding("O5").id / "repro.py"
     text = script.read_text()
-    imported = {
-        (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    assert {n.split(".")[0] for n in imported} <= {*sys.stdlib_module_names, "torch", "torchao"}
+    standing_alone(text)
     literals = [line for line in text.splitlines() if line.strip(' ",').isalnum()]
     assert len(text.splitlines()) - len(literals) <= 60
-    planted, clean = scripts(script, plant=("", "gemm-gain")), scripts(script)
-    assert planted.shown, planted
-    assert clean.code == 0, clean
+    assert_shows(scripts, script, ("", "gemm-gain"))
 
 
 @pytest.mark.slow

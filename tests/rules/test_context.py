@@ -28,6 +28,7 @@ from narrowfuzz.rules.rule import in_context
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import run_script
+from scripts_of_findings import assert_shows
 
 RECIPES = load_recipes()
 BF16 = RECIPES["torch.bf16"]
@@ -121,8 +122,8 @@ def test_its_script_shows_it(on_cpu: None, tmp_path: Path) -> None:
     assert isinstance(converting, Recipe)
     text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
     (path := tmp_path / "repro.py").write_text(text)
-    assert run_script(path, plant=(str(BRIDGE), "bridge-merged-alike")).shown
-    assert run_script(path, plant=(str(BRIDGE), "bridge")).code == 0
+    plant, without = (str(BRIDGE), "bridge-merged-alike"), (str(BRIDGE), "bridge")
+    assert_shows(run_script, path, plant, without)
 
 
 @pytest.mark.parametrize(

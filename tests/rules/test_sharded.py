@@ -22,6 +22,7 @@ from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.triage import _still
 from narrowfuzz.triage.verify import run_script
+from scripts_of_findings import assert_shows
 
 RECIPES = load_recipes()
 TENSORWISE = "torchao.float8.tensorwise"
@@ -307,8 +308,7 @@ def test_a_script_shows_it(
     assert isinstance(converting, Recipe)
     text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
     (path := tmp_path / "repro.py").write_text(text)
-    assert run_script(path, plant=("", name)).shown
-    assert run_script(path).code == 0
+    assert_shows(run_script, path, ("", name))
 
 
 def test_every_rule_of_ranks_has_a_fault() -> None:

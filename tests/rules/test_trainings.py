@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,13 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.simplify import simpler_events
 from narrowfuzz.triage.verify import RunScript
+from samples import recipes
 
 LOOK, RATE = Forward(mode="eval"), 2.0**-6
 #: Everything that may happen.
@@ -59,11 +59,6 @@ FULL: tuple[Event, ...] = (
     Forward(values="spike"), Forward(), Backward(of=(3, 4), shift=-2), Step(), Reload(back=True),
     Forward(mode="no_grad"), Forward(), Backward(of=(6,)), Step(),
 )  # fmt: skip
-
-
-@cache
-def recipes() -> dict[str, Recipe]:
-    return load_recipes()
 
 
 def case_of(events: tuple[Event, ...], recipe: str = "torch.fp32", **spec: Any) -> Case:
