@@ -65,9 +65,7 @@ def test_plants_of_the_older_names_load_and_say_what_to_write() -> None:
     assert (legal.models, legal.arms) == (("linear",), ("eager*",))
 
 
-def test_who_runs_a_command_reads_of_each_old_name_once(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_who_runs_a_command_reads_of_each_old_name_once(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["score", "--faults", str(OLDER / "plants.py"), "--only", "nothing-of-this-name"])
     lines = capfd.readouterr().err.splitlines()
