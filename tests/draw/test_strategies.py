@@ -42,7 +42,7 @@ def many_cases() -> tuple[Case, ...]:
 
 @cache
 def many_data() -> tuple[DataSpec, ...]:
-    return tuple(drawn(data_specs(), 600))
+    return tuple(drawn(data_specs(), 2000))
 
 
 @cache
@@ -296,7 +296,7 @@ def test_lattice_data_are_never_spiked_because_spikes_leave_the_grid() -> None:
 def test_every_exponent_and_every_spike_pattern_is_drawn() -> None:
     for name in ("input_exponent", "weight_exponent", "grad_exponent"):
         assert {getattr(d, name) for d in many_data()} == {0, 1, -3, 7, -9}
-    bits = {s.bits for d in drawn(data_specs(), 2000) for s in d.spikes}
+    bits = {s.bits for d in many_data() for s in d.spikes}
     assert bits == set(SPIKES)
 
 
@@ -369,11 +369,12 @@ def test_hardly_any_case_is_drawn_twice() -> None:
 
 
 def test_a_batch_shares_one_spec_and_varies_its_data() -> None:
-    for batch in drawn(batches(specs(ALL), draws=5), 30):
+    found = drawn(batches(specs(ALL), draws=5), 30)
+    for batch in found:
         few = batch[0].data.regime == "ladder" or batch[0].spec.events
         assert len(batch) == (2 if few else 5)
         assert len({c.spec for c in batch}) == 1
-    assert any(len({c.data for c in b}) > 1 for b in drawn(batches(specs(ALL), draws=5), 30))
+    assert any(len({c.data for c in batch}) > 1 for batch in found)
 
 
 def test_a_dynamic_batch_shares_one_program_and_varies_its_rows_only() -> None:
