@@ -38,6 +38,12 @@ def entry_of(name: str) -> Entry:
     return ENTRIES[name.partition(",")[0]]
 
 
+@cache
+def void(name: str) -> str:
+    """Why nothing runs its case here, or ""."""
+    return next(iter(judge().observe(NEIGHBOURS[name].case, repeat=False).void.values()), "")
+
+
 def needs_what_it_was_seen_on(name: str) -> None:
     """Skip where this machine has another kernel or compiler than the entry asks for, or none."""
     neighbour, entry = NEIGHBOURS[name], entry_of(name)
@@ -53,8 +59,8 @@ def needs_what_it_was_seen_on(name: str) -> None:
         pytest.skip(f"another machine than it was seen on: {of_machine}")
     if neighbour.case.spec.sharded:  # these arms run wherever PyTorch does
         return
-    if void := judge().observe(neighbour.case, repeat=False).void:
-        pytest.skip(next(iter(void.values())))
+    if why := void(name):
+        pytest.skip(why)
 
 
 def _compiled_anew(stack: ExitStack, compiler: Path | None) -> None:
