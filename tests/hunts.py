@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,12 @@ from typing import Any
 import te_neighbours_checks as of_te
 import te_ranks_checks as te_ranks
 from context_bridge import bridged
-from ledger import test_ledger_neighbours as ledger
 from msgspec.structs import replace
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.plants.hopper import PLANTS as OF_HOPPER
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play.processes import around
+from neighbours import NEIGHBOURS, Plantable
 from power import test_controls as controls
 from rules import test_context as context
 from rules import test_rules_catch_faults as rules
@@ -32,7 +32,6 @@ from te_on_cpu.environment import DEFAULT
 from triage import test_schedule_triage as schedules
 
 HERE = Path(__file__).parent
-Plantable = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -238,7 +237,9 @@ def _controls() -> Iterator[Replay]:
 
 def _entries() -> Iterator[Replay]:
     """The case that an entry explains, and the same with another failure."""
-    for name, neighbour in ledger.NEIGHBOURS.items():
+    for name, neighbour in NEIGHBOURS.items():
+        if neighbour.compiled:
+            continue
         yield Replay(f"entry: {name}", (neighbour.case,))
         yield Replay(f"entry: {name}, beside", (neighbour.case,), neighbour.beside)
 

@@ -4,11 +4,10 @@ line each: entry, "alone" or "beside", the entries that explained something, wha
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.patching import replaced
-from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.rules import rules_of
+from neighbours import Plantable, failure
 from te_on_cpu.environment import chosen_version, enter
 
 ROWS = json.loads(Path(__file__).with_name("te_neighbours.json").read_text())
@@ -43,40 +42,11 @@ def forward_scales_doubled() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def failing_otherwise(where: str, error: str) -> Iterator[None]:
-    """Where ``module:function`` or ``module:Class.method`` raises ``error``, it raises that with
-    another message, seen in the library's file: the same failure for another reason."""
-    module, _, path = where.partition(":")
-    home = importlib.import_module(module)
-    *of, name = path.split(".")
-    owner: Any = getattr(home, of[0]) if of else home
-    original = getattr(owner, name)
-    source = (
-        f"def {name}(*args, **kwargs):\n    try:\n        return original(*args, **kwargs)\n"
-        f"    except {error}:\n        raise {error}('planted') from None"
-    )
-    scope: dict[str, Any] = {**vars(home), "original": original}
-    exec(compile(source, str(home.__file__), "exec"), scope)
-    bound = hasattr(original, "__self__")  # a class method, which asks for no other self
-    fails = staticmethod(scope[name]) if bound else scope[name]
-    # a function is held by each module that imported it
-    others = [] if of else [m for m in list(sys.modules.values()) if m is not None]
-    holders = [owner, *(m for m in others if m is not home and vars(m).get(name) is original)]
-    with ExitStack() as stack:
-        for holder in holders:
-            stack.enter_context(replaced(holder, name, lambda _: fails))
-        yield
-
-
-def beside(failure: str) -> Callable[[], AbstractContextManager[object]]:
-    """``FAULT``, ``forward scales doubled``, or ``ERROR in module:function``."""
-    if failure == "forward scales doubled":
+def beside(named: str) -> Plantable:
+    """What a row names as its failure: an error where the library raises that by itself."""
+    if named == "forward scales doubled":
         return forward_scales_doubled
-    if " in " in failure:
-        error, _, where = failure.partition(" in ")
-        return lambda: failing_otherwise(where, error)
-    return builtin_faults()[failure].plant
+    return failure(named, always=False)
 
 
 def told(entry: str, how: str, found: Judgement) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh import python
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.case.arm import INDUCTOR, LADDER
 from narrowfuzz.case.spec import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
@@ -25,6 +25,8 @@ NO_BIAS = Case(
 )
 KINDS = ("recipes", "models", "arms", "rules", "faults", "known")
 Result = tuple[int, str, str]
+#: Runs a command line, and one that is refused in a sentence.
+Run, Refused = Callable[..., Result], Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def nf(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+def nf(capfd: pytest.CaptureFixture[str]) -> Run:
     """Run a command line in this process: (exit code, stdout, stderr)."""
 
     def run(*argv: object) -> Result:
@@ -55,9 +57,7 @@ def nf(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 
 
 @pytest.fixture
-def refused(
-    nf: Callable[..., Result], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
+def refused(nf: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
     """The one sentence a bad command line gets; no output, no file, no campaign."""
 
     def started(*args: Any) -> None:
@@ -93,12 +93,11 @@ except SystemExit as stopped:
 heavy = {{"torch", "torchao", "numpy", "hypothesis", "pytest", "sqlite3"}} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = python("-c", code)
     assert "Usage" in done.stdout and not done.stderr
 
 
-def test_the_bare_command_shows_its_help_and_no_empty_sentence(nf: Callable[..., Result]) -> None:
+def test_the_bare_command_shows_its_help_and_no_empty_sentence(nf: Run) -> None:
     _, out, err = nf()
     assert "Usage" in out + err
     assert "narrowfuzz: \n" not in err
@@ -136,7 +135,7 @@ def test_the_bare_command_shows_its_help_and_no_empty_sentence(nf: Callable[...,
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_an_unknown_name_is_refused_with_the_nearest_match(
-    refused: Callable[..., str], argv: list[str], says: str
+    refused: Refused, argv: list[str], says: str
 ) -> None:
     assert says in refused(*argv)
 
@@ -151,17 +150,17 @@ def test_an_unknown_name_is_refused_with_the_nearest_match(
     ],
 )
 def test_a_number_out_of_range_is_refused_by_the_name_of_its_option(
-    refused: Callable[..., str], option: str, value: str
+    refused: Refused, option: str, value: str
 ) -> None:
     assert option in refused("run", f"{option}={value}", "--out", "new")
 
 
 @pytest.mark.parametrize("device", ["bogus", "cuda:0", "cuda:"])
-def test_an_unknown_device_is_refused(refused: Callable[..., str], device: str) -> None:
+def test_an_unknown_device_is_refused(refused: Refused, device: str) -> None:
     assert "--device" in refused("run", f"--device={device}")
 
 
-def test_cuda_is_refused_where_there_is_none(refused: Callable[..., str]) -> None:
+def test_cuda_is_refused_where_there_is_none(refused: Refused) -> None:
     import torch
 
     if torch.cuda.is_available():
@@ -173,7 +172,7 @@ def test_cuda_is_refused_where_there_is_none(refused: Callable[..., str]) -> Non
 
 
 def test_zero_workers_means_one_per_core(
-    nf: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, here: Path
+    nf: Run, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
     configs = campaigns(monkeypatch)
     assert nf("run", "--workers", "0", "--out", "new")[0] == 0
@@ -181,9 +180,7 @@ def test_zero_workers_means_one_per_core(
     assert 0 <= configs[0].seed < 2**32
 
 
-def test_options_reach_the_campaign(
-    nf: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, here: Path
-) -> None:
+def test_options_reach_the_campaign(nf: Run, monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     configs = campaigns(monkeypatch)
     argv = ["run", "--seed", 4294967295, "--minutes", 0.5, "--workers", 64, "--out", "new"]
     assert nf(*argv, "--recipe", "torch.*", "--arm", "eager*", "--plant", "gemm-gain")[0] == 0
@@ -195,7 +192,7 @@ def test_options_reach_the_campaign(
 
 @pytest.mark.heavy
 def test_each_resumed_run_draws_something_new(
-    nf: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, here: Path
+    nf: Run, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
     configs = campaigns(monkeypatch, journal=True)
     for resume in ([], ["--resume"], ["--resume"], ["--resume"]):
@@ -223,14 +220,14 @@ class TestJson:
     """One document on standard output, and nothing else."""
 
     @pytest.mark.parametrize("kind", [*KINDS, "controls"])
-    def test_list_has_a_record_for_each_row(self, nf: Callable[..., Result], kind: str) -> None:
+    def test_list_has_a_record_for_each_row(self, nf: Run, kind: str) -> None:
         code, out, err = nf("list", kind, "--json")
         assert (code, err) == (0, "")
         records = json.loads(out)
         assert records and all(record["id"] for record in records)
         assert len({record["id"] for record in records}) == len(records)
 
-    def test_what_is_known_has_all_that_a_program_asks_for(self, nf: Callable[..., Result]) -> None:
+    def test_what_is_known_has_all_that_a_program_asks_for(self, nf: Run) -> None:
         records = json.loads(nf("list", "known", "--json")[1])
         names = {"id", "severity", "recipes", "title", "workaround", "links"}
         names |= {"kind", "cause", "same_cause"}
@@ -238,7 +235,7 @@ class TestJson:
         assert {record["severity"] for record in records} == {"high", "medium", "low"}
 
     def test_what_cannot_run_has_its_reason(
-        self, nf: Callable[..., Result], here: Path, monkeypatch: pytest.MonkeyPatch
+        self, nf: Run, here: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PATH", str(here))
         arms = {record["id"]: record for record in json.loads(nf("list", "arms", "--json")[1])}
@@ -247,7 +244,7 @@ class TestJson:
         assert {"id": "inductor", "here": arms["inductor"]["here"]} in doctor["arms"]
         assert doctor["g++"] == "" and doctor["problems"] == []
 
-    def test_doctor(self, nf: Callable[..., Result]) -> None:
+    def test_doctor(self, nf: Run) -> None:
         code, out, _ = nf("doctor", "--json")
         assert code == 0
         report = json.loads(out)
@@ -255,7 +252,7 @@ class TestJson:
         assert report["ledger"]["entries"] > 50 and report["verified"]["records"]
         assert bool(report["verified"]["remedy"]) is not report["verified"]["these_versions"]
 
-    def test_replay_of_each_outcome(self, nf: Callable[..., Result], here: Path) -> None:
+    def test_replay_of_each_outcome(self, nf: Run, here: Path) -> None:
         (here / "clean.json").write_bytes(dump_case(CLEAN))
         (here / "fails.json").write_bytes(dump_case(NO_BIAS))
         kept(here / "abc1", NO_BIAS)
@@ -282,7 +279,7 @@ class TestJson:
         assert "no verdict of O8 on aot_eager" in cannot["reason"]
 
     def test_run_prints_its_summary_whatever_workers_print(
-        self, nf: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, here: Path
+        self, nf: Run, monkeypatch: pytest.MonkeyPatch, here: Path
     ) -> None:
         from narrowfuzz.campaign import supervisor
 
@@ -299,14 +296,14 @@ class TestJson:
             assert text in err
         assert nf("run", "--out", "new", "--json")[:2] == (2, "")
 
-    def test_what_is_refused_leaves_no_document(self, nf: Callable[..., Result]) -> None:
+    def test_what_is_refused_leaves_no_document(self, nf: Run) -> None:
         assert nf("list", "zzz", "--json")[:2] == (2, "")
         assert nf("list", "models", "--json")[0] == 0, "standard output is back"
 
 
 @pytest.mark.heavy
 def test_a_quiet_run_says_the_verdict_and_nothing_around_it(
-    nf: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, here: Path
+    nf: Run, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
     campaigns(monkeypatch)
     code, out, _ = nf("run", "-q", "--out", "new", "--recipe", "torch.fp32", "--arm", "eager")
@@ -321,33 +318,33 @@ def test_a_quiet_run_says_the_verdict_and_nothing_around_it(
 
 
 class TestOutputFolder:
-    def test_a_file_is_no_folder(self, refused: Callable[..., str], here: Path) -> None:
+    def test_a_file_is_no_folder(self, refused: Refused, here: Path) -> None:
         (here / "taken").write_text("")
         assert "taken" in refused("run", "--out", "taken")
 
     @pytest.mark.parametrize("out", ["taken/below", "/proc/narrowfuzz", "x" * 300])
     def test_what_cannot_be_written_is_refused(
-        self, refused: Callable[..., str], here: Path, out: str
+        self, refused: Refused, here: Path, out: str
     ) -> None:
         (here / "taken").write_text("")
         assert out[:20] in refused("run", "--out", out)
 
     @pytest.mark.heavy
     def test_an_earlier_run_is_not_overwritten(
-        self, nf: Callable[..., Result], refused: Callable[..., str],
+        self, nf: Run, refused: Refused,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
         campaigns(monkeypatch)
         assert nf("run", "--out", "old")[0] == 0
         assert "--resume" in refused("run", "--out", "old")
 
-    def test_resume_needs_a_run(self, refused: Callable[..., str], here: Path) -> None:
+    def test_resume_needs_a_run(self, refused: Refused, here: Path) -> None:
         (here / "empty").mkdir()
         assert "--out" in refused("run", "--resume")
         assert "empty" in refused("run", "--resume", "--out", "empty")
         assert "nowhere" in refused("run", "--resume", "--out", "nowhere")
 
-    def test_a_broken_database_is_refused(self, refused: Callable[..., str], here: Path) -> None:
+    def test_a_broken_database_is_refused(self, refused: Refused, here: Path) -> None:
         for folder in ("findings", "claims", "journal"):
             (here / "old" / folder).mkdir(parents=True)
         (here / "old" / "findings.db").write_bytes(b"not a database, but long enough to be read")
@@ -391,7 +388,7 @@ class TestOutputFolder:
 )
 @pytest.mark.parametrize("command", ["run", "list", "replay"])
 def test_a_bad_recipe_file_is_refused_by_name(
-    refused: Callable[..., str], here: Path, command: str, text: str | None, says: str
+    refused: Refused, here: Path, command: str, text: str | None, says: str
 ) -> None:
     (here / "case.json").write_bytes(dump_case(CLEAN))
     if text is not None:
@@ -418,7 +415,7 @@ def test_a_bad_recipe_file_is_refused_by_name(
     ],
 )
 def test_a_bad_plant_file_is_refused_before_the_campaign(
-    refused: Callable[..., str], here: Path, text: str, says: str
+    refused: Refused, here: Path, text: str, says: str
 ) -> None:
     (here / "faults.py").write_text(text)
     assert says in refused("run", "--plant", "faults.py:gian", "--out", "new")
@@ -455,7 +452,7 @@ def as_json(case: Case, **spec: Any) -> dict[str, Any]:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_case_that_is_none_is_refused_and_nothing_in_it_is_imported(
-    refused: Callable[..., str], here: Path, raw: bytes, says: str
+    refused: Refused, here: Path, raw: bytes, says: str
 ) -> None:
     (here / "case.json").write_bytes(raw)
     assert says in refused("replay", "case.json")
@@ -466,11 +463,11 @@ def test_a_case_that_is_none_is_refused_and_nothing_in_it_is_imported(
     "target", ["nowhere.json", "9f2c1a", "..", "", "*", "/dev/null", "a b", "x" * 300],
     ids=lambda target: target[:12],
 )  # fmt: skip
-def test_a_target_that_is_no_case_is_refused(refused: Callable[..., str], target: str) -> None:
+def test_a_target_that_is_no_case_is_refused(refused: Refused, target: str) -> None:
     assert target[:20] in refused("replay", target)
 
 
-def test_a_case_pasted_instead_of_its_file_is_refused(refused: Callable[..., str]) -> None:
+def test_a_case_pasted_instead_of_its_file_is_refused(refused: Refused) -> None:
     assert "case file" in refused("replay", dump_case(CLEAN).decode())
 
 
@@ -480,38 +477,34 @@ class TestFindingFolder:
         ids=("missing", "empty", "no fields", "binary", "deep", "a case"),
     )  # fmt: skip
     def test_a_folder_that_is_no_finding_is_refused(
-        self, refused: Callable[..., str], here: Path, raw: bytes | None
+        self, refused: Refused, here: Path, raw: bytes | None
     ) -> None:
         (here / "abc").mkdir()
         if raw is not None:
             (here / "abc" / "explain.json").write_bytes(raw)
         assert "abc" in refused("replay", "abc")
 
-    def test_a_finding_of_a_later_version_is_refused(
-        self, refused: Callable[..., str], here: Path
-    ) -> None:
+    def test_a_finding_of_a_later_version_is_refused(self, refused: Refused, here: Path) -> None:
         raw = finding(CLEAN)
         raw["minimal"]["schema"] = SCHEMA + 1
         (here / "abc").mkdir()
         (here / "abc" / "explain.json").write_text(json.dumps(raw))
         assert "schema" in refused("replay", "abc")
 
-    def test_an_id_that_fits_two_findings_is_refused(
-        self, refused: Callable[..., str], here: Path
-    ) -> None:
+    def test_an_id_that_fits_two_findings_is_refused(self, refused: Refused, here: Path) -> None:
         for name in ("abc1", "abc2"):
             kept(here / f"narrowfuzz-runs/run/findings/{name}", CLEAN)
         assert "abc1" in (said := refused("replay", "abc")) and "abc2" in said
 
     def test_an_id_that_two_runs_hold_is_refused_by_their_folders(
-        self, refused: Callable[..., str], here: Path
+        self, refused: Refused, here: Path
     ) -> None:
         for run in ("one", "two"):
             kept(here / f"narrowfuzz-runs/{run}/findings/abc1", CLEAN)
         said = refused("replay", "abc1")
         assert "one/findings/abc1" in said and "two/findings/abc1" in said
 
-    def test_the_start_of_an_id_is_enough(self, nf: Callable[..., Result], here: Path) -> None:
+    def test_the_start_of_an_id_is_enough(self, nf: Run, here: Path) -> None:
         kept(here / "narrowfuzz-runs/run/findings/abc123", CLEAN)
         kept(here / "narrowfuzz-runs/run/findings/def456", NO_BIAS)
         code, out, _ = nf("replay", "abc")
@@ -539,23 +532,21 @@ def kept(folder: Path, case: Case) -> None:
     (folder / "explain.json").write_text(json.dumps(finding(case)))
 
 
-def test_replay_of_a_divergence_says_still_failing(nf: Callable[..., Result], here: Path) -> None:
+def test_replay_of_a_divergence_says_still_failing(nf: Run, here: Path) -> None:
     (here / "case.json").write_bytes(dump_case(NO_BIAS))
     code, out, err = nf("replay", "case.json")
     assert (code, err) == (1, "")
     assert "still failing" in out and "torchao.mxfp8.rceil" in out and "bias" in out
 
 
-def test_replay_of_a_finding_that_diverges_otherwise_now_is_not_fixed(
-    nf: Callable[..., Result], here: Path
-) -> None:
+def test_replay_of_a_finding_that_diverges_otherwise_now_is_not_fixed(nf: Run, here: Path) -> None:
     """Its fingerprint was reworded, or another cause shows on its case."""
     kept(here / "abc1", NO_BIAS)
     code, out, _ = nf("replay", "abc1")
     assert code == 1 and "diverges otherwise now" in out and "fixed" not in out
 
 
-def test_a_finding_of_an_older_campaign_is_replayed(nf: Callable[..., Result], here: Path) -> None:
+def test_a_finding_of_an_older_campaign_is_replayed(nf: Run, here: Path) -> None:
     """Its case names what happened to a library's layers in the words of then."""
     events = [{"type": "open"}, {"type": "forward"}, {"type": "close"}]
     backward = {"type": "backward", "of": [0]}
@@ -570,9 +561,7 @@ def test_a_finding_of_an_older_campaign_is_replayed(nf: Callable[..., Result], h
     assert nf("replay", "abc1")[0] == 2
 
 
-def test_replay_on_another_rung_than_the_findings_cannot_tell(
-    nf: Callable[..., Result], here: Path
-) -> None:
+def test_replay_on_another_rung_than_the_findings_cannot_tell(nf: Run, here: Path) -> None:
     raw = finding(CLEAN) | {"oracle": "O8", "arm": "aot_eager"}
     (here / "abc1").mkdir()
     (here / "abc1" / "explain.json").write_text(json.dumps(raw))
@@ -580,7 +569,7 @@ def test_replay_on_another_rung_than_the_findings_cannot_tell(
     assert code == 125 and "no verdict of O8 on aot_eager" in out
 
 
-def test_replay_of_a_clean_case_says_sound(nf: Callable[..., Result], here: Path) -> None:
+def test_replay_of_a_clean_case_says_sound(nf: Run, here: Path) -> None:
     (here / "case.json").write_bytes(dump_case(CLEAN))
     code, out, err = nf("replay", "case.json")
     assert (code, err) == (0, "")
@@ -589,7 +578,7 @@ def test_replay_of_a_clean_case_says_sound(nf: Callable[..., Result], here: Path
 
 
 def test_replay_of_what_cannot_run_here_says_why(
-    nf: Callable[..., Result], here: Path, monkeypatch: pytest.MonkeyPatch
+    nf: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(here))
     assert unavailable(INDUCTOR)
@@ -602,7 +591,7 @@ def test_replay_of_what_cannot_run_here_says_why(
 
 
 def test_replay_of_a_recipe_whose_library_is_absent_says_so(
-    nf: Callable[..., Result], here: Path, monkeypatch: pytest.MonkeyPatch
+    nf: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import importlib.util
 
@@ -619,14 +608,14 @@ def test_replay_of_a_recipe_whose_library_is_absent_says_so(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_list_prints_every_kind(nf: Callable[..., Result], here: Path, kind: str) -> None:
+def test_list_prints_every_kind(nf: Run, here: Path, kind: str) -> None:
     code, out, err = nf("list", kind)
     assert (code, err) == (0, "")
     assert len(out.splitlines()) >= 2
     assert not list(here.iterdir())
 
 
-def test_list_names_a_users_own_recipes(nf: Callable[..., Result], here: Path) -> None:
+def test_list_names_a_users_own_recipes(nf: Run, here: Path) -> None:
     (here / "mine.py").write_text(OWN)
     code, out, _ = nf("list", "recipes", "--recipe-file", "mine.py")
     assert code == 0
@@ -640,7 +629,7 @@ RECIPES = [dataclasses.replace(load_recipes()["torch.fp32"], name="mine.fp32")]
 """
 
 
-def test_doctor_prints_versions_policies_and_arms(nf: Callable[..., Result]) -> None:
+def test_doctor_prints_versions_policies_and_arms(nf: Run) -> None:
     code, out, _ = nf("doctor")
     assert code == 0
     for word in ("torch", "torchao", "e4m3fn finite overflow", "fp32 subnormals", "g++"):

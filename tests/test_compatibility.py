@@ -12,8 +12,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -230,12 +228,8 @@ def of_a_run(folder: Path) -> Inventory:
     """Documents of a run with findings: of a fault that a user planted, in a model of their own."""
     (folder / "tiny.py").write_text(MODEL)
     fault = f"{HERE / 'older' / 'plants.py'}:larger"
-    command = [sys.executable, "-m", "narrowfuzz", "check", "tiny.py:build", "--plant", fault,
-               "--cases", "12", "--seed", "1", "--workers", "1", "--out", "out",
-               "--json"]  # fmt: skip
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
-    assert done.returncode == 1, done.stderr
+    options = ("--cases", "12", "--seed", "1", "--workers", "1", "--out", "out", "--json")
+    done = narrowfuzz("check", "tiny.py:build", "--plant", fault, *options, cwd=folder, code=1)
     summary = json.loads(done.stdout)
     out = folder / "out"
     found = keys(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fresh import python
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "harness" / "narrowfuzz"
@@ -126,12 +124,7 @@ def tree(folder: Path, trial: Trial) -> Path:
 
 
 def ran(folder: Path, *args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *args], cwd=folder, capture_output=True, text=True, timeout=300,
-        check=False, env={**os.environ, "PYTHONPATH": "harness"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return python(*args, cwd=folder, env={"PYTHONPATH": "harness"}, seconds=300).stdout
 
 
 @pytest.mark.parametrize(("name", "most"), [("plant", 1), ("rule", 2), ("arm", 1), ("model", 2)])

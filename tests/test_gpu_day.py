@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh import python
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -125,13 +125,9 @@ def test_a_record_becomes_a_column_and_each_question_a_row() -> None:
 
 @pytest.mark.heavy  # `make nightly` plays the day, too
 def test_a_slice_of_the_simulated_day_is_answered_with_yes(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_day.py"), "--simulate"]
     only = [text for part in ("probe", "float8") for text in ("--only", part)]
-    done = subprocess.run(
-        [*command, "--minutes", "0.5", *only, "--out", str(tmp_path)],
-        capture_output=True, text=True, check=False, timeout=500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ("--simulate", "--minutes", "0.5", *only, "--out", tmp_path)
+    python(ROOT / "benchmarks" / "gpu_day.py", *options, seconds=500)
     told = json.loads((tmp_path / "gpu.json").read_text())
     assert told["parts"]["float8"]["cases"] > 0 and not told["parts"]["float8"]["findings"]
     assert set(told["answers"].values()) == {"yes"}

@@ -43,9 +43,7 @@ def test_the_recipe_that_check_takes_when_none_is_given_is_in_its_help() -> None
     assert "torch.DTYPE" in str(recipe.show_default)
 
 
-def test_the_old_name_of_a_list_still_works_and_says_so(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_the_old_name_of_a_list_still_works_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     def listed(what: str) -> tuple[str, str]:
         with pytest.raises(SystemExit) as ended:
             main(["list", what])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh import python
 
 ROOT = Path(__file__).resolve().parents[1]
 HARNESS = ROOT / "harness"
@@ -192,10 +192,7 @@ def test_the_plugin_is_light_until_a_fixture_is_used() -> None:
 def loaded_after(statement: str) -> set[str]:
     """Modules a fresh interpreter holds after the statement."""
     code = f"import sys; {statement}; print(' '.join(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.split())
+    return set(python("-c", code, cwd=ROOT).stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,15 @@ in one sentence that says what to write."""
 from __future__ import annotations
 
 import datetime
-import os
 import re
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import narrowfuzz
 import pytest
+from fresh import python
 from narrowfuzz.case.spec import dump_case, load_case
 from narrowfuzz.cli import main
 from narrowfuzz.ledger.ledger import load_entries
@@ -67,9 +65,7 @@ def test_plants_of_the_older_names_load_and_say_what_to_write() -> None:
     assert (legal.models, legal.arms) == (("linear",), ("eager*",))
 
 
-def test_who_runs_a_command_reads_of_each_old_name_once(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_who_runs_a_command_reads_of_each_old_name_once(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["score", "--faults", str(OLDER / "plants.py"), "--only", "nothing-of-this-name"])
     lines = capfd.readouterr().err.splitlines()
@@ -79,10 +75,9 @@ def test_who_runs_a_command_reads_of_each_old_name_once(
 
 def test_a_process_of_its_own_says_so_too() -> None:
     """Python's own filters hide what is deprecated; a folder's warnings are not pytest's here."""
-    command = [sys.executable, "-m", "narrowfuzz", "list", "oracles", "--json"]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONWARNINGS"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert done.returncode == 0 and done.stdout.startswith("[")
+    plain: dict[str, str | None] = {"PYTHONWARNINGS": None}
+    done = python("-m", "narrowfuzz", "list", "oracles", "--json", env=plain, cwd=ROOT)
+    assert done.stdout.startswith("[")
     assert done.stderr.count("\n") == 1 and "use list rules" in done.stderr
 
 
@@ -119,9 +114,7 @@ def test_the_face_has_the_older_names_and_no_others() -> None:
 def test_what_watches_a_training_is_one_module_by_either_name(statement: str, warned: bool) -> None:
     """The public name is no old one."""
     code = f"{statement}; import importlib; assert old is importlib.import_module(new)"
-    done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=True
-    )
+    done = python("-W", "always", "-c", code)
     sentence = "<string>:1: Deprecated: import narrowfuzz.watch is deprecated and goes in"
     assert done.stderr.count(sentence) == done.stderr.count("Deprecated") == warned
 

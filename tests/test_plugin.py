@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fresh import python
 from narrowfuzz.plugin import Harness
 from narrowfuzz.rules import RULES
 from narrowfuzz.rules.rule import converted
@@ -204,8 +204,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(
     replay = called(f"from narrowfuzz.cli import main; main({command!r})")
     assert replay.ret == 1
     replay.stdout.fnmatch_lines(["*mine.liar, eager; found by: narrowfuzz rule O3*"])
-    script = subprocess.run([sys.executable, folder / "repro.py"], capture_output=True, text=True)
-    assert script.returncode == 1, script.stdout + script.stderr
+    python(folder / "repro.py", code=1)
 
 
 @pytest.mark.heavy

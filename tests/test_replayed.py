@@ -18,7 +18,6 @@ import difflib
 import fnmatch
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from fresh import python
 
 if TYPE_CHECKING:
     from hunts import Replay
@@ -326,14 +326,7 @@ def run(*options: str) -> None:
     """In a process of its own: it is what the command is."""
     if (here := this_machine()) != (there := load()["machine"]):
         pytest.skip(f"written on another machine: {there}, this is {here}")
-    done = subprocess.run(
-        [sys.executable, __file__, *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    python(__file__, *options)
 
 
 @pytest.mark.heavy
@@ -413,9 +406,7 @@ def test_a_record_too_many_or_too_few_is_reported() -> None:
 def test_a_copy_that_fails_has_no_outcome(call: str, told: str) -> None:
     """In a process of its own: a copy of one that has threads may never begin."""
     code = f"import os; from test_replayed import copies; print(copies([{call}, lambda: 3], 2))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=False
-    )
+    done = python("-c", code, cwd=HERE, code=None)
     assert done.stdout == f"[{told}, 3]\n", done.stderr
 
 

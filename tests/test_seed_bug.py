@@ -6,13 +6,11 @@ Measured by ``make seed-bug`` in a process of its own: a planted compiler leaves
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh import python
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.case.arm import INDUCTOR
 
@@ -29,12 +27,8 @@ Key = tuple[str, str, float]
 
 @pytest.fixture(scope="module")
 def rows() -> dict[Key, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "seed_bug.py"), "--json"],
-        capture_output=True, text=True, timeout=900, check=False,
-        env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    script = ROOT / "benchmarks" / "seed_bug.py"
+    done = python(script, "--json", env={"PYTHONPATH": str(ROOT)}, seconds=900)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {
         ("planted" if r["planted"] else "shipped", r["rung"].split("+")[0], r["gain"]): r

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
@@ -116,9 +118,8 @@ def test_the_count_sees_what_it_counts() -> None:
 def test_a_relation_costs_two_files() -> None:
     """Its own and the table of rules: scripts, vacuity and fingerprints do not name it."""
     texts = {path: path.read_text() for path in sorted(OURS.rglob("*.py"))}
-    both = {
-        rule.name for rule in RULES if by_events in rule.cases
-    }  # those of schedules share names
+    # those of schedules share names
+    both = {rule.name for rule in RULES if by_events in rule.cases}
     for rule in (rule for rule in RULES if rule.reruns or rule.name == "O21"):
         if rule.name in both:
             continue
@@ -126,14 +127,20 @@ def test_a_relation_costs_two_files() -> None:
         assert len(named) <= 2 and "table.py" in named, (rule.name, named)
 
 
-def named_in(names: Collection[str]) -> dict[str, set[str]]:
-    """In which modules of the package each of these words stands."""
-    found: dict[str, set[str]] = {name: set() for name in names}
+@cache
+def modules_by_word() -> dict[str, set[str]]:
+    """Each string of the package, and the modules that it stands in."""
+    found: dict[str, set[str]] = defaultdict(set)
     for path, tree in trees():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and node.value in found:
-                found[node.value].add(path.relative_to(OURS).as_posix())
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found[node.value].add(os.path.relpath(path, OURS))
     return found
+
+
+def named_in(names: Collection[str]) -> dict[str, set[str]]:
+    """In which modules of the package each of these words stands."""
+    return {name: modules_by_word().get(name, set()) for name in names}
 
 
 def test_a_model_costs_its_class_and_a_row() -> None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import narrowfuzz
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from draws import ONCE
+from fresh import python
+from hypothesis import given, settings
 from own_models.test_own_models import ANOTHER_IN_RECOMPUTE, EXAMPLES, HEAD
-
-QUICK = {"max_examples": 6, "phases": [Phase.generate], "deadline": None, "database": None,
-         "derandomize": True, "suppress_health_check": list(HealthCheck)}  # fmt: skip
 
 
 def test_a_sound_model_passes_on_drawn_cases() -> None:
     block = narrowfuzz.cases(f"{EXAMPLES / 'llama.py'}:block", ["torchao.float8.tensorwise"])
     seen = []
 
-    @settings(**QUICK)
+    @settings(ONCE, max_examples=6)
     @given(block)
     def passes(case: narrowfuzz.Case) -> None:
         assert case.spec.model.startswith("llama.py:block#")
@@ -46,11 +43,8 @@ def test_mine(case):
 def test_a_bug_of_ones_own_fails_with_its_layer_and_a_script(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HEAD + ANOTHER_IN_RECOMPUTE)
     (tmp_path / "test_mine.py").write_text(TEST)
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert ran.returncode == 1, ran.stdout + ran.stderr
+    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")
+    ran = python(*pytest, cwd=tmp_path, seconds=200, code=1)
     scripts = sorted((tmp_path / "narrowfuzz-runs" / "pytest" / "findings").glob("*/repro.py"))
     assert scripts and any(str(s.relative_to(tmp_path)) in ran.stdout for s in scripts), ran.stdout
     assert "model." in ran.stdout and "smallest example:" in ran.stdout

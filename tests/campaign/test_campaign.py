@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import io
 import json
@@ -23,6 +22,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from fresh import narrowfuzz, python
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import Live, progress
@@ -52,6 +52,7 @@ from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id
 from narrowfuzz.triage.verify import RunScript, run_script
 from rich.console import Console
+from scripts_of_findings import assert_shows, standing_alone
 
 pytestmark = pytest.mark.xdist_group("campaign")
 FLOAT8 = "torchao.float8.rowwise"
@@ -224,29 +225,16 @@ def test_two_causes_with_one_smallest_case_are_two_findings() -> None:
 def test_its_script_shows_the_fault_and_only_the_fault(gained: Run, scripts: RunScript) -> None:
     script = gained.folder / "findings" / gained.finding("O5").id / "repro.py"
     text = script.read_text()
-    imported = {
-        (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    assert {n.split(".")[0] for n in imported} <= {*sys.stdlib_module_names, "torch", "torchao"}
+    standing_alone(text)
     literals = [line for line in text.splitlines() if line.strip(' ",').isalnum()]
     assert len(text.splitlines()) - len(literals) <= 60
-    planted, clean = scripts(script, plant=("", "gemm-gain")), scripts(script)
-    assert planted.shown, planted
-    assert clean.code == 0, clean
+    assert_shows(scripts, script, ("", "gemm-gain"))
 
 
 @pytest.mark.slow
 def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
     folder = gained.folder / "findings" / gained.finding("O5").id
-    done = subprocess.run(
-        [sys.executable, "-m", "narrowfuzz.cli", "replay", str(folder)],
-        capture_output=True, text=True, check=False, cwd=gained.folder,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "fixed" in done.stdout
+    assert "fixed" in narrowfuzz("replay", folder, cwd=gained.folder).stdout
 
 
 @pytest.mark.heavy
@@ -464,12 +452,9 @@ def first_draws() -> tuple[str, ...]:
 def fresh_draws(hash_seed: str) -> list[str]:
     """``drawn`` of a new interpreter."""
     code = f"import runpy; print(*runpy.run_path({__file__!r})['drawn']())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env=dict(os.environ, PYTHONHASHSEED=hash_seed, OMP_NUM_THREADS="1"),
-    )  # fmt: skip
-    assert len(done.stdout.split()) > 50
-    return done.stdout.split()
+    ids = python("-c", code, env={"PYTHONHASHSEED": hash_seed}).stdout.split()
+    assert len(ids) > 50
+    return ids
 
 
 class TestDraws:
@@ -498,7 +483,7 @@ class TestStore:
         store = Store(tmp_path / "out")
         for severity in ("low", "high", "medium"):
             store.add(finding(severity, seed=len(severity)), "print()")
-        store.add(suspected(finding("high", seed=99)), "print()")
+        store.add(suspected(seed=99), "print()")
         assert [f.severity for f in store.findings()] == ["high", "medium", "low"]
         assert len(store.findings("suspected")) == 1
 
@@ -527,7 +512,7 @@ class TestStore:
     def test_what_no_script_shows_is_kept_as_suspected_with_the_reason(
         self, tmp_path: Path
     ) -> None:
-        store, kept = Store(tmp_path / "out"), suspected(finding("high"))
+        store, kept = Store(tmp_path / "out"), suspected()
         assert store.add(kept, "") == "suspected"
         assert store.findings() == [] and store.suspected() == [kept]
         folder = store.out / "findings" / kept.id
@@ -536,8 +521,8 @@ class TestStore:
     def test_what_one_case_did_not_show_becomes_a_sighting_of_one_that_does(
         self, tmp_path: Path
     ) -> None:
-        store, first = Store(tmp_path / "out"), suspected(finding("high"))
-        second = msgspec.structs.replace(finding("high", seed=1), fingerprint=first.fingerprint)
+        store, first = Store(tmp_path / "out"), suspected()
+        second = finding(seed=1, fingerprint=first.fingerprint)
         store.add(first, "")
         assert store.add(second, "") == "new"
         assert store.suspected() == [] and store.findings() == [second]
@@ -545,26 +530,16 @@ class TestStore:
 
     def test_findings_whose_minimal_cases_need_the_same_are_one(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "out")
-        first, second = (
-            msgspec.structs.replace(finding("high", seed=i), fingerprint=str(i), needs=["switch"])
-            for i in range(2)
-        )
-        other = msgspec.structs.replace(finding("high", seed=2), needs=["reload"])
+        first, second = (finding(seed=i, needs=["switch"]) for i in range(2))
+        other = finding(seed=2, needs=["reload"])
         assert [store.add(f, "") for f in (first, second, other)] == ["new", "sighting", "new"]
         assert store.sightings(first.id) == [second] and store.sightings(other.id) == []
 
     def test_what_needs_more_to_break_the_same_rule_is_the_same(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "out")
-        more, least, other = (
-            msgspec.structs.replace(finding(how, seed=i), needs=needs, oracle=oracle)
-            for i, (how, needs, oracle) in enumerate(
-                [
-                    ("high", ["reentrant", "switch"], "O14"),
-                    ("medium", ["reentrant"], "O14"),
-                    ("low", ["reentrant", "reload"], "O13"),
-                ]
-            )
-        )
+        more = finding("high", 0, needs=["reentrant", "switch"], oracle="O14")
+        least = finding("medium", 1, needs=["reentrant"], oracle="O14")
+        other = finding("low", 2, needs=["reentrant", "reload"], oracle="O13")
         assert [store.add(f, "") for f in (more, least, other)] == ["new", "new", "new"]
         kept = store.findings()
         assert [f.id for f in kept] == [least.id, other.id]
@@ -576,9 +551,7 @@ class TestStore:
     ) -> None:
         store = Store(tmp_path / "out")
         known, worse, new, unasked = (
-            msgspec.structs.replace(
-                finding(how, seed=i), fingerprint=str(i), needs=["switch"], known_issue=issue
-            )
+            finding(how, i, needs=["switch"], known_issue=issue)
             for i, (how, issue) in enumerate(
                 [("low", "one"), ("medium", "two"), ("medium", ""), ("high", None)]
             )
@@ -587,22 +560,19 @@ class TestStore:
         assert store.add(unasked, "") == "sighting"
         how = {f.id: f.severity for f in store.findings()}
         assert how[known.id] == "low" and how[worse.id] == "medium"
-        again = msgspec.structs.replace(
-            finding("high", seed=9), fingerprint="9", needs=["switch"], known_issue=""
-        )
+        again = finding("high", 9, needs=["switch"], known_issue="")
         assert store.add(again, "") == "sighting"
         assert {f.id: f.severity for f in store.findings()}[known.id] == "low"
 
     def test_what_needs_nothing_is_never_taken_for_the_same(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "out")
-        assert [store.add(finding("high", seed=i), "") for i in range(2)] == ["new", "new"]
+        assert [store.add(finding(seed=i), "") for i in range(2)] == ["new", "new"]
 
     def test_a_smaller_case_takes_the_place_of_a_larger(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "out")
-        missed, large, small = (
-            msgspec.structs.replace(finding("high", seed=i), fingerprint="one") for i in range(3)
-        )
-        store.add(suspected(missed), "")
+        missed = suspected(seed=0, fingerprint="one")
+        large, small = (finding(seed=i, fingerprint="one") for i in (1, 2))
+        store.add(missed, "")
         store.add(large, "large")
         assert store.replace(large.id, small, "small") == "new"
         assert store.findings() == [small]
@@ -618,8 +588,7 @@ class TestStore:
     def test_a_smaller_case_may_need_what_another_needs(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "out")
         first, large, small = (
-            msgspec.structs.replace(finding("high", seed=i), fingerprint=str(i), needs=needs)
-            for i, needs in enumerate([["switch"], [], ["switch"]])
+            finding(seed=i, needs=needs) for i, needs in enumerate([["switch"], [], ["switch"]])
         )
         assert [store.add(f, "") for f in (first, large)] == ["new", "new"]
         assert store.replace(large.id, small, "") == "sighting"
@@ -654,8 +623,7 @@ class TestFoundAsSoonAsShown:
     def test_a_sighting_of_another_does_not_count(self, tmp_path: Path) -> None:
         store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
         first, large, small = (
-            msgspec.structs.replace(finding("high", seed=i), fingerprint=str(i), needs=needs)
-            for i, needs in enumerate([["switch"], [], ["switch"]])
+            finding(seed=i, needs=needs) for i, needs in enumerate([["switch"], [], ["switch"]])
         )
         _take(Finished(Triaged(first, "")), handle, tally, store)
         _take(Shown(Triaged(large, "")), handle, tally, store)
@@ -665,12 +633,8 @@ class TestFoundAsSoonAsShown:
 
     def test_what_was_not_confirmed_when_a_run_ends_is_suspected(self, tmp_path: Path) -> None:
         store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
-        lost, dropped = (
-            msgspec.structs.replace(suspected(finding("high", seed=i)), fingerprint=name)
-            for i, name in enumerate(("lost", "dropped"))
-        )
-        for one in (lost, dropped):
-            _take(Claimed(Triaged(one, "")), handle, tally, store)
+        for i, name in enumerate(("lost", "dropped")):
+            _take(Claimed(Triaged(suspected(seed=i, fingerprint=name), "")), handle, tally, store)
         _take(Settled("dropped"), handle, tally, store)
         assert not store.suspected()
         _keep_claimed([handle], tally, store)
@@ -678,18 +642,18 @@ class TestFoundAsSoonAsShown:
 
     def test_what_no_script_shows_is_suspected(self, tmp_path: Path) -> None:
         store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
-        _take(Finished(Triaged(suspected(finding("high")), "")), handle, tally, store)
+        _take(Finished(Triaged(suspected(), "")), handle, tally, store)
         assert not tally.found and len(store.suspected()) == 1
 
 
-def finding(severity: str, seed: int = 0) -> Finding:
+def finding(severity: str = "high", seed: int = 0, **changes: object) -> Finding:
     case = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec(seed=seed))
     words = dict.fromkeys(("recipe", "oracle", "arm", "role", "symptom", "sentence"), "x")
     fields = {
         "id": case.id, "fingerprint": f"f{seed}", "severity": severity, "strength": "exact",
         "reach": "gaussian", "case": case, "minimal": case, "flake": "always",
     }  # fmt: skip
-    return Finding(**words, **fields)  # type: ignore[arg-type]
+    return msgspec.structs.replace(Finding(**words, **fields), **changes)  # type: ignore[arg-type]
 
 
 def test_a_finding_is_named_once_and_as_first_found_while_nothing_smaller_is(
@@ -698,8 +662,7 @@ def test_a_finding_is_named_once_and_as_first_found_while_nothing_smaller_is(
     console = Console(file=io.StringIO(), width=40)
     live, tally = Live(console, Config(out=tmp_path)), Tally(ready=1.0)
     handle, store = _Handle(0), Store(tmp_path / "out")
-    drawn = msgspec.structs.replace(finding("high"), arm="eager")
-    other = msgspec.structs.replace(finding("high", seed=1), arm="eager")
+    drawn, other = finding(arm="eager"), finding(seed=1, arm="eager")
     smaller = msgspec.structs.replace(other, minimal=drawn.case)
     for one in (drawn, smaller, msgspec.structs.replace(drawn, minimal=other.case)):
         _take(Finished(Triaged(one, "")), handle, tally, store)
@@ -709,9 +672,9 @@ def test_a_finding_is_named_once_and_as_first_found_while_nothing_smaller_is(
     assert ["as first found" in line for line in said] == [True, False]
 
 
-def suspected(seen: Finding) -> Finding:
-    """The same, where no script shows it."""
-    return msgspec.structs.replace(seen, why_suspected="its script passes")
+def suspected(**changes: object) -> Finding:
+    """One that no script shows."""
+    return finding(why_suspected="its script passes", **changes)  # type: ignore[arg-type]
 
 
 def test_a_rule_that_judged_nothing_shows_as_such() -> None:

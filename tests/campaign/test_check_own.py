@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
 from narrowfuzz.cli import main
 from own_models.test_own_models import ANOTHER_IN_RECOMPUTE, EVERY_SECOND, HEAD, SIZES
@@ -34,11 +32,7 @@ class Ran:
 
 def narrowfuzz(here: Path, *argv: str) -> Ran:
     """The command in a folder, on one worker."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "narrowfuzz", *argv],
-        cwd=here, capture_output=True, text=True, timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    ran = fresh.narrowfuzz(*argv, cwd=here, seconds=300, code=None)
     return Ran(ran.returncode, ran.stdout + ran.stderr, here / "out")
 
 
@@ -168,8 +162,7 @@ def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(
         main(["replay", folder, "--model", "other.py:build"])
     assert ended.value.code == 2
     assert "is about mine.py:build, not about other.py:build" in capsys.readouterr().err
-    script = subprocess.run([sys.executable, f"{folder}/repro.py"], cwd="/", capture_output=True)
-    assert script.returncode == 1, script.stderr
+    fresh.python(f"{folder}/repro.py", cwd="/", code=1)
 
 
 @pytest.mark.heavy

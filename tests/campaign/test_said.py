@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fresh import python
 from narrowfuzz.campaign.campaign import _print_head, _print_probed
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import progress
@@ -92,9 +91,7 @@ os._exit(0)
 
 def test_a_worker_that_is_ended_leaves_no_line_of_the_tracker() -> None:
     def said(*args: str) -> str:
-        clean = {k: v for k, v in os.environ.items() if k != "PYTHONWARNINGS"}
-        command = [sys.executable, "-c", LEAKS, *args]
-        return subprocess.run(command, capture_output=True, text=True, env=clean).stderr
+        return python("-c", LEAKS, *args, env={"PYTHONWARNINGS": None}).stderr
 
     assert "leaked semaphore" in said()
     assert "leaked semaphore" not in said("quiet")

@@ -120,22 +120,23 @@ def test_empty_and_single_dimensions_are_fine(values: str, dims: tuple[int, int,
 SMALLER = st.tuples(st.integers(0, 70), st.integers(0, 70), st.integers(0, 70))
 
 
+def assert_corners(dims: tuple[int, int, int], dtype: str, **data: Any) -> None:
+    """Tensors of these dimensions are the corners of larger ones."""
+    large, small = (
+        tensors({"m": m, "k": k, "n": n, "bias": True, "dtype": dtype}, **data)
+        for m, k, n in ((70, 70, 70), dims)
+    )
+    for name, x in small.items():
+        corner = large[name][tuple(slice(size) for size in x.shape)]
+        assert hexes(x) == hexes(corner), name
+
+
 @EXAMPLES
 @given(st.sampled_from(WILD), SMALLER, st.integers(0, 2**32 - 1), st.booleans())
 def test_wild_elements_keep_their_value_when_dimensions_shrink(
     values: str, dims: tuple[int, int, int], seed: int, bf16: bool
 ) -> None:
-    dtype = "bf16" if bf16 else "fp32"
-    large = tensors(
-        {"m": 70, "k": 70, "n": 70, "bias": True, "dtype": dtype}, values=values, seed=seed
-    )
-    m, k, n = dims
-    small = tensors(
-        {"m": m, "k": k, "n": n, "bias": True, "dtype": dtype}, values=values, seed=seed
-    )
-    for name, x in small.items():
-        corner = large[name][tuple(slice(size) for size in x.shape)]
-        assert hexes(x) == hexes(corner), name
+    assert_corners(dims, "bf16" if bf16 else "fp32", values=values, seed=seed)
 
 
 @EXAMPLES
@@ -143,12 +144,8 @@ def test_wild_elements_keep_their_value_when_dimensions_shrink(
 def test_lattice_elements_keep_their_value_when_dimensions_shrink(
     dims: tuple[int, int, int], seed: int
 ) -> None:
-    large = tensors({"m": 70, "k": 70, "n": 70, "bias": True}, regime="lattice", seed=seed)
     m, k, n = (max(32, dim) for dim in dims)  # below 32 the pins move: fewer diagonals are left
-    small = tensors({"m": m, "k": k, "n": n, "bias": True}, regime="lattice", seed=seed)
-    for name, x in small.items():
-        corner = large[name][tuple(slice(size) for size in x.shape)]
-        assert hexes(x) == hexes(corner), name
+    assert_corners((m, k, n), "fp32", regime="lattice", seed=seed)
 
 
 # --- value classes --------------------------------------------------------------------------------
@@ -244,25 +241,20 @@ def test_an_unknown_value_class_is_refused_in_a_sentence() -> None:
         wild("gausian")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "of_numpy", "spec", "exponent"),
+    [("fp16", np.float16, {}, 0), ("bf16", BF16, {"m": 64, "k": 64, "n": 64}, -9)],
+    ids=["fp16", "bf16"],
+)
 @pytest.mark.parametrize("values", [*WILD, "lattice"])
-def test_fp16_tensors_hold_fp16_values_only(values: str) -> None:
-    regime = "lattice" if values == "lattice" else "wild"
-    kind = "gaussian" if values == "lattice" else values
+def test_tensors_hold_values_of_their_dtype_only(
+    values: str, dtype: str, of_numpy: Any, spec: dict[str, int], exponent: int
+) -> None:
+    regime, kind = ("lattice", "gaussian") if values == "lattice" else ("wild", values)
     spikes = (Spike("input", 1, 1, "0x43e00001"), Spike("weight", 2, 2, "0x7f7fffff"))
-    got = tensors({"bias": True, "dtype": "fp16"}, regime=regime, values=kind, spikes=spikes)
-    for name, x in got.items():
-        assert np.array_equal(x.astype(np.float16).astype(np.float32), x), name
-
-
-@pytest.mark.parametrize("values", [*WILD, "lattice"])
-def test_bf16_tensors_hold_bf16_values_only(values: str) -> None:
-    regime = "lattice" if values == "lattice" else "wild"
-    kind = "gaussian" if values == "lattice" else values
-    spikes = (Spike("input", 1, 1, "0x43e00001"), Spike("weight", 2, 2, "0x7f7fffff"))
-    spec = {"m": 64, "k": 64, "n": 64, "bias": True, "dtype": "bf16"}
-    got = tensors(spec, regime=regime, values=kind, input_exponent=-9, spikes=spikes)
-    for name, x in got.items():
-        assert np.array_equal(x.astype(BF16).astype(np.float32), x), name
+    data = {"regime": regime, "values": kind, "input_exponent": exponent, "spikes": spikes}
+    for name, x in tensors({**spec, "bias": True, "dtype": dtype}, **data).items():
+        assert np.array_equal(x.astype(of_numpy).astype(np.float32), x), name
 
 
 @pytest.mark.parametrize("name", ["input", "weight", "grad"])

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import get_args
 
+import draws
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
@@ -34,18 +34,7 @@ SIMPLEST = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())
 
 @cache
 def drawn(rung: Compile, count: int) -> tuple[Case, ...]:
-    found: list[Case] = []
-
-    @settings(
-        max_examples=count, database=None, derandomize=True, deadline=None,
-        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(cases(list(RECIPES.values()), compile=rung))
-    def collect(case: Case) -> None:
-        found.append(case)
-
-    collect()
-    return tuple(found)
+    return tuple(draws.drawn(cases(list(RECIPES.values()), compile=rung), count))
 
 
 def seen(cases_: tuple[Case, ...]) -> set[Pair]:
@@ -114,17 +103,8 @@ def test_every_kind_of_pair_meets_for_every_value_of_both_sides() -> None:
 
 @pytest.mark.parametrize("name", ["torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"])
 def test_every_recipe_meets_what_may_happen_to_a_model(name: str) -> None:
-    found: set[Pair] = set()
-
-    @settings(
-        max_examples=250, database=None, derandomize=True, deadline=None,
-        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(trainings([RECIPES[name]]))
-    def collect(spec: Spec) -> None:
-        found.update(pairs(Case(spec=spec, data=DataSpec())))
-
-    collect()
+    drawn = draws.drawn_in_lots(trainings([RECIPES[name]]), 300)
+    found = seen(tuple(Case(spec=spec, data=DataSpec()) for spec in drawn))
     wanted = {p for p in WHOLE if p[0] == ("recipe", name) and p[1][0] == "schedule"}
     assert wanted <= found, wanted - found
 
@@ -230,14 +210,7 @@ def test_a_worker_draws_ladders_where_its_device_adds_otherwise() -> None:
 
 
 def test_dynamic_rows_add_no_pairs() -> None:
-    found: list[tuple[Case, ...]] = []
-
-    @settings(max_examples=40, database=None, derandomize=True, deadline=None,
-              phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(batches(specs(list(RECIPES.values()), compile="aot_eager"), draws=3))
-    def collect(batch: tuple[Case, ...]) -> None:
-        found.append(batch)
-
-    collect()
+    wanted = batches(specs(list(RECIPES.values()), compile="aot_eager"), draws=3)
+    found = draws.drawn(wanted, 40)
     assert any(b[0].spec.dynamic for b in found)
     assert all(seen(b) <= WHOLE for b in found)

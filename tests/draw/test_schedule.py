@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import get_args
 
+import draws
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import integers, lists
 from narrowfuzz.case.event_rules import check_schedule, repaired, simpler, without
 from narrowfuzz.case.event_text import lines
@@ -72,22 +72,7 @@ PLAIN = script(IN, F(), OUT, B(0), STEP, IN, F(), OUT, B(1), STEP)
 def drawn(
     count: int, carries: Carries = EVERYTHING, vary: frozenset[str] = FACTORS
 ) -> tuple[Spec, ...]:
-    seen: list[Spec] = []
-
-    @settings(
-        max_examples=count,
-        database=None,
-        derandomize=True,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(schedules("r", carries=carries, vary=vary))
-    def collect(schedule: Spec) -> None:
-        seen.append(schedule)
-
-    collect()
-    return tuple(seen)
+    return tuple(draws.drawn(schedules("r", carries=carries, vary=vary), count))
 
 
 @cache
@@ -177,17 +162,7 @@ class TestDraw:
     def test_drawing_costs_little(self) -> None:
         """Held against what the same machine takes to draw plain numbers."""
 
-        @settings(
-            max_examples=500,
-            database=None,
-            derandomize=True,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(lists(integers(), min_size=20, max_size=20))
-        def numbers(found: list[int]) -> None:
-            pass
+        numbers = lists(integers(), min_size=20, max_size=20)
 
         def seconds(draw: Callable[[], object]) -> float:
             draw()
@@ -195,7 +170,7 @@ class TestDraw:
             draw()
             return time.process_time() - start
 
-        assert seconds(lambda: drawn(500)) < 6 * seconds(numbers)
+        assert seconds(lambda: drawn(500)) < 6 * seconds(lambda: draws.drawn(numbers, 500))
 
 
 #: What one factor alone changes besides events.

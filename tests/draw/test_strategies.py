@@ -6,12 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from draws import drawn_in_lots as drawn
 from hypothesis import strategies as st
 from narrowfuzz.case import spec as case_module
 from narrowfuzz.case.spec import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
@@ -33,31 +33,6 @@ pytestmark = pytest.mark.xdist_group("drawn specs")
 #: As a campaign on CPU draws them.
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
 ALL = list(RECIPES.values())
-T = TypeVar("T")
-
-
-#: Hypothesis repeats variants of what it drew before: many draws of one run would show holes.
-LOT = 100
-
-
-def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
-    seen: list[T] = []
-    for lot in range(max(1, count // LOT)):
-
-        @seed(lot)
-        @settings(
-            max_examples=min(count, LOT),
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(strategy)
-        def collect(value: T) -> None:
-            seen.append(value)
-
-        collect()
-    return seen
 
 
 @cache
@@ -67,7 +42,7 @@ def many_cases() -> tuple[Case, ...]:
 
 @cache
 def many_data() -> tuple[DataSpec, ...]:
-    return tuple(drawn(data_specs(), 600))
+    return tuple(drawn(data_specs(), 2000))
 
 
 @cache
@@ -321,7 +296,7 @@ def test_lattice_data_are_never_spiked_because_spikes_leave_the_grid() -> None:
 def test_every_exponent_and_every_spike_pattern_is_drawn() -> None:
     for name in ("input_exponent", "weight_exponent", "grad_exponent"):
         assert {getattr(d, name) for d in many_data()} == {0, 1, -3, 7, -9}
-    bits = {s.bits for d in drawn(data_specs(), 2000) for s in d.spikes}
+    bits = {s.bits for d in many_data() for s in d.spikes}
     assert bits == set(SPIKES)
 
 
@@ -394,11 +369,12 @@ def test_hardly_any_case_is_drawn_twice() -> None:
 
 
 def test_a_batch_shares_one_spec_and_varies_its_data() -> None:
-    for batch in drawn(batches(specs(ALL), draws=5), 30):
+    found = drawn(batches(specs(ALL), draws=5), 30)
+    for batch in found:
         few = batch[0].data.regime == "ladder" or batch[0].spec.events
         assert len(batch) == (2 if few else 5)
         assert len({c.spec for c in batch}) == 1
-    assert any(len({c.data for c in b}) > 1 for b in drawn(batches(specs(ALL), draws=5), 30))
+    assert any(len({c.data for c in batch}) > 1 for batch in found)
 
 
 def test_a_dynamic_batch_shares_one_program_and_varies_its_rows_only() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -21,23 +20,18 @@ from narrowfuzz.judge.programs import Programs
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, runnable
+from narrowfuzz.recipe.recipe import load_every, load_recipes, runnable
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.layer import linear_of
-from samples import of_operators
+from samples import of_operators, recipes
 
 HERE = [name for name, recipe in load_recipes().items() if runnable(recipe, "cpu")]
 
 ROWWISE, BF16 = "torchao.float8.rowwise", "torch.bf16"
 CLIMB = Spec(recipe=BF16, model="mlp_gelu", checkpoint="full", compile="inductor")
-
-
-@cache
-def recipes() -> dict[str, Recipe]:
-    return load_recipes()
 
 
 def bad(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh import HERE, python
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.ledger.facts import OF_MACHINE, Context, holds
 from narrowfuzz.ledger.ledger import Entry, known_dir, load_entries, stands
@@ -104,9 +103,7 @@ def test_known_divergences_of_transformer_engine_still_show(version: str) -> Non
     """The same, each script in a child of one process that has imported the library."""
     ensure(version)
     scripts = [str(script(e)) for e in ENTRIES if emulates(e) and newest(e) == version]
-    command = [sys.executable, str(Path(__file__).parents[1] / "run_forked.py"), *scripts]
-    env = {**os.environ, CHOICE: version}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    done = python(HERE / "run_forked.py", *scripts, env={CHOICE: version}, code=None)
     codes = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines() if line.startswith("/"))
     assert codes == dict.fromkeys(scripts, "1"), done.stdout + done.stderr
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh import on_transformer_engine
 from te_neighbours_checks import ROWS
-from te_on_cpu.environment import CHOICE, ensure
 from test_ledger_neighbours import explaining
-
-CHECKS = Path(__file__).parents[1] / "te_neighbours_checks.py"
 
 pytestmark = pytest.mark.xdist_group("te neighbours")
 
@@ -35,16 +29,8 @@ def rows() -> list[Any]:
 @functools.cache
 def told(version: str) -> dict[tuple[str, str], Any]:
     """(entry, alone or beside) -> what was judged."""
-    try:
-        ensure(version)
-    except ValueError as why:
-        pytest.skip(str(why))
-    environment = {**os.environ, CHOICE: version, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(CHECKS)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"entry"')]
+    lines = on_transformer_engine("te_neighbours_checks.py", version=version)
+    found = [json.loads(line) for line in lines if line.startswith('{"entry"')]
     return {(one["entry"], one["how"]): one for one in found}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from fresh import python
 from hypothesis import given, settings
 from narrowfuzz.arms.ladder import (
     approximate,
@@ -356,35 +356,30 @@ print(*asked)
 """
 
 
-@pytest.mark.heavy
-def test_what_workers_on_gpus_are_forked_from_never_asks_for_cuda() -> None:
-    def asked(*modules: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", SPY, *modules], capture_output=True, text=True, check=True
-        )
-        return done.stdout.split()
-
-    preloaded: list[str] = []
-    context = SimpleNamespace(set_forkserver_preload=preloaded.extend)
+def preloaded(device: str) -> list[str]:
+    """The modules that the server of forks imports before it makes the first one."""
+    modules: list[str] = []
+    context = SimpleNamespace(set_forkserver_preload=modules.extend)
     with (
         patch.object(server.mp, "get_context", lambda kind: context),
         patch.object(server.forkserver, "ensure_running"),
     ):
-        server.start_server("cuda")
-    modules = [name.removeprefix("narrowfuzz.campaign.") for name in preloaded]
+        server.start_server(device)
+    return modules
+
+
+@pytest.mark.heavy
+def test_what_workers_on_gpus_are_forked_from_never_asks_for_cuda() -> None:
+    def asked(*modules: str) -> list[str]:
+        return python("-c", SPY, *modules).stdout.split()
+
+    modules = [name.removeprefix("narrowfuzz.campaign.") for name in preloaded("cuda")]
     assert modules == ["preload", "worker"] and asked(*modules) == []
     assert asked("preload_torchao")  # what the guard is for
 
 
 def test_workers_on_the_cpu_are_forked_with_torchao() -> None:
-    preloaded: list[str] = []
-    context = SimpleNamespace(set_forkserver_preload=preloaded.extend)
-    with (
-        patch.object(server.mp, "get_context", lambda kind: context),
-        patch.object(server.forkserver, "ensure_running"),
-    ):
-        server.start_server("simulated")
-    assert "narrowfuzz.campaign.preload_torchao" in preloaded
+    assert "narrowfuzz.campaign.preload_torchao" in preloaded("simulated")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fresh import python
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
@@ -85,11 +83,7 @@ def test_a_shape_that_a_cpu_lacks_is_never_a_finding(lacking: None) -> None:
 @pytest.mark.parametrize("isa", ["AVX512_CORE_BF16", "AVX2"])
 def test_a_limited_onednn_is_seen(isa: str) -> None:
     code = "from narrowfuzz.machine.machine import machine; print(machine().kernels['bf16'])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa},
-    )  # fmt: skip
-    assert "amx" not in done.stdout
+    assert "amx" not in python("-c", code, env={"ONEDNN_MAX_CPU_ISA": isa}).stdout
 
 
 def compiler_of(cxx: Path, monkeypatch: pytest.MonkeyPatch) -> str:

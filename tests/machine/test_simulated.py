@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from fresh import HERE, python
 from narrowfuzz.machine.device import DEVICES, check_device, enter
 
-CHECKS = Path(__file__).parents[1] / "simulated_checks.py"
+CHECKS = HERE / "simulated_checks.py"
 
 
 @pytest.mark.heavy  # two minutes of one core
 def test_every_check_of_the_simulated_device_holds() -> None:
-    done = subprocess.run(
-        [sys.executable, str(CHECKS)], capture_output=True, text=True, check=False,
-        env=dict(os.environ, OMP_NUM_THREADS="1"), timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = python(CHECKS, seconds=300)
     assert done.stdout.count("holds") == CHECKS.read_text().count("def check_")
 
 

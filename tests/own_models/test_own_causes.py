@@ -5,7 +5,6 @@ beside them the bugs that look like them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +24,7 @@ from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
 from samples import of_operators
-from test_own_models import HEAD, RECIPES, case_of, own  # noqa: F401
+from test_own_models import HEAD, RECIPES, Own, case_of, own  # noqa: F401
 
 ROWWISE, TENSORWISE, MX = (
     "torchao.float8.rowwise",
@@ -133,7 +132,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_a_correct_mask_is_no_finding_and_is_judged(own: Callable[..., str], mask: str) -> None:
+def test_a_correct_mask_is_no_finding_and_is_judged(own: Own, mask: str) -> None:
     text = own(PARTS + f"def mask(q): return {MASKS[mask]}\n"
                "def build(): return rows(Block(Attention(mask)))\n")  # fmt: skip
     judgement = judged(text)
@@ -142,7 +141,7 @@ def test_a_correct_mask_is_no_finding_and_is_judged(own: Callable[..., str], mas
 
 
 @pytest.mark.parametrize("by_flag", [False, True])
-def test_heads_that_share_keys_are_no_finding(own: Callable[..., str], by_flag: bool) -> None:
+def test_heads_that_share_keys_are_no_finding(own: Own, by_flag: bool) -> None:
     text = own(PARTS + f"def build(): return rows(Block(Attention(kv=1, by_flag={by_flag})))\n")
     judgement = judged(text, checkpoint="selective")
     assert not judgement.causes
@@ -150,8 +149,7 @@ def test_heads_that_share_keys_are_no_finding(own: Callable[..., str], by_flag: 
 
 
 def test_a_mask_that_is_another_in_backward_is_found_at_the_module_with_a_script(
-    own: Callable[..., str],
-    scripts: RunScript,
+    own: Own, scripts: RunScript
 ) -> None:
     """The second layer writes into the buffer that the first one handed to attention."""
     text = own(PARTS + """
@@ -177,9 +175,7 @@ def build(): return rows(Block(Rewrites(lambda q: KEPT)))
 
 @pytest.mark.parametrize("head_first", [False, True])
 @pytest.mark.parametrize("recipe", ["torch.bf16", ROWWISE])
-def test_a_tied_head_is_one_parameter(
-    own: Callable[..., str], recipe: str, head_first: bool
-) -> None:  # fmt: skip
+def test_a_tied_head_is_one_parameter(own: Own, recipe: str, head_first: bool) -> None:
     text = own(
         PARTS + f"def build(): return ids(LM(Block(), tied=True, head_first={head_first}))\n"
     )
@@ -191,7 +187,7 @@ def test_a_tied_head_is_one_parameter(
     assert {f"{n}.grad" for n in names} & gradient_names(case.spec) == {f"{first}.grad"}
 
 
-def test_a_wrapper_that_unties_is_known_and_hides_nothing(own: Callable[..., str]) -> None:
+def test_a_wrapper_that_unties_is_known_and_hides_nothing(own: Own) -> None:
     text = own(PARTS + "def build(): return ids(LM(Block(), tied=True))\n")
     found = judged(text, MX, backend="wrapper", steps=2)
     assert causes(found) == [("census", "tied weights untied")]
@@ -216,7 +212,7 @@ def build():
 @pytest.mark.parametrize("checkpoint", ["none", "full", "selective"])
 @pytest.mark.parametrize("recipe", ["torch.bf16", ROWWISE])
 def test_a_block_that_is_called_twice_is_recomputed_as_it_was(
-    own: Callable[..., str], recipe: str, checkpoint: str
+    own: Own, recipe: str, checkpoint: str
 ) -> None:  # fmt: skip
     """The last call is recomputed first."""
     text = own(PARTS + "block = Block()\ndef build(): return ids(LM(block, block))\n")
@@ -240,7 +236,7 @@ def build(): return rows(Twice())
 
 
 def test_a_linear_under_two_names_is_known_and_its_gradient_is_not_said_to_be_wrong(
-    own: Callable[..., str],
+    own: Own,
 ) -> None:
     text = own(PARTS + TWICE)
     assert not judged(text).causes
@@ -272,7 +268,7 @@ def build(): return Experts(12).to(torch.bfloat16), torch.zeros(1, 8, D, dtype=t
 
 
 @pytest.mark.parametrize("recipe", ["torch.bf16", ROWWISE, TENSORWISE])
-def test_an_expert_without_tokens_is_no_finding(own: Callable[..., str], recipe: str) -> None:
+def test_an_expert_without_tokens_is_no_finding(own: Own, recipe: str) -> None:
     text = own(PARTS + EXPERTS)
     judge = Judge(RECIPES, of_operators())
     case = case_of(register(text)[0], recipe, checkpoint="full")
@@ -290,9 +286,7 @@ def test_an_expert_without_tokens_is_no_finding(own: Callable[..., str], recipe:
         "model.requires_grad_(False); model.down.weight.requires_grad_(True)",
     ],
 )
-def test_an_unused_branch_and_frozen_parameters_are_no_finding(
-    own: Callable[..., str], change: str
-) -> None:  # fmt: skip
+def test_an_unused_branch_and_frozen_parameters_are_no_finding(own: Own, change: str) -> None:
     text = own(PARTS + f"def build():\n    model = MLP()\n    {change}\n    return rows(model)\n")
     for recipe in ("torch.bf16", ROWWISE):
         assert not judged(text, recipe, steps=2).causes
@@ -313,7 +307,7 @@ def build():
 
 
 def test_a_weight_that_is_cached_over_steps_is_found_at_its_layer(
-    own: Callable[..., str], scripts: RunScript
+    own: Own, scripts: RunScript
 ) -> None:
     """The model unconverted has no gradient there, either: it is the model's own loss."""
     judge = Judge(RECIPES, of_operators())
@@ -338,9 +332,7 @@ def build():
 
 
 @pytest.mark.parametrize("recipe", ["torch.fp32", ROWWISE])
-def test_a_model_that_autocast_does_not_run_is_no_librarys(
-    own: Callable[..., str], recipe: str
-) -> None:
+def test_a_model_that_autocast_does_not_run_is_no_librarys(own: Own, recipe: str) -> None:
     """nn.Bilinear is on no list of autocast on a CPU: it gets bf16 and its own fp32."""
     judgement = judged(own(PAIRS), recipe, autocast=True)
     assert not judgement.causes
@@ -351,7 +343,7 @@ def test_a_model_that_autocast_does_not_run_is_no_librarys(
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_what_a_converted_model_alone_raises_is_found(
-    own: Callable[..., str], monkeypatch: pytest.MonkeyPatch, autocast: bool
+    own: Own, monkeypatch: pytest.MonkeyPatch, autocast: bool
 ) -> None:
     from torchao.float8.float8_linear import Float8Linear
 
@@ -364,7 +356,7 @@ def test_what_a_converted_model_alone_raises_is_found(
 
 
 def test_a_gradient_that_conversion_alone_loses_is_found(
-    own: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     from torchao.float8.float8_linear import Float8Linear
 
@@ -406,7 +398,7 @@ class OtherDropout(nn.Module):
     ],
 )
 def test_dropout_that_differs_in_recompute_is_named_itself_and_has_a_script(
-    own: Callable[..., str], where: str, module: str, scripts: RunScript
+    own: Own, where: str, module: str, scripts: RunScript
 ) -> None:  # fmt: skip
     judge = Judge(RECIPES, of_operators())
     case = case_of(register(own(PARTS + OTHER + f"def build(): return rows({where})\n"))[0],
@@ -428,7 +420,7 @@ class ScalesItsInput(Block):
 """
 
 
-def test_a_recomputation_with_wrong_gradients_weighs_what_these_do(own: Callable[..., str]) -> None:
+def test_a_recomputation_with_wrong_gradients_weighs_what_these_do(own: Own) -> None:
     """What differs first does so by a rounding; the gradients before it, by a third."""
     judge = Judge(RECIPES, of_operators())
     case = case_of(register(own(PARTS + SCALES_ITS_INPUT
@@ -440,9 +432,7 @@ def test_a_recomputation_with_wrong_gradients_weighs_what_these_do(own: Callable
         assert effect_of(observed(judge, case, verdict), verdict) > LARGE
 
 
-def test_a_forward_that_counts_its_calls_is_named_by_the_module_that_counts(
-    own: Callable[..., str],
-) -> None:
+def test_a_forward_that_counts_its_calls_is_named_by_the_module_that_counts(own: Own) -> None:
     text = own(PARTS + """
 class Counts(nn.Module):
     calls = 0
@@ -455,9 +445,7 @@ def build(): return ids(LM(Block(), Block(mlp=MLP(Counts()))))
         judged(text)  # it is refused before anything is judged
 
 
-def test_what_an_activation_writes_in_place_is_not_the_linears_output(
-    own: Callable[..., str],
-) -> None:
+def test_what_an_activation_writes_in_place_is_not_the_linears_output(own: Own) -> None:
     text = own(PARTS + "def build(): return rows(MLP(nn.ReLU(inplace=True)))\n")
     assert not judged(text, checkpoint="full").causes
     for backend in RECIPES["torch.scaled_mm"].backends:
@@ -492,7 +480,7 @@ LOSES = {
 
 
 @pytest.mark.parametrize("symptom", LOSES)
-def test_what_the_swap_of_a_linear_loses_is_known(own: Callable[..., str], symptom: str) -> None:
+def test_what_the_swap_of_a_linear_loses_is_known(own: Own, symptom: str) -> None:
     text = own(PARTS + HOOKED + f"    {LOSES[symptom]}\n    return rows(model)\n")
     assert causes(judged(text, ROWWISE)) == [("census", symptom)]
     known = judged(text, ROWWISE, known=True)
@@ -500,7 +488,7 @@ def test_what_the_swap_of_a_linear_loses_is_known(own: Callable[..., str], sympt
 
 
 def test_what_a_conversion_loses_elsewhere_is_not_known(
-    own: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """Beside linears that are swapped, and lose theirs as it is known."""
     import torchao.float8
@@ -524,9 +512,7 @@ def test_what_a_conversion_loses_elsewhere_is_not_known(
 
 
 @pytest.mark.parametrize(("recipe", "backend"), [(ROWWISE, ""), (MX, "wrapper")])
-def test_an_attribute_that_nobody_reads_is_no_finding(
-    own: Callable[..., str], recipe: str, backend: str
-) -> None:  # fmt: skip
+def test_an_attribute_that_nobody_reads_is_no_finding(own: Own, recipe: str, backend: str) -> None:
     judgement = judged(own(PARTS + HOOKED + "    return rows(model)\n"), recipe, backend=backend)
     assert not judgement.causes
     (census,) = (v for v in judgement.verdicts if v.oracle == "census")
@@ -542,7 +528,7 @@ def test_an_attribute_that_nobody_reads_is_no_finding(
     ],
 )  # fmt: skip
 def test_an_attribute_that_the_forward_reads_is_one(
-    own: Callable[..., str], recipe: str, backend: str, reads: str, symptom: str, scripts: RunScript
+    own: Own, recipe: str, backend: str, reads: str, symptom: str, scripts: RunScript
 ) -> None:  # fmt: skip
     source = HOOKED.replace(
         "self.two(F.gelu(self.one(x)))", f"self.two(self.one(x) * (1 + {reads}))"
@@ -558,9 +544,7 @@ def test_an_attribute_that_the_forward_reads_is_one(
     ).confirmed
 
 
-def test_a_bias_that_the_wrapper_drops_is_known_and_that_of_a_norm_is_not(
-    own: Callable[..., str],
-) -> None:
+def test_a_bias_that_the_wrapper_drops_is_known_and_that_of_a_norm_is_not(own: Own) -> None:
     text = own(
         PARTS + "def build(): return rows(nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)))\n"
     )
@@ -586,7 +570,7 @@ def build(): return rows(Reads())
 
 @pytest.mark.parametrize("recipe", [ROWWISE, TENSORWISE])
 def test_a_weight_that_is_read_and_not_called_is_not_quantised_in_a_graph_either(
-    own: Callable[..., str], recipe: str
+    own: Own, recipe: str
 ) -> None:
     judgement = judged(own(PARTS + WEIGHT_ALONE), recipe, known=True, compile="aot_eager")
     assert not causes(judgement)
@@ -596,7 +580,7 @@ def test_a_weight_that_is_read_and_not_called_is_not_quantised_in_a_graph_either
 
 @pytest.mark.parametrize("how", ["codes", "values"])
 def test_a_copy_of_a_weight_that_is_lost_in_a_graph_is_wrong_if_it_has_codes(
-    own: Callable[..., str], how: str
+    own: Own, how: str
 ) -> None:
     """Codes are a converted linear's; plain values may be any other matrix."""
     judge = Judge(RECIPES, of_operators())

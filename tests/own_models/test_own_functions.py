@@ -3,8 +3,6 @@ left alone with a reason."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import own_functions as zoo
 import pytest
 import torch
+from fresh import python
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
@@ -154,11 +153,8 @@ def test_a_finding_names_function_argument_and_module_and_its_script_shows_it(
     alone.write_text(result.script)
     assert "import narrowfuzz" not in result.script and "from narrowfuzz" not in result.script
     # without us on the path: torch and the user's file are all it takes
-    done = subprocess.run(
-        [sys.executable, "-I", str(alone)], env={**os.environ, "PYTHONPATH": ""}, cwd="/",
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1 and "finite differences" in done.stdout, done.stderr
+    done = python("-I", alone, env={"PYTHONPATH": ""}, cwd="/", code=1)
+    assert "finite differences" in done.stdout
     written(file, RIGHT)
     assert scripts(alone).code == GONE
     written(file, WRONG, call="torch.tanh(x)")

@@ -34,6 +34,8 @@ from torch import nn
 
 RECIPES = load_recipes()
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "own_model"
+#: Writes a user's file: its source, and what its function and the file are called; FILE:FUNCTION.
+Own = Callable[..., str]
 HEAD = """
 import torch, torch.nn.functional as F
 from torch import nn
@@ -41,7 +43,7 @@ from torch import nn
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Callable[..., str]:
+def own(tmp_path: Path) -> Own:
     """own(source, build="build"): the source as a file's, and how that is named."""
 
     def write(source: str, build: str = "build", name: str = "mine.py") -> str:
@@ -120,9 +122,7 @@ def build(): return Noisy(), torch.ones(2, 4)
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_judged_is_refused_in_a_sentence(
-    own: Callable[..., str], source: str, says: str
-) -> None:
+def test_what_cannot_be_judged_is_refused_in_a_sentence(own: Own, source: str, says: str) -> None:
     with pytest.raises(ValueError, match=r"^model mine\.py:build: ") as caught:
         register(own(source))
     assert says in str(caught.value) and "\n" not in str(caught.value)
@@ -144,7 +144,7 @@ def test_what_does_not_exist_is_refused(text: str, says: str) -> None:
 
 
 def test_a_misspelt_name_is_answered_with_what_is_there(
-    own: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Own, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = own("def build(): pass\ndef block(): pass\n")
     file = text.rpartition(":")[0]
@@ -165,7 +165,7 @@ def test_a_misspelt_name_is_answered_with_what_is_there(
             register(f"{wrong}:build")
 
 
-def test_shapes_precision_and_blocks_are_the_examples(own: Callable[..., str]) -> None:
+def test_shapes_precision_and_blocks_are_the_examples(own: Own) -> None:
     (block,) = register(f"{EXAMPLES / 'llama.py'}:block")
     assert {n: block.fixed[n] for n in ("batch", "m", "k", "n", "dtype")} == {
         "batch": 2, "m": 32, "k": 64, "n": 64, "dtype": "bf16",
@@ -216,9 +216,7 @@ REPEATS = {
 
 
 @pytest.mark.parametrize("every", [2, 3])
-def test_a_forward_that_differs_is_refused_by_the_name_of_its_module(
-    own: Callable[..., str], every: int
-) -> None:
+def test_a_forward_that_differs_is_refused_by_the_name_of_its_module(own: Own, every: int) -> None:
     with pytest.raises(ValueError, match=r"^model mine\.py:build: ") as caught:
         register(own(EVERY_SECOND.format(every=every)))
     assert "give something else is blocks.1 (EverySecond), and" in str(caught.value)
@@ -226,9 +224,7 @@ def test_a_forward_that_differs_is_refused_by_the_name_of_its_module(
 
 
 @pytest.mark.parametrize("formula", REPEATS.values(), ids=REPEATS)
-def test_what_is_kept_or_read_from_outside_is_refused(
-    own: Callable[..., str], formula: str
-) -> None:
+def test_what_is_kept_or_read_from_outside_is_refused(own: Own, formula: str) -> None:
     text = f"""
 import time, numpy as np
 GENERATOR = torch.Generator()
@@ -246,7 +242,7 @@ def build(): return nn.Sequential(nn.Linear(8, 8), Own(), nn.Linear(8, 8)), torc
 
 @pytest.mark.parametrize("draw", ["random.random()", "float(np.random.rand())"])
 def test_random_numbers_of_another_generator_are_refused_where_they_matter(
-    own: Callable[..., str], draw: str
+    own: Own, draw: str
 ) -> None:
     text = f"""
 import random, numpy as np
@@ -262,9 +258,7 @@ def build(): return nn.Sequential(nn.Linear(8, 8), Dropped()), torch.ones(4, 8)
     assert not model.random
 
 
-def test_memory_that_nobody_wrote_is_refused_and_what_is_written_is_not(
-    own: Callable[..., str],
-) -> None:
+def test_memory_that_nobody_wrote_is_refused_and_what_is_written_is_not(own: Own) -> None:
     text = """
 class Halves(nn.Module):
     def forward(self, x):
@@ -278,7 +272,7 @@ def build(): return nn.Sequential(nn.Linear(8, 8), Halves(), nn.GELU()), torch.o
     assert not register(own(text.replace("ROWS", "8"), name="whole.py"))[0].random
 
 
-def test_whether_it_draws_is_read_from_the_generator(own: Callable[..., str]) -> None:
+def test_whether_it_draws_is_read_from_the_generator(own: Own) -> None:
     """With stochastic depth of 0.01 four outputs are mostly equal."""
     text = """
 class Depth(nn.Module):
@@ -289,7 +283,7 @@ def build(): return nn.Sequential(nn.Linear(8, 8), Depth()), torch.ones(4, 8)
     assert register(own(text))[0].random
 
 
-def test_generators_are_left_as_they_were(own: Callable[..., str]) -> None:
+def test_generators_are_left_as_they_were(own: Own) -> None:
     import random
 
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
@@ -327,9 +321,7 @@ MASK = "attention_mask=torch.ones(2, 8), "
     "ids", ["torch.randint(50304, (2, 8))", "torch.zeros(2, 8, dtype=torch.long)",
             "torch.arange(8).repeat(2, 1)"],
 )  # fmt: skip
-def test_ids_are_those_of_the_table_that_the_input_reaches(
-    own: Callable[..., str], ids: str
-) -> None:
+def test_ids_are_those_of_the_table_that_the_input_reaches(own: Own, ids: str) -> None:
     """Not of positions or of kinds of tokens, which are fewer."""
     (model,) = register(own(f"{IDS}def build(): return Model(), {ids}"))
     assert model.takes_ids and model.fixed["n"] == 50304 and model.fixed["k"] == 4
@@ -338,9 +330,7 @@ def test_ids_are_those_of_the_table_that_the_input_reaches(
 @pytest.mark.parametrize(
     "more", ["", "token_type_ids=torch.zeros(2, 8).long(), ", MASK, MASK.replace("8)", "8).long()")]
 )
-def test_what_is_called_by_names_keeps_its_labels_masks_and_kinds(
-    own: Callable[..., str], more: str
-) -> None:
+def test_what_is_called_by_names_keeps_its_labels_masks_and_kinds(own: Own, more: str) -> None:
     (model,) = register(own(f"""{IDS}
 def build():
     ids, labels = torch.randint(50304, (2, 8)), torch.randint(4, (2, 8))
@@ -379,7 +369,7 @@ def build(): return Model(), torch.ones(2, 8)
 
 
 @pytest.mark.parametrize("kind", ["Record", "Named", "Output", "dict"])
-def test_records_and_mappings_may_come_out(own: Callable[..., str], kind: str) -> None:
+def test_records_and_mappings_may_come_out(own: Own, kind: str) -> None:
     (model,) = register(own(RETURNED.replace("Kind(", f"{kind}(")))
     assert model.fixed["n"] * 2 >= 9
     judgement = Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(
@@ -392,7 +382,7 @@ def test_records_and_mappings_may_come_out(own: Callable[..., str], kind: str) -
     ("vocabulary", "heads", "width"), [(512, 2, 160), (32000, 2, 24), (262144, 1, 10)]
 )
 def test_vocabularies_and_widths_of_real_models_are_judged_as_they_are(
-    own: Callable[..., str], vocabulary: int, heads: int, width: int
+    own: Own, vocabulary: int, heads: int, width: int
 ) -> None:
     """Head sizes of 80, 12 and 10, and 32k to 256k ids."""
     text = f"""{BLOCK}
@@ -410,7 +400,7 @@ def build():
     assert tensors_of(case, RECIPES["torch.bf16"])["input"].max() > 0.5 * vocabulary
 
 
-def test_what_is_built_in_eval_mode_stays_in_it(own: Callable[..., str]) -> None:
+def test_what_is_built_in_eval_mode_stays_in_it(own: Own) -> None:
     text = """
 def build():
     norm = nn.BatchNorm1d(8).eval()
@@ -426,7 +416,7 @@ def build():
     assert not Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(case).causes
 
 
-def test_parameters_that_no_gradient_reaches_are_noted(own: Callable[..., str]) -> None:
+def test_parameters_that_no_gradient_reaches_are_noted(own: Own) -> None:
     text = """
 class Model(nn.Module):
     def __init__(self):
@@ -440,7 +430,7 @@ def build(): return Model(), torch.ones(2, 8)
     assert register(own(text))[0].unreached == ("idle.weight", "idle.bias")
 
 
-def test_the_operators_that_a_model_calls_are_known(own: Callable[..., str]) -> None:
+def test_the_operators_that_a_model_calls_are_known(own: Own) -> None:
     """Those of its backward, too."""
     text = "def build(): return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), torch.ones(4, 8)"
     called = register(own(text))[0].operators
@@ -448,7 +438,7 @@ def test_the_operators_that_a_model_calls_are_known(own: Callable[..., str]) -> 
     assert not any(name.startswith(("softmax", "attention", "embedding")) for name in called)
 
 
-def test_a_model_that_draws_random_numbers_is_known_as_such(own: Callable[..., str]) -> None:
+def test_a_model_that_draws_random_numbers_is_known_as_such(own: Own) -> None:
     text = "def build(): return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.ones(4, 8)"
     assert register(own(text))[0].random
     assert not register(own(text.replace("nn.Dropout(0.5)", "nn.GELU()"), name="calm.py"))[0].random
@@ -458,9 +448,7 @@ def test_a_model_that_draws_random_numbers_is_known_as_such(own: Callable[..., s
     "given",
     ["torch.ones(2, 3, 8)", "(torch.ones(2, 3, 8), 0.5)", "{'x': torch.ones(2, 3, 8), 'by': 0.5}"],
 )
-def test_what_it_is_called_with_is_a_tensor_a_tuple_or_a_dict(
-    own: Callable[..., str], given: str
-) -> None:
+def test_what_it_is_called_with_is_a_tensor_a_tuple_or_a_dict(own: Own, given: str) -> None:
     (model,) = register(own(f"""
 class Scaled(nn.Module):
     def __init__(self):
@@ -492,7 +480,7 @@ def build(): return Scaled(), {given}
     ],
 )
 def test_the_examples_are_sound_and_each_linear_is_judged(
-    own: Callable[..., str], file: str, build: str, recipe: str
+    own: Own, file: str, build: str, recipe: str
 ) -> None:
     (model,) = register(f"{EXAMPLES / file}:{build}")
     case = case_of(model, recipe, checkpoint="selective", steps=2)
@@ -541,8 +529,7 @@ def build():
 
 
 def test_another_number_in_a_recompute_is_found_at_its_layer_with_a_script(
-    own: Callable[..., str],
-    scripts: RunScript,
+    own: Own, scripts: RunScript
 ) -> None:
     (model,) = register(own(ANOTHER_IN_RECOMPUTE))
     judge = Judge(RECIPES, Ledger([]))
@@ -555,9 +542,7 @@ def test_another_number_in_a_recompute_is_found_at_its_layer_with_a_script(
     assert result.finding.sentence.startswith("model.feed_forward: ")
 
 
-def test_a_script_repeats_on_one_model_as_the_judge_does(
-    own: Callable[..., str], scripts: RunScript
-) -> None:
+def test_a_script_repeats_on_one_model_as_the_judge_does(own: Own, scripts: RunScript) -> None:
     """What a model keeps begins anew with another one: that would show nothing."""
     (model,) = register(own("""
 class Tires(nn.Module):
@@ -576,7 +561,7 @@ def build(): return Tires(), torch.ones(4, 8)
     assert result.confirmed, result.finding.why_suspected
 
 
-def test_what_a_backward_leaves_behind_is_seen_by_the_next_forward(own: Callable[..., str]) -> None:
+def test_what_a_backward_leaves_behind_is_seen_by_the_next_forward(own: Own) -> None:
     text = """
 class Ages(nn.Module):
     def __init__(self):
@@ -592,7 +577,7 @@ def build(): return nn.Sequential(nn.Linear(8, 8), Ages()), torch.ones(4, 8)
         register(own(text))
 
 
-def test_a_cast_kept_over_a_step_is_found(own: Callable[..., str]) -> None:
+def test_a_cast_kept_over_a_step_is_found(own: Own) -> None:
     (model,) = register(own(KEPT_CAST))
     events = (Forward(), Backward(of=(0,)), Step(), Reload(), Forward(), Backward(of=(1,)), Step())
     case = case_of(model, "torch.fp32", dtype="fp32", events=events)
@@ -600,7 +585,7 @@ def test_a_cast_kept_over_a_step_is_found(own: Callable[..., str]) -> None:
     assert any(v.symptom == "changed by a reload" for v in causes), causes
 
 
-def test_a_case_makes_no_file_run_and_names_it(own: Callable[..., str], tmp_path: Path) -> None:
+def test_a_case_makes_no_file_run_and_names_it(own: Own, tmp_path: Path) -> None:
     text = own("print('it runs')\ndef build(): return nn.Linear(8, 8), torch.ones(4, 8)")
     case = case_of(register(text)[0], "torch.fp32", dtype="fp32")
     raw = dump_case(case)
@@ -610,7 +595,7 @@ def test_a_case_makes_no_file_run_and_names_it(own: Callable[..., str], tmp_path
         Judge(RECIPES, Ledger([])).judge(case)
 
 
-def test_a_file_that_has_changed_is_judged_as_it_is_now(own: Callable[..., str]) -> None:
+def test_a_file_that_has_changed_is_judged_as_it_is_now(own: Own) -> None:
     text = own("def build(): return nn.Linear(8, 8), torch.ones(4, 8)")
     old = register(text)[0].name
     del MODELS[old]
@@ -631,7 +616,7 @@ def build(layers: Literal[1, 2] = 1, width: Annotated[int, range(8, 33, 8)] = 16
 """
 
 
-def test_parameters_with_values_make_models_of_their_own(own: Callable[..., str]) -> None:
+def test_parameters_with_values_make_models_of_their_own(own: Own) -> None:
     default, *others = register(own(SIZES))
     assert default.by_default and default.name.startswith("mine.py:build#")
     names = [model.name.partition("#")[0].partition("(")[2] for model in others]
@@ -645,9 +630,7 @@ def test_parameters_with_values_make_models_of_their_own(own: Callable[..., str]
     assert default.name in wide.smaller and wide.name not in default.smaller
 
 
-def test_a_finding_of_another_size_is_made_smaller_and_is_the_same_cause(
-    own: Callable[..., str],
-) -> None:
+def test_a_finding_of_another_size_is_made_smaller_and_is_the_same_cause(own: Own) -> None:
     text = (
         SIZES.replace("nn.Sequential(*parts)", "Odd(*parts)")
         + """
@@ -681,9 +664,7 @@ class Odd(nn.Sequential):
         ("dim: Literal[4, 5] = 4", "(dim=5): build() raised RuntimeError: five"),
     ],
 )
-def test_parameters_that_cannot_be_drawn_are_refused(
-    own: Callable[..., str], signature: str, says: str
-) -> None:
+def test_parameters_that_cannot_be_drawn_are_refused(own: Own, signature: str, says: str) -> None:
     text = f"""
 from typing import Literal
 def build({signature}):
@@ -695,7 +676,7 @@ def build({signature}):
     assert says in str(caught.value)
 
 
-def test_the_twin_is_the_model_in_float64(own: Callable[..., str]) -> None:
+def test_the_twin_is_the_model_in_float64(own: Own) -> None:
     from narrowfuzz.arms.twin import twin_outputs
 
     (model,) = register(own("def build(): return nn.Linear(8, 4), torch.ones(6, 8)"))
@@ -707,7 +688,7 @@ def test_the_twin_is_the_model_in_float64(own: Callable[..., str]) -> None:
     assert np.allclose(twin_outputs(case.spec, tensors)["output"], x @ weight.T + bias, rtol=1e-14)
 
 
-def test_a_users_classes_have_the_names_that_their_user_knows(own: Callable[..., str]) -> None:
+def test_a_users_classes_have_the_names_that_their_user_knows(own: Own) -> None:
     """Unless another module has the name of the file: a library's, or that of a file elsewhere."""
     source = "class Block(nn.Linear): pass\ndef build(): return Block(4, 4), torch.ones(4, 4)\n"
     for file, module in (("bespoke.py", "bespoke"), ("statistics.py", "statistics_of_a_user")):
@@ -727,9 +708,7 @@ def test_a_users_classes_have_the_names_that_their_user_knows(own: Callable[...,
         ("nn.ModuleList()", ("model.rest.0",)),
     ],
 )
-def test_what_is_recomputed_one_by_one(
-    own: Callable[..., str], parts: str, blocks: tuple[str, ...]
-) -> None:
+def test_what_is_recomputed_one_by_one(own: Own, parts: str, blocks: tuple[str, ...]) -> None:
     (model, *_) = register(
         own(f"""
 class Block(nn.Module):

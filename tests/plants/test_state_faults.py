@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from draws import drawn
 from narrowfuzz.case.events import (
     Backward,
     Close,
@@ -94,24 +94,10 @@ FOUND_BY: dict[str, set[str]] = {
 def cases() -> tuple[Case, ...]:
     """The same different schedules each time, over dtypes, bias and data."""
     recipe = with_layers(load_every())[NAME]
-    drawn: dict[Spec, None] = {}
-
-    @seed(1)
-    @settings(
-        max_examples=3 * BUDGET,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(schedules(NAME, carries=recipe.carries()))
-    def collect(spec: Spec) -> None:
-        drawn[spec] = None
-
-    collect()
+    different = dict.fromkeys(drawn(schedules(NAME, carries=recipe.carries()), 3 * BUDGET, start=1))
     return tuple(
         case(spec, dtype=recipe.dtypes[i % 2], bias=i % 3 == 0, data=i)
-        for i, spec in enumerate(list(drawn)[:BUDGET])
+        for i, spec in enumerate(list(different)[:BUDGET])
     )
 
 

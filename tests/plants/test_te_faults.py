@@ -4,17 +4,13 @@ them; all in one process of its own."""
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from fresh import on_transformer_engine
 from narrowfuzz.plants.patching import te_calls
 from narrowfuzz.plants.registry import builtin_faults
-from te_on_cpu.environment import DEFAULT, ensure
+from te_on_cpu.environment import DEFAULT
 
-CHECKS = Path(__file__).parents[1] / "te_faults_checks.py"
 FAULTS = sorted(id for id in builtin_faults() if id.startswith("te-"))
 FOUND_BY = {
     "te-update-lost-at-evaluation": "O14",
@@ -29,18 +25,7 @@ pytestmark = pytest.mark.xdist_group("te faults")
 @functools.cache
 def told() -> dict[tuple[str, str], str]:
     """(what was tried, fault) -> what it showed."""
-    try:
-        ensure(DEFAULT)
-    except ValueError as why:
-        pytest.skip(str(why))
-    root = str(CHECKS.parents[1])
-    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(CHECKS)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    lines = [line.split(" ", 2) for line in done.stdout.splitlines()]
+    lines = [line.split(" ", 2) for line in on_transformer_engine("te_faults_checks.py")]
     return {
         (what[0], what[1]): what[2]
         for what in lines

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from narrowfuzz.play.converted import play
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.job import Taps
 from narrowfuzz.play.player import Trace
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.rules.layers import given_of
 from narrowfuzz.trace.expect import Within, bits
@@ -39,6 +37,8 @@ from narrowfuzz.triage.layer import call_of, first_of
 from narrowfuzz.triage.script.model import of_model
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.verify import RunScript
+from samples import recipes
+from scripts_of_findings import assert_shows
 
 HERE = Path(__file__).parents[1]
 CASES = {
@@ -46,11 +46,6 @@ CASES = {
     for name, raw in json.loads((HERE / "fault_cases.json").read_text()).items()
     if (case := load_case(json.dumps(raw).encode())).spec.layer == ""
 }
-
-
-@cache
-def recipes() -> dict[str, Recipe]:
-    return load_recipes()
 
 
 #: What memory holds that nobody wrote is another thing each time.
@@ -158,9 +153,7 @@ def test_a_played_script_shows_what_is_planted_and_nothing_else(
         text = _written(case, first_of(judge, case, verdict))
     path = tmp_path / "repro.py"
     path.write_text(text)
-    shown, gone = scripts(path, plant=("", fault)), scripts(path)
-    assert shown.shown, shown.output
-    assert gone.code == 0, gone.output
+    assert_shows(scripts, path, ("", fault))
 
 
 def _cause(judge: Judge, case: Case, oracle: str, arm: str) -> Verdict:
@@ -189,11 +182,8 @@ def test_a_weight_used_twice_has_a_script_of_its_gradient(
     fault = "gradient-accumulated-twice" if "microbatches" in spec else "tied-gradient-doubled"
     with builtin_faults()[fault].plant():
         verdict = _cause(Judge(recipes(), Ledger([])), case, "O21", "eager")
-        (tmp_path / "repro.py").write_text(_written(case, verdict))
-    shown = scripts(tmp_path / "repro.py", plant=("", fault))
-    assert shown.shown, shown.output
-    gone = scripts(tmp_path / "repro.py")
-    assert gone.code == 0, gone.output
+        (path := tmp_path / "repro.py").write_text(_written(case, verdict))
+    assert_shows(scripts, path, ("", fault))
 
 
 def test_a_script_whose_layer_is_given_something_else_cannot_tell(

@@ -30,6 +30,7 @@ from narrowfuzz.power.record import Controlled
 from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, select
 from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.verify import run_script
+from scripts_of_findings import assert_shows
 
 CONTROLS = builtin_controls()
 #: How the names of the files begin that a control's own code is in.
@@ -180,8 +181,7 @@ def test_a_script_runs_under_a_control(tmp_path: Path) -> None:
         "from torch.nn import functional\n"
         "sys.exit(functional.linear.__module__ == 'narrowfuzz.plants.legal_torch')\n"
     )
-    assert run_script(script, plant=("", "linear-blocked-sums")).shown
-    assert run_script(script).code == 0
+    assert_shows(run_script, script, ("", "linear-blocked-sums"))
 
 
 def test_a_config_tells_what_is_planted_and_how_much_each_worker_judges() -> None:

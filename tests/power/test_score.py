@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from fresh import narrowfuzz
 from narrowfuzz.case.events import Backward, Close, Forward, Open
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.cli import main
@@ -72,10 +72,7 @@ def score(*faults: Hunted, controls: tuple[Controlled, ...] = ()) -> Score:
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "narrowfuzz.cli", "score", *args],
-        capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
+    return narrowfuzz("score", *args, seconds=400, code=None)
 
 
 @pytest.mark.heavy

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from draws import ONCE
+from hypothesis import given, settings
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.strategies import cases, direct_cases
 from narrowfuzz.judge.judge import Judge
@@ -119,10 +120,7 @@ def test_a_filter_that_conversion_does_not_follow_is_told() -> None:
 
 
 @pytest.mark.heavy
-@settings(
-    max_examples=25, phases=[Phase.generate], database=None, deadline=None, derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+@settings(ONCE, max_examples=25)
 @given(cases([able for r in [load_recipes([FOLDER])[NAME]] if (able := runnable(r, "cpu"))]))
 def test_clean_cases_are_silent_also_where_relations_cross_the_filters_shapes(case: Case) -> None:
     judged = Judge(recipes(), load_ledger()).judge(case)
@@ -130,10 +128,7 @@ def test_clean_cases_are_silent_also_where_relations_cross_the_filters_shapes(ca
 
 
 @pytest.mark.heavy
-@settings(
-    max_examples=20, phases=[Phase.generate], database=None, deadline=None, derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+@settings(ONCE, max_examples=20)
 @given(direct_cases([able for r in [load_recipes([FOLDER])[NAME]] if (able := runnable(r, "cpu"))]))
 def test_relations_of_a_single_linear_cross_the_filters_shapes_in_silence(case: Case) -> None:
     judged = Judge(recipes(), load_ledger()).judge(case)

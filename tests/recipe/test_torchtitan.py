@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from fresh import HERE, narrowfuzz, python
 from narrowfuzz.case.layout import fitting
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, dump_case, load_case
 from narrowfuzz.machine import overlay
@@ -132,8 +131,7 @@ def test_on_ranks_it_trains_and_is_judged(
     ))  # fmt: skip
     file = tmp_path / "case.json"
     file.write_bytes(dump_case(Case(spec=spec, data=DataSpec())))
-    ran = _narrowfuzz(laid, "replay", str(file))
-    assert ran.returncode == 0 and "sound" in ran.stdout, ran.stdout + ran.stderr
+    assert "sound" in narrowfuzz("replay", file, env=laid, seconds=580).stdout
 
 
 class _Raising(torch.autograd.Function):
@@ -238,18 +236,12 @@ def configured() -> dict[str, str]:
     return _laid("torchtitan==0.3.0", "torchao==0.18.0")
 
 
-def _narrowfuzz(env: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "narrowfuzz", *argv]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=580)
-
-
 @pytest.mark.heavy
 def test_seed_4_is_found_blind_and_its_script_fails_alone(
     laid: dict[str, str], tmp_path: Path
 ) -> None:
     given = ("--recipe", "torchtitan.mxfp8.unfiltered", "--cases", "6", "--workers", "1")
-    ran = _narrowfuzz(laid, "run", *given, "--out", str(tmp_path / "run"))
-    assert ran.returncode == 1, ran.stdout + ran.stderr
+    narrowfuzz("run", *given, "--out", tmp_path / "run", env=laid, code=1, seconds=580)
     found = [json.loads(f.read_text()) for f in tmp_path.glob("run/findings/*/explain.json")]
     (seed,) = [f for f in found if "triton_to_mxfp8_dim1" in f["fingerprint"]]
     rule = "out_features of output must be a multiple of 128, got 2000"
@@ -260,10 +252,7 @@ def test_seed_4_is_found_blind_and_its_script_fails_alone(
     assert "vocabulary a multiple of 128" in helps
     script = tmp_path / "run" / "findings" / seed["id"] / "repro.py"
     assert "narrowfuzz" not in script.read_text().replace("--with", "")
-    alone = {**laid}
-    alone.pop("TRITON_INTERPRET")
-    done = subprocess.run([sys.executable, str(script)], env=alone, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = python(script, env={**laid, "TRITON_INTERPRET": None}, code=1)
     assert "backward raises AssertionError: unsupported" in done.stdout
 
 
@@ -279,17 +268,13 @@ def test_filtered_or_cast_by_pytorch_it_trains_and_is_judged(
         )  # fmt: skip
         file = tmp_path / f"{backend}.json"
         file.write_bytes(dump_case(Case(spec=spec, data=DataSpec())))
-        ran = _narrowfuzz(laid, "replay", str(file))
-        assert ran.returncode == 0 and "sound" in ran.stdout, ran.stdout + ran.stderr
+        assert "sound" in narrowfuzz("replay", file, env=laid, seconds=580).stdout
 
 
 @pytest.mark.heavy
 def test_what_converts_configurations_builds_what_it_should(configured: dict[str, str]) -> None:
-    checks = Path(__file__).parents[1] / "titan_configured_checks.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "python_functions=check_*", str(checks)]
-    options = ["-p", "no:cacheprovider"]
-    done = subprocess.run([*command, *options], env=configured, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ("-q", "-o", "python_functions=check_*", "-p", "no:cacheprovider")
+    python("-m", "pytest", *options, HERE / "titan_configured_checks.py", env=configured)
 
 
 #: A case on a block of it, made in a process that has it.
@@ -318,13 +303,9 @@ _ROWWISE = 'recipe="torchtitan.float8.rowwise", backend="real"'
 def test_what_converts_configurations_trains_and_is_judged(
     configured: dict[str, str], tmp_path: Path, fields: str
 ) -> None:
-    made = subprocess.run(
-        [sys.executable, "-c", _BLOCK.format(fields=fields)], env=configured, capture_output=True
-    )
     file = tmp_path / "case.json"
-    file.write_bytes(made.stdout)
-    ran = _narrowfuzz(configured, "replay", str(file))
-    assert ran.returncode == 0 and "sound" in ran.stdout, ran.stdout + ran.stderr
+    file.write_text(python("-c", _BLOCK.format(fields=fields), env=configured).stdout)
+    assert "sound" in narrowfuzz("replay", file, env=configured, seconds=580).stdout
 
 
 @pytest.mark.heavy
@@ -332,8 +313,7 @@ def test_its_script_of_a_finding_fails_alone(configured: dict[str, str], tmp_pat
     """torchao's rowwise_with_gw_hp under inference mode, which the ledger knows."""
     case = tmp_path / "case.json"
     fields = 'recipe="torchtitan.float8.rowwise_gw_hp", backend="real", grad_mode="inference"'
-    make = [sys.executable, "-c", _BLOCK.format(fields=fields)]
-    case.write_bytes(subprocess.run(make, env=configured, capture_output=True).stdout)
+    case.write_text(python("-c", _BLOCK.format(fields=fields), env=configured).stdout)
     script = tmp_path / "repro.py"
     code = f"""
 from pathlib import Path
@@ -346,13 +326,9 @@ case, recipes = load_case(Path({str(case)!r}).read_bytes()), load_recipes()
 cause = Judge(recipes, Ledger([])).judge(case).causes[0]
 Path({str(script)!r}).write_text(script_of(case, cause, recipes[case.spec.recipe]))
 """
-    wrote = subprocess.run([sys.executable, "-c", code], env=configured, capture_output=True)
-    assert not wrote.returncode, wrote.stderr
+    python("-c", code, env=configured)
     assert "narrowfuzz" not in script.read_text().replace("--with", "")
-    done = subprocess.run(
-        [sys.executable, str(script)], env=configured, capture_output=True, text=True
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = python(script, env=configured, code=1)
     assert "forward raises AssertionError" in done.stdout
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import narrowfuzz.ledger.ledger
 import pytest
+from fresh import HERE, python
 from ledger.test_ledger import entry
 from narrowfuzz.cli import main
 from narrowfuzz.ledger.causes import by_cause, counted, same_cause
@@ -306,11 +304,8 @@ def test_reproductions_of_transformer_engine_show_what_they_say() -> None:
     for version in {release_of_te(e) for e in of_te}:
         ensure(version)
         ours = [e for e in of_te if release_of_te(e) == version]
-        command = [sys.executable, str(Path(__file__).parents[1] / "run_forked.py")]
-        done = subprocess.run(
-            [*command, *(str(e.reproduction) for e in ours)],
-            capture_output=True, text=True, check=False, env={**os.environ, CHOICE: version},
-        )  # fmt: skip
+        scripts = [one.reproduction for one in ours]
+        done = python(HERE / "run_forked.py", *scripts, env={CHOICE: version}, code=None)
         rest = done.stdout
         for one in ours:
             output, ended, rest = rest.partition(f"{one.reproduction} 0\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import Recipe, load_recipes, runnable
+from narrowfuzz.recipe.recipe import load_recipes, runnable
 from narrowfuzz.triage.layer import linear_of
 from narrowfuzz.triage.script.model import of_model
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.verify import RunScript
+from samples import recipes
 
 FLOAT8 = ["torchao.float8.tensorwise", "torchao.float8.rowwise"]
 GW_HP, MX = "torchao.float8.rowwise_gw_hp", "torchao.mxfp8.rceil"
@@ -31,11 +31,6 @@ PLACES = [
     if name in (*FLOAT8, MX) and (able := runnable(r, "cpu"))
     for backend in able.backends
 ]
-
-
-@cache
-def recipes() -> dict[str, Recipe]:
-    return load_recipes()
 
 
 def case_of(recipe: str, model: str = "mlp_gelu", **changes: Any) -> Case:

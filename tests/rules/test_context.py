@@ -3,14 +3,13 @@ the tests; it knows none of its own, and says so."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from context_bridge import bridged
+from fresh import narrowfuzz
 from hypothesis import given, settings
 from narrowfuzz.arms import processes as ranks
 from narrowfuzz.arms.ladder import none_runs, unavailable
@@ -29,6 +28,7 @@ from narrowfuzz.rules.rule import in_context
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import run_script
+from scripts_of_findings import assert_shows
 
 RECIPES = load_recipes()
 BF16 = RECIPES["torch.bf16"]
@@ -70,10 +70,7 @@ def test_it_alone_is_refused_on_a_cpu() -> None:
 @pytest.mark.heavy
 def test_no_command_runs_it_alone_on_a_cpu() -> None:
     for command in (["run", "--arm", "sharded_context"], ["score", "--only", "context-*"]):
-        ended = subprocess.run(
-            [sys.executable, "-m", "narrowfuzz", *command], capture_output=True, text=True
-        )
-        assert ended.returncode == 2 and "run here" in ended.stderr
+        assert "run here" in narrowfuzz(*command, code=2).stderr
 
 
 CLEAN: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
@@ -125,8 +122,8 @@ def test_its_script_shows_it(on_cpu: None, tmp_path: Path) -> None:
     assert isinstance(converting, Recipe)
     text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
     (path := tmp_path / "repro.py").write_text(text)
-    assert run_script(path, plant=(str(BRIDGE), "bridge-merged-alike")).shown
-    assert run_script(path, plant=(str(BRIDGE), "bridge")).code == 0
+    plant, without = (str(BRIDGE), "bridge-merged-alike"), (str(BRIDGE), "bridge")
+    assert_shows(run_script, path, plant, without)
 
 
 @pytest.mark.parametrize(

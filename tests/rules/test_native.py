@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from draws import drawn
 from narrowfuzz.arms.ladder import natives
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case.arm import BY_NAME, EAGER_NATIVE
@@ -331,15 +331,7 @@ def test_what_pytorchs_kernels_lack_is_void_on_them_alone(monkeypatch: pytest.Mo
 def shares(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, kernel: str) -> dict[str, float]:
     here = Machine((), "", {"fp8": kernel}, {})
     monkeypatch.setattr(specs, "machine", lambda: here)
-    found: Counter[str] = Counter()
-
-    @settings(max_examples=300, database=None, derandomize=True, deadline=None,
-              phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(cases([recipe]))
-    def collect(case: Case) -> None:
-        found[case.spec.kernels] += 1
-
-    collect()
+    found = Counter(case.spec.kernels for case in drawn(cases([recipe]), 300))
     return {kernels: n / found.total() for kernels, n in found.items()}
 
 

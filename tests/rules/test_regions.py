@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from draws import ONCE
+from hypothesis import given, settings
 from narrowfuzz.case.altered import around_forwards, in_order, without_regions
 from narrowfuzz.case.event_rules import Standing
 from narrowfuzz.case.events import Backward, Close, Event, Forward, Open, Reload, Step
@@ -26,10 +27,6 @@ B0, B1 = Backward(of=(0,)), Backward(of=(1,))
 LOOK = Forward(mode="no_grad")
 #: Two microbatches and an evaluation in one region.
 TOGETHER = (Open(), Forward(), LOOK, Forward(), Close(), B0, Backward(of=(2,)), Step())
-ONE = settings(
-    max_examples=60, phases=[Phase.generate], database=None, deadline=None, derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
 
 
 @cache
@@ -109,7 +106,7 @@ def test_regions_are_around_forwards_alone() -> None:
     )  # fmt: skip
 
 
-@ONE
+@settings(ONCE, max_examples=60)
 @given(trainings([r for n in ("torch.fp32", "torchao.float8.rowwise")
                   if (r := runnable(load_recipes()[n], "cpu"))]))  # fmt: skip
 def test_drawn_regions_are_valid_and_stand_around_forwards(spec: Spec) -> None:

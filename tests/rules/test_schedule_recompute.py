@@ -230,6 +230,13 @@ def test_what_is_left_over_names_an_unused_forward() -> None:
     assert verdict.symptom == "left over: stashed scales, some forward unused"
 
 
+def multiplied(event: int, at: At, a: float, b: float) -> Moment:
+    """A call whose product has these inverse scales."""
+    codes = np.zeros((1, 1), np.uint8)
+    sides = [Side("e4m3", codes, np.float32(inverse)) for inverse in (a, b)]
+    return Moment(event, (CallSeen(at, "0"),), (), (ProductSeen(at, "output", *sides),), {}, {})
+
+
 @pytest.mark.parametrize(
     ("scale", "symptom"),
     [
@@ -239,18 +246,11 @@ def test_what_is_left_over_names_an_unused_forward() -> None:
     ],
 )
 def test_whose_scales_a_recompute_takes(scale: float, symptom: str) -> None:
-    def made(at: At, inverse: float) -> ProductSeen:
-        side = Side("e4m3", np.zeros((1, 1), np.uint8), np.float32(inverse))
-        return ProductSeen(at, "output", side, side)
-
-    def ran(event: int, at: At, inverse: float) -> Moment:
-        return Moment(event, (CallSeen(at, "0"),), (), (made(at, inverse),), {}, {})
-
     events = (Forward(), Forward(), Backward(of=(1,)))
     moments = [
-        ran(0, At("forward", 0, 0), 1),
-        ran(1, At("forward", 1, 0), 2),
-        ran(2, At("recompute", 1, 0), scale),
+        multiplied(0, At("forward", 0, 0), 1, 1),
+        multiplied(1, At("forward", 1, 0), 2, 2),
+        multiplied(2, At("recompute", 1, 0), scale, scale),
     ]
     (verdict,) = check_recompute(evidence(events, moments, CHECKPOINT))
     assert verdict.symptom == symptom
@@ -269,18 +269,12 @@ def test_whose_scales_a_recompute_with_a_kept_weight_takes(
     weight: float, scale: float, symptom: str
 ) -> None:
     """y1 keeps a weight cast with 1/scale 5 for y2, whose recompute may take y0's for its input."""
-
-    def ran(event: int, at: At, a: float, b: float) -> Moment:
-        codes = np.zeros((1, 1), np.uint8)
-        sides = [Side("e4m3", codes, np.float32(inverse)) for inverse in (a, b)]
-        return Moment(event, (CallSeen(at, "0"),), (), (ProductSeen(at, "output", *sides),), {}, {})
-
     events = (Forward(), Forward(first=True), Forward(first=False), Backward(of=(2,)))
     moments = [
-        ran(0, At("forward", 0, 0), 3, 1),
-        ran(1, At("forward", 1, 0), 5, 4),
-        ran(2, At("forward", 2, 0), 5, 2),
-        ran(3, At("recompute", 2, 0), weight, scale),
+        multiplied(0, At("forward", 0, 0), 3, 1),
+        multiplied(1, At("forward", 1, 0), 5, 4),
+        multiplied(2, At("forward", 2, 0), 5, 2),
+        multiplied(3, At("recompute", 2, 0), weight, scale),
     ]
     (verdict,) = check_recompute(evidence(events, moments, CHECKPOINT))
     assert verdict.symptom == symptom

@@ -21,7 +21,8 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.triage import _still
-from narrowfuzz.triage.verify import run_script
+from narrowfuzz.triage.verify import RunScript
+from scripts_of_findings import assert_shows
 
 RECIPES = load_recipes()
 TENSORWISE = "torchao.float8.tensorwise"
@@ -299,6 +300,7 @@ def test_a_script_shows_it(
     fields: dict[str, Any],
     rules: set[str],
     tmp_path: Path,
+    scripts: RunScript,
 ) -> None:
     shown = case(recipe, sharding, **fields)
     with planted("", name):
@@ -307,8 +309,7 @@ def test_a_script_shows_it(
     assert isinstance(converting, Recipe)
     text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
     (path := tmp_path / "repro.py").write_text(text)
-    assert run_script(path, plant=("", name)).shown
-    assert run_script(path).code == 0
+    assert_shows(scripts, path, ("", name))
 
 
 def test_every_rule_of_ranks_has_a_fault() -> None:

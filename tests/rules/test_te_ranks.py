@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from fresh import on_transformer_engine
 from narrowfuzz.case.events import Close, Forward, Open, Settings
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.numerics.delayed import Policy, Slot
@@ -27,9 +24,7 @@ from narrowfuzz.rules.library.ranks import as_shared, check_shared
 from narrowfuzz.trace.snapshots import At, CastSeen, Moment, SlotName
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
-from te_on_cpu.environment import DEFAULT, ensure
 
-CHECKS = Path(__file__).parents[1] / "te_ranks_checks.py"
 ARM = "sharded_processes"
 SLOT = SlotName("0", "forward", 0)
 pytestmark = pytest.mark.xdist_group("te ranks")
@@ -47,22 +42,8 @@ def outcome(kind: str, name: str) -> list[Any]:
 @functools.cache
 def outcomes(*named: str) -> dict[tuple[str, str], list[Any]]:
     """(kind, name) -> what came out, of these or of all."""
-    try:
-        ensure(DEFAULT)
-    except ValueError as why:
-        pytest.skip(str(why))
-    root = str(CHECKS.parents[1])
-    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(CHECKS), *named],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    said = on_transformer_engine("te_ranks_checks.py", *named)
+    lines = [json.loads(line) for line in said if line.startswith("[")]
     return {(what, name): rest for what, name, *rest in lines}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from draws import drawn_in_lots
+from hypothesis import given
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
@@ -43,12 +43,13 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.simplify import simpler_events
 from narrowfuzz.triage.verify import RunScript
+from samples import recipes
 
 LOOK, RATE = Forward(mode="eval"), 2.0**-6
 #: Everything that may happen.
@@ -58,11 +59,6 @@ FULL: tuple[Event, ...] = (
     Forward(values="spike"), Forward(), Backward(of=(3, 4), shift=-2), Step(), Reload(back=True),
     Forward(mode="no_grad"), Forward(), Backward(of=(6,)), Step(),
 )  # fmt: skip
-
-
-@cache
-def recipes() -> dict[str, Recipe]:
-    return load_recipes()
 
 
 def case_of(events: tuple[Event, ...], recipe: str = "torch.fp32", **spec: Any) -> Case:
@@ -332,16 +328,9 @@ def test_a_rollback_needs_no_step() -> None:
 
 
 def test_what_partial_recompute_is_drawn_of_can_be_played() -> None:
-    found: list[Spec] = []
-
-    @settings(max_examples=150, phases=[Phase.generate], database=None, deadline=None,
-              derandomize=True, suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(partly_recomputed(list(load_recipes().values())))
-    def take(spec: Spec) -> None:
+    found = drawn_in_lots(partly_recomputed(list(load_recipes().values())), 200)
+    for spec in found:
         check_events(spec, autocasts=recipes()[spec.recipe].autocasts)
-        found.append(spec)
-
-    take()
     assert any(spec.events for spec in found)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -12,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from fresh import python
 from te_on_cpu import environment, folders, install, kernels, norms
 
 FORMATS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
@@ -283,4 +283,4 @@ def test_nothing_is_patched_by_importing() -> None:
         "from te_on_cpu import install; "
         "assert before == (torch.empty, torch.Tensor.to, torch.cuda.is_available)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)

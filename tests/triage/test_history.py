@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -13,12 +12,13 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.history import fewest, histories
 from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, run_script
+from samples import recipes
+from scripts_of_findings import assert_shows
 
 FAULT = "codes-of-dead-weights"
 FLOAT8 = Spec(recipe="torchao.float8.rowwise", backend="emulated", m=4, k=16, n=8)
@@ -30,11 +30,6 @@ def case_of(seed: int, **changes: object) -> Case:
 
 #: One of them has a weight of the last case's shape.
 PAST = (case_of(1, n=24), case_of(2), case_of(3, k=32), case_of(4, n=40))
-
-
-@cache
-def recipes() -> dict[str, Recipe]:
-    return load_recipes()
 
 
 def test_a_case_file_keeps_what_ran_before() -> None:
@@ -94,9 +89,7 @@ def test_what_a_dead_model_left_is_confirmed_with_what_ran_before(
     assert len(found.finding.minimal.history) == 1
     path = tmp_path / "repro.py"
     path.write_text(found.script)
-    assert scripts(path, plant=("", FAULT)).shown
-    gone = scripts(path)
-    assert gone.code == 0, gone.output
+    assert_shows(scripts, path, ("", FAULT))
 
 
 @pytest.mark.heavy

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import runpy
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -14,7 +11,9 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from hypothesis import Phase, given, settings
+from draws import ONCE
+from fresh import on_transformer_engine
+from hypothesis import given, settings
 from narrowfuzz.case.events import (
     Backward,
     Close,
@@ -205,7 +204,7 @@ def test_a_script_of_models_that_differ_in_one_field_makes_each_anew() -> None:
 
 
 @pytest.mark.heavy
-@settings(max_examples=5, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+@settings(ONCE, max_examples=5)
 @given(schedules(LARGE.recipe, carries=carries()))
 def test_scripts_of_a_clean_schedule_hold(spec: Spec) -> None:
     """Every rule, on every arm and slot that it could have been broken at."""
@@ -322,12 +321,7 @@ def test_the_backward_state_that_reentrant_checkpoints_never_updated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TransformerEngine 1.10.0; repaired in 1.12.0."""
-    _folder_of("1.10.0")
-    command = [sys.executable, str(HERE / "schedule_triage_te.py"), str(tmp_path)]
-    path = os.pathsep.join((str(HERE.parent), os.environ.get("PYTHONPATH", "")))
-    environment = dict(os.environ, PYTHONPATH=path, **{CHOICE: "1.10.0"})
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    on_transformer_engine("schedule_triage_te.py", tmp_path, version="1.10.0")
     (finding,) = Store(tmp_path).findings()
     check_folder(tmp_path, finding.id)
     assert finding.story is not None and len(finding.story.states) == 2

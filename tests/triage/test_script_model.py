@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from narrowfuzz.case.arm import climb
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import COMPOSED
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.rules.kernels import WRONG_PRODUCT
 from narrowfuzz.rules.repeat import AGAIN
@@ -43,6 +41,8 @@ from narrowfuzz.trace.expect import (
 from narrowfuzz.trace.verdict import OtherRun, Verdict
 from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.verify import RunScript, run_script
+from samples import recipes
+from scripts_of_findings import assert_shows, standing_alone
 
 FLOAT8 = "torchao.float8.rowwise"
 GRADIENT = "layers.0.attention.wq.weight.grad"
@@ -87,11 +87,6 @@ RULES: dict[str, dict[str, Any]] = {
 SMALL = {"m": 4, "k": 8, "n": 16}
 
 
-@cache
-def recipes() -> dict[str, Recipe]:
-    return load_recipes()
-
-
 def spec_of(model: str, **changes: Any) -> Spec:
     fields = {"recipe": FLOAT8, "m": 32, "k": 32, "n": 64, "heads": 2, **changes}
     return Spec(model=model, **fields)
@@ -111,18 +106,8 @@ def written(rule: str, spec: Spec, data: DataSpec | None = None, **changes: Any)
 
 
 def assert_stands_alone(text: str) -> None:
-    tree = ast.parse(text)
-    compile(text, "repro.py", "exec")
     assert text.isascii()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add((node.module or "").split(".")[0])
-    assert names <= {*sys.stdlib_module_names, "torch", "torchao"}
-    assert "sys.exit(" in text
-    literals = [n for n in ast.walk(tree) if isinstance(n, ast.Call)
+    literals = [n for n in ast.walk(standing_alone(text)) if isinstance(n, ast.Call)
                 and getattr(n.func, "id", "") == "unpacked"]  # fmt: skip
     assert literals
     data = sum((n.end_lineno or 0) - n.lineno for n in literals)
@@ -200,15 +185,8 @@ AGREE: list[tuple[str, dict[str, Any]]] = [
     ("mlp_gelu", {"lifecycle": "deepcopy"}),
     ("tied_embedding", {"input_layout": "transposed", "checkpoint": "full"}),
     ("tied_embedding", {"input_layout": "strided", "batch": 2, "steps": 2}),
-    (
-        "attention",
-        {
-            "input_layout": "transposed",
-            "grad_layout": "transposed",
-            "batch": 2,
-            "recipe": "torch.bf16",
-        },
-    ),
+    ("attention", {"input_layout": "transposed", "grad_layout": "transposed", "batch": 2,
+                   "recipe": "torch.bf16"}),
     ("attention", {"attention": "math", "grad_layout": "expanded"}),
     ("dropout", {"bias": True, "checkpoint": "full"}),
     ("hooked", {"grad_mode": "inference", "recipe": "torch.bf16"}),
@@ -217,12 +195,10 @@ AGREE: list[tuple[str, dict[str, Any]]] = [
     ("mlp_swiglu", {"recipe": "torch.fp32", "dtype": "fp32", "autocast": True}),
     ("linear", {"steps": 2, "bias": True}),
     ("linear", {"lifecycle": "reload", "bias": True}),
-    (
-        "linear",
-        {"m": 0, "grad_layout": "expanded", "lifecycle": "deepcopy", "recipe": "torch.bf16"},
-    ),
+    ("linear", {"m": 0, "grad_layout": "expanded", "lifecycle": "deepcopy",
+                "recipe": "torch.bf16"}),
     ("linear", {"m": 0, "k": 0, "lifecycle": "deepcopy", "recipe": "torch.bf16"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.one_in(6)
@@ -342,6 +318,4 @@ def test_a_product_inside_a_compiled_graph_has_a_script(
     path, faults = tmp_path / "repro.py", tmp_path / "faults.py"
     path.write_text(script_of(Case(spec=spec, data=DataSpec()), wrong, recipes()["torch.bf16"]))
     faults.write_text(WRONG_MM)
-    clean, planted = scripts(path), scripts(path, plant=(str(faults), "wrong-mm"))
-    assert clean.code == 0 and "the worst of" in clean.output
-    assert planted.shown, planted.output
+    assert "the worst of" in assert_shows(scripts, path, (str(faults), "wrong-mm"))

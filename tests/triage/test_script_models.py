@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
+from samples import recipes
+from scripts_of_findings import assert_shows
 
 ROWWISE = "torchao.float8.rowwise"
 _SWIGLU = {"recipe": ROWWISE, "model": "mlp_swiglu", "m": 8, "k": 16, "n": 16}
@@ -55,11 +55,6 @@ SHOWN = [
 ]  # fmt: skip
 
 
-@cache
-def recipes() -> dict[str, Recipe]:
-    return load_recipes()
-
-
 @pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(("oracle", "fault", "spec"), SHOWN)
@@ -73,10 +68,7 @@ def test_a_models_script_fails_under_its_fault_and_passes_without(
         judge = Judge(recipes(), Ledger([]), arms=rungs)
         cause = judge.judge(case, [BY_NAME[oracle]]).causes[0]
         path.write_text(script_of(case, cause, recipes()[case.spec.recipe]))
-    planted = scripts(path, plant=("", fault))
-    assert planted.shown, planted
-    clean = scripts(path)
-    assert clean.code == 0, clean
+    assert_shows(scripts, path, ("", fault))
 
 
 @pytest.mark.slow

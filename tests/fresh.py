@@ -1,0 +1,55 @@
+"""Processes of their own for what a test must not share with others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from te_on_cpu.environment import CHOICE, DEFAULT, ensure
+
+HERE = Path(__file__).parent
+
+
+def python(
+    *args: str | Path,
+    code: int | None = 0,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | str | None = None,
+    seconds: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter with these arguments, on one thread. It must end with ``code``, with
+    whatever code for None; ``env`` is set besides, a variable that is None is not."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    done = subprocess.run(
+        [sys.executable, *map(str, args)],
+        env={name: value for name, value in variables.items() if value is not None},
+        cwd=cwd, timeout=seconds, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert code is None or done.returncode == code, done.stdout[-8000:] + done.stderr[-4000:]
+    return done
+
+
+def narrowfuzz(
+    *argv: str | Path,
+    code: int | None = 0,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | str | None = None,
+    seconds: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """The command as a user types it, as ``python`` runs it."""
+    return python("-m", "narrowfuzz", *argv, code=code, env=env, cwd=cwd, seconds=seconds)
+
+
+def on_transformer_engine(file: str, *args: str | Path, version: str = DEFAULT) -> list[str]:
+    """The lines that ``tests/file`` prints where TransformerEngine has this version; skips where
+    that is not to be had."""
+    try:
+        ensure(version)
+    except ValueError as why:
+        pytest.skip(str(why))
+    path = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH", ""))))
+    return python(HERE / file, *args, env={CHOICE: version, "PYTHONPATH": path}).stdout.splitlines()

@@ -1,0 +1,163 @@
+"""The neighbours of ledger entries, one a line of neighbours.json: a case that an entry explains,
+and a failure beside it that is none of the entry's business.
+
+The failure is a planted fault, an error of the same type raised in the same function of the library
+for another reason (``ERROR in module:function``), so that the fingerprint is the entry's and only
+its conditions tell the two apart, or one of ``BY_NAME``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from narrowfuzz.case.spec import SCHEMA, Case, load_case
+from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.play.processes import around
+
+Plantable = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A case of an entry, and a failure that is none of the entry's business."""
+
+    case: Case
+    beside: Plantable
+
+    @property
+    def compiled(self) -> bool:
+        """Does one process compile it, which takes minutes?"""
+        return self.case.spec.compile != "none" and not self.case.spec.sharded
+
+
+@contextmanager
+def raising(where: str, error: str, says: str, always: bool) -> Iterator[None]:
+    """``module:function``, or ``module:Class.method``, raises ``error``, named as it is and seen in
+    the library's file: always, or where it raises that by itself."""
+    module, _, path = where.partition(":")
+    home = importlib.import_module(module)
+    *of, name = path.split(".")
+    owner: Any = getattr(home, of[0]) if of else home
+    original = getattr(owner, name)
+    source = f"def {name}(*args, **kwargs):\n    " + (
+        f"raise {error}({says!r})"
+        if always
+        else "try:\n        return original(*args, **kwargs)\n"
+        f"    except {error}:\n        raise {error}({says!r}) from None"
+    )
+    scope = {**vars(home), "UnpicklingError": UnpicklingError, "original": original}
+    exec(compile(source, str(home.__file__), "exec"), scope)
+    bound = hasattr(original, "__self__")  # a class method, which asks for no other self
+    raises: Any = staticmethod(scope[name]) if bound else scope[name]
+    # a function is held by each module that imported it
+    held = [] if of else [m for m in list(sys.modules.values()) if m is not home]
+    others = [m for m in held if getattr(m, "__dict__", {}).get(name) is original]
+    with ExitStack() as stack:
+        for holder in (owner, *others):
+            stack.enter_context(replaced(holder, name, lambda _: raises))
+        yield
+
+
+@contextmanager
+def on_ranks(plant: Plantable) -> Iterator[None]:
+    """The same in the processes of ranks, which run what is compiled."""
+    around.append(plant)
+    try:
+        with plant():
+            yield
+    finally:
+        around.remove(plant)
+
+
+@contextmanager
+def cast_sums_doubled() -> Iterator[None]:
+    """A sum of codes, as the bias gradient behind a cast is one, comes out twice as large."""
+    import torch
+    from torchao.float8.float8_ops import FLOAT8_OPS_TABLE as table
+
+    op = torch.ops.aten.sum.dim_IntList
+    original = table[op]
+    table[op] = lambda *args, **kwargs: 2 * original(*args, **kwargs)
+    try:
+        yield
+    finally:
+        table[op] = original
+
+
+@contextmanager
+def clone_negates() -> Iterator[None]:
+    """A moment in FP8 has a clone, which calls what it has not."""
+    import torch
+    from torchao.optim.subclass_fp8 import OptimStateFp8
+
+    table, clone = OptimStateFp8._ATEN_OP_TABLE[OptimStateFp8], torch.ops.aten.clone.default
+    table[clone] = lambda func, types, args, kwargs: torch.ops.aten.neg.default(args[0])
+    try:
+        yield
+    finally:
+        del table[clone]
+
+
+def gradients_of_biases_halved() -> AbstractContextManager[object]:
+    """What a rank brings of them to FSDP's sum is halved before it is added."""
+
+    def make(copy_in: Any) -> Any:
+        return lambda gradients, *args: copy_in(
+            [gradient / 2 if gradient.ndim == 1 else gradient for gradient in gradients], *args
+        )
+
+    home = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_collectives")
+    return replaced(home, "foreach_reduce_scatter_copy_in", make)
+
+
+def refused_by_stride() -> AbstractContextManager[object]:
+    """Inductor's check of strides refuses every product, in words of its own."""
+    import torch
+    from torch._inductor.kernel import mm
+
+    def refuse(*_: object) -> None:
+        torch._check(False, lambda: "planted")
+
+    return replaced(mm, "check_supported_striding", lambda _: refuse)
+
+
+#: Failures that are neither a planted fault nor an error in a function.
+BY_NAME: dict[str, Plantable] = {
+    "cast sums doubled": cast_sums_doubled,
+    "clone negates": clone_negates,
+    "gradients of biases halved": gradients_of_biases_halved,
+    "refused by stride": refused_by_stride,
+}
+
+
+def failure(name: str, says: str = "planted", always: bool = True) -> Plantable:
+    """What a row names as its failure."""
+    if name in BY_NAME:
+        return BY_NAME[name]
+    error, _, where = name.partition(" in ")
+    if where:
+        return lambda: raising(where, error, says, always)
+    return builtin_faults()[name].plant
+
+
+def _neighbour(row: dict[str, Any]) -> Neighbour:
+    case = {"spec": row["spec"], "data": row.get("data", {}), "schema": SCHEMA}
+    plant = failure(row["beside"], row.get("says", "planted"))
+    beside = (lambda: on_ranks(plant)) if row.get("on_ranks") else plant
+    return Neighbour(load_case(json.dumps(case).encode()), beside)
+
+
+#: Entry, and after a comma what else of it a case shows -> its neighbour.
+NEIGHBOURS = {
+    row["name"]: _neighbour(row)
+    for row in json.loads(Path(__file__).with_suffix(".json").read_text())
+}

@@ -1,0 +1,75 @@
+"""TransformerEngine on the CPU emulation of its extension: many checks, in a process for each
+version of 1.x and for each compute capability that 2.x is told of."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from fresh import HERE, python
+from te_on_cpu.environment import worker_environment
+
+#: Version, and the capability that it is told of -> what is checked on it, and how it is marked.
+V1 = (HERE / "te_on_cpu_v1_checks.py", ())
+V2 = (HERE / "te_on_cpu_v2_checks.py", ("-p", "te_on_cpu_v2_plugin"))
+RUNS: dict[tuple[str, str], tuple[tuple[Path, tuple[str, ...]], list[pytest.MarkDecorator]]] = {
+    ("1.10.0", ""): (V1, [pytest.mark.heavy]),
+    ("1.11.0", ""): (V1, [pytest.mark.heavy]),
+    ("1.12.0", ""): (V1, [pytest.mark.heavy]),
+    ("2.20.2", "[9, 0]"): (V2, [pytest.mark.xdist_group("te 9"), pytest.mark.heavy]),
+    ("2.20.2", "[10, 0]"): (V2, [pytest.mark.xdist_group("te 10")]),
+}
+
+
+def names(checks: Path) -> list[str]:
+    return re.findall(r"^def (check_\w+)", checks.read_text(), re.MULTILINE)
+
+
+def every_check() -> list[Any]:
+    return [
+        pytest.param(run, name, marks=marks, id=f"{' '.join(run).strip()}-{name}")
+        for run, ((checks, _), marks) in RUNS.items()
+        for name in names(checks)
+    ]
+
+
+@functools.cache
+def failures(run: tuple[str, str], folder: Path) -> dict[str, str]:
+    """What failed in a run, by check; every check is a key."""
+    (version, capability), ((checks, options), _) = run, RUNS[run]
+    try:
+        environment = worker_environment(version, os.environ)
+    except ValueError as why:
+        pytest.skip(str(why))
+    environment["PYTHONPATH"] += os.pathsep + str(HERE)
+    if capability:
+        environment["TE_CAPABILITY"] = capability
+    report = folder / f"{version} {capability}.xml"
+    done = python(
+        "-m", "pytest", *options, "-q", "-o", "python_functions=check_*", f"--junitxml={report}",
+        "-p", "no:cacheprovider", checks, env=environment, code=None,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    found: dict[str, str] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = case.attrib["name"].split("[")[0]
+        bad = "".join(one.text or "" for one in case if one.tag in ("failure", "error"))
+        found[name] = found.get(name, "") + bad
+    assert found.keys() == {*names(checks)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("te_on_cpu")
+
+
+@pytest.mark.parametrize(("run", "name"), every_check())
+def test_check(run: tuple[str, str], name: str, folder: Path) -> None:
+    failure = failures(run, folder)[name]
+    assert not failure, failure
