@@ -121,8 +121,9 @@ def test_without_its_correction_a_first_step_is_a_tenth() -> None:
 def test_a_script_takes_the_same_steps(kind: str) -> None:
     call = calls_of(kind, "bf16", gradients(1.0, rest=0.0))[-1]
     start, grads = (torch.from_numpy(call.tensors[n]).bfloat16() for n in ("start", "grads"))
-    for result in trained(kind, call.settings["options"], start, grads):
-        assert np.array_equal(result.float().numpy(), call.outputs["param"])
+    (result,) = trained(kind, call.settings["options"], start, grads)
+    assert np.array_equal(result.float().numpy(), call.outputs["param"])
+    assert np.array_equal(call.outputs["bounded_param"], call.outputs["param"])
 
 
 @pytest.mark.parametrize("why", ["begun", "amsgrad"])

@@ -108,6 +108,7 @@ class OperatorWatch(AttentionWatch):
             return None
         call = None if read is None else self._called(operator.name, phase, read)
         if call is not None:
+            _derive(call)
             self.operators.append(call)
         return call
 
@@ -182,12 +183,19 @@ class OperatorWatch(AttentionWatch):
         for parameter, call in self._begun:
             state = stepping.state.get(parameter, {})  # to ask for an entry would make one
             names = BY_NAME[call.operator].results[1:]
-            if "bounded_param" in names:  # the same, held to another bound
-                call.outputs["bounded_param"] = copied(parameter)
             kept = {name: state[name] for name in names if state.get(name) is not None}
             call.outputs.update({n: copied(t) for n, t in {"param": parameter, **kept}.items()})
+            _derive(call)
             self.operators.append(call)
         self._stepping, self._begun = False, []
+
+
+def _derive(call: LiveCall) -> None:
+    """Make the results that are derived of those that are there."""
+    derived = BY_NAME[call.operator].derived
+    if derived is not None:
+        with unseen():
+            call.outputs |= derived.make(call.tensors, call.outputs, call.settings)
 
 
 class EagerWatch(OperatorWatch):

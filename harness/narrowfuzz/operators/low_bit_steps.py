@@ -11,8 +11,16 @@ import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32
 from narrowfuzz.numerics.formats import F64, FORMATS
-from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.operator import (
+    TORCH_DTYPE,
+    Derived,
+    Deviation,
+    Expected,
+    Operator,
+    Read,
+)
 from narrowfuzz.operators.rows import LARGEST
+from narrowfuzz.play.derived import parameter_again
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Those of torchao.optim, and the options that their constructors take.
@@ -129,6 +137,7 @@ OPERATOR = Operator(
     expression="trained({kind}, {options}, start, grads)",
     title=_title,
     results=("param", "bounded_param"),
+    derived=Derived(("bounded_param",), parameter_again),
     optional=("exp_avg", "exp_avg_sq"),
     found=("param", "exp_avg", "exp_avg_sq"),
     deviations=(

@@ -86,6 +86,17 @@ class Deviation:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """Results of a call that are made of its tensors and of what it returned."""
+
+    #: Their names, which are the last of the operator's results.
+    names: tuple[str, ...]
+    #: A function of ``play/``, whose source scripts have: (the call's tensors, what it returned,
+    #: its settings) -> these results by name, fp32.
+    make: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Operator:
     """An operator of torch. What is here is all that the rules, the watch and the scripts know."""
 
@@ -111,8 +122,10 @@ class Operator:
     #: Of a function: tensors whose gradients are results of the same call, and these results. The
     #: gradient that comes in is its tensor ``grad_output``.
     gradients: Mapping[str, str] = field(default_factory=dict)
-    #: What the expression gives: the one result, or a tuple of these.
+    #: What the expression gives: the one result, or a tuple of these; derived ones come last.
     results: tuple[str, ...] = ("output",)
+    #: Further results, which no kernel returns.
+    derived: Derived | None = None
     #: Tensors that a call may be without; the expression takes None for them.
     optional: tuple[str, ...] = ()
     #: Tensors that only say what the call found; the expression does without.
@@ -123,6 +136,12 @@ class Operator:
     unordered: Callable[[OperatorCall], bool] = lambda call: False
     #: A function of ``play/`` that the expression calls, which scripts have the source of.
     helper: str = ""
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """The results that a call itself gives."""
+        made = () if self.derived is None else self.derived.names
+        return tuple(name for name in self.results if name not in made)
 
     def role(self, result: str) -> str:
         """What verdicts on that result are about."""

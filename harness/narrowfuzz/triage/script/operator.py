@@ -3,7 +3,7 @@ its result that is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Operator
-from narrowfuzz.play import function_call, literal, optimizer_step
+from narrowfuzz.play import derived, function_call, literal, optimizer_step
 from narrowfuzz.trace.expect import Is, Within, read
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import Verdict
@@ -24,7 +24,7 @@ from narrowfuzz.triage.script.paste import pasted
 from narrowfuzz.triage.script.short import Short
 
 #: Where scripts have what they call from.
-_HELPERS = (literal, optimizer_step, function_call)
+_HELPERS = (literal, optimizer_step, function_call, derived)
 #: Tensors of so many elements are written as numbers that can be read.
 _READABLE = 64
 
@@ -57,7 +57,7 @@ def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
                 for name in operator.optional
                 if name not in {*names, *operator.found}
             ),
-            f"result = {operator.expression.format(**settings)}{_one(operator, verdict)}",
+            f"result = {_result(operator, verdict, names, settings)}",
             f"got = result{list(verdict.at.index) or ''}.item()",
             _check(verdict),
         )
@@ -65,20 +65,29 @@ def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
     used = {"laid"} if any(map(_other_layout, _shapes(call))) else set()
     used |= set() if readable else {"unpacked"}
     used |= {operator.helper} if operator.helper else set()
+    used |= {operator.derived.make.__name__} if operator.derived else set()
     return Short(
         verdict,
         title,
         "import math\nimport torch\ntorch.set_num_threads(1)",
         (
-            pasted(tuple(sorted(used)), (literal, optimizer_step, function_call)) if used else "",
+            pasted(tuple(sorted(used)), _HELPERS) if used else "",
             tail,
         ),
     )
 
 
-def _one(operator: Operator, verdict: Verdict) -> str:
-    """Which of several results is wrong."""
-    return f"[{operator.results.index(verdict.at.result)}]" if verdict.at.result else ""
+def _result(
+    operator: Operator, verdict: Verdict, names: Iterable[str], settings: Mapping[str, str]
+) -> str:
+    """The one of several results that is wrong."""
+    name, called = verdict.at.result, operator.expression.format(**settings)
+    if operator.derived is not None and name in operator.derived.names:
+        tensors = f"dict({', '.join(f'{n}={n}' for n in names)})"
+        returned = f"dict(zip({operator.returned!r}, {called}))"
+        given = f"dict({', '.join(f'{n}={value}' for n, value in settings.items())})"
+        return f"{operator.derived.make.__name__}({tensors}, {returned}, {given})[{name!r}]"
+    return f"{called}[{operator.returned.index(name)}]" if name else called
 
 
 def _readable(x: F32) -> bool:
