@@ -243,6 +243,30 @@ HUNTS = [
                 "scale_and_shift",
                 {"optimizer": "adamw_fused", "steps": 2},
             ),
+            (
+                "adagrad-rate-decays-early",
+                "torch.fp32",
+                "scale_and_shift",
+                {"optimizer": "adagrad", "steps": 2},
+            ),
+            (
+                "adagrad-decay-apart",
+                "torch.fp32",
+                "scale_and_shift",
+                {"optimizer": "adagrad_foreach", "steps": 2},
+            ),
+            (
+                "muon-without-iteration",
+                "torch.fp32",
+                "step_muon",
+                {"optimizer": "muon", "steps": 2},
+            ),
+            (
+                "muon-rate-of-transposed",
+                "torch.fp32",
+                "step_muon",
+                {"optimizer": "muon", "n": 512, "steps": 2},
+            ),
         )
     ),
     Hunt(

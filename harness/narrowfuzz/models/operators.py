@@ -95,6 +95,9 @@ _STEPS = {
     "adam_fused": "adam_step",
     "adamw_foreach": "adam_step",
     "adamw_fused": "adam_step",
+    "adagrad": "adagrad_step",
+    "adagrad_foreach": "adagrad_step",
+    "adagrad_fused": "adagrad_step",
 }
 
 
@@ -171,6 +174,19 @@ _LOW_BIT = (
     _low_bit("adamw_4bit", "adamw, 4bit"),
     _low_bit("adamw_fp8", "adamw, fp8"),
     _low_bit("adamw_8bit_rounded", "adamw, 8bit, rounded by chance in bf16", random=True),
+)
+
+#: It takes parameters of two dimensions alone.
+_MUON = _operator(
+    "step_muon",
+    "steps of muon on a table of rows",
+    "Lookup",
+    lambda spec: (spec.n, spec.k),
+    "muon_step",
+    takes_ids=True,
+    columns="ids",
+    values=_OF_STEPS,
+    fixed={"optimizer": "muon", "grad_mode": "train"},
 )
 
 OPERATORS: tuple[Model, ...] = (
@@ -296,6 +312,7 @@ OPERATORS: tuple[Model, ...] = (
     ),
     *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
     *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),
+    *((_MUON,) if _has("optim/_muon.py") else ()),
 )
 
 
