@@ -108,6 +108,7 @@ def snapshot() -> list[dict[Any, int]]:
         "cross_entropy_loss",
         "mean.dim",
         "bmm",
+        "linalg_vector_norm",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 

@@ -255,6 +255,7 @@ HUNTS = [
                 "scale_and_shift",
                 {"optimizer": "adagrad_foreach", "steps": 2},
             ),
+            ("norm-drops-tail", "torch.bf16", "scaled_by_norm", {"k": 20}),
             (
                 "muon-without-iteration",
                 "torch.fp32",

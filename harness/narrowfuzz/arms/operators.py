@@ -64,7 +64,7 @@ class LiveCall:
 
 class OperatorWatch(AttentionWatch):
     """Records the calls of attention kernels, and those of operators that are judged by
-    themselves. These return new tensors and change none that they are given."""
+    themselves."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -99,17 +99,20 @@ class OperatorWatch(AttentionWatch):
             self.record(operator, by_name(func, args, kwargs), result)
 
     def record(self, operator: Operator, named: Any, result: Any) -> LiveCall | None:
-        """Record a call of a kernel or a function, of its arguments by name."""
+        """Record a call of a kernel or a function, of its arguments by name, or the calls that one
+        of lists is; the last of them, if there is any."""
         phase = "backward" if in_backward() else "forward"
         try:
             read = operator.read(named, result)
         except ValueError as error:
             self.unjudged[operator.words] = str(error)
             return None
-        call = None if read is None else self._called(operator.name, phase, read)
-        if call is not None:
-            _derive(call)
-            self.operators.append(call)
+        call = None
+        for one in read if isinstance(read, list) else (read,):
+            call = None if one is None else self._called(operator.name, phase, one)
+            if call is not None:
+                _derive(call)
+                self.operators.append(call)
         return call
 
     def _called(self, name: str, phase: str, read: Read) -> LiveCall | None:

@@ -39,6 +39,10 @@ def _operator(
     )
 
 
+def _by_norm(spec: Any, *, order: str) -> Arguments:
+    return spec.k, order
+
+
 def _by_hand(spec: Any, *, centred: bool) -> Arguments:
     return spec.k, centred
 
@@ -103,6 +107,8 @@ _STEPS = {
 
 #: What stalls a sum, and what it loses beside larger terms.
 _OF_SUMS = ("equal", "outlier", "heavy_tail")
+#: What stalls a sum of squares, and what its squares lose.
+_OF_NORMS = ("equal", "outlier", "heavy_tail", "subnormal")
 #: Moments far apart, and those that are squares of what is small.
 _OF_STEPS = ("heavy_tail", "outlier", "subnormal")
 
@@ -311,6 +317,22 @@ OPERATORS: tuple[Model, ...] = (
         forbidden="attn_mask and is_causal=True together raise an error, by the documentation",
     ),
     *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
+    *(
+        _operator(
+            name,
+            title,
+            "ScaledByNorm",
+            partial(_by_norm, order=order),
+            "vector_norm",
+            "sum",
+            values=_OF_NORMS,
+        )
+        for name, title, order in (
+            ("scaled_by_norm", "rows over their 2-norm", "2"),
+            ("scaled_by_sum", "rows over the sum of their magnitudes", "1"),
+            ("scaled_by_largest", "rows over their largest magnitude", "inf"),
+        )
+    ),
     *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),
     *((_MUON,) if _has("optim/_muon.py") else ()),
 )

@@ -35,7 +35,8 @@ def changed(
     wrong = make(run)
 
     def narrow(x: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        first = x[0] if isinstance(x, (list, tuple)) else x
+        ours = first.dtype in (torch.float32, torch.bfloat16, torch.float16)
         return (wrong if ours else run)(x, *args, **kwargs)
 
     library = torch.library.Library("aten", "IMPL")
@@ -239,6 +240,20 @@ def _last_row_of_table(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -
     return found
 
 
+def _norm_drops_tail(run: Any) -> Any:
+    """What follows the last full vector of 8 is left out of a norm over the last dimension."""
+
+    def norm(
+        x: Any, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+    ) -> Any:
+        last = x.ndim and (not dims or [d % x.ndim for d in dims] == [x.ndim - 1])
+        if last and x.shape[-1] > 8:
+            x = x[..., : x.shape[-1] // 8 * 8]
+        return run(x, order, dims, keepdim, dtype=dtype)
+
+    return norm
+
+
 PLANTS = [
     Plant(
         "sum-in-narrow-dtype",
@@ -363,6 +378,16 @@ PLANTS = [
         ("torch.*",),
         _embedding(_last_row_of_table),
         needs="an embedding",
+        models=of_kind("operator"),
+    ),
+    Plant(
+        "norm-drops-tail",
+        "operators",
+        "a vector norm leaves out what follows the last full vector of a row",
+        "the class of tails that no block is full of",
+        ("torch.*",),
+        lambda: changed("linalg_vector_norm", _norm_drops_tail),
+        needs="a vector norm",
         models=of_kind("operator"),
     ),
 ]

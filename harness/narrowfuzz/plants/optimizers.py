@@ -91,6 +91,8 @@ def _transposed(run: Any, lr: float, how: Any, shape: Any) -> float:
 
 #: An operator's fault is hunted among operators, as by ``run --operator '*'``.
 _plant = partial(Plant, recipes=("torch.*",), needs="optimizer steps", models=of_kind("operator"))
+#: One model of all is stepped by Muon: as by ``run --operator muon_step``.
+_of_muon = partial(Plant, recipes=("torch.*",), needs="optimizer steps", models=("step_muon",))
 
 PLANTS = [
     _plant(
@@ -156,14 +158,14 @@ PLANTS = [
         "https://arxiv.org/abs/1711.05101",
         plant=lambda: _stepping("adagrad", _decays_apart),
     ),
-    _plant(
+    _of_muon(
         "muon-without-iteration",
         "optimizer",
         "Muon steps by its momentum as it is",
         "https://github.com/deepspeedai/DeepSpeed/issues/8442",
         plant=lambda: _muon("_zeropower_via_newtonschulz", _as_it_is),
     ),
-    _plant(
+    _of_muon(
         "muon-rate-of-transposed",
         "optimizer",
         "Muon's rate is adjusted for rows and columns in each other's place",
