@@ -109,6 +109,7 @@ def snapshot() -> list[dict[Any, int]]:
         "mean.dim",
         "bmm",
         "linalg_vector_norm",
+        "_amp_foreach_non_finite_check_and_unscale_",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 

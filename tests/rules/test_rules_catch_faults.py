@@ -277,6 +277,13 @@ HUNTS = [
         spec={"model": "log_softmax"},
         data={"input_exponent": 10},
     ),
+    Hunt(
+        "O25",
+        "unscale-passes-infinity",
+        recipe="torch.fp32",
+        spec={"model": "unscaled"},
+        data={"spikes": (Spike("input", 3, 5, "0x7f800000"),)},
+    ),
     Hunt("R21", "cast-truncates"),
     Hunt("R22", "transposed-copy-garbled"),
     Hunt("R23", "gradient-accumulated-twice", spec={"microbatches": 2}),

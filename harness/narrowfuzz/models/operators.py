@@ -43,6 +43,10 @@ def _by_norm(spec: Any, *, order: str) -> Arguments:
     return spec.k, order
 
 
+def _of_scale(spec: Any, *, scale: float) -> Arguments:
+    return spec.k, scale
+
+
 def _by_hand(spec: Any, *, centred: bool) -> Arguments:
     return spec.k, centred
 
@@ -331,6 +335,21 @@ OPERATORS: tuple[Model, ...] = (
             ("scaled_by_norm", "rows over their 2-norm", "2"),
             ("scaled_by_sum", "rows over the sum of their magnitudes", "1"),
             ("scaled_by_largest", "rows over their largest magnitude", "inf"),
+        )
+    ),
+    *(
+        _operator(
+            name,
+            title,
+            "Unscaled",
+            partial(_of_scale, scale=scale),
+            "unscale",
+            values=("inf_nan", "subnormal", "near_max"),
+            compiled=False,
+        )
+        for name, title, scale in (
+            ("unscaled", "gradients that are unscaled by a power of two", 2.0**16),
+            ("unscaled_by_others", "gradients that are unscaled by another number", 3000.0),
         )
     ),
     *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),

@@ -116,6 +116,9 @@ class Operator:
     title: Callable[[OperatorCall], str]
     #: The kernels that are calls of it, as the dispatcher names them.
     kernels: tuple[str, ...] = ()
+    #: The arguments that these overwrite. ``read`` gets them as they were, and as the result, by
+    #: name, what they are afterwards.
+    overwrites: tuple[str, ...] = ()
     #: Functions of torch that are calls of it, where torch composes them of several kernels:
     #: ``torch.nn.functional.rms_norm``.
     functions: tuple[str, ...] = ()

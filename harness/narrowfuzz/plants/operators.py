@@ -254,6 +254,18 @@ def _norm_drops_tail(run: Any) -> Any:
     return norm
 
 
+def _infinity_unscaled(run: Any) -> Any:
+    """Gradients are asked for NaN alone."""
+
+    def unscale(grads: Any, found_inf: Any, inv_scale: Any) -> None:
+        before, nan = found_inf.clone(), any(bool(t.isnan().any()) for t in grads)
+        run(grads, found_inf, inv_scale)
+        if not nan:
+            found_inf.copy_(before)
+
+    return unscale
+
+
 PLANTS = [
     Plant(
         "sum-in-narrow-dtype",
@@ -388,6 +400,16 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("linalg_vector_norm", _norm_drops_tail),
         needs="a vector norm",
+        models=of_kind("operator"),
+    ),
+    Plant(
+        "unscale-passes-infinity",
+        "operators",
+        "where gradients are unscaled, an infinity among them is not found",
+        "the class of checks for NaN that infinities pass",
+        ("torch.*",),
+        lambda: changed("_amp_foreach_non_finite_check_and_unscale_", _infinity_unscaled),
+        needs="gradients that are unscaled",
         models=of_kind("operator"),
     ),
 ]
