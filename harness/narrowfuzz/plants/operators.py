@@ -400,7 +400,7 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("linalg_vector_norm", _norm_drops_tail),
         needs="a vector norm",
-        models=of_kind("operator"),
+        models=("scaled_by_norm", "scaled_by_sum", "scaled_by_largest"),
     ),
     Plant(
         "unscale-passes-infinity",
@@ -410,6 +410,6 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("_amp_foreach_non_finite_check_and_unscale_", _infinity_unscaled),
         needs="gradients that are unscaled",
-        models=of_kind("operator"),
+        models=("unscaled", "unscaled_by_others"),
     ),
 ]
