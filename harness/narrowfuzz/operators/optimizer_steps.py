@@ -252,7 +252,7 @@ def _adagrad(call: OperatorCall) -> dict[str, Expected]:
         kept = call.outputs["sum"].astype(np.float64)
         below = np.sqrt(kept) + options["eps"]
         update = rate * d.centre / below
-        near = np.abs(update) * (8.0 * unit + 16.0 * U32) + rate * d.radius / below * (1.0 + unit)
+        near = np.abs(update) * (8.0 * unit + 8.0 * U32) + rate * d.radius / below * (1.0 + unit)
         step = _Term.of(-update, near, dtype, d.wild).rounded()
         moved = _given(call, "param").plus(step).expected()
         lost = (kept < 2.0**10 * least) & ((kept > 0.0) | (square > 0.0))

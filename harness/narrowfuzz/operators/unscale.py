@@ -35,16 +35,18 @@ def _read(named: Mapping[str, Any], result: Any) -> list[Read]:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """``grad``: the product, rounded to fp32 and to the dtype. It is exact where fp32 holds it, as
-    with an inverse that is a power of two; a kernel may flush what is below fp32's normals.
+    """``grad``: the product as IEEE 754 rounds it to fp32, and that in the dtype. It is exact where
+    fp32 holds it, as with an inverse that is a power of two; a kernel may flush what is below
+    fp32's normals.
     ``found_inf``: 1 where an element is not finite, or else as it was; of a list that has such an
     element in another tensor, nothing is known.
     """
     grad, before = (call.tensors[n].astype(np.float64) for n in ("grad", "found_inf"))
     with np.errstate(all="ignore"):
         centre = grad * call.tensors["inv_scale"].astype(np.float64).reshape(())
-        rounds = centre.astype(np.float32) != centre
-        radius = np.where(rounds & np.isfinite(centre), U32 * np.abs(centre) + 2.0**-150, 0.0)
+        twice = np.isfinite(centre) & (centre.astype(np.float32) != centre)
+        twice &= call.dtypes["grad"] != "fp32"
+        radius = np.where(twice, U32 * np.abs(centre) + 2.0**-150, 0.0)
         tiny = (np.abs(centre) < FLUSHED) | (np.abs(grad) < FLUSHED)
         radius = np.where(tiny, radius + np.abs(centre), radius)
     finite = bool(np.isfinite(grad).all())
