@@ -281,7 +281,7 @@ HUNTS = [
         "O25",
         "unscale-passes-infinity",
         recipe="torch.fp32",
-        spec={"model": "unscaled"},
+        spec={"model": "unscaled_gradient"},
         data={"spikes": (Spike("input", 3, 5, "0x7f800000"),)},
     ),
     Hunt("R21", "cast-truncates"),

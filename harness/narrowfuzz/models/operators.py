@@ -348,8 +348,12 @@ OPERATORS: tuple[Model, ...] = (
             compiled=False,
         )
         for name, title, scale in (
-            ("unscaled", "gradients that are unscaled by a power of two", 2.0**16),
-            ("unscaled_by_others", "gradients that are unscaled by another number", 3000.0),
+            ("unscaled_gradient", "gradients that are unscaled by a power of two", 2.0**16),
+            (
+                "unscaled_gradient_by_others",
+                "gradients that are unscaled by another number",
+                3000.0,
+            ),
         )
     ),
     *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from narrowfuzz.models.catalog import of_kind
+from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.plant import Plant
 
 #: Of what torch composes of kernels.
@@ -400,7 +401,7 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("linalg_vector_norm", _norm_drops_tail),
         needs="a vector norm",
-        models=("scaled_by_norm", "scaled_by_sum", "scaled_by_largest"),
+        models=models_of_operators(("vector_norm",)),
     ),
     Plant(
         "unscale-passes-infinity",
@@ -410,6 +411,6 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("_amp_foreach_non_finite_check_and_unscale_", _infinity_unscaled),
         needs="gradients that are unscaled",
-        models=("unscaled", "unscaled_by_others"),
+        models=models_of_operators(("unscale",)),
     ),
 ]

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from narrowfuzz.models.catalog import of_kind
+from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
 
@@ -92,7 +93,7 @@ def _transposed(run: Any, lr: float, how: Any, shape: Any) -> float:
 #: An operator's fault is hunted among operators, as by ``run --operator '*'``.
 _plant = partial(Plant, recipes=("torch.*",), needs="optimizer steps", models=of_kind("operator"))
 #: One model of all is stepped by Muon: as by ``run --operator muon_step``.
-_of_muon = partial(Plant, recipes=("torch.*",), needs="optimizer steps", models=("step_muon",))
+_of_muon = partial(_plant, models=models_of_operators(("muon_step",)))
 
 PLANTS = [
     _plant(
