@@ -23,10 +23,15 @@ SGD: tuple[dict[str, Any], ...] = (
     {"momentum": 0.5, "dampening": 0.25, "maximize": True},
 )
 ADAM: tuple[dict[str, Any], ...] = ({}, {"weight_decay": 0.1, "betas": (0.5, 0.75)})
+ADAGRAD: tuple[dict[str, Any], ...] = (
+    {},
+    {"weight_decay": 0.1, "lr_decay": 0.5, "initial_accumulator_value": 0.3},
+    {"maximize": True, "eps": 2.0**-10, "initial_accumulator_value": 1.0},
+)
 HOW: tuple[dict[str, Any], ...] = ({}, {"foreach": True}, {"fused": True})
 WAYS = [
     (kind, {"lr": 0.01, **options, **how})
-    for kind, several in (("SGD", SGD), ("Adam", ADAM), ("AdamW", ADAM))
+    for kind, several in (("SGD", SGD), ("Adam", ADAM), ("AdamW", ADAM), ("Adagrad", ADAGRAD))
     for options in several
     for how in HOW
 ]
@@ -39,6 +44,12 @@ def values(dtype: str) -> Iterator[Any]:
         yield [(torch.randn(37, generator=make) * s).to(DTYPES[dtype]) for s in (1.0, *[scale] * 3)]
     spread = torch.randn(37, generator=make) * 2.0 ** torch.randint(-20, 5, (37,), generator=make)
     yield [torch.randn(37, generator=make).to(DTYPES[dtype]), *[spread.to(DTYPES[dtype])] * 3]
+    for size in (1, 8, 17):
+        start, *grads = (torch.randn(size, generator=make).to(DTYPES[dtype]) for _ in range(4))
+        yield [start, torch.zeros_like(start), *grads[1:]]
+        yield [start, torch.full_like(start, 0.25), start * 2.0**-13, start * 2.0**-140]
+    huge = torch.tensor([2.0**60, 2.0**127, torch.inf, torch.nan, -(2.0**64), 1.0])
+    yield [torch.ones(6).to(DTYPES[dtype]), *[huge.to(DTYPES[dtype])] * 3]
 
 
 def calls_of(kind: str, options: Mapping[str, Any], start: Any, *grads: Any) -> Any:
@@ -90,6 +101,8 @@ def statuses(call: OperatorCall) -> dict[str, str]:
         ("Adam", {}, "param"),
         ("Adam", {"weight_decay": 0.1}, "exp_avg"),
         ("AdamW", {"foreach": True}, "exp_avg_sq"),
+        ("Adagrad", {"foreach": True, "lr": 0.5}, "param"),
+        ("Adagrad", {"fused": True, "weight_decay": 0.1}, "sum"),
     ],
 )
 def test_a_few_units_in_one_element_are_seen(
@@ -121,8 +134,29 @@ def test_a_script_steps_from_the_same_state() -> None:
         assert t is not None and np.array_equal(t.float().numpy(), call.outputs[name])
 
 
+def test_a_script_of_adagrad_begins_with_the_sum_that_its_options_give() -> None:
+    start, *grads = next(values("fp32"))
+    options = {"lr": 0.1, "lr_decay": 0.5, "initial_accumulator_value": 0.25}
+    for call in calls_of("Adagrad", options, start, *grads):
+        param, grad, total = (torch.from_numpy(call.tensors[n]) for n in ("param", "grad", "sum"))
+        how, steps = call.settings["options"], call.settings["steps"]
+        found = stepped("Adagrad", how, steps, param, grad, sum=total)
+        for name, t in zip(BY_NAME["adagrad_step"].results, found, strict=True):
+            assert t is not None and np.array_equal(t.numpy(), call.outputs[name])
+
+
+def test_a_sparse_gradient_is_no_call() -> None:
+    table = torch.nn.Embedding(5, 3, sparse=True)
+    optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)
+    table(torch.tensor([1, 3])).sum().backward()
+    with OperatorWatch() as watch:
+        optimizer.step()
+    assert not watch.operators
+    assert watch.unjudged == {"steps of optimizers": "a sparse gradient"}
+
+
 @pytest.mark.parametrize(
-    ("kind", "options"), [("Adam", {"amsgrad": True}), ("Adagrad", {}), ("Adam", {"lr": "tensor"})]
+    ("kind", "options"), [("Adam", {"amsgrad": True}), ("Adamax", {}), ("Adam", {"lr": "tensor"})]
 )
 def test_what_has_no_reference_is_no_call(kind: str, options: dict[str, Any]) -> None:
     if options.get("lr"):

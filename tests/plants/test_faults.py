@@ -66,7 +66,8 @@ def owners() -> Iterator[Any]:
     registry.lookup_backend("aot_eager")
     if hasattr(torch.nn, "LinearCrossEntropyOptions"):
         yield import_module("torch.nn.modules.linear_cross_entropy")._ChunkContext
-    yield from (import_module("torch.optim.adam"), import_module("torch.optim.sgd"))
+    for name in ("adam", "sgd", "adagrad", *(("_muon",) if hasattr(torch.optim, "Muon") else ())):
+        yield import_module(f"torch.optim.{name}")
     yield from (_fsdp_collectives, _fsdp_param.FSDPParam, style.ColwiseParallel)
     yield from (AsyncCollectiveTensor, filesystem, state_dict, schedules, schedules.ScheduleGPipe)
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
@@ -115,6 +116,8 @@ def snapshot() -> list[dict[Any, int]]:
         "tanh_backward",
         "sigmoid",
         "logsumexp",
+        "linalg_vector_norm",
+        "_amp_foreach_non_finite_check_and_unscale_",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 

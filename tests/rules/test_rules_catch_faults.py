@@ -251,6 +251,31 @@ HUNTS = [
                 "scale_and_shift",
                 {"optimizer": "adamw_fused", "steps": 2},
             ),
+            (
+                "adagrad-rate-decays-early",
+                "torch.fp32",
+                "scale_and_shift",
+                {"optimizer": "adagrad", "steps": 2},
+            ),
+            (
+                "adagrad-decay-apart",
+                "torch.fp32",
+                "scale_and_shift",
+                {"optimizer": "adagrad_foreach", "steps": 2},
+            ),
+            ("norm-drops-tail", "torch.bf16", "scaled_by_norm", {"k": 20}),
+            (
+                "muon-without-iteration",
+                "torch.fp32",
+                "step_muon",
+                {"optimizer": "muon", "steps": 2},
+            ),
+            (
+                "muon-rate-of-transposed",
+                "torch.fp32",
+                "step_muon",
+                {"optimizer": "muon", "n": 512, "steps": 2},
+            ),
         )
     ),
     Hunt(
@@ -266,6 +291,13 @@ HUNTS = [
         recipe="torch.fp32",
         spec={"model": "z_loss"},
         data={"input_exponent": 10},
+    ),
+    Hunt(
+        "O25",
+        "unscale-passes-infinity",
+        recipe="torch.fp32",
+        spec={"model": "unscaled_gradient"},
+        data={"spikes": (Spike("input", 3, 5, "0x7f800000"),)},
     ),
     Hunt("R21", "cast-truncates"),
     Hunt("R22", "transposed-copy-garbled"),

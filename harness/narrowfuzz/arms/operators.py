@@ -64,7 +64,7 @@ class LiveCall:
 
 class OperatorWatch(AttentionWatch):
     """Records the calls of attention kernels, and those of operators that are judged by
-    themselves. These return new tensors and change none that they are given."""
+    themselves."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -79,6 +79,15 @@ class OperatorWatch(AttentionWatch):
         #: Of parameters that low-bit optimizers step, what they began as and their gradients.
         self._stepped: dict[Any, tuple[torch.Tensor, list[torch.Tensor]]] = {}
         self._hooks: list[Any] = []
+        #: Of a kernel that runs what it will have overwritten, by name.
+        self._before: dict[str, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operator = BY_KERNEL.get(func.name())
+        if operator is not None and operator.overwrites:
+            named = by_name(func, args, kwargs or {})
+            self._before = {name: _copies(named[name]) for name in operator.overwrites}
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def __enter__(self) -> Any:
         self._hooks = [
@@ -96,20 +105,28 @@ class OperatorWatch(AttentionWatch):
         super().note(func, args, kwargs, result)
         operator = BY_KERNEL.get(func.name())
         if operator is not None:
-            self.record(operator, by_name(func, args, kwargs), result)
+            named = by_name(func, args, kwargs)
+            if operator.overwrites:
+                result = {name: named[name] for name in operator.overwrites}
+                named, self._before = named | self._before, {}
+            self.record(operator, named, result)
 
     def record(self, operator: Operator, named: Any, result: Any) -> LiveCall | None:
-        """Record a call of a kernel or a function, of its arguments by name."""
+        """Record a call of a kernel or a function, of its arguments by name, or the calls that one
+        of lists is; the last of them, if there is any."""
         phase = "backward" if in_backward() else "forward"
         try:
-            read = operator.read(named, result)
+            with unseen():
+                read = operator.read(named, result)
         except ValueError as error:
             self.unjudged[operator.words] = str(error)
             return None
-        call = None if read is None else self._called(operator.name, phase, read)
-        if call is not None:
-            _derive(call)
-            self.operators.append(call)
+        call = None
+        for one in read if isinstance(read, list) else (read,):
+            call = None if one is None else self._called(operator.name, phase, one)
+            if call is not None:
+                _derive(call)
+                self.operators.append(call)
         return call
 
     def _called(self, name: str, phase: str, read: Read) -> LiveCall | None:
@@ -137,6 +154,9 @@ class OperatorWatch(AttentionWatch):
         low_bit = kind in KINDS and home.startswith("torchao.")
         if not low_bit and not home.startswith("torch.optim"):
             self.unjudged[_STEPS] = f"{home.partition('.')[0]}'s {kind}"
+            return
+        if getattr(stepping, "found_inf", None) is not None:
+            self.unjudged[_STEPS] = f"{kind} that unscales its gradients itself, for a GradScaler"
             return
         every = [parameter for group in stepping.param_groups for parameter in group["params"]]
         if any(type(parameter) not in _PLAIN for parameter in every):
@@ -188,6 +208,11 @@ class OperatorWatch(AttentionWatch):
             _derive(call)
             self.operators.append(call)
         self._stepping, self._begun = False, []
+
+
+def _copies(given: Any) -> Any:
+    """Of a tensor, or of each of a list."""
+    return [copied(t) for t in given] if isinstance(given, (list, tuple)) else copied(given)
 
 
 def _derive(call: LiveCall) -> None:

@@ -73,9 +73,15 @@ Optimizer = Literal[
     "adamw_4bit",
     "adamw_fp8",
     "adamw_8bit_rounded",
+    "adagrad",
+    "adagrad_foreach",
+    "adagrad_fused",
+    "muon",
 ]
 _SGD, _ADAM = {"lr": 2.0**-6}, {"lr": 2.0**-8}
 _MOMENTUM = {**_SGD, "momentum": 0.875, "dampening": 0.25, "weight_decay": 2.0**-7}
+_ADAGRAD = {"lr": 2.0**-6, "lr_decay": 0.25}
+_MUON = {"lr": 2.0**-2, "weight_decay": 2.0**-7}
 #: Each of them as torch.optim calls it, and its options. Rates are powers of two: a step rounds as
 #: little as it can.
 OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
@@ -93,6 +99,10 @@ OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "adamw_4bit": ("AdamW4bit", _ADAM),
     "adamw_fp8": ("AdamWFp8", _ADAM),
     "adamw_8bit_rounded": ("AdamW8bit", {**_ADAM, "bf16_stochastic_round": True}),
+    "adagrad": ("Adagrad", {**_ADAGRAD, "initial_accumulator_value": 0.125, "foreach": False}),
+    "adagrad_foreach": ("Adagrad", {**_ADAGRAD, "weight_decay": 2.0**-7, "foreach": True}),
+    "adagrad_fused": ("Adagrad", {**_ADAGRAD, "weight_decay": 2.0**-7, "fused": True}),
+    "muon": ("Muon", _MUON),
 }
 #: What happens to the converted model before its first run.
 Lifecycle = Literal["none", "deepcopy", "reload"]

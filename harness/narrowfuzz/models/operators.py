@@ -39,6 +39,14 @@ def _operator(
     )
 
 
+def _by_norm(spec: Any, *, order: str) -> Arguments:
+    return spec.k, order
+
+
+def _of_scale(spec: Any, *, scale: float) -> Arguments:
+    return spec.k, scale
+
+
 def _by_hand(spec: Any, *, centred: bool) -> Arguments:
     return spec.k, centred
 
@@ -103,6 +111,9 @@ _STEPS = {
     "adam_fused": "adam_step",
     "adamw_foreach": "adam_step",
     "adamw_fused": "adam_step",
+    "adagrad": "adagrad_step",
+    "adagrad_foreach": "adagrad_step",
+    "adagrad_fused": "adagrad_step",
 }
 
 
@@ -110,6 +121,8 @@ _STEPS = {
 _OF_SUMS = ("equal", "outlier", "heavy_tail")
 #: What is beyond a function's ends, and what it is flat or steep at.
 _OF_ACTIVATIONS = ("outlier", "heavy_tail")
+#: What stalls a sum of squares, and what its squares lose.
+_OF_NORMS = ("equal", "outlier", "heavy_tail", "subnormal")
 #: Moments far apart, and those that are squares of what is small.
 _OF_STEPS = ("heavy_tail", "outlier", "subnormal")
 
@@ -181,6 +194,19 @@ _LOW_BIT = (
     _low_bit("adamw_4bit", "adamw, 4bit"),
     _low_bit("adamw_fp8", "adamw, fp8"),
     _low_bit("adamw_8bit_rounded", "adamw, 8bit, rounded by chance in bf16", random=True),
+)
+
+#: It takes parameters of two dimensions alone.
+_MUON = _operator(
+    "step_muon",
+    "steps of muon on a table of rows",
+    "Lookup",
+    lambda spec: (spec.n, spec.k),
+    "muon_step",
+    takes_ids=True,
+    columns="ids",
+    values=_OF_STEPS,
+    fixed={"optimizer": "muon", "grad_mode": "train"},
 )
 
 OPERATORS: tuple[Model, ...] = (
@@ -363,7 +389,43 @@ OPERATORS: tuple[Model, ...] = (
         forbidden="attn_mask and is_causal=True together raise an error, by the documentation",
     ),
     *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
+    *(
+        _operator(
+            name,
+            title,
+            "ScaledByNorm",
+            partial(_by_norm, order=order),
+            "vector_norm",
+            "sum",
+            values=_OF_NORMS,
+        )
+        for name, title, order in (
+            ("scaled_by_norm", "rows over their 2-norm", "2"),
+            ("scaled_by_sum", "rows over the sum of their magnitudes", "1"),
+            ("scaled_by_largest", "rows over their largest magnitude", "inf"),
+        )
+    ),
+    *(
+        _operator(
+            name,
+            title,
+            "Unscaled",
+            partial(_of_scale, scale=scale),
+            "unscale",
+            values=("inf_nan", "subnormal", "near_max"),
+            compiled=False,
+        )
+        for name, title, scale in (
+            ("unscaled_gradient", "gradients that are unscaled by a power of two", 2.0**16),
+            (
+                "unscaled_gradient_by_others",
+                "gradients that are unscaled by another number",
+                3000.0,
+            ),
+        )
+    ),
     *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),
+    *((_MUON,) if _has("optim/_muon.py") else ()),
 )
 
 

@@ -104,9 +104,9 @@ class Operator:
     #: What is checked of a model where its calls are: ``layer norms``.
     words: str
     #: The arguments of a kernel, by their names in its schema, or of a function, and its result ->
-    #: the call; None where these arguments make it another operator's. Raises ValueError with the
-    #: reason where nobody judges such a call.
-    read: Callable[[Mapping[str, Any], Any], Read | None]
+    #: the call, or those of each tensor where a kernel takes lists; None where these arguments make
+    #: it another operator's. Raises ValueError with the reason where nobody judges such a call.
+    read: Callable[[Mapping[str, Any], Any], Read | list[Read] | None]
     #: What each result may be, by name. Raises ValueError with the reason where nothing is known.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]
     #: A call of it in Python, made of its tensors' names and ``str.format`` of its settings.
@@ -116,6 +116,9 @@ class Operator:
     title: Callable[[OperatorCall], str]
     #: The kernels that are calls of it, as the dispatcher names them.
     kernels: tuple[str, ...] = ()
+    #: The arguments that these overwrite. ``read`` gets them as they were, and as the result, by
+    #: name, what they are afterwards.
+    overwrites: tuple[str, ...] = ()
     #: Functions of torch that are calls of it, where torch composes them of several kernels:
     #: ``torch.nn.functional.rms_norm``.
     functions: tuple[str, ...] = ()

@@ -1,5 +1,6 @@
-"""A step of ``torch.optim.SGD``, ``Adam`` and ``AdamW`` on one parameter, whatever implements it: a
-loop, operators for all parameters at once (``foreach``), or one kernel (``fused``)."""
+"""A step of ``torch.optim.SGD``, ``Adam``, ``AdamW`` and ``Adagrad`` on one parameter, whatever
+implements it: a loop, operators for all parameters at once (``foreach``), or one kernel
+(``fused``)."""
 
 from __future__ import annotations
 
@@ -24,16 +25,28 @@ from narrowfuzz.operators.operator import (
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Of each kind of torch.optim: its operator, what it keeps of a parameter, and the options that its
-#: constructor takes.
+#: constructor takes. What is judged of Muon, muon_step.py has.
 _COMMON = ("lr", "weight_decay", "maximize", "foreach", "fused")
 _ADAM = ("adam_step", ("exp_avg", "exp_avg_sq"), ("betas", "eps", *_COMMON))
 _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "SGD": ("sgd_step", ("momentum_buffer",), ("momentum", "dampening", "nesterov", *_COMMON)),
     "Adam": _ADAM,
     "AdamW": _ADAM,
+    "Adagrad": (
+        "adagrad_step",
+        ("sum",),
+        ("lr_decay", "initial_accumulator_value", "eps", *_COMMON),
+    ),
+    "Muon": (
+        "muon_step",
+        ("momentum_buffer",),
+        ("lr", "weight_decay", "momentum", "nesterov", "eps", "adjust_lr_fn"),
+    ),
 }
 #: Options with which a step is something else than what is known here.
 _OTHERWISE = ("amsgrad", "capturable", "differentiable")
+#: Options of Muon's iteration, whose reference knows it as its authors published it.
+_PUBLISHED = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_steps": 5}
 #: Larger parameters take longer to judge than to step.
 LARGEST_PARAMETER = 2**16
 
@@ -43,11 +56,16 @@ def read_step(
 ) -> tuple[str, Read] | None:
     """The operator, and the call before it is made: its results are the parameter and its state
     afterwards. None for an empty parameter; raises ValueError with the reason for other optimizers,
-    options without a reference, a learning rate that is a tensor, and a very large parameter."""
+    options without a reference, a learning rate that is a tensor, a sparse gradient, and a very
+    large parameter."""
     if kind not in _KINDS:
         raise ValueError(f"torch.optim.{kind}")
     if others := [name for name in _OTHERWISE if group.get(name)]:
         raise ValueError(f"{kind} with {', '.join(others)}")
+    if others := [name for name, x in _PUBLISHED.items() if group.get(name, x) != x]:
+        raise ValueError(f"{kind} with other {', '.join(others)} than by default")
+    if param.grad.is_sparse:
+        raise ValueError("a sparse gradient")
     if not isinstance(group["lr"], (float, int)):
         raise ValueError("a learning rate that is a tensor")
     if param.numel() > LARGEST_PARAMETER:
@@ -211,7 +229,38 @@ def _adam_with(
         return {"param": Expected(moved.centre, moved.radius, moved.lo, moved.hi, unknown), **found}
 
 
-def _title(call: OperatorCall) -> str:
+def _adagrad(call: OperatorCall) -> dict[str, Expected]:
+    """``sum + d d``, and ``param - lr / (1 + (step - 1) lr_decay) d / (sqrt(sum) + eps)``; the
+    parameter, from the sum that was kept.
+
+    Proof. As for SGD, but that every implementation squares in fp32 (``addcmul``, and the fused
+    kernels of aten/src/ATen/native/cpu/FusedAdagradKernel.cpp and its CUDA twin). Of the quotient
+    six operations (the root, eps and its sum, the rate, its product, the division) may be rounded,
+    and a fused kernel takes the root before the sum is rounded, which counts for half of that: at
+    most seven unit roundoffs of the dtype. Where sum or denominator is near the dtype's least
+    number, nothing is known.
+    """
+    options, dtype = call.settings["options"], call.dtypes["param"]
+    unit, least = UNIT[dtype]
+    rate = options["lr"] / (1.0 + call.settings["steps"] * options["lr_decay"])
+    with np.errstate(all="ignore"):
+        d = _gradient(call)
+        square = d.centre**2
+        off = 2.0 * np.abs(d.centre) * d.radius + d.radius**2
+        squared = _Term.of(square, off * (1.0 + U32) + U32 * square + 2.0**-150, dtype, d.wild)
+        total = _given(call, "sum").plus(squared).expected()
+        kept = call.outputs["sum"].astype(np.float64)
+        below = np.sqrt(kept) + options["eps"]
+        update = rate * d.centre / below
+        near = np.abs(update) * (8.0 * unit + 8.0 * U32) + rate * d.radius / below * (1.0 + unit)
+        step = _Term.of(-update, near, dtype, d.wild).rounded()
+        moved = _given(call, "param").plus(step).expected()
+        lost = (kept < 2.0**10 * least) & ((kept > 0.0) | (square > 0.0))
+        lost |= (below < 2.0**10 * least) | ~np.isfinite(kept)
+    return {"param": replace(moved, unknown=moved.unknown | lost), "sum": total}
+
+
+def title_of_step(call: OperatorCall) -> str:
     options = {n: x for n, x in call.settings["options"].items() if x not in (None, False, 0)}
     given = ", ".join(f"{name}={value!r}" for name, value in options.items())
     x = call.tensors["param"]
@@ -221,11 +270,11 @@ def _title(call: OperatorCall) -> str:
     )
 
 
-def _none(named: Mapping[str, Any], result: Any) -> Read | None:
+def no_kernel(named: Mapping[str, Any], result: Any) -> Read | None:
     raise AssertionError("a step is no kernel")
 
 
-def _expression(*state: str) -> str:
+def expression_of_step(*state: str) -> str:
     given = ", ".join(f"{name}={name}" for name in state)
     return f"stepped({{kind}}, {{options}}, {{steps}}, param, grad, {given})"
 
@@ -235,10 +284,10 @@ OPERATORS = (
         name="sgd_step",
         words="steps of SGD",
         kernels=(),
-        read=_none,
+        read=no_kernel,
         expected=_sgd,
-        expression=_expression("momentum_buffer"),
-        title=_title,
+        expression=expression_of_step("momentum_buffer"),
+        title=title_of_step,
         results=("param", "momentum_buffer"),
         optional=("momentum_buffer",),
         deviations=(
@@ -255,12 +304,22 @@ OPERATORS = (
         name="adam_step",
         words="steps of Adam and AdamW",
         kernels=(),
-        read=_none,
+        read=no_kernel,
         expected=_adam,
-        expression=_expression("exp_avg", "exp_avg_sq"),
-        title=_title,
+        expression=expression_of_step("exp_avg", "exp_avg_sq"),
+        title=title_of_step,
         results=("param", "exp_avg", "exp_avg_sq"),
         optional=("exp_avg", "exp_avg_sq"),
+        helper="stepped",
+    ),
+    Operator(
+        name="adagrad_step",
+        words="steps of Adagrad",
+        read=no_kernel,
+        expected=_adagrad,
+        expression=expression_of_step("sum"),
+        title=title_of_step,
+        results=("param", "sum"),
         helper="stepped",
     ),
 )

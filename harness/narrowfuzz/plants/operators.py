@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from narrowfuzz.models.catalog import of_kind
+from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.plant import Plant
 
 #: Of what torch composes of kernels.
@@ -35,7 +36,8 @@ def changed(
     wrong = make(run)
 
     def narrow(x: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        first = x[0] if isinstance(x, (list, tuple)) else x
+        ours = first.dtype in (torch.float32, torch.bfloat16, torch.float16)
         return (wrong if ours else run)(x, *args, **kwargs)
 
     library = torch.library.Library("aten", "IMPL")
@@ -239,6 +241,32 @@ def _last_row_of_table(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -
     return found
 
 
+def _norm_drops_tail(run: Any) -> Any:
+    """What follows the last full vector of 8 is left out of a norm over the last dimension."""
+
+    def norm(
+        x: Any, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+    ) -> Any:
+        last = x.ndim and (not dims or [d % x.ndim for d in dims] == [x.ndim - 1])
+        if last and x.shape[-1] > 8:
+            x = x[..., : x.shape[-1] // 8 * 8]
+        return run(x, order, dims, keepdim, dtype=dtype)
+
+    return norm
+
+
+def _infinity_unscaled(run: Any) -> Any:
+    """Gradients are asked for NaN alone."""
+
+    def unscale(grads: Any, found_inf: Any, inv_scale: Any) -> None:
+        before, nan = found_inf.clone(), any(bool(t.isnan().any()) for t in grads)
+        run(grads, found_inf, inv_scale)
+        if not nan:
+            found_inf.copy_(before)
+
+    return unscale
+
+
 PLANTS = [
     Plant(
         "sum-in-narrow-dtype",
@@ -364,5 +392,25 @@ PLANTS = [
         _embedding(_last_row_of_table),
         needs="an embedding",
         models=of_kind("operator"),
+    ),
+    Plant(
+        "norm-drops-tail",
+        "operators",
+        "a vector norm leaves out what follows the last full vector of a row",
+        "the class of tails that no block is full of",
+        ("torch.*",),
+        lambda: changed("linalg_vector_norm", _norm_drops_tail),
+        needs="a vector norm",
+        models=models_of_operators(("vector_norm",)),
+    ),
+    Plant(
+        "unscale-passes-infinity",
+        "operators",
+        "where gradients are unscaled, an infinity among them is not found",
+        "the class of checks for NaN that infinities pass",
+        ("torch.*",),
+        lambda: changed("_amp_foreach_non_finite_check_and_unscale_", _infinity_unscaled),
+        needs="gradients that are unscaled",
+        models=models_of_operators(("unscale",)),
     ),
 ]

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from narrowfuzz.models.catalog import of_kind
+from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
 
@@ -17,7 +18,7 @@ Change = Callable[..., Any]
 
 
 def _stepping(name: str, change: Change) -> AbstractContextManager[None]:
-    """All implementations are chosen in ``torch.optim.adam.adam`` and ``torch.optim.sgd.sgd``."""
+    """All implementations are chosen in ``torch.optim.adam.adam`` and its like."""
     return replaced(importlib.import_module(f"torch.optim.{name}"), name, partial(partial, change))
 
 
@@ -56,8 +57,43 @@ def _betas_exchanged(run: Any, *lists: Any, **options: Any) -> None:
     run(*lists, **{**options, "beta1": options["beta2"], "beta2": options["beta1"]})
 
 
+def _rate_decays_early(run: Any, *lists: Any, **options: Any) -> None:
+    """The first step has the rate of the second, and so on."""
+    for step in lists[3]:
+        step += 1
+    run(*lists, **options)
+    for step in lists[3]:
+        step -= 1
+
+
+def _decays_apart(run: Any, params: Any, *lists: Any, **options: Any) -> None:
+    """Parameters decay by themselves, as under AdamW."""
+    for parameter in params:
+        parameter.mul_(1.0 - options["lr"] * options["weight_decay"])
+    run(params, *lists, **{**options, "weight_decay": 0.0})
+
+
+def _muon(name: str, change: Change) -> AbstractContextManager[None]:
+    """A part of torch's Muon, whose only implementation is a loop."""
+    return replaced(
+        importlib.import_module("torch.optim._muon"), name, lambda run: partial(change, run)
+    )
+
+
+def _as_it_is(run: Any, grad: Any, *args: Any) -> Any:
+    """The momentum itself in place of what its iteration makes of it."""
+    return grad.bfloat16()
+
+
+def _transposed(run: Any, lr: float, how: Any, shape: Any) -> float:
+    """The rate of a matrix of as many rows as this one has columns."""
+    return run(lr, how, (shape[1], shape[0]))  # type: ignore[no-any-return]
+
+
 #: An operator's fault is hunted among operators, as by ``run --operator '*'``.
 _plant = partial(Plant, recipes=("torch.*",), needs="optimizer steps", models=of_kind("operator"))
+#: One model of all is stepped by Muon: as by ``run --operator muon_step``.
+_of_muon = partial(_plant, models=models_of_operators(("muon_step",)))
 
 PLANTS = [
     _plant(
@@ -108,5 +144,33 @@ PLANTS = [
         "of parameters that are stepped at once the last stays as it is",
         "https://github.com/pytorch/pytorch/issues/191763",
         plant=lambda: _stepping("adam", _one_waits),
+    ),
+    _plant(
+        "adagrad-rate-decays-early",
+        "optimizer",
+        "Adagrad's rate is that of the next step",
+        "the class of steps that are counted at another time",
+        plant=lambda: _stepping("adagrad", _rate_decays_early),
+    ),
+    _plant(
+        "adagrad-decay-apart",
+        "optimizer",
+        "under Adagrad parameters decay by themselves, and not by their gradients",
+        "https://arxiv.org/abs/1711.05101",
+        plant=lambda: _stepping("adagrad", _decays_apart),
+    ),
+    _of_muon(
+        "muon-without-iteration",
+        "optimizer",
+        "Muon steps by its momentum as it is",
+        "https://github.com/deepspeedai/DeepSpeed/issues/8442",
+        plant=lambda: _muon("_zeropower_via_newtonschulz", _as_it_is),
+    ),
+    _of_muon(
+        "muon-rate-of-transposed",
+        "optimizer",
+        "Muon's rate is adjusted for rows and columns in each other's place",
+        "the class of arguments that are handed on by position",
+        plant=lambda: _muon("_adjust_lr", _transposed),
     ),
 ]

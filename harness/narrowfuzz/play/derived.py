@@ -3,6 +3,7 @@ operator is imports this without torch, and scripts are pasted from it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,3 +13,23 @@ def parameter_again(
 ) -> dict[str, Any]:
     """The parameter, which is held to a second bound."""
     return {"bounded_param": results["param"]}
+
+
+def rate_of_muon(options: Mapping[str, Any], rows: int, columns: int) -> float:
+    """What an update of that many rows and columns is multiplied by."""
+    if options["adjust_lr_fn"] == "match_rms_adamw":
+        return float(options["lr"] * 0.2 * math.sqrt(max(rows, columns)))
+    return float(options["lr"] * math.sqrt(max(1.0, rows / columns)))
+
+
+def update_singular_values(
+    tensors: Mapping[str, Any], results: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The singular values of what Muon moved a decayed parameter by, in rates, largest first; NaN
+    where that is not finite."""
+    options, param = settings["options"], tensors["param"].double()
+    decayed = param * (1.0 - options["lr"] * options["weight_decay"])
+    update = (decayed - results["param"].double()) / rate_of_muon(options, *param.shape)
+    if not update.isfinite().all():
+        return {"singular_values": update.new_full((min(update.shape),), math.nan).float()}
+    return {"singular_values": update.cpu().svd(compute_uv=False).S.float()}

@@ -257,3 +257,33 @@ class Attends(nn.Module):
             moved = torch.where(i % 3 == 1, -1e9, 0.0) + 0.0 * j
             return moved.to(like.dtype)
         return ((i - j).abs() / -8.0).to(like.dtype)
+
+
+class ScaledByNorm(nn.Module):
+    """Rows over their norm of an ``order``, "2", "1" or "inf", times a weight; no row is divided by
+    less than 2^-10."""
+
+    def __init__(self, dim: int, order: str) -> None:
+        super().__init__()
+        self.order = float(order)
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(x, self.order, dim=-1, keepdim=True)
+        return x * self.weight / norm.clamp(min=2.0**-10)
+
+
+class Unscaled(nn.Module):
+    """Rows times a weight, plus what GradScaler makes of a gradient of the same numbers whose scale
+    is ``scale``; that has no gradient."""
+
+    def __init__(self, dim: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grad, found = x.detach().clone(), torch.zeros(1, device=x.device)
+        inverse = torch.full((1,), self.scale, device=x.device).double().reciprocal().float()
+        torch._amp_foreach_non_finite_check_and_unscale_([grad], found, inverse)
+        return x * self.weight + grad

@@ -22,8 +22,8 @@ def stepped(
     optimizer = getattr(torch.optim, kind)(both, **options)
     for parameter in both:
         parameter.grad = grad.clone()
-        if steps:
-            given = {name: t.clone() for name, t in state.items() if t is not None}
+        given = {name: t.clone() for name, t in state.items() if t is not None}
+        if given:  # some keep a state before their first step
             optimizer.state[parameter] = {"step": torch.tensor(float(steps)), **given}
     optimizer.step()
     after = optimizer.state[both[-1]]

@@ -1,0 +1,79 @@
+"""What ``torch.amp.GradScaler`` makes of scaled gradients: they are multiplied by the inverse of
+the scale, where they are, and a number says whether one of them is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.formats import FORMATS
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
+from narrowfuzz.operators.sum import FLUSHED
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Larger gradients take longer to judge than to unscale.
+LARGEST_GRADIENT = 2**22
+
+
+def _read(named: Mapping[str, Any], result: Any) -> list[Read]:
+    scaled, given = named["self"], {n: named[n] for n in ("found_inf", "inv_scale")}
+    if any(x.numel() > LARGEST_GRADIENT for x in scaled):
+        raise ValueError(f"a gradient of more than {LARGEST_GRADIENT} elements")
+    finite = [bool(x.isfinite().all()) for x in scaled]
+    found = {"found_inf": result["found_inf"]}
+    return [
+        Read(
+            {"grad": x, **given},
+            {"grad": after, **found},
+            {"others_finite": all(finite[:i]) and all(finite[i + 1 :])},
+        )
+        for i, (x, after) in enumerate(zip(scaled, result["self"], strict=True))
+    ]
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """``grad``: the product as IEEE 754 rounds it to fp32, and that in the dtype. It is exact where
+    fp32 holds it, as with an inverse that is a power of two; a kernel may flush what is below
+    fp32's normals.
+    ``found_inf``: 1 where an element is not finite, or else as it was; of a list that has such an
+    element in another tensor, nothing is known.
+    """
+    grad, before = (call.tensors[n].astype(np.float64) for n in ("grad", "found_inf"))
+    with np.errstate(all="ignore"):
+        centre = grad * call.tensors["inv_scale"].astype(np.float64).reshape(())
+        twice = np.isfinite(centre) & (centre.astype(np.float32) != centre)
+        twice &= call.dtypes["grad"] != "fp32"
+        radius = np.where(twice, U32 * np.abs(centre) + 2.0**-150, 0.0)
+        tiny = (np.abs(centre) < FLUSHED) | (np.abs(grad) < FLUSHED)
+        radius = np.where(tiny, radius + np.abs(centre), radius)
+    finite = bool(np.isfinite(grad).all())
+    found = before if finite else np.ones(before.shape)
+    unknown = np.full(before.shape, finite and not call.settings["others_finite"])
+    nowhere = np.zeros(grad.shape, dtype=bool)
+    return {
+        "grad": Expected.within(centre, radius, FORMATS[call.dtypes["grad"]], nowhere),
+        "found_inf": Expected.between(found, found, unknown),
+    }
+
+
+def _title(call: OperatorCall) -> str:
+    shape, dtype = list(call.tensors["grad"].shape), TORCH_DTYPE[call.dtypes["grad"]]
+    inverse = float(call.tensors["inv_scale"].reshape(()))
+    return f"GradScaler's unscaling of a {dtype} gradient of {shape} by {inverse:.9g}"
+
+
+OPERATOR = Operator(
+    name="unscale",
+    words="gradients that are unscaled",
+    kernels=("aten::_amp_foreach_non_finite_check_and_unscale_",),
+    overwrites=("self", "found_inf"),
+    read=_read,
+    expected=_expected,
+    expression="unscaled(grad, found_inf, inv_scale)",
+    title=_title,
+    results=("grad", "found_inf"),
+    helper="unscaled",
+)

@@ -1,0 +1,110 @@
+"""``torch.linalg.vector_norm`` over some dimensions, of orders 2, 1 and infinity, alone and of a
+list of tensors: what ``clip_grad_norm_`` takes of gradients, and what rows are scaled by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.formats import F64, FORMATS, FP32, round_to
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
+from narrowfuzz.operators.sum import FLUSHED, exact_sums, over, summed
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Of more elements the bound of a sum in fp32 says little.
+LARGEST_TENSOR = 2**22
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | list[Read] | None:
+    x, order = named["self"], float(named.get("ord", 2))
+    if order not in (1.0, 2.0, math.inf):
+        raise ValueError(f"of order {order:g}")
+    dims, keeps = named.get("dim"), bool(named.get("keepdim", False))
+    if isinstance(x, (list, tuple)):
+        return [_one(t, order, None, False, norm) for t, norm in zip(x, result, strict=True)]
+    return _one(x, order, dims, keeps, result)
+
+
+def _one(x: Any, order: float, dims: Any, keeps: bool, norm: Any) -> Read:
+    if x.numel() > LARGEST_TENSOR:
+        raise ValueError(f"a tensor of more than {LARGEST_TENSOR} elements")
+    dims = (dims,) if isinstance(dims, int) else dims
+    axes = tuple(sorted(d % x.ndim for d in dims)) if dims and x.ndim else tuple(range(x.ndim))
+    # infinity as Python writes it is no Python
+    how = {"ord": "torch.inf" if order == math.inf else order, "dim": axes, "keepdim": keeps}
+    return Read({"input": x}, {"output": norm}, {**how, "dtype": str(norm.dtype)})
+
+
+def _ends(x: F64, order: float, axes: tuple[int, ...]) -> tuple[F64, F64, F64, Any]:
+    """The norm of finite numbers, the ends between which fp32 has it, and where it may overflow on
+    its way; dimensions are kept."""
+    if order == math.inf:
+        largest = np.max(np.abs(x), axis=axes, keepdims=True, initial=0.0)
+        return largest, largest, largest, np.zeros(largest.shape, dtype=bool)
+    if order == 1.0:
+        total = summed(np.abs(x), axes, FP32, keepdims=True)
+        exact = exact_sums(x, axes, keepdims=True)
+        radius = np.where(exact, 0.0, total.radius)
+        low = np.maximum(total.centre - radius, 0.0)
+        return total.centre, low, total.centre + radius, total.unknown
+    squares = np.square(x)
+    count = math.prod(x.shape[axis] for axis in axes)
+    total = squares.sum(axis=axes, keepdims=True)
+    radius = gamma(max(1, count)) * total + count * FLUSHED
+    root = np.sqrt(total)
+    narrow = (squares.astype(np.float32) == squares).all(axis=axes, keepdims=True)
+    exact = narrow & exact_sums(squares, axes, keepdims=True) & (np.float32(root) ** 2.0 == total)
+    low = np.sqrt(np.maximum(total - radius, 0.0)) * (1.0 - 2.0 * U32)
+    high = np.sqrt(total + radius) * (1.0 + 2.0 * U32)
+    ends = (np.where(exact, root, end) for end in (low, high))
+    return root, *ends, ~(total + radius < FP32.max * 0.5)
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """In fp32, rounded once; what is not finite comes out as such.
+
+    Proof. Order 1 is a sum; of order infinity nothing is rounded. Of order 2 each square and n - 1
+    additions are rounded in any order, so that the sum of squares errs by at most gamma_n of itself
+    (Higham, "Accuracy and Stability", 4.2), the root by half of that, and by its own rounding; a
+    kernel may flush squares below fp32's normals. torch's kernels square and add in fp32 what is
+    bf16 or fp16 (``NormTwoOps`` and the loop over rows in ReduceOpsKernel.cpp, ``LpNormFunctor``
+    in ForeachReduceOp.cu). A sum of squares that fp32 holds and whose root it holds is exact. Where
+    the squares add up to half of fp32's largest number, they may overflow.
+    """
+    x, settings = call.tensors["input"].astype(np.float64), call.settings
+    order = math.inf if settings["ord"] == "torch.inf" else settings["ord"]
+    axes, keeps = settings["dim"], settings["keepdim"]
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(x)
+        centre, low, high, unknown = _ends(np.where(finite, x, 0.0), order, axes)
+        special = ~finite.all(axis=axes, keepdims=True)
+        infinite = np.abs(np.where(finite, 0.0, x)).sum(axis=axes, keepdims=True)
+        centre, low, high = (np.where(special, infinite, t) for t in (centre, low, high))
+        ends = np.stack([low, high])
+        lo, hi = round_to(ends, FORMATS[call.dtypes["output"]], overflow="ieee")
+        radius = np.maximum(high - centre, centre - low)
+    found = centre, np.where(special, 0.0, radius), lo, hi, unknown & ~special
+    if not keeps:
+        found = tuple(t.squeeze(axis=axes) for t in found)  # type: ignore[assignment]
+    return {"output": Expected(*map(np.asarray, found))}
+
+
+def _title(call: OperatorCall) -> str:
+    shape, dtype = list(call.tensors["input"].shape), TORCH_DTYPE[call.dtypes["input"]]
+    order = str(call.settings["ord"]).removeprefix("torch.").removesuffix(".0")
+    return f"the {order}-norm over {over(call)} of a {dtype} tensor of {shape}"
+
+
+OPERATOR = Operator(
+    name="vector_norm",
+    words="vector norms",
+    kernels=("aten::linalg_vector_norm", "aten::_foreach_norm.Scalar"),
+    read=_read,
+    expected=_expected,
+    expression="torch.linalg.vector_norm(input, {ord}, {dim}, {keepdim}, dtype={dtype})",
+    title=_title,
+)
