@@ -33,7 +33,7 @@ def python(
     return done
 
 
-def narrowfuzz(
+def command(
     *argv: str | Path,
     code: int | None = 0,
     env: Mapping[str, str | None] | None = None,

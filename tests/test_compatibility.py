@@ -23,6 +23,7 @@ import msgspec
 import narrowfuzz
 import pytest
 import typer
+from fresh import command
 from narrowfuzz.recipe.deprecated import NAMES, Deprecated
 
 HERE = Path(__file__).resolve().parent
@@ -147,10 +148,10 @@ def command_line() -> Inventory:
     from narrowfuzz.report.listing import _KINDS
 
     found = {}
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, typed in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         found[f"command: {name}"] = "runs"
         places = 0
-        for one in command.params:
+        for one in typed.params:
             needed = "required" if one.required else "optional"
             if one.param_type_name == "argument":
                 found[f"command: {name} {one.name}"] = f"{needed} {places}"
@@ -229,7 +230,7 @@ def of_a_run(folder: Path) -> Inventory:
     (folder / "tiny.py").write_text(MODEL)
     fault = f"{HERE / 'older' / 'plants.py'}:larger"
     options = ("--cases", "12", "--seed", "1", "--workers", "1", "--out", "out", "--json")
-    done = narrowfuzz("check", "tiny.py:build", "--plant", fault, *options, cwd=folder, code=1)
+    done = command("check", "tiny.py:build", "--plant", fault, *options, cwd=folder, code=1)
     summary = json.loads(done.stdout)
     out = folder / "out"
     found = keys(

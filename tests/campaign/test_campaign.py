@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from fresh import narrowfuzz, python
+from fresh import command, python
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import Live, progress
@@ -234,7 +234,7 @@ def test_its_script_shows_the_fault_and_only_the_fault(gained: Run, scripts: Run
 @pytest.mark.slow
 def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
     folder = gained.folder / "findings" / gained.finding("O5").id
-    assert "fixed" in narrowfuzz("replay", folder, cwd=gained.folder).stdout
+    assert "fixed" in command("replay", folder, cwd=gained.folder).stdout
 
 
 @pytest.mark.heavy

@@ -32,7 +32,7 @@ class Ran:
 
 def narrowfuzz(here: Path, *argv: str) -> Ran:
     """The command in a folder, on one worker."""
-    ran = fresh.narrowfuzz(*argv, cwd=here, seconds=300, code=None)
+    ran = fresh.command(*argv, cwd=here, seconds=300, code=None)
     return Ran(ran.returncode, ran.stdout + ran.stderr, here / "out")
 
 

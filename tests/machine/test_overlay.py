@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fresh import narrowfuzz
+from fresh import command
 from narrowfuzz.campaign.compare import side_of
 from narrowfuzz.machine import overlay
 from narrowfuzz.recipe.recipe import lacks, load_recipes
@@ -53,7 +53,7 @@ def test_a_release_that_does_not_exist_is_refused_with_pips_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    ran = narrowfuzz("run", "--with", "torchao==0.99.0", code=2, seconds=120)
+    ran = command("run", "--with", "torchao==0.99.0", code=2, seconds=120)
     assert "no matching distribution" in ran.stderr.lower(), ran.stderr
     assert ran.stderr.count("\n") == 1 and not [*tmp_path.iterdir()]
 
@@ -61,7 +61,7 @@ def test_a_release_that_does_not_exist_is_refused_with_pips_reason(
 def test_a_release_that_does_not_import_is_refused(tmp_path: Path) -> None:
     package(tmp_path, "0.12.0", "raise ImportError('no such operator')")
     options = ("--with", "torchao==0.12.0")
-    ran = narrowfuzz("replay", "no_such_case", *options, code=2, seconds=120)
+    ran = command("replay", "no_such_case", *options, code=2, seconds=120)
     assert "torchao==0.12.0: it does not import here: ImportError: no such" in ran.stderr
 
 
@@ -71,7 +71,7 @@ def test_the_command_starts_again_over_the_release_and_says_what_it_cannot_play(
 ) -> None:
     package(tmp_path, "0.12.0")
     options = ("--recipe", "torchao.*", "--with", "torchao==0.12.0")
-    ran = narrowfuzz("run", *options, code=2, seconds=120)
+    ran = command("run", *options, code=2, seconds=120)
     assert "needs torchao>=0.13, and 0.12.0 is installed" in ran.stderr
     assert ran.stderr.count("needs torchao>=0.18, and 0.12.0 is installed") == 1
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fresh import narrowfuzz
+from fresh import command
 from narrowfuzz.case.events import Backward, Close, Forward, Open
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.cli import main
@@ -72,7 +72,7 @@ def score(*faults: Hunted, controls: tuple[Controlled, ...] = ()) -> Score:
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    return narrowfuzz("score", *args, seconds=400, code=None)
+    return command("score", *args, seconds=400, code=None)
 
 
 @pytest.mark.heavy

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
-from fresh import HERE, narrowfuzz, python
+from fresh import HERE, command, python
 from narrowfuzz.case.layout import fitting
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, dump_case, load_case
 from narrowfuzz.machine import overlay
@@ -131,7 +131,7 @@ def test_on_ranks_it_trains_and_is_judged(
     ))  # fmt: skip
     file = tmp_path / "case.json"
     file.write_bytes(dump_case(Case(spec=spec, data=DataSpec())))
-    assert "sound" in narrowfuzz("replay", file, env=laid, seconds=580).stdout
+    assert "sound" in command("replay", file, env=laid, seconds=580).stdout
 
 
 class _Raising(torch.autograd.Function):
@@ -241,7 +241,7 @@ def test_seed_4_is_found_blind_and_its_script_fails_alone(
     laid: dict[str, str], tmp_path: Path
 ) -> None:
     given = ("--recipe", "torchtitan.mxfp8.unfiltered", "--cases", "6", "--workers", "1")
-    narrowfuzz("run", *given, "--out", tmp_path / "run", env=laid, code=1, seconds=580)
+    command("run", *given, "--out", tmp_path / "run", env=laid, code=1, seconds=580)
     found = [json.loads(f.read_text()) for f in tmp_path.glob("run/findings/*/explain.json")]
     (seed,) = [f for f in found if "triton_to_mxfp8_dim1" in f["fingerprint"]]
     rule = "out_features of output must be a multiple of 128, got 2000"
@@ -268,7 +268,7 @@ def test_filtered_or_cast_by_pytorch_it_trains_and_is_judged(
         )  # fmt: skip
         file = tmp_path / f"{backend}.json"
         file.write_bytes(dump_case(Case(spec=spec, data=DataSpec())))
-        assert "sound" in narrowfuzz("replay", file, env=laid, seconds=580).stdout
+        assert "sound" in command("replay", file, env=laid, seconds=580).stdout
 
 
 @pytest.mark.heavy
@@ -305,7 +305,7 @@ def test_what_converts_configurations_trains_and_is_judged(
 ) -> None:
     file = tmp_path / "case.json"
     file.write_text(python("-c", _BLOCK.format(fields=fields), env=configured).stdout)
-    assert "sound" in narrowfuzz("replay", file, env=configured, seconds=580).stdout
+    assert "sound" in command("replay", file, env=configured, seconds=580).stdout
 
 
 @pytest.mark.heavy

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from context_bridge import bridged
-from fresh import narrowfuzz
+from fresh import command
 from hypothesis import given, settings
 from narrowfuzz.arms import processes as ranks
 from narrowfuzz.arms.ladder import none_runs, unavailable
@@ -69,8 +69,8 @@ def test_it_alone_is_refused_on_a_cpu() -> None:
 
 @pytest.mark.heavy
 def test_no_command_runs_it_alone_on_a_cpu() -> None:
-    for command in (["run", "--arm", "sharded_context"], ["score", "--only", "context-*"]):
-        assert "run here" in narrowfuzz(*command, code=2).stderr
+    for asked in (["run", "--arm", "sharded_context"], ["score", "--only", "context-*"]):
+        assert "run here" in command(*asked, code=2).stderr
 
 
 CLEAN: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
