@@ -77,6 +77,7 @@ Optimizer = Literal[
     "adagrad_foreach",
     "adagrad_fused",
     "muon",
+    "muon_plain",
 ]
 _SGD, _ADAM = {"lr": 2.0**-6}, {"lr": 2.0**-8}
 _MOMENTUM = {**_SGD, "momentum": 0.875, "dampening": 0.25, "weight_decay": 2.0**-7}
@@ -103,6 +104,7 @@ OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "adagrad_foreach": ("Adagrad", {**_ADAGRAD, "weight_decay": 2.0**-7, "foreach": True}),
     "adagrad_fused": ("Adagrad", {**_ADAGRAD, "weight_decay": 2.0**-7, "fused": True}),
     "muon": ("Muon", _MUON),
+    "muon_plain": ("Muon", {**_MUON, "nesterov": False}),
 }
 #: What happens to the converted model before its first run.
 Lifecycle = Literal["none", "deepcopy", "reload"]

@@ -197,16 +197,19 @@ _LOW_BIT = (
 )
 
 #: It takes parameters of two dimensions alone.
-_MUON = _operator(
-    "step_muon",
-    "steps of muon on a table of rows",
-    "Lookup",
-    lambda spec: (spec.n, spec.k),
-    "muon_step",
-    takes_ids=True,
-    columns="ids",
-    values=_OF_STEPS,
-    fixed={"optimizer": "muon", "grad_mode": "train"},
+_MUONS = tuple(
+    _operator(
+        f"step_{optimizer}",
+        f"steps of {title} on a table of rows",
+        "Lookup",
+        lambda spec: (spec.n, spec.k),
+        "muon_step",
+        takes_ids=True,
+        columns="ids",
+        values=_OF_STEPS,
+        fixed={"optimizer": optimizer, "grad_mode": "train"},
+    )
+    for optimizer, title in (("muon", "muon"), ("muon_plain", "muon without Nesterov's momentum"))
 )
 
 OPERATORS: tuple[Model, ...] = (
@@ -425,7 +428,7 @@ OPERATORS: tuple[Model, ...] = (
         )
     ),
     *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),
-    *((_MUON,) if _has("optim/_muon.py") else ()),
+    *(_MUONS if _has("optim/_muon.py") else ()),
 )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32
 from narrowfuzz.numerics.formats import F64, FORMATS
-from narrowfuzz.operators.operator import UNIT, Derived, Expected, Operator
+from narrowfuzz.operators.operator import UNIT, Derived, Deviation, Expected, Operator
 from narrowfuzz.operators.optimizer_steps import expression_of_step, no_kernel, title_of_step
 from narrowfuzz.play.derived import rate_of_muon, update_singular_values
 from narrowfuzz.trace.trace import OperatorCall
@@ -83,6 +83,21 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         return found | {"singular_values": _singular(call, bool(far.any()), hidden / rate)}
 
 
+def _overwritten(call: OperatorCall) -> dict[str, Expected]:
+    """As torch steps a bf16 parameter without Nesterov's momentum: the buffer is what the iteration
+    begins with, divided by its norm, and the next step goes on from that. The norm is rounded to
+    bf16, and so is the quotient."""
+    if call.settings["options"]["nesterov"] or call.dtypes["param"] != "bf16":
+        return {}
+    right = _momentum(call)
+    with np.errstate(all="ignore"):
+        norm = np.maximum(np.linalg.norm(right.centre), call.settings["options"]["eps"])
+        centre, unit = right.centre / norm, UNIT["bf16"][0]
+        radius = right.radius / norm + 3.0 * unit * np.abs(centre) + 2.0**-133
+    unknown = np.asarray(right.unknown | ~np.isfinite(centre))
+    return {"momentum_buffer": Expected.within(centre, radius, FORMATS["bf16"], unknown)}
+
+
 def _singular(call: OperatorCall, wild: bool, hidden: F64) -> Expected:
     """``hidden``: how far each element of the update may be from what it was, in rates."""
     size = min(call.tensors["param"].shape)
@@ -108,4 +123,13 @@ OPERATOR = Operator(
     derived=Derived(("singular_values",), update_singular_values),
     optional=("momentum_buffer",),
     helper="stepped",
+    deviations=(
+        Deviation(
+            "muon_buffer_normalised",
+            "Muon divides the momentum of a bf16 parameter by its norm where it takes no Nesterov "
+            "step",
+            ("cpu", "cuda"),
+            _overwritten,
+        ),
+    ),
 )
