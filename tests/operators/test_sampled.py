@@ -125,3 +125,16 @@ def test_results_without_such_a_place_are_left_out() -> None:
     found = along(fused_attention._forward, call, {"query": 2, "output": 2}, spread(8, 2))
     assert set(found) == {"output"} and found["output"].unknown[:, :, 1:7].all()
     assert set(elements(lambda call: {}, call)) == set()
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad"])
+def test_steps_of_a_large_parameter_are_judged_at_some_elements(kind: str) -> None:
+    parameter = torch.nn.Parameter(torch.randn(500, 300))
+    parameter.grad = torch.randn(500, 300)
+    with OperatorWatch() as watch:
+        getattr(torch.optim, kind)([parameter], lr=0.5).step()
+    (call,) = operators_of(watch.operators)
+    assert {verdict.status for verdict in judge_call("eager", call)} == {"ok"}
+    wrong = {**call.outputs, "param": call.tensors["param"]}
+    found = list(judge_call("eager", replace(call, outputs=wrong)))
+    assert [v.at.result for v in found if v.status == "diverged"] == ["param"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from narrowfuzz.operators.operator import (
     Read,
     either,
 )
+from narrowfuzz.operators.sampled import elements
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Of each kind of torch.optim: its operator, what it keeps of a parameter, and the options that its
@@ -47,8 +49,8 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 _OTHERWISE = ("amsgrad", "capturable", "differentiable")
 #: Options of Muon's iteration, whose reference knows it as its authors published it.
 _PUBLISHED = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_steps": 5}
-#: Larger parameters take longer to judge than to step.
-LARGEST_PARAMETER = 2**16
+#: Larger parameters would make scripts of megabytes: theirs are the whole tensors.
+LARGEST_PARAMETER = 2**18
 
 
 def read_step(
@@ -285,7 +287,7 @@ OPERATORS = (
         words="steps of SGD",
         kernels=(),
         read=no_kernel,
-        expected=_sgd,
+        expected=partial(elements, _sgd),
         expression=expression_of_step("momentum_buffer"),
         title=title_of_step,
         results=("param", "momentum_buffer"),
@@ -305,7 +307,7 @@ OPERATORS = (
         words="steps of Adam and AdamW",
         kernels=(),
         read=no_kernel,
-        expected=_adam,
+        expected=partial(elements, _adam),
         expression=expression_of_step("exp_avg", "exp_avg_sq"),
         title=title_of_step,
         results=("param", "exp_avg", "exp_avg_sq"),
@@ -316,7 +318,7 @@ OPERATORS = (
         name="adagrad_step",
         words="steps of Adagrad",
         read=no_kernel,
-        expected=_adagrad,
+        expected=partial(elements, _adagrad),
         expression=expression_of_step("sum"),
         title=title_of_step,
         results=("param", "sum"),
