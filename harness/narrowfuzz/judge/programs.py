@@ -43,6 +43,8 @@ class Programs:
     _prepared: set[str] = field(default_factory=set)
     _subjects: dict[str, Subject] = field(default_factory=dict)
     _kept: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
+    #: The Spec whose code Dynamo has compiled last, whether its programs are here or not.
+    _compiled: str = ""
 
     def subject(self, recipe: Recipe) -> Subject:
         """The recipe's library, made ready."""
@@ -97,9 +99,9 @@ class Programs:
 
     def _forget_compiled(self, keep: str) -> None:
         """Drop other Specs' artefacts: Dynamo caches by code object and would recompile, then give
-        up compiling and silently run eager."""
-        stale = [k for k, p in self._kept.items() if p.arm.compiler and k[0] != keep]
-        if stale:
-            for key in stale:
+        up compiling."""
+        if self._compiled not in ("", keep):
+            for key in [k for k, p in self._kept.items() if p.arm.compiler and k[0] != keep]:
                 del self._kept[key]
             torch._dynamo.reset()
+        self._compiled = keep

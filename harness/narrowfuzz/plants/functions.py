@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.catalog import MODELS, of_kind
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.operators import COMPOSED, changed
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
@@ -110,7 +111,7 @@ def _maximum_of_chunk(own: Any) -> Any:
     return amax
 
 
-_plant = partial(Plant, recipes=("torch.*",), needs="an operator", models=of_kind("operator"))
+_plant = partial(Plant, recipes=("torch.*",), needs="an operator")
 
 PLANTS = [
     *(
@@ -120,6 +121,7 @@ PLANTS = [
             title,
             source,
             plant=partial(_rms_norm, change),
+            models=models_of_operators(["rms_norm"]),
         )
         for id, title, source, change in (
             (
@@ -149,6 +151,7 @@ PLANTS = [
             title,
             source,
             plant=partial(_smoothed, change),
+            models=models_of_operators(["smoothed_cross_entropy"]),
         )
         for id, title, source, change in (
             (
@@ -166,7 +169,14 @@ PLANTS = [
         )
     ),
     *(
-        _plant(f"chunked-loss-{id}", "loss", title, source, plant=partial(_chunks, change, name))
+        _plant(
+            f"chunked-loss-{id}",
+            "loss",
+            title,
+            source,
+            plant=partial(_chunks, change, name),
+            models=models_of_operators(["linear_cross_entropy"]),
+        )
         for id, title, source, change, name in (
             (
                 "drops-last-chunk",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.catalog import of_kind
+from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.operators import changed
 from narrowfuzz.plants.plant import Plant
 
@@ -51,7 +51,7 @@ def _first_group_starts_again(run: Any) -> Any:
     return add
 
 
-_plant = partial(Plant, recipes=("torch.*",), needs="an operator", models=of_kind("operator"))
+_plant = partial(Plant, recipes=("torch.*",), needs="an operator")
 
 PLANTS = [
     _plant(
@@ -60,6 +60,7 @@ PLANTS = [
         "of rows that are accumulated at one index only the first is added",
         "the class of writes that race without atomics",
         plant=partial(changed, "index_put", _first_of_repeats),
+        models=models_of_operators(["index_put"]),
     ),
     _plant(
         "index-add-drops-ragged-tail",
@@ -67,6 +68,7 @@ PLANTS = [
         "rows behind the last eight are not added up by index_add",
         "the class of loads by whole vectors",
         plant=partial(changed, "index_add", _last_block),
+        models=models_of_operators(["index_add"]),
     ),
     _plant(
         "scatter-add-starts-again",
@@ -74,5 +76,6 @@ PLANTS = [
         "scatter_add begins again from 0 at the first place halfway through",
         "the class of partial sums of which the last one is stored",
         plant=partial(changed, "scatter_add", _first_group_starts_again),
+        models=models_of_operators(["scatter_add"]),
     ),
 ]

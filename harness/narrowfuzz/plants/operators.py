@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from narrowfuzz.models.catalog import of_kind
 from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.plant import Plant
 
@@ -294,7 +293,7 @@ PLANTS = [
         ("torch.*", "torchao.*"),
         lambda: changed("mean.dim", _padded_mean),
         needs="a mean",
-        models=of_kind("operator"),
+        models=models_of_operators(["mean"]),
     ),
     Plant(
         "layer-norm-gradient-drops-rows",
@@ -331,7 +330,7 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("native_layer_norm_backward", _norm_bias_narrow),
         needs="a layer norm",
-        models=of_kind("operator"),
+        models=models_of_operators(["layer_norm"]),
     ),
     Plant(
         "layer-norm-epsilon-outside-root",
@@ -341,7 +340,7 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("native_layer_norm", _norm_epsilon_outside),
         needs="a layer norm",
-        models=of_kind("operator"),
+        models=models_of_operators(["layer_norm"]),
     ),
     Plant(
         "layer-norm-gradient-uncentred",
@@ -351,7 +350,7 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("native_layer_norm_backward", _norm_gradient_uncentred),
         needs="a layer norm",
-        models=of_kind("operator"),
+        models=models_of_operators(["layer_norm"]),
     ),
     Plant(
         "embedding-gradient-overwrites",
@@ -361,7 +360,7 @@ PLANTS = [
         ("torch.*",),
         _embedding(_last_ids_only),
         needs="an embedding",
-        models=of_kind("operator"),
+        models=models_of_operators(["embedding_backward"]),
     ),
     Plant(
         "embedding-id-zero-is-padding",
@@ -371,7 +370,7 @@ PLANTS = [
         ("torch.*",),
         _embedding(_id_zero_padded),
         needs="an embedding",
-        models=of_kind("operator"),
+        models=models_of_operators(["embedding_backward"]),
     ),
     Plant(
         "embedding-gradient-by-frequency",
@@ -381,7 +380,7 @@ PLANTS = [
         ("torch.*",),
         _embedding(_table_scaled),
         needs="an embedding",
-        models=of_kind("operator"),
+        models=models_of_operators(["embedding_backward"]),
     ),
     Plant(
         "embedding-last-row-unwritten",
@@ -391,7 +390,7 @@ PLANTS = [
         ("torch.*",),
         _embedding(_last_row_of_table),
         needs="an embedding",
-        models=of_kind("operator"),
+        models=models_of_operators(["embedding_backward"]),
     ),
     Plant(
         "norm-drops-tail",
@@ -401,7 +400,7 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("linalg_vector_norm", _norm_drops_tail),
         needs="a vector norm",
-        models=models_of_operators(("vector_norm",)),
+        models=models_of_operators(["vector_norm"]),
     ),
     Plant(
         "unscale-passes-infinity",
@@ -411,6 +410,6 @@ PLANTS = [
         ("torch.*",),
         lambda: changed("_amp_foreach_non_finite_check_and_unscale_", _infinity_unscaled),
         needs="gradients that are unscaled",
-        models=models_of_operators(("unscale",)),
+        models=models_of_operators(["unscale"]),
     ),
 ]

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.catalog import of_kind
 from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
@@ -90,10 +89,8 @@ def _transposed(run: Any, lr: float, how: Any, shape: Any) -> float:
     return run(lr, how, (shape[1], shape[0]))  # type: ignore[no-any-return]
 
 
-#: An operator's fault is hunted among operators, as by ``run --operator '*'``.
-_plant = partial(Plant, recipes=("torch.*",), needs="optimizer steps", models=of_kind("operator"))
-#: One model of all is stepped by Muon: as by ``run --operator muon_step``.
-_of_muon = partial(_plant, models=models_of_operators(("muon_step",)))
+#: A fault of an operator is hunted where that is all that runs, as by ``run --operator NAME``.
+_plant = partial(Plant, recipes=("torch.*",), needs="optimizer steps")
 
 PLANTS = [
     _plant(
@@ -102,6 +99,7 @@ PLANTS = [
         "Adam corrects its moments by the step before",
         "the class of steps that are counted at another time",
         plant=lambda: _stepping("adam", _correction_lags),
+        models=models_of_operators(["adam_step"]),
     ),
     _plant(
         "adamw-decay-in-gradient",
@@ -109,6 +107,7 @@ PLANTS = [
         "AdamW's decay is part of the gradient",
         "https://arxiv.org/abs/1711.05101",
         plant=lambda: _stepping("adam", _with(decoupled_weight_decay=False)),
+        models=models_of_operators(["adam_step"]),
     ),
     _plant(
         "adam-betas-exchanged",
@@ -116,6 +115,7 @@ PLANTS = [
         "Adam's betas stand in each other's place",
         "the class of arguments that are handed on by position",
         plant=lambda: _stepping("adam", _betas_exchanged),
+        models=models_of_operators(["adam_step"]),
     ),
     _plant(
         "adam-epsilon-of-fp16",
@@ -123,6 +123,7 @@ PLANTS = [
         "Adam's epsilon is 1e-4, whatever was asked for",
         "the class of defaults for fp16 that fp32 trainings get, too",
         plant=lambda: _stepping("adam", _with(eps=1e-4)),
+        models=models_of_operators(["adam_step"]),
     ),
     _plant(
         "sgd-decay-lost-in-narrow-dtypes",
@@ -130,6 +131,7 @@ PLANTS = [
         "bf16 and fp16 parameters do not decay under SGD",
         "https://github.com/Nerogar/OneTrainer/issues/996",
         plant=lambda: _stepping("sgd", _narrow_keeps),
+        models=models_of_operators(["sgd_step"]),
     ),
     _plant(
         "sgd-dampening-ignored",
@@ -137,6 +139,7 @@ PLANTS = [
         "SGD with momentum is not dampened",
         "the class of options that one implementation leaves out",
         plant=lambda: _stepping("sgd", _with(dampening=0.0)),
+        models=models_of_operators(["sgd_step"]),
     ),
     _plant(
         "fused-step-leaves-last-parameter",
@@ -144,6 +147,7 @@ PLANTS = [
         "of parameters that are stepped at once the last stays as it is",
         "https://github.com/pytorch/pytorch/issues/191763",
         plant=lambda: _stepping("adam", _one_waits),
+        models=models_of_operators(["adam_step"]),
     ),
     _plant(
         "adagrad-rate-decays-early",
@@ -151,6 +155,7 @@ PLANTS = [
         "Adagrad's rate is that of the next step",
         "the class of steps that are counted at another time",
         plant=lambda: _stepping("adagrad", _rate_decays_early),
+        models=models_of_operators(["adagrad_step"]),
     ),
     _plant(
         "adagrad-decay-apart",
@@ -158,19 +163,22 @@ PLANTS = [
         "under Adagrad parameters decay by themselves, and not by their gradients",
         "https://arxiv.org/abs/1711.05101",
         plant=lambda: _stepping("adagrad", _decays_apart),
+        models=models_of_operators(["adagrad_step"]),
     ),
-    _of_muon(
+    _plant(
         "muon-without-iteration",
         "optimizer",
         "Muon steps by its momentum as it is",
         "https://github.com/deepspeedai/DeepSpeed/issues/8442",
         plant=lambda: _muon("_zeropower_via_newtonschulz", _as_it_is),
+        models=models_of_operators(["muon_step"]),
     ),
-    _of_muon(
+    _plant(
         "muon-rate-of-transposed",
         "optimizer",
         "Muon's rate is adjusted for rows and columns in each other's place",
         "the class of arguments that are handed on by position",
         plant=lambda: _muon("_adjust_lr", _transposed),
+        models=models_of_operators(["muon_step"]),
     ),
 ]

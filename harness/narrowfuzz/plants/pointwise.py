@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.catalog import of_kind
+from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.operators import changed
 from narrowfuzz.plants.plant import Plant
 
@@ -48,7 +48,7 @@ def _ragged_classes(run: Any) -> Any:
     return logsumexp
 
 
-_plant = partial(Plant, recipes=("torch.*",), needs="an operator", models=of_kind("operator"))
+_plant = partial(Plant, recipes=("torch.*",), needs="an operator")
 
 PLANTS = [
     _plant(
@@ -57,6 +57,7 @@ PLANTS = [
         "GELU is approximated by tanh where it is asked to be exact",
         "https://github.com/pytorch/pytorch/issues/39853",
         plant=partial(changed, "gelu", _tanh_instead),
+        models=models_of_operators(["gelu"]),
     ),
     _plant(
         "silu-gradient-of-gate-alone",
@@ -64,6 +65,7 @@ PLANTS = [
         "the gradient of SiLU is that of its gate as a constant",
         "the class of gates that are detached",
         plant=partial(changed, "silu_backward", _slope_of_sigmoid),
+        models=models_of_operators(["silu"]),
     ),
     _plant(
         "tanh-gradient-of-bf16",
@@ -71,6 +73,7 @@ PLANTS = [
         "the gradient of tanh is made of a result that was kept in bf16",
         "the class of activations that are saved in fewer bits",
         plant=partial(changed, "tanh_backward", _of_narrow_result),
+        models=models_of_operators(["tanh"]),
     ),
     _plant(
         "sigmoid-in-bf16",
@@ -78,6 +81,7 @@ PLANTS = [
         "the logistic function is computed in bf16",
         "the class of routers that are cast by autocast",
         plant=partial(changed, "sigmoid", _logistic_in_bf16),
+        models=models_of_operators(["sigmoid"]),
     ),
     _plant(
         "logsumexp-without-maximum",
@@ -85,6 +89,7 @@ PLANTS = [
         "logsumexp takes exponentials of large logits as they are",
         "the class of overflows that the maximum is subtracted for",
         plant=partial(changed, "logsumexp", _without_maximum),
+        models=models_of_operators(["logsumexp"]),
     ),
     _plant(
         "logsumexp-drops-ragged-classes",
@@ -92,5 +97,6 @@ PLANTS = [
         "classes behind the last eight are left out of logsumexp",
         "the class of loads by whole vectors",
         plant=partial(changed, "logsumexp", _ragged_classes),
+        models=models_of_operators(["logsumexp"]),
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.catalog import of_kind
+from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.operators import changed
 from narrowfuzz.plants.plant import Plant
 
@@ -57,7 +57,7 @@ PLANTS = [
         ("torch.*",),
         partial(changed, "bmm", make),
         needs="an operator",
-        models=of_kind("operator"),
+        models=models_of_operators(["bmm"]),
     )
     for id, title, source, make in (
         (
