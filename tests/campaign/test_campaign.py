@@ -332,6 +332,22 @@ def test_what_torch_compiles_is_told_as_it_begins_and_as_it_ends() -> None:
     torch._dynamo.reset()
 
 
+def test_what_is_compiled_of_another_spec_is_forgotten_though_its_program_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dynamo caches by code object: of many Specs it would give up compiling."""
+    forgotten: list[int] = []
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: forgotten.append(1))
+    programs = Programs(load_recipes(), "cpu")
+    specs = [
+        Spec(recipe="torch.fp32", dtype="fp32", k=k, compile="aot_eager") for k in (16, 16, 32, 48)
+    ]
+    for spec, times in zip(specs, (0, 0, 1, 2), strict=True):
+        programs.of(spec, BY_NAME["aot_eager"])
+        assert len(forgotten) == times
+        programs.clear()
+
+
 @pytest.mark.heavy
 def test_what_raises_only_once_is_said_without_what_was_drawn(tmp_path: Path) -> None:
     """Hypothesis, which does not see it again, lists every case that it tried."""
