@@ -80,7 +80,8 @@ def test_a_sum_in_a_backward_is_known_by_the_gradient_that_it_gives(
         judgement = judge_of(recipes).judge(case_of("mlp_swiglu"), [BY_RULE["O25"]])
     layers = {v.at.layer for v in judgement.verdicts if v.status in BAD}
     assert layers == {"w1", "w2", "w3"}
-    assert {call.phase for call in evidence.traces["eager"].operators} == {"backward"}
+    calls = evidence.traces["eager"].operators
+    assert {call.phase for call in calls if call.operator == "sum"} == {"backward"}
 
 
 def test_a_mode_is_entered_at_the_first_draw_and_for_attention_at_every_fourth(
