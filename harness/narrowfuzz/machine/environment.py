@@ -110,8 +110,9 @@ def settle() -> None:
     of_gpus.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        # a Spec's rungs share the code of its model, and each may compile it for several events
-        torch._dynamo.config.recompile_limit = 64
+        # a Spec's rungs share the code of its model, and a draw that reloads compiles it again
+        torch._dynamo.config.recompile_limit = 1024
+        torch._dynamo.config.accumulated_recompile_limit = 4096
     # hooks turn the fused kernels of nn.TransformerEncoder off, and not every run has hooks
     torch.backends.mha.set_fastpath_enabled(False)
     gc.freeze()  # what is imported by now lives as long as the process: no use looking through it
