@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,17 +12,30 @@ from narrowfuzz.plants.operators import changed
 from narrowfuzz.plants.plant import Plant
 
 
+@contextmanager
+def _summing(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """``make(run)`` is the kernel, and the one in place, which autograd calls under no mode."""
+    in_place = "_index_put_impl_" if name == "index_put" else f"{name}_"
+    with changed(name, make), changed(in_place, partial(_in_place, make)):
+        yield
+
+
+def _in_place(make: Callable[[Any], Any], run: Any) -> Any:
+    wrong = make(lambda base, *args, **options: run(base.clone(), *args, **options))
+    return lambda base, *args, **options: base.copy_(wrong(base, *args, **options))
+
+
 def _first_of_repeats(run: Any) -> Any:
     """Of the rows that go to one place only the first is added."""
     import torch
 
-    def put(base: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    def put(base: Any, indices: Any, values: Any, accumulate: bool = False, *how: bool) -> Any:
         ids = indices[0]
         if not accumulate or len(indices) != 1 or ids.dim() != 1:
-            return run(base, indices, values, accumulate)
+            return run(base, indices, values, accumulate, *how)
         earlier = torch.tril(ids[:, None] == ids[None, :], -1).any(1)
         first = ~earlier.reshape(-1, *[1] * (values.dim() - 1))
-        return run(base, indices, values * first, accumulate)
+        return run(base, indices, values * first, accumulate, *how)
 
     return put
 
@@ -59,7 +74,7 @@ PLANTS = [
         "gradient",
         "of rows that are accumulated at one index only the first is added",
         "the class of writes that race without atomics",
-        plant=partial(changed, "index_put", _first_of_repeats),
+        plant=partial(_summing, "index_put", _first_of_repeats),
         models=models_of_operators(["index_put"]),
     ),
     _plant(
@@ -67,7 +82,7 @@ PLANTS = [
         "gradient",
         "rows behind the last eight are not added up by index_add",
         "the class of loads by whole vectors",
-        plant=partial(changed, "index_add", _last_block),
+        plant=partial(_summing, "index_add", _last_block),
         models=models_of_operators(["index_add"]),
     ),
     _plant(
@@ -75,7 +90,7 @@ PLANTS = [
         "gradient",
         "scatter_add begins again from 0 at the first place halfway through",
         "the class of partial sums of which the last one is stored",
-        plant=partial(changed, "scatter_add", _first_group_starts_again),
+        plant=partial(_summing, "scatter_add", _first_group_starts_again),
         models=models_of_operators(["scatter_add"]),
     ),
 ]
