@@ -28,7 +28,7 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.machine.device import Device, check_device, enter
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.operators.attention import softmax_excess
+from narrowfuzz.operators.attention_statistics import softmax_excess
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.evidence import Evidence

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from narrowfuzz.arms.transfer import on_host
-from narrowfuzz.play.taps import AttentionWatch
+from narrowfuzz.play.watches import AttentionWatch
 
 
 @dataclass

@@ -54,7 +54,7 @@ from narrowfuzz.numerics.accumulator import (
     reconciled,
     wider,
 )
-from narrowfuzz.play.taps import KernelWatch, let_rng_pass
+from narrowfuzz.play.watches import KernelWatch, let_rng_pass
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as RULES
 from narrowfuzz.trace.trace import Seen

@@ -18,7 +18,7 @@ from narrowfuzz.play.check import (
     statistics,
     wrong_products,
 )
-from narrowfuzz.play.taps import Attended, Product
+from narrowfuzz.play.watches import Attended, Product
 
 ONE, TWO = torch.ones(2, 2), 2 * torch.ones(2, 2)
 

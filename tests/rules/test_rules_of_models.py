@@ -12,10 +12,10 @@ import torch
 from narrowfuzz.case.spec import OPTIMIZERS, Case, DataSpec, Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
-from narrowfuzz.operators.attention import OFF_BESIDE_A_MASK
-from narrowfuzz.play.attention import scores
+from narrowfuzz.operators.attention_statistics import OFF_BESIDE_A_MASK
+from narrowfuzz.play.attention_scores import scores
 from narrowfuzz.play.check import statistics
-from narrowfuzz.play.taps import Attended
+from narrowfuzz.play.watches import Attended
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.kernels import CALLS, check_kernels, check_weight_copies

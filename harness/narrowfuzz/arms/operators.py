@@ -19,7 +19,7 @@ from narrowfuzz.operators.operator import Operator, Read
 from narrowfuzz.operators.optimizer_steps import LARGEST_PARAMETER, read_step
 from narrowfuzz.play.function_call import called
 from narrowfuzz.play.layers import in_backward
-from narrowfuzz.play.taps import AttentionWatch, KernelWatch, by_name, copied, unseen
+from narrowfuzz.play.watches import AttentionWatch, KernelWatch, by_name, copied, unseen
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Tensors that are nobody's subclass.

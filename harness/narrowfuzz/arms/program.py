@@ -42,7 +42,7 @@ from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 from narrowfuzz.play.names import name_of
 from narrowfuzz.play.running import Running
-from narrowfuzz.play.taps import Attended, Product
+from narrowfuzz.play.watches import Attended, Product
 from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace, message_of
 

@@ -1,4 +1,4 @@
-"""What the watches of ``play/taps.py`` saw, as plain data, and the watch inside every artefact that
+"""What watches (``play/watches.py``) saw, as plain data, and the watch inside every artefact that
 a compiler makes.
 
 In eager, linears have the recipe's own tap, and attention and other operators ``OperatorWatch``
@@ -18,7 +18,7 @@ from narrowfuzz.arms.operators import GraphWatch
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
 from narrowfuzz.machine import isa as vectors
 from narrowfuzz.numerics.two_level import TWO_LEVEL
-from narrowfuzz.play.taps import Attended, Product, let_rng_pass
+from narrowfuzz.play.watches import Attended, Product, let_rng_pass
 from narrowfuzz.trace.trace import AttentionCall, Multiplied, Seen
 
 _FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}

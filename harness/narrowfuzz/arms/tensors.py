@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.play.taps import unseen
+from narrowfuzz.play.watches import unseen
 
 DTYPE_NAME = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from narrowfuzz.play.attention import scores, sums_to_one
-from narrowfuzz.play.taps import Attended, Product
+from narrowfuzz.play.attention_scores import scores, sums_to_one
+from narrowfuzz.play.watches import Attended, Product
 
 Results = Mapping[str, torch.Tensor]
 Sentence = tuple[str, bool]

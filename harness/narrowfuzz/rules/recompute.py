@@ -16,7 +16,7 @@ from narrowfuzz.case.events import Forward, Step
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulator
 from narrowfuzz.numerics.formats import FORMATS, canonical
-from narrowfuzz.operators.attention import softmax_excess
+from narrowfuzz.operators.attention_statistics import softmax_excess
 from narrowfuzz.rules.evidence import Evidence, same_bits
 from narrowfuzz.rules.rule import diverged, first, number, plain
 from narrowfuzz.rules.whole import equal_outputs

@@ -19,7 +19,7 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play import (
-    attention,
+    attention_scores,
     check,
     checkpoint,
     converted,
@@ -27,7 +27,7 @@ from narrowfuzz.play import (
     layers,
     literal,
     player,
-    taps,
+    watches,
 )
 from narrowfuzz.play.job import Event, Job, Taps
 from narrowfuzz.play.names import name_of
@@ -50,7 +50,17 @@ from narrowfuzz.triage.script.played import Played
 from narrowfuzz.triage.script.recipe_source import recipe_source
 
 #: Modules whose source scripts are made of.
-SOURCES = (kernels, layers, checkpoint, literal, taps, attention, player, converted, check)
+SOURCES = (
+    kernels,
+    layers,
+    checkpoint,
+    literal,
+    watches,
+    attention_scores,
+    player,
+    converted,
+    check,
+)
 #: What the lines use that are written here.
 _IMPORTS = "import ctypes, math, re\nimport torch"
 

@@ -9,7 +9,7 @@ import numpy as np
 from narrowfuzz.numerics.accumulator import U32, Accumulator, sum_radius
 from narrowfuzz.numerics.bounds import FLUSH32
 from narrowfuzz.numerics.formats import FORMATS
-from narrowfuzz.play.attention import scores, sums_to_one
+from narrowfuzz.play.attention_scores import scores, sums_to_one
 from narrowfuzz.trace.trace import AttentionCall
 
 #: A row of probabilities whose scores are all a large mask's may be off by so much: one fp32 number
