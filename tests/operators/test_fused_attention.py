@@ -180,3 +180,14 @@ def test_what_is_no_attention_of_its_own_is_left_alone() -> None:
     assert not calls_of(q, k, v, dy, scale=0.0), "all scores are 0"
     assert len(calls_of(q, k, v, dy, scale=-0.5)) == 2
     assert not calls_of(q, k, v, dy, dropout_p=0.5), "torch composes it"
+
+
+def test_sums_that_overflow_before_they_are_divided_are_left_open() -> None:
+    q, k, v, dy = drawn("bf16", (8, 8, 4))
+    large = torch.full_like(v, 1.5e38)
+    call = calls_of(q * 0, k, large, dy)[0]
+    assert np.isinf(call.outputs["output"]).all(), "eight of them add up to more than fp32 holds"
+    (output, *_) = judge_call("eager", call)
+    assert output.status == "inconclusive"
+    (output, *_) = judge_call("eager", calls_of(q * 0, k, large / 16, dy)[0])
+    assert output.status == "ok"

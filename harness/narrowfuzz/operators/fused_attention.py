@@ -196,7 +196,9 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
         open_ = (at.unknown & ~at.nan)[..., None]
         centre = np.where(nan, np.nan, np.where(dead[..., None], 0.0, centre))
         radius = np.where(nan | dead[..., None], 0.0, radius)
-        unknown = open_ | (dead & at.unknown)[..., None]
+        # it is divided by the sum of exponentials last, and may overflow before
+        overflows = ~((p * total) @ size < FP32.max * 0.5) & ~nan
+        unknown = open_ | (dead & at.unknown)[..., None] | overflows
         fmt = FORMATS[call.dtypes["output"]]
         found = {"output": Expected.within(centre, radius, fmt, np.asarray(unknown))}
         if "logsumexp" in call.outputs:
