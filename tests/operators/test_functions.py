@@ -254,6 +254,24 @@ def test_wrong_compositions_are_seen(
     assert "diverged" not in statuses(make()).values()
 
 
+def test_kernels_in_place_and_tensors_without_numbers_are_not_judged() -> None:
+    running = Running()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    running.follow(model)
+    with EagerWatch(running, ["0"]) as watch:
+        y = model(torch.randn(3, 4)).detach()
+        F.silu(y, inplace=True)
+        torch.zeros(2, 4).index_add_(0, torch.tensor([0, 1, 1]), y)
+        torch.logsumexp(y.sum(), 0)
+        torch.tanh(torch.empty(5, device="meta"))
+        torch.sin(y.to_sparse())
+    assert {call.operator for call in watch.operators} <= {"sum"}
+    in_place = "in place, or into a tensor that is given"
+    assert (watch.unjudged["silu"], watch.unjudged["index_add"]) == (in_place, in_place)
+    of_scalar = "of a tensor without dimensions, of nothing, or over several dimensions"
+    assert watch.unjudged["logarithms of sums of exponentials"] == of_scalar
+
+
 def test_what_nobody_judges_is_named_with_the_reason() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
     running = Running()

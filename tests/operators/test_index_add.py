@@ -111,7 +111,7 @@ def test_what_is_not_judged_says_why() -> None:
         put(x, [ids], x[:2], False)
     assert not watch.operators
     assert watch.unjudged == {
-        "sums by index_add": "a factor other than 1, or a tensor without dimensions",
+        "sums by index_add": "a factor other than 1, or a tensor or an index without dimensions",
         "sums by index_put": "indices in several dimensions, or a mask",
     }
 
@@ -131,3 +131,31 @@ def test_on_a_gpu_atomic_sums_may_round_each_time_in_any_order() -> None:
     assert not BY_NAME["scatter_add"].unordered(call)
     (verdict,) = judge_call("eager", replace(there, device="cpu"))
     assert verdict.status == "diverged"
+
+
+def test_ids_of_several_dimensions_are_walked_as_values_lie_in_memory() -> None:
+    make = torch.Generator().manual_seed(8)
+    ids = torch.randint(0, 3, (4, 50), generator=make)
+    rows = torch.randn(50, 4, 4, generator=make).bfloat16()
+
+    def run() -> None:
+        table = torch.zeros(3, 4, dtype=torch.bfloat16, requires_grad=True)
+        table[ids].transpose(0, 1).backward(rows)
+        table[ids].backward(rows.transpose(0, 1).contiguous())
+
+    for call in calls_of(run):
+        (verdict,) = judge_call("eager", call, None, KNOWN)
+        assert verdict.status == "known", call.strides
+
+
+def test_ids_and_numbers_without_dimensions() -> None:
+    def run() -> None:
+        torch.zeros(3).scatter_add(0, torch.tensor(1), torch.tensor(5.0))
+        torch.zeros(3).scatter_add(0, torch.tensor([1]), torch.tensor(5.0))
+        table = torch.zeros(3, requires_grad=True)
+        table.gather(0, torch.tensor(1)).backward()
+        table[torch.tensor(2)].backward()
+
+    calls = calls_of(run)
+    assert [call.operator for call in calls] == ["scatter_add"] * 3 + ["index_put"]
+    assert {verdict.status for call in calls for verdict in judge_call("eager", call)} == {"ok"}

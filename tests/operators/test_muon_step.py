@@ -13,7 +13,7 @@ from narrowfuzz.arms.operators import OperatorWatch, operators_of
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.muon_step import LARGEST
 from narrowfuzz.plants.patching import replaced
-from narrowfuzz.play.derived import update_singular_values
+from narrowfuzz.play.derived import singular_values_and_alignment
 from narrowfuzz.play.optimizer_step import stepped
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
@@ -118,6 +118,25 @@ def test_without_its_iteration_it_is_seen_whatever_the_gradients_size(
     assert statuses(call)["momentum_buffer"] == "ok"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda update: -update,
+        lambda update: update.flip(0),
+        lambda update: torch.linalg.qr(torch.randn(33, 17))[0] * update.norm() / 17**0.5,
+    ],
+    ids=["the other way", "rows exchanged", "another matrix"],
+)
+def test_an_update_of_another_direction_is_seen(wrong: Any) -> None:
+    def turned(run: Any) -> Any:
+        return lambda *args: wrong(run(*args).float()).bfloat16()
+
+    with replaced(muon, "_zeropower_via_newtonschulz", turned):
+        call = step_of()
+    assert statuses(call)["alignment"] == "diverged"
+    assert statuses(step_of())["alignment"] == "ok"
+
+
 @pytest.mark.parametrize("result", ["param", "momentum_buffer"])
 def test_a_wrong_element_is_seen(result: str) -> None:
     call = step_of("bf16")
@@ -146,12 +165,12 @@ def test_a_script_takes_the_same_step(dtype: str) -> None:
     held = {n: torch.from_numpy(x).to(DTYPES[dtype]) for n, x in call.tensors.items()}
     found = stepped("Muon", call.settings["options"], call.settings["steps"], **held)
     results = dict(zip(BY_NAME["muon_step"].returned, found, strict=True))
-    results |= update_singular_values(held, results, call.settings)
+    results |= singular_values_and_alignment(held, results, call.settings)
     for name, t in results.items():
         assert np.array_equal(t.float().numpy(), call.outputs[name])
 
 
-@pytest.mark.parametrize("result", ["param", "momentum_buffer", "singular_values"])
+@pytest.mark.parametrize("result", ["param", "momentum_buffer", "singular_values", "alignment"])
 def test_its_script_makes_the_result_that_is_wrong(
     result: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,3 +195,11 @@ def test_another_iteration_has_no_reference(how: dict[str, Any]) -> None:
     (why,) = watch.unjudged.values()
     assert "muon_step" not in {call.operator for call in watch.operators}
     assert why == f"Muon with other {next(iter(how))} than by default"
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 2.0**100])
+def test_what_divides_a_whole_buffer_leaves_it_open(bad: float) -> None:
+    grad = torch.eye(4)
+    grad[0, 0] = bad
+    for call in calls_of(torch.zeros(4, 4).bfloat16(), grad, grad, nesterov=False, momentum=0.5):
+        assert "diverged" not in statuses(call, KNOWN).values()

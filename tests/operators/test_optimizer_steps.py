@@ -180,3 +180,24 @@ def test_nothing_is_watched_afterwards() -> None:
     before = len(optimizer._global_optimizer_pre_hooks)
     step_of("SGD")
     assert len(optimizer._global_optimizer_pre_hooks) == before
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "size", "options"),
+    [
+        (torch.float16, 2e-3, {"lr": 1e-3, "initial_accumulator_value": 1e-4}),
+        (torch.float32, 2.0**-140, {"lr": 1e-3, "initial_accumulator_value": 0.01}),
+        (torch.float16, 100.0, {"lr": 1000.0, "initial_accumulator_value": 1.0}),
+    ],
+)
+def test_adagrads_rate_times_its_gradient_may_be_rounded_apart(
+    dtype: torch.dtype, size: float, options: dict[str, float], foreach: bool
+) -> None:
+    """Where that is subnormal, or overflows."""
+    parameter = torch.nn.Parameter(torch.zeros(64, dtype=dtype))
+    parameter.grad = (torch.randn(64, generator=torch.Generator().manual_seed(0)) * size).to(dtype)
+    with OperatorWatch() as watch:
+        torch.optim.Adagrad([parameter], foreach=foreach, **options).step()
+    (call,) = operators_of(watch.operators)
+    assert "diverged" not in {verdict.status for verdict in judge_call("eager", call)}

@@ -116,7 +116,7 @@ def test_numbers_that_do_not_depend_on_one_another_are_sampled_in_their_own_shap
 
 
 def test_places_are_spread_over_all() -> None:
-    assert spread(10, 3).tolist() == [0, 4, 9]
+    assert spread(10, 3).tolist() == [0, 5, 9]
     assert spread(10, 0).tolist() == [0] and spread(4, 9).tolist() == [0, 1, 2, 3]
 
 
@@ -138,3 +138,35 @@ def test_steps_of_a_large_parameter_are_judged_at_some_elements(kind: str) -> No
     wrong = {**call.outputs, "param": call.tensors["param"]}
     found = list(judge_call("eager", replace(call, outputs=wrong)))
     assert [v.at.result for v in found if v.status == "diverged"] == ["param"]
+
+
+@pytest.mark.parametrize("shape", [(256, 512), (1024, 512), (2048, 1024), (1000, 768)])
+def test_every_column_of_a_table_is_judged_in_many_rows(shape: tuple[int, int]) -> None:
+    chosen = spread(shape[0] * shape[1], 2**16)
+    assert np.bincount(chosen % shape[1], minlength=shape[1]).min() >= 25
+    assert chosen[0] == 0 and chosen[-1] == shape[0] * shape[1] - 1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_query_that_is_nan_is_known_in_a_large_attention_too(causal: bool) -> None:
+    q = torch.randn(1, 16, 22000, 1, generator=torch.Generator().manual_seed(1))
+    q[0, 0, 0] = float("nan")
+    k = torch.randn(1, 16, 3, 1, generator=torch.Generator().manual_seed(2))
+    with OperatorWatch() as watch:
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, 0.0, causal)
+    (call,) = operators_of(watch.operators)
+    found = {v.status for v in judge_call("eager", call, None, {"attention_nan_swallowed": "it"})}
+    assert "known" in found and "diverged" not in found
+
+
+def test_some_columns_of_a_large_embeddings_gradient_stand_for_all() -> None:
+    ids = torch.randint(0, 50, (600,), generator=torch.Generator().manual_seed(3))
+    table = torch.zeros(50, 2000, requires_grad=True)
+    with OperatorWatch() as watch:
+        F.embedding(ids, table).backward(torch.randn(600, 2000))
+    (call,) = operators_of(watch.operators)
+    (verdict,) = judge_call("eager", call)
+    assert verdict.status == "ok"
+    wrong = {"grad_weight": np.roll(call.outputs["grad_weight"], 1, axis=0)}
+    (verdict,) = judge_call("eager", replace(call, outputs=wrong))
+    assert verdict.status == "diverged"

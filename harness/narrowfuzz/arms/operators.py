@@ -43,6 +43,9 @@ _EXACT = frozenset((
 ))  # fmt: skip
 #: Why nobody judges the call of any other.
 NO_REFERENCE = "no reference"
+IN_PLACE = "in place, or into a tensor that is given"
+#: Kernels that are judged, whatever overload.
+_JUDGED = frozenset(name.partition(".")[0] for name in BY_KERNEL)
 #: What of an optimizer is not judged, whatever it is.
 _STEPS = "steps of optimizers"
 
@@ -130,9 +133,10 @@ class OperatorWatch(AttentionWatch):
         return call
 
     def _called(self, name: str, phase: str, read: Read) -> LiveCall | None:
-        """None where a tensor is float64, of whole numbers, or in a library's own format."""
+        """None where a tensor is float64, of whole numbers, in a library's own format, or has no
+        numbers in rows: sparse, nested, or of a device that holds none."""
         live = {**read.tensors, **read.outputs}
-        if any(t.dtype not in DTYPE_NAME for t in live.values()):
+        if not all(t.dtype in DTYPE_NAME and _dense(t) for t in live.values()):
             return None
         index = self._times[name]
         self._times[name] += 1
@@ -210,6 +214,11 @@ class OperatorWatch(AttentionWatch):
         self._stepping, self._begun = False, []
 
 
+def _dense(t: torch.Tensor) -> bool:
+    plain = type(t) in _PLAIN and t.layout == torch.strided
+    return plain and not (t.is_meta or t.is_nested)
+
+
 def _copies(given: Any) -> Any:
     """Of a tensor, or of each of a list."""
     return [copied(t) for t in given] if isinstance(given, (list, tuple)) else copied(given)
@@ -243,7 +252,8 @@ class EagerWatch(OperatorWatch):
         moves = name == "index_put" and not by_name(func, args, kwargs).get("accumulate")
         if not moves and _floating(result):
             found = self.unjudged if self.within is None else self.within
-            found[name] = NO_REFERENCE
+            judged = func._schema.name.removesuffix("_") in _JUDGED
+            found[name] = IN_PLACE if judged else NO_REFERENCE
 
     def __enter__(self) -> Any:
         self._functions = FunctionWatch(self)

@@ -4,6 +4,7 @@ up."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,12 @@ import numpy as np
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.index_add import sums_at
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.sampled import Judging, along, spread
 from narrowfuzz.operators.sum import rounded
 from narrowfuzz.trace.trace import OperatorCall
+
+#: More numbers than this take longer to judge than to add.
+_MOST = 2**20
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
@@ -46,6 +51,15 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     places = ids[:, None] * columns + np.arange(columns)
     fmt = FORMATS[call.dtypes["grad_weight"]]
     return {"grad_weight": sums_at(np.zeros((rows, columns)), terms, places, fmt)}
+
+
+def _of_some_columns(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
+    """Of a large call some columns."""
+    rows, columns = call.tensors["indices"].size, call.tensors["grad_output"].shape[-1]
+    if rows * columns <= _MOST:
+        return dict(judging(call))
+    axes = {"grad_output": call.tensors["grad_output"].ndim - 1, "grad_weight": 1}
+    return along(judging, call, axes, spread(columns, _MOST // rows))
 
 
 #: Up to so many ids torch's CUDA kernel takes them by warps: source,
@@ -94,7 +108,7 @@ OPERATOR = Operator(
     words="gradients of embeddings",
     kernels=("aten::embedding_dense_backward",),
     read=_read,
-    expected=_expected,
+    expected=partial(_of_some_columns, _expected),
     expression="torch.ops.aten.embedding_dense_backward(grad_output, indices.long(), {rows}, "
     "{padding}, False)",
     title=_title,
@@ -104,13 +118,13 @@ OPERATOR = Operator(
             "embedding_narrow_sums",
             "rows of an embedding's gradient are summed in their own dtype",
             ("cpu",),
-            _narrow_sums,
+            partial(_of_some_columns, _narrow_sums),
         ),
         Deviation(
             "embedding_chunked_sums",
             "sums of 32 rows of an embedding's gradient are added up in their own dtype",
             ("cuda",),
-            _chunked_sums,
+            partial(_of_some_columns, _chunked_sums),
         ),
     ),
 )

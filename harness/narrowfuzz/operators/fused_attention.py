@@ -224,7 +224,8 @@ def _moved(p: F64, delta: F64) -> F64:
 def _nan_swallowed(call: OperatorCall) -> dict[str, Expected]:
     """As torch's CPU kernel treats a query that is NaN where there is no mask and keys are fewer
     than a vector register holds: its row counts as one without keys."""
-    if "mask" in call.tensors or call.settings["columns"] >= _VECTOR:
+    masked = "mask" in call.tensors and not call.settings.get("written_out")
+    if masked or call.settings["columns"] >= _VECTOR or "output" not in call.outputs:
         return {}
     nan = np.broadcast_to(_scores(call).nan[..., None], call.outputs["output"].shape)
     zeros = np.zeros(nan.shape)

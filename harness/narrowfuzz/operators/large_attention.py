@@ -33,7 +33,8 @@ def some_of(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
         raise ValueError("attention of so many scores takes longer to judge than to compute")
     mask = _mask(call)
     if mask is not None:  # it has a row for each query then
-        settings = {**call.settings, "causal": False}
+        written_out = "mask" not in call.tensors
+        settings = {**call.settings, "causal": False, "written_out": written_out}
         call = replace(call, tensors={**call.tensors, "mask": mask}, settings=settings)
     queries = spread(rows, _SAMPLED // (batch * heads * columns))
     keys = spread(columns, _SAMPLED // (batch * heads * rows))

@@ -255,7 +255,9 @@ def _adagrad(call: OperatorCall) -> dict[str, Expected]:
         below = np.sqrt(kept) + options["eps"]
         update = rate * d.centre / below
         near = np.abs(update) * (8.0 * unit + 8.0 * U32) + rate * d.radius / below * (1.0 + unit)
-        step = _Term.of(-update, near, dtype, d.wild).rounded()
+        near = near + 2.0 * least * (1.0 + 1.0 / below)  # the rate times d may be rounded apart
+        far = ~(rate * (np.abs(d.centre) + d.radius) < FORMATS[dtype].max * 0.5)
+        step = _Term.of(-update, near, dtype, d.wild | far).rounded()
         moved = _given(call, "param").plus(step).expected()
         lost = (kept < 2.0**10 * least) & ((kept > 0.0) | (square > 0.0))
         lost |= (below < 2.0**10 * least) | ~np.isfinite(kept)

@@ -15,14 +15,20 @@ from narrowfuzz.trace.trace import OperatorCall
 
 Judging = Callable[[OperatorCall], Mapping[str, Expected]]
 Chosen = NDArray[np.int64]
+_GOLDEN = (5.0**0.5 - 1.0) / 2.0
 #: Numbers of a call of which each is judged by itself.
 _ELEMENTS = 2**16
 
 
 def spread(count: int, wanted: int) -> Chosen:
-    """So many of ``count`` places, at least one, evenly over all, the first and the last of them
-    included."""
-    return np.unique(np.linspace(0, count - 1, max(1, min(wanted, count))).astype(np.int64))
+    """So many of ``count`` places, at least one, one in each of as many equal parts, the first and
+    the last place included. Where in its part each is follows the golden ratio: steps of one length
+    would meet the same columns of a table again and again."""
+    wanted = max(1, min(wanted, count))
+    part = np.arange(wanted)
+    chosen = np.floor((part + part * _GOLDEN % 1.0) * count / wanted).astype(np.int64)
+    chosen[[0, -1]] = 0, count - 1 if wanted > 1 else 0
+    return np.unique(chosen)
 
 
 def along(

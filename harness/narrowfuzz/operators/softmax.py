@@ -83,8 +83,8 @@ def log_probabilities(x: F64, dtype: str, device: str) -> tuple[F64, F64]:
 def _read_logsumexp(named: Mapping[str, Any], result: Any) -> Read | None:
     x, dims = named["self"], named["dim"]
     dims = [dims] if isinstance(dims, int) else dims
-    if not x.numel() or x.dtype != result.dtype or len(dims) != 1:
-        raise ValueError("of nothing, over several dimensions, or of whole numbers")
+    if not x.ndim or not x.numel() or x.dtype != result.dtype or len(dims) != 1:
+        raise ValueError("of a tensor without dimensions, of nothing, or over several dimensions")
     settings = {"dim": dims[0] % x.ndim, "keepdim": bool(named.get("keepdim", False))}
     return Read({"input": x}, {"output": result}, settings)
 

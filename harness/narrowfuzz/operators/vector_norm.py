@@ -16,7 +16,7 @@ from narrowfuzz.operators.sum import FLUSHED, exact_sums, over, summed
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Of more elements the bound of a sum in fp32 says little.
-LARGEST_TENSOR = 2**22
+LARGEST_TENSOR = 2**20
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | list[Read] | None:
@@ -25,7 +25,10 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | list[Read] | None:
         raise ValueError(f"of order {order:g}")
     dims, keeps = named.get("dim"), bool(named.get("keepdim", False))
     if isinstance(x, (list, tuple)):
-        return [_one(t, order, None, False, norm) for t, norm in zip(x, result, strict=True)]
+        pairs = [pair for pair in zip(x, result, strict=True) if pair[0].numel() <= LARGEST_TENSOR]
+        if not pairs:
+            raise ValueError(f"tensors of more than {LARGEST_TENSOR} elements")
+        return [_one(t, order, None, False, norm) for t, norm in pairs]
     return _one(x, order, dims, keeps, result)
 
 

@@ -22,14 +22,23 @@ def rate_of_muon(options: Mapping[str, Any], rows: int, columns: int) -> float:
     return float(options["lr"] * math.sqrt(max(1.0, rows / columns)))
 
 
-def update_singular_values(
+def singular_values_and_alignment(
     tensors: Mapping[str, Any], results: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The singular values of what Muon moved a decayed parameter by, in rates, largest first; NaN
-    where that is not finite."""
-    options, param = settings["options"], tensors["param"].double()
+    """The singular values of what Muon moved a decayed parameter by, in rates, largest first; and
+    its product with the gradient that was orthogonalised, by the sum of that one's singular values.
+    NaN where they are not finite."""
+    options, param = settings["options"], tensors["param"].double().cpu()
     decayed = param * (1.0 - options["lr"] * options["weight_decay"])
-    update = (decayed - results["param"].double()) / rate_of_muon(options, *param.shape)
-    if not update.isfinite().all():
-        return {"singular_values": update.new_full((min(update.shape),), math.nan).float()}
-    return {"singular_values": update.cpu().svd(compute_uv=False).S.float()}
+    update = (decayed - results["param"].double().cpu()) / rate_of_muon(options, *param.shape)
+    gradient = results["momentum_buffer"].double().cpu()
+    if options["nesterov"]:
+        gradient = gradient.lerp(tensors["grad"].double().cpu(), 1.0 - options["momentum"])
+    if not (update.isfinite().all() and gradient.isfinite().all()):
+        none = update.new_full((min(update.shape),), math.nan).float()
+        return {"singular_values": none, "alignment": none[:1]}
+    total = gradient.svd(compute_uv=False).S.sum()
+    return {
+        "singular_values": update.svd(compute_uv=False).S.float(),
+        "alignment": ((gradient * update).sum() / total).reshape(1).float(),
+    }
