@@ -154,8 +154,7 @@ def test_ids_and_numbers_without_dimensions() -> None:
         torch.zeros(3).scatter_add(0, torch.tensor([1]), torch.tensor(5.0))
         table = torch.zeros(3, requires_grad=True)
         table.gather(0, torch.tensor(1)).backward()
-        table[torch.tensor(2)].backward()
 
     calls = calls_of(run)
-    assert [call.operator for call in calls] == ["scatter_add"] * 3 + ["index_put"]
+    assert [call.operator for call in calls] == ["scatter_add"] * 3
     assert {verdict.status for call in calls for verdict in judge_call("eager", call)} == {"ok"}
