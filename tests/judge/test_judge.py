@@ -385,3 +385,14 @@ def test_plain_steps_of_a_librarys_layers_are_judged_event_by_event(
     assert len(evidence.spec.events) == len(evidence.traces["eager"].moments) == events
     judgement = judge.judge(case)
     assert judgement.ran and not judgement.causes
+
+
+def test_a_call_that_is_forbidden_has_no_float64_twin() -> None:
+    """In float64 torch may raise the error that it does not raise otherwise."""
+    case = Case(
+        spec=Spec(recipe="torch.fp32", dtype="fp32", model="sdpa_mask_and_causal", k=16, n=8),
+        data=DataSpec(),
+    )
+    recipes = {"torch.fp32": load_recipes()["torch.fp32"]}
+    evidence = Judge(recipes, Ledger([])).observe(case)
+    assert evidence.twin is None

@@ -196,7 +196,9 @@ class Observer:
             forbidden=model.forbidden,
             rerun=partial(self._rerun, case),
             peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
-            twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
+            twin=None
+            if model.random or model.forbidden
+            else lambda: twin_outputs(case.spec, tensors),
             plan_of=self.plan_of_converted,
             plan_of_other=self.plan,
             gradients=gradient_names(case.spec),

@@ -31,10 +31,14 @@ def _gradient(call: OperatorCall) -> tuple[F64, float]:
     norm, it may be: three operations are rounded to the dtype of the parameter."""
     momentum = call.settings["options"]["momentum"]
     kept = call.outputs["momentum_buffer"].astype(np.float64)
+    unit, least = UNIT[call.dtypes["param"]]
+    if _divides_in_place(call):  # what was kept may be another already
+        right = _momentum(call)
+        off = right.radius + unit * np.abs(right.centre) + least
+        return right.centre, float(np.linalg.norm(off))
     if not call.settings["options"]["nesterov"]:
         return kept, 0.0
     grad = call.tensors["grad"].astype(np.float64)
-    unit, least = UNIT[call.dtypes["param"]]
     size = np.abs(1.0 - momentum) * np.abs(grad) + momentum * np.abs(kept)
     off = unit * size + 8.0 * U32 * (np.abs(grad) + np.abs(kept)) + least
     return grad * (1.0 - momentum) + kept * momentum, float(np.linalg.norm(off))
