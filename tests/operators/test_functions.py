@@ -269,7 +269,7 @@ def test_kernels_in_place_and_tensors_without_numbers_are_not_judged() -> None:
     in_place = "in place, or into a tensor that is given"
     assert (watch.unjudged["silu"], watch.unjudged["index_add"]) == (in_place, in_place)
     of_scalar = "of a tensor without dimensions, of nothing, or over several dimensions"
-    assert watch.unjudged["logarithms of sums of exponentials"] == of_scalar
+    assert watch.unjudged["logsumexp"] == of_scalar
 
 
 def test_what_nobody_judges_is_named_with_the_reason() -> None:

@@ -111,8 +111,8 @@ def test_what_is_not_judged_says_why() -> None:
         put(x, [ids], x[:2], False)
     assert not watch.operators
     assert watch.unjudged == {
-        "sums by index_add": "a factor other than 1, or a tensor or an index without dimensions",
-        "sums by index_put": "indices in several dimensions, or a mask",
+        "index_add": "a factor other than 1, or a tensor or an index without dimensions",
+        "index_put": "indices in several dimensions, or a mask",
     }
 
 

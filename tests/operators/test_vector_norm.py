@@ -178,3 +178,11 @@ def test_what_has_no_reference_is_no_call() -> None:
         torch.linalg.vector_norm(torch.ones(3), 3)
         torch.linalg.vector_norm(torch.ones(3).double())
     assert not watch.operators and watch.unjudged == {"vector norms": "of order 3"}
+
+
+def test_of_a_list_the_small_tensors_are_judged_and_the_large_ones_named() -> None:
+    with OperatorWatch() as watch:
+        torch._foreach_norm([torch.ones(1025, 1024), torch.ones(3)], 2)
+    (call,) = operators_of(watch.operators)
+    assert call.tensors["input"].shape == (3,)
+    assert watch.unjudged == {"vector norms": "a tensor of more than 1048576 elements"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -125,7 +125,10 @@ class OperatorWatch(AttentionWatch):
             self.unjudged[operator.words] = str(error)
             return None
         call = None
-        for one in read if isinstance(read, list) else (read,):
+        for one in read if isinstance(read, Sequence) else (read,):
+            if isinstance(one, str):
+                self.unjudged[operator.words] = one
+                continue
             call = None if one is None else self._called(operator.name, phase, one)
             if call is not None:
                 _derive(call)

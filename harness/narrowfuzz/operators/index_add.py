@@ -25,8 +25,8 @@ from narrowfuzz.operators.sum import FLUSHED, rounded, unit_of
 from narrowfuzz.trace.trace import OperatorCall
 
 Places = NDArray[np.int64]
-#: Larger problems take longer to judge than to compute; and ids travel as numbers of fp32.
-_MOST, _MOST_IDS = 2**20, 2**24
+#: Larger problems take longer to judge than to add; ids of fewer places are numbers of fp32.
+_MOST = 2**20
 
 
 def sums_at(base: F64, terms: F64, places: Places, fmt: Format, unit: float = U32) -> Expected:
@@ -56,7 +56,7 @@ def sums_at(base: F64, terms: F64, places: Places, fmt: Format, unit: float = U3
 
 
 def _limited(base: Any, source: Any, ids: Any) -> None:
-    if base.numel() > min(_MOST, _MOST_IDS) or source.numel() > _MOST:
+    if max(base.numel(), source.numel()) > _MOST:
         raise ValueError(f"more than {_MOST} numbers take longer to judge than to add")
     if not ids.numel() or not base.numel():
         raise ValueError("nothing is added")
@@ -169,7 +169,7 @@ def _narrow(name: str) -> Deviation:
 def _operator(name: str, expression: str, **how: Any) -> Operator:
     return Operator(
         name=name,
-        words=f"sums by {name}",
+        words=name,
         kernels=(f"aten::{name}",),
         expression=expression,
         title=partial(_title, f"torch.{name}"),

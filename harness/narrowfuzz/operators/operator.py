@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,9 +104,10 @@ class Operator:
     #: What is checked of a model where its calls are: ``layer norms``.
     words: str
     #: The arguments of a kernel, by their names in its schema, or of a function, and its result ->
-    #: the call, or those of each tensor where a kernel takes lists; None where these arguments make
-    #: it another operator's. Raises ValueError with the reason where nobody judges such a call.
-    read: Callable[[Mapping[str, Any], Any], Read | list[Read] | None]
+    #: the call, or of a kernel that takes lists that of each tensor, or why nobody judges that one;
+    #: None where these arguments make it another operator's. Raises ValueError with the reason
+    #: where nobody judges such a call.
+    read: Callable[[Mapping[str, Any], Any], Read | Sequence[Read | str] | None]
     #: What each result may be, by name. Raises ValueError with the reason where nothing is known.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]
     #: A call of it in Python, made of its tensors' names and ``str.format`` of its settings.

@@ -222,7 +222,7 @@ OPERATORS = (
     ),
     Operator(
         name="logsumexp",
-        words="logarithms of sums of exponentials",
+        words="logsumexp",
         kernels=("aten::logsumexp",),
         read=_read_logsumexp,
         expected=_logsumexp,

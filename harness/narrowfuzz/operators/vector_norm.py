@@ -19,22 +19,25 @@ from narrowfuzz.trace.trace import OperatorCall
 LARGEST_TENSOR = 2**20
 
 
-def _read(named: Mapping[str, Any], result: Any) -> Read | list[Read] | None:
+def _read(named: Mapping[str, Any], result: Any) -> Read | list[Read | str]:
     x, order = named["self"], float(named.get("ord", 2))
     if order not in (1.0, 2.0, math.inf):
         raise ValueError(f"of order {order:g}")
     dims, keeps = named.get("dim"), bool(named.get("keepdim", False))
     if isinstance(x, (list, tuple)):
-        pairs = [pair for pair in zip(x, result, strict=True) if pair[0].numel() <= LARGEST_TENSOR]
-        if not pairs:
-            raise ValueError(f"tensors of more than {LARGEST_TENSOR} elements")
-        return [_one(t, order, None, False, norm) for t, norm in pairs]
+        pairs = zip(x, result, strict=True)
+        return [_large(t) or _one(t, order, None, False, norm) for t, norm in pairs]
+    if why := _large(x):
+        raise ValueError(why)
     return _one(x, order, dims, keeps, result)
 
 
+def _large(x: Any) -> str:
+    more = x.numel() > LARGEST_TENSOR
+    return f"a tensor of more than {LARGEST_TENSOR} elements" if more else ""
+
+
 def _one(x: Any, order: float, dims: Any, keeps: bool, norm: Any) -> Read:
-    if x.numel() > LARGEST_TENSOR:
-        raise ValueError(f"a tensor of more than {LARGEST_TENSOR} elements")
     dims = (dims,) if isinstance(dims, int) else dims
     axes = tuple(sorted(d % x.ndim for d in dims)) if dims and x.ndim else tuple(range(x.ndim))
     # infinity as Python writes it is no Python

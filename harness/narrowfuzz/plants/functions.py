@@ -8,10 +8,8 @@ from functools import partial
 from typing import Any
 
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.models.operators import models_of_operators
-from narrowfuzz.plants.operators import COMPOSED, changed
+from narrowfuzz.plants.operators import COMPOSED, changed, of_operator
 from narrowfuzz.plants.patching import replaced
-from narrowfuzz.plants.plant import Plant
 
 
 def _rms_norm(change: Callable[[Any, Any, float], Any]) -> AbstractContextManager[None]:
@@ -111,17 +109,15 @@ def _maximum_of_chunk(own: Any) -> Any:
     return amax
 
 
-_plant = partial(Plant, recipes=("torch.*",), needs="an operator")
-
 PLANTS = [
     *(
-        _plant(
+        of_operator(
             f"rms-norm-{id}",
             "norm",
             title,
             source,
             plant=partial(_rms_norm, change),
-            models=models_of_operators(["rms_norm"]),
+            operator="rms_norm",
         )
         for id, title, source, change in (
             (
@@ -145,13 +141,13 @@ PLANTS = [
         )
     ),
     *(
-        _plant(
+        of_operator(
             f"smoothing-{id}",
             "loss",
             title,
             source,
             plant=partial(_smoothed, change),
-            models=models_of_operators(["smoothed_cross_entropy"]),
+            operator="smoothed_cross_entropy",
         )
         for id, title, source, change in (
             (
@@ -169,13 +165,13 @@ PLANTS = [
         )
     ),
     *(
-        _plant(
+        of_operator(
             f"chunked-loss-{id}",
             "loss",
             title,
             source,
             plant=partial(_chunks, change, name),
-            models=models_of_operators(["linear_cross_entropy"]),
+            operator="linear_cross_entropy",
         )
         for id, title, source, change, name in (
             (

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.operators import models_of_operators
-from narrowfuzz.plants.operators import changed
-from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.operators import changed, of_operator
 
 
 @contextmanager
@@ -66,31 +64,29 @@ def _first_group_starts_again(run: Any) -> Any:
     return add
 
 
-_plant = partial(Plant, recipes=("torch.*",), needs="an operator")
-
 PLANTS = [
-    _plant(
+    of_operator(
         "index-put-adds-first-alone",
         "gradient",
         "of rows that are accumulated at one index only the first is added",
         "the class of writes that race without atomics",
         plant=partial(_summing, "index_put", _first_of_repeats),
-        models=models_of_operators(["index_put"]),
+        operator="index_put",
     ),
-    _plant(
+    of_operator(
         "index-add-drops-ragged-tail",
         "gradient",
         "rows behind the last eight are not added up by index_add",
         "the class of loads by whole vectors",
         plant=partial(_summing, "index_add", _last_block),
-        models=models_of_operators(["index_add"]),
+        operator="index_add",
     ),
-    _plant(
+    of_operator(
         "scatter-add-starts-again",
         "gradient",
         "scatter_add begins again from 0 at the first place halfway through",
         "the class of partial sums of which the last one is stored",
         plant=partial(_summing, "scatter_add", _first_group_starts_again),
-        models=models_of_operators(["scatter_add"]),
+        operator="scatter_add",
     ),
 ]

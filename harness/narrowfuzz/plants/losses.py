@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.operators import models_of_operators
-from narrowfuzz.plants.operators import changed
-from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.operators import changed, of_operator
 
 #: torch's number of a mean.
 _MEAN = 1
@@ -89,8 +87,7 @@ def _softmax_row_before(run: Any) -> Any:
     return backward
 
 
-#: A fault of an operator is hunted where that is all that runs, as by ``run --operator NAME``.
-_plant = partial(Plant, recipes=("torch.*",), needs="a loss or softmax")
+_plant = partial(of_operator, needs="a loss or softmax")
 
 PLANTS = [
     _plant(
@@ -99,7 +96,7 @@ PLANTS = [
         "a mean of losses divides by the rows that are ignored, too",
         "the class of means whose divisor counts what was left out",
         plant=lambda: changed("nll_loss_forward", _mean_over_all),
-        models=models_of_operators(["nll_loss"]),
+        operator="nll_loss",
     ),
     _plant(
         "loss-gradient-of-ignored-rows",
@@ -107,7 +104,7 @@ PLANTS = [
         "rows that are ignored get a gradient",
         "the class of masks that forward applies and backward does not",
         plant=lambda: changed("nll_loss_backward", _ignored_too),
-        models=models_of_operators(["nll_loss"]),
+        operator="nll_loss",
     ),
     _plant(
         "loss-gradient-not-divided",
@@ -115,7 +112,7 @@ PLANTS = [
         "the gradient of a mean is that of a sum",
         "the class of gradients that are summed where they are to be averaged",
         plant=lambda: changed("nll_loss_backward", _gradient_not_divided),
-        models=models_of_operators(["nll_loss"]),
+        operator="nll_loss",
     ),
     _plant(
         "log-softmax-overflows",
@@ -123,7 +120,7 @@ PLANTS = [
         "log-softmax does not take its maximum off",
         "the class of exponentials that overflow",
         plant=lambda: changed("_log_softmax", _maximum_kept),
-        models=models_of_operators(["log_softmax"]),
+        operator="log_softmax",
     ),
     _plant(
         "log-softmax-gradient-sums-in-fp16",
@@ -131,7 +128,7 @@ PLANTS = [
         "the sum of a row's gradients goes through fp16",
         "the class of casts of what autocast keeps in fp32",
         plant=lambda: changed("_log_softmax_backward_data", _sum_of_gradients_narrow),
-        models=models_of_operators(["log_softmax"]),
+        operator="log_softmax",
     ),
     _plant(
         "softmax-gradient-of-row-before",
@@ -139,6 +136,6 @@ PLANTS = [
         "softmax's backward takes off the sum of the row before",
         "https://github.com/Dao-AILab/flash-attention/issues/2481",
         plant=lambda: changed("_softmax_backward_data", _softmax_row_before),
-        models=models_of_operators(["softmax"]),
+        operator="softmax",
     ),
 ]

@@ -14,6 +14,20 @@ from narrowfuzz.plants.plant import Plant
 COMPOSED = ("CPU", "AutogradCPU")
 
 
+def of_operator(
+    id: str,
+    family: str,
+    title: str,
+    source: str,
+    plant: Callable[[], AbstractContextManager[object]],
+    operator: str,
+    needs: str = "an operator",
+) -> Plant:
+    """A fault of an operator, hunted where that is all that runs, as by ``run --operator NAME``."""
+    models = models_of_operators([operator])
+    return Plant(id, family, title, source, ("torch.*",), plant, needs=needs, models=models)
+
+
 @contextmanager
 def changed(
     name: str, make: Callable[[Any], Any], keys: tuple[str, ...] = ("CPU",)
@@ -322,94 +336,85 @@ PLANTS = [
         lambda: changed("embedding_dense_backward", _embedding_loses_repeats),
         needs="a model",
     ),
-    Plant(
+    of_operator(
         "layer-norm-bias-gradient-in-fp16",
         "operators",
         "the gradient of a layer norm's bias is summed in fp16",
         "the class of llm.c#428: sums over rows in a narrow dtype",
-        ("torch.*",),
         lambda: changed("native_layer_norm_backward", _norm_bias_narrow),
+        "layer_norm",
         needs="a layer norm",
-        models=models_of_operators(["layer_norm"]),
     ),
-    Plant(
+    of_operator(
         "layer-norm-epsilon-outside-root",
         "operators",
         "the root of a layer norm's epsilon is added to the standard deviation",
         "the class of conversions between frameworks that place epsilon otherwise",
-        ("torch.*",),
         lambda: changed("native_layer_norm", _norm_epsilon_outside),
+        "layer_norm",
         needs="a layer norm",
-        models=models_of_operators(["layer_norm"]),
     ),
-    Plant(
+    of_operator(
         "layer-norm-gradient-uncentred",
         "operators",
         "the mean of the gradients is not taken off a layer norm's input gradient",
         "the class of a term that is left out of a backward by hand",
-        ("torch.*",),
         lambda: changed("native_layer_norm_backward", _norm_gradient_uncentred),
+        "layer_norm",
         needs="a layer norm",
-        models=models_of_operators(["layer_norm"]),
     ),
-    Plant(
+    of_operator(
         "embedding-gradient-overwrites",
         "operators",
         "of ids that repeat, the last row is written over the others",
         "the class of scatters that write where they should add",
-        ("torch.*",),
         _embedding(_last_ids_only),
+        "embedding_backward",
         needs="an embedding",
-        models=models_of_operators(["embedding_backward"]),
     ),
-    Plant(
+    of_operator(
         "embedding-id-zero-is-padding",
         "operators",
         "id 0 gets no gradient, as if it were padding",
         "the class of defaults that mean something: padding_idx 0 for none",
-        ("torch.*",),
         _embedding(_id_zero_padded),
+        "embedding_backward",
         needs="an embedding",
-        models=models_of_operators(["embedding_backward"]),
     ),
-    Plant(
+    of_operator(
         "embedding-gradient-by-frequency",
         "operators",
         "gradients of an embedding are divided by how often an id comes",
         "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.embedding.html",
-        ("torch.*",),
         _embedding(_table_scaled),
+        "embedding_backward",
         needs="an embedding",
-        models=models_of_operators(["embedding_backward"]),
     ),
-    Plant(
+    of_operator(
         "embedding-last-row-unwritten",
         "operators",
         "the last row of a table behind the last full block gets no gradient",
         "the class of tails that no block is full of",
-        ("torch.*",),
         _embedding(_last_row_of_table),
+        "embedding_backward",
         needs="an embedding",
-        models=models_of_operators(["embedding_backward"]),
     ),
-    Plant(
+    of_operator(
         "norm-drops-tail",
         "operators",
         "a vector norm leaves out what follows the last full vector of a row",
         "the class of tails that no block is full of",
-        ("torch.*",),
         lambda: changed("linalg_vector_norm", _norm_drops_tail),
+        "vector_norm",
         needs="a vector norm",
-        models=models_of_operators(["vector_norm"]),
     ),
-    Plant(
+    of_operator(
         "unscale-passes-infinity",
         "operators",
         "where gradients are unscaled, an infinity among them is not found",
         "the class of checks for NaN that infinities pass",
-        ("torch.*",),
         lambda: changed("_amp_foreach_non_finite_check_and_unscale_", _infinity_unscaled),
+        "unscale",
         needs="gradients that are unscaled",
-        models=models_of_operators(["unscale"]),
     ),
 ]

@@ -8,9 +8,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.operators import models_of_operators
+from narrowfuzz.plants.operators import of_operator
 from narrowfuzz.plants.patching import replaced
-from narrowfuzz.plants.plant import Plant
 
 #: ``change(run, params, *lists, **options)`` in place of torch's functional step of that name.
 Change = Callable[..., Any]
@@ -89,8 +88,7 @@ def _transposed(run: Any, lr: float, how: Any, shape: Any) -> float:
     return run(lr, how, (shape[1], shape[0]))  # type: ignore[no-any-return]
 
 
-#: A fault of an operator is hunted where that is all that runs, as by ``run --operator NAME``.
-_plant = partial(Plant, recipes=("torch.*",), needs="optimizer steps")
+_plant = partial(of_operator, needs="optimizer steps")
 
 PLANTS = [
     _plant(
@@ -99,7 +97,7 @@ PLANTS = [
         "Adam corrects its moments by the step before",
         "the class of steps that are counted at another time",
         plant=lambda: _stepping("adam", _correction_lags),
-        models=models_of_operators(["adam_step"]),
+        operator="adam_step",
     ),
     _plant(
         "adamw-decay-in-gradient",
@@ -107,7 +105,7 @@ PLANTS = [
         "AdamW's decay is part of the gradient",
         "https://arxiv.org/abs/1711.05101",
         plant=lambda: _stepping("adam", _with(decoupled_weight_decay=False)),
-        models=models_of_operators(["adam_step"]),
+        operator="adam_step",
     ),
     _plant(
         "adam-betas-exchanged",
@@ -115,7 +113,7 @@ PLANTS = [
         "Adam's betas stand in each other's place",
         "the class of arguments that are handed on by position",
         plant=lambda: _stepping("adam", _betas_exchanged),
-        models=models_of_operators(["adam_step"]),
+        operator="adam_step",
     ),
     _plant(
         "adam-epsilon-of-fp16",
@@ -123,7 +121,7 @@ PLANTS = [
         "Adam's epsilon is 1e-4, whatever was asked for",
         "the class of defaults for fp16 that fp32 trainings get, too",
         plant=lambda: _stepping("adam", _with(eps=1e-4)),
-        models=models_of_operators(["adam_step"]),
+        operator="adam_step",
     ),
     _plant(
         "sgd-decay-lost-in-narrow-dtypes",
@@ -131,7 +129,7 @@ PLANTS = [
         "bf16 and fp16 parameters do not decay under SGD",
         "https://github.com/Nerogar/OneTrainer/issues/996",
         plant=lambda: _stepping("sgd", _narrow_keeps),
-        models=models_of_operators(["sgd_step"]),
+        operator="sgd_step",
     ),
     _plant(
         "sgd-dampening-ignored",
@@ -139,7 +137,7 @@ PLANTS = [
         "SGD with momentum is not dampened",
         "the class of options that one implementation leaves out",
         plant=lambda: _stepping("sgd", _with(dampening=0.0)),
-        models=models_of_operators(["sgd_step"]),
+        operator="sgd_step",
     ),
     _plant(
         "fused-step-leaves-last-parameter",
@@ -147,7 +145,7 @@ PLANTS = [
         "of parameters that are stepped at once the last stays as it is",
         "https://github.com/pytorch/pytorch/issues/191763",
         plant=lambda: _stepping("adam", _one_waits),
-        models=models_of_operators(["adam_step"]),
+        operator="adam_step",
     ),
     _plant(
         "adagrad-rate-decays-early",
@@ -155,7 +153,7 @@ PLANTS = [
         "Adagrad's rate is that of the next step",
         "the class of steps that are counted at another time",
         plant=lambda: _stepping("adagrad", _rate_decays_early),
-        models=models_of_operators(["adagrad_step"]),
+        operator="adagrad_step",
     ),
     _plant(
         "adagrad-decay-apart",
@@ -163,7 +161,7 @@ PLANTS = [
         "under Adagrad parameters decay by themselves, and not by their gradients",
         "https://arxiv.org/abs/1711.05101",
         plant=lambda: _stepping("adagrad", _decays_apart),
-        models=models_of_operators(["adagrad_step"]),
+        operator="adagrad_step",
     ),
     _plant(
         "muon-without-iteration",
@@ -171,7 +169,7 @@ PLANTS = [
         "Muon steps by its momentum as it is",
         "https://github.com/deepspeedai/DeepSpeed/issues/8442",
         plant=lambda: _muon("_zeropower_via_newtonschulz", _as_it_is),
-        models=models_of_operators(["muon_step"]),
+        operator="muon_step",
     ),
     _plant(
         "muon-rate-of-transposed",
@@ -179,6 +177,6 @@ PLANTS = [
         "Muon's rate is adjusted for rows and columns in each other's place",
         "the class of arguments that are handed on by position",
         plant=lambda: _muon("_adjust_lr", _transposed),
-        models=models_of_operators(["muon_step"]),
+        operator="muon_step",
     ),
 ]

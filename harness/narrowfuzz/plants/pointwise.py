@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.operators import models_of_operators
-from narrowfuzz.plants.operators import changed
-from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.operators import changed, of_operator
 
 
 def _tanh_instead(run: Any) -> Any:
@@ -48,55 +46,53 @@ def _ragged_classes(run: Any) -> Any:
     return logsumexp
 
 
-_plant = partial(Plant, recipes=("torch.*",), needs="an operator")
-
 PLANTS = [
-    _plant(
+    of_operator(
         "gelu-always-approximated",
         "activation",
         "GELU is approximated by tanh where it is asked to be exact",
         "https://github.com/pytorch/pytorch/issues/39853",
         plant=partial(changed, "gelu", _tanh_instead),
-        models=models_of_operators(["gelu"]),
+        operator="gelu",
     ),
-    _plant(
+    of_operator(
         "silu-gradient-of-gate-alone",
         "activation",
         "the gradient of SiLU is that of its gate as a constant",
         "the class of gates that are detached",
         plant=partial(changed, "silu_backward", _slope_of_sigmoid),
-        models=models_of_operators(["silu"]),
+        operator="silu",
     ),
-    _plant(
+    of_operator(
         "tanh-gradient-of-bf16",
         "activation",
         "the gradient of tanh is made of a result that was kept in bf16",
         "the class of activations that are saved in fewer bits",
         plant=partial(changed, "tanh_backward", _of_narrow_result),
-        models=models_of_operators(["tanh"]),
+        operator="tanh",
     ),
-    _plant(
+    of_operator(
         "sigmoid-in-bf16",
         "activation",
         "the logistic function is computed in bf16",
         "the class of routers that are cast by autocast",
         plant=partial(changed, "sigmoid", _logistic_in_bf16),
-        models=models_of_operators(["sigmoid"]),
+        operator="sigmoid",
     ),
-    _plant(
+    of_operator(
         "logsumexp-without-maximum",
         "activation",
         "logsumexp takes exponentials of large logits as they are",
         "the class of overflows that the maximum is subtracted for",
         plant=partial(changed, "logsumexp", _without_maximum),
-        models=models_of_operators(["logsumexp"]),
+        operator="logsumexp",
     ),
-    _plant(
+    of_operator(
         "logsumexp-drops-ragged-classes",
         "activation",
         "classes behind the last eight are left out of logsumexp",
         "the class of loads by whole vectors",
         plant=partial(changed, "logsumexp", _ragged_classes),
-        models=models_of_operators(["logsumexp"]),
+        operator="logsumexp",
     ),
 ]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.operators import models_of_operators
-from narrowfuzz.plants.operators import changed
-from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.operators import changed, of_operator
 
 
 def _ragged(run: Any) -> Any:
@@ -49,15 +47,8 @@ def _one_before(run: Any) -> Any:
 
 
 PLANTS = [
-    Plant(
-        f"bmm-{id}",
-        "product",
-        title,
-        source,
-        ("torch.*",),
-        partial(changed, "bmm", make),
-        needs="an operator",
-        models=models_of_operators(["bmm"]),
+    of_operator(
+        f"bmm-{id}", "product", title, source, partial(changed, "bmm", make), operator="bmm"
     )
     for id, title, source, make in (
         (

@@ -181,7 +181,7 @@ def control(target: Target, limits: Limits, tally: Tally) -> Controlled:
         target,
         limits,
         tally,
-        minutes=_MINUTES * max(1, wanted // 500),
+        minutes=_MINUTES * max(1, wanted // Limits().control_cases),
         arms=plant.arms,
         cases=wanted,
         draws=_DRAWS,
