@@ -89,6 +89,7 @@ def check_command(
         raise ValueError(
             f"none of {', '.join(wanted)} can run here: narrowfuzz list recipes says why"
         )
+    _takes_parameters_of(model, recipes)
     asked_of = _specs(model, recipes, compile, checkpoint)  # type: ignore[arg-type]
     pace: dict[Spec, float] = {}
     if model.multiplications > LARGE and device == "cpu":
@@ -163,6 +164,19 @@ def _filtered(model: Model, recipes: Iterable[str], only: tuple[str, ...]) -> tu
         filters = " ".join(f"--filter {glob!r}" for glob in only)
         raise ValueError(f"{filters} leaves no linear to convert: {linears}")
     return tuple(f"{name}{FILTERED}{','.join(only)}" for name in recipes)
+
+
+def _takes_parameters_of(model: Model, recipes: Iterable[Recipe]) -> None:
+    """Raises ValueError for a recipe that takes parameters of other dtypes: the model is a user's,
+    and is not cast."""
+    dtype = model.fixed["dtype"]
+    for recipe in recipes:
+        if dtype not in recipe.dtypes:
+            takes = " or ".join(recipe.dtypes)
+            raise ValueError(
+                f"{recipe.name} takes {takes} parameters, and those of {model.title} are {dtype}: "
+                f"build it in {takes}, or name another recipe (torch.{dtype} leaves it as it is)"
+            )
 
 
 def _specs(
