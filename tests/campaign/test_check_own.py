@@ -182,7 +182,7 @@ def test_run_takes_models_by_name_and_of_ones_own_and_says_which_it_never_met(
 
 
 def test_a_recipe_of_other_dtypes_than_the_models_is_refused(refused: Refused) -> None:
-    """The model is not cast, so it would be judged by the rules of a dtype that it does not have."""
+    """The model is not cast: it would be judged by the rules of a dtype that it does not have."""
     said = refused(TINY, "--recipe", "torch.bf16")
     assert "torch.bf16 takes bf16 parameters, and those of mine.py:build are fp32" in said
     assert "torch.fp32 leaves it as it is" in said
