@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 from narrowfuzz.case.spec import COMPILED, Case, Compile, Spec
+from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.specs import DIRECT, specs, trainings
 from narrowfuzz.draw.strategies import cases, data_specs, direct_cases
 from narrowfuzz.models.catalog import MODELS
@@ -51,6 +52,16 @@ def _called_twice(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
 def _models(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
     """A linear alone is judged as such."""
     drawn = specs(recipes, linears=False)
+    return st.builds(lambda spec, data: Case(spec=spec, data=data), drawn, data_specs())
+
+
+def _operators(recipes: Sequence[Any]) -> st.SearchStrategy[Case] | None:
+    """Models that are one operator, whose operands may be changed."""
+    plain = [r for r in recipes if not r.plan(Spec(recipe=r.name)).quantised]
+    related = tuple(name for name, model in MODELS.items() if model.relations)
+    if not plain:
+        return None
+    drawn = operator_specs(plain, related)
     return st.builds(lambda spec, data: Case(spec=spec, data=data), drawn, data_specs())
 
 
@@ -123,6 +134,8 @@ PROPERTIES = (
              ("O21",), _called_twice),
     Property("operators", "a call of an operator returns what float64 does, within its bound",
              ("O25",), _models),
+    Property("operands", "scaled, negated and hidden operands leave what they must of an operator",
+             ("R28",), _operators),
     Property("microbatches", "gradients of several microbatches are added, one by one", ("R23",),
              _called_twice),
     Property("training", "evaluations, reloads, waiting and kept graphs change nothing",

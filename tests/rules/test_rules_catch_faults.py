@@ -307,6 +307,12 @@ HUNTS = [
     Hunt("R25", "saved-in-bf16", spec={"dtype": "fp32", "events": RELOADED}),
     Hunt("R26", "newest-input-kept", spec={"events": WAITING}),
     Hunt("R27", "backward-adds-up", spec={"events": AGAIN}),
+    Hunt(
+        "R28",
+        "attention-padding-shows-through",
+        recipe="torch.fp32",
+        spec={"model": "sdpa_padding"},
+    ),
 ]
 
 

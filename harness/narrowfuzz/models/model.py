@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from narrowfuzz.models.relations import Relation
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -81,6 +83,8 @@ class Model:
     values: tuple[str, ...] = ()
     #: What there are n of, of an operator alone: "keys"; "" where n is of no consequence.
     columns: str = ""
+    #: What other operands must make of its results, of an operator alone.
+    relations: tuple[Relation, ...] = ()
     #: The type of device that it runs on, "" for all: torch has no kernel for it on others.
     device: str = ""
     #: Why it must raise an error, as the documentation says; "" of others.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowfuzz.models.model import Arguments, Model, heads_of
+from narrowfuzz.models.relations import of_attention, of_gradients, of_loss, of_norm
 
 
 def _operator(
@@ -81,6 +82,7 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = ""
         values=("aligned", "equal", "outlier_rows"),
         attends=True,
         columns="keys",
+        relations=of_attention(mask),
         smaller=("sdpa",) if (mask or shared > 1) and not forbidden else (),
         forbidden=forbidden,
     )
@@ -95,6 +97,7 @@ def _cross_entropy(
         "CrossEntropy",
         lambda spec: (spec.k, reduction, ignored, smoothed),
         *("nll_loss", "nll_loss_backward", "log_softmax", "log_softmax_backward", *more),
+        relations=of_loss(ignored),
         values=("outlier", "outlier_rows"),
     )
 
@@ -149,6 +152,8 @@ def _linear_cross_entropy(name: str, title: str, ignored: int) -> Model:
         "linear_cross_entropy",
         values=("outlier_rows", "heavy_tail"),
         columns="classes",
+        # torch gives NaN where all are ignored
+        relations=of_loss(ignored) if ignored > 1 else of_gradients("weight", scaled=False),
     )
 
 
@@ -220,6 +225,7 @@ OPERATORS: tuple[Model, ...] = (
         lambda spec: (spec.k,),
         "sum",
         values=_OF_SUMS,
+        relations=of_gradients("weight", "bias"),
     ),
     _operator(
         "layer_norm",
@@ -229,6 +235,7 @@ OPERATORS: tuple[Model, ...] = (
         "layer_norm",
         "layer_norm_backward",
         values=_OF_SUMS,
+        relations=of_norm("norm.weight", "norm.bias"),
     ),
     _operator(
         "layer_norm_mixed",
@@ -238,6 +245,7 @@ OPERATORS: tuple[Model, ...] = (
         "layer_norm",
         "layer_norm_backward",
         values=_OF_SUMS,
+        relations=of_norm("norm.weight", "norm.bias"),
         device="cpu",
     ),
     _operator(
@@ -248,6 +256,7 @@ OPERATORS: tuple[Model, ...] = (
         "rms_norm",
         "fused_rms_norm",
         "fused_rms_norm_backward",
+        relations=of_norm("norm.weight"),
     ),
     *(
         _operator(
@@ -257,6 +266,7 @@ OPERATORS: tuple[Model, ...] = (
             partial(_by_hand, centred=centred),
             "mean",
             "sum",
+            relations=of_norm("weight"),
         )
         for name, title, centred in (
             ("rms_norm_by_hand", "an RMS norm that is written out", False),
@@ -270,6 +280,7 @@ OPERATORS: tuple[Model, ...] = (
         lambda spec: (spec.k, heads_of(spec)),
         "bmm",
         values=("equal", "outlier_rows", "heavy_tail"),
+        relations=of_gradients("weight"),
     ),
     _operator(
         "attention_by_hand",
@@ -281,6 +292,7 @@ OPERATORS: tuple[Model, ...] = (
         "softmax_backward",
         values=("aligned", "equal", "outlier_rows"),
         columns="keys",
+        relations=of_attention(""),
     ),
     _operator(
         "softmax",
@@ -289,6 +301,7 @@ OPERATORS: tuple[Model, ...] = (
         lambda spec: (spec.k, False),
         "softmax",
         "softmax_backward",
+        relations=of_gradients("weight", scaled=False),
     ),
     _operator(
         "log_softmax",
@@ -297,6 +310,7 @@ OPERATORS: tuple[Model, ...] = (
         lambda spec: (spec.k, True),
         "log_softmax",
         "log_softmax_backward",
+        relations=of_gradients("weight", scaled=False),
     ),
     _cross_entropy("cross_entropy", "mean cross entropy, some targets ignored", "mean", 5),
     _cross_entropy("cross_entropy_ignored", "summed cross entropy, all targets ignored", "sum", 1),
@@ -316,6 +330,7 @@ OPERATORS: tuple[Model, ...] = (
         lambda spec: (spec.n, spec.k),
         "embedding_backward",
         values=_OF_SUMS,
+        relations=of_gradients("table", input=False),
         takes_ids=True,
         columns="ids",
     ),
@@ -326,6 +341,7 @@ OPERATORS: tuple[Model, ...] = (
         lambda spec: (spec.n, spec.k),
         "index_put",
         values=_OF_SUMS,
+        relations=of_gradients("table", input=False),
         takes_ids=True,
         columns="ids",
     ),
@@ -338,6 +354,7 @@ OPERATORS: tuple[Model, ...] = (
             name,
             values=_OF_SUMS,
             columns="groups",
+            relations=of_gradients("weight"),
         )
         for name in ("index_add", "scatter_add")
         for flat in (False, True)
@@ -351,6 +368,7 @@ OPERATORS: tuple[Model, ...] = (
             operator,
             f"{operator}_backward",
             values=_OF_ACTIVATIONS,
+            relations=of_gradients("weight", scaled=False),
         )
         for name, title, operator, how in (
             ("silu", "SiLU alone", "silu", {}),
@@ -367,6 +385,7 @@ OPERATORS: tuple[Model, ...] = (
         "tanh",
         "tanh_backward",
         values=_OF_ACTIVATIONS,
+        relations=of_gradients("weight", scaled=False),
     ),
     _operator(
         "z_loss",
@@ -376,6 +395,7 @@ OPERATORS: tuple[Model, ...] = (
         "logsumexp",
         "mean",
         values=("outlier", "outlier_rows"),
+        relations=of_gradients("weight", scaled=False),
     ),
     _sdpa("sdpa", "attention without a mask", ""),
     _sdpa("sdpa_causal", "causal attention", "causal"),
@@ -401,6 +421,7 @@ OPERATORS: tuple[Model, ...] = (
             "vector_norm",
             "sum",
             values=_OF_NORMS,
+            relations=of_gradients("weight"),
         )
         for name, title, order in (
             ("scaled_by_norm", "rows over their 2-norm", "2"),
@@ -416,6 +437,7 @@ OPERATORS: tuple[Model, ...] = (
             partial(_of_scale, scale=scale),
             "unscale",
             values=("inf_nan", "subnormal", "near_max"),
+            relations=of_gradients("weight"),
             compiled=False,
         )
         for name, title, scale in (

@@ -86,6 +86,14 @@ def _maximum_from_sentinel(run: Any, q: Any, k: Any, v: Any, causal: bool, **opt
     return torch.where(lost[..., None], torch.zeros_like(out), out), statistics
 
 
+def _padding_shows_through(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
+    """The mask takes 12 off the scores of hidden keys: each keeps e^-12 of what it had."""
+    mask = options.get("attn_mask")
+    if mask is not None:
+        options["attn_mask"] = mask.clamp_min(-12.0)
+    return run(q, k, v, causal, **options)
+
+
 def _delta_of_previous_row(
     run: Any, dy: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any, **options: Any
 ) -> Any:
@@ -157,6 +165,15 @@ PLANTS = [
         "https://github.com/flashinfer-ai/flashinfer/issues/4267",
         _ALL,
         lambda: _kernel(_maximum_from_sentinel),
+        needs="attention",
+    ),
+    Plant(
+        "attention-padding-shows-through",
+        "attention",
+        "a key that the mask hides keeps e^-12 of its weight",
+        "https://github.com/huggingface/transformers/pull/15866",
+        _ALL,
+        lambda: _kernel(_padding_shows_through),
         needs="attention",
     ),
     Plant(

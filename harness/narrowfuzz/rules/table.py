@@ -35,6 +35,7 @@ from narrowfuzz.rules.own_backward import check_own_backward
 from narrowfuzz.rules.own_functions import check_own_functions
 from narrowfuzz.rules.quantiser import check_amax, check_cast, check_scale
 from narrowfuzz.rules.recompute import check_checkpoint, check_recompute, check_statistics
+from narrowfuzz.rules.relations_operators import check_relations
 from narrowfuzz.rules.relations_recipe import check_copies, check_recipe
 from narrowfuzz.rules.relations_shape import check_summed, check_variants
 from narrowfuzz.rules.relations_state import (
@@ -217,6 +218,7 @@ RULES: tuple[Rule, ...] = (
     trained("R25", check_reloads, _WHOLE),
     trained("R26", check_order, _WHOLE),
     whole("R27", check_kept_graph, _WHOLE),
+    trained("R28", check_relations, _WHOLE),
     # a library's own layers, whose casts are seen before their operands
     inside("O2", check_casts, _CONTRACT, ("casts",)),
     inside("O3", kept.check_operands, _CASTS, ("operands",)),

@@ -200,6 +200,7 @@ _SYMPTOMS: _Table = {
     ),
     # the same again, done otherwise
     "does not scale": "{result} does not follow when a tensor is multiplied by a power of two",
+    "does not follow its operands": "{result} does not follow when operands are scaled or negated",
     "is not symmetric": "{result} is wrong when the input is negated",
     r"result changes.*": "{result} changes {again}",
     r"result leaves its bound.*": "{result} is wrong {again}",

@@ -1,0 +1,145 @@
+"""Relations of models that are one operator: what other operands must make of its results, to the
+bit, whatever order its kernels add in. Measured on torch's own kernels for a CPU, and proven where
+a docstring says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Of a Spec and a number of rows, those that nothing may depend on.
+Hides = Callable[[Any, int], range]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Operands are multiplied by powers of two or their negatives, in all their rows or in those
+    that are hidden; each result that is named is then so many times what it was."""
+
+    #: What the other run is of, as findings say it: ``the negated grad_output``.
+    words: str
+    #: Operand -> its factor.
+    operands: Mapping[str, float] = field(hash=False)
+    #: Result -> its factor. Of others nothing is said.
+    results: Mapping[str, float] = field(hash=False)
+    #: The rows of the operands that change, and whose own gradients are not compared; None: all.
+    hides: Hides | None = None
+    #: Does it hold in fp16, whose small numbers do not round relatively?
+    in_fp16: bool = True
+    #: Why it does not hold of these operands of a Spec, "" where it does.
+    excludes: Callable[[Any, Mapping[str, Any]], str] = lambda spec, operands: ""
+
+    @property
+    def scales(self) -> bool:
+        """Does anything come nearer to an end of its type's range?"""
+        return any(abs(by) != 1.0 for by in (*self.operands.values(), *self.results.values()))
+
+
+def of_gradients(*parameters: str, input: bool = True, scaled: bool = True) -> tuple[Relation, ...]:
+    """Every backward is linear in the gradient that comes in: negated it negates what it gives, and
+    times 8 it gives 8 times that where no number on the way is subnormal. Of exponentials some are:
+    not ``scaled``."""
+    names = [*(["grad_input"] if input else []), *(f"{name}.grad" for name in parameters)]
+    negated = Relation(
+        "the negated grad_output",
+        {"grad_output": -1.0},
+        {"output": 1.0, **dict.fromkeys(names, -1.0)},
+    )
+    times_8 = Relation(
+        "grad_output times 8",
+        {"grad_output": 8.0},
+        {"output": 1.0, **dict.fromkeys(names, 8.0)},
+        in_fp16=False,
+    )
+    return (negated, times_8) if scaled else (negated,)
+
+
+def _last_quarter(spec: Any, rows: int) -> range:
+    return range(rows - rows // 4, rows)
+
+
+def _behind_the_last_query(spec: Any, rows: int) -> range:
+    return range(min(spec.m, rows), rows)
+
+
+def of_loss(ignored: int) -> tuple[Relation, ...]:
+    """Of rows of logits that a weight makes; the targets of every ``ignored``-th are ignored."""
+    names = ("output", "grad_input", "weight.grad")
+    return (
+        *of_gradients("weight", scaled=False),
+        Relation(
+            "the negated logits of ignored rows",
+            {"input": -1.0},
+            dict.fromkeys(names, 1.0),
+            hides=lambda spec, rows: range(0, rows, ignored),
+        ),
+    )
+
+
+#: No probability is smaller than e^-60 over the number of keys where no score is larger than this.
+_SCORE = 30.0
+
+
+def _scores_far_apart(spec: Any, operands: Mapping[str, Any]) -> str:
+    """By Cauchy and Schwarz, over all heads at once, none of which is narrower than k / heads."""
+    longest = [(operands[name] ** 2).sum(axis=-1).max() ** 0.5 for name in ("input", "key")]
+    scale = (spec.heads / spec.k) ** 0.5
+    return "probabilities may be subnormal" if scale * longest[0] * longest[1] > _SCORE else ""
+
+
+def of_attention(mask: str) -> tuple[Relation, ...]:
+    """Of softmax(query key^T scale + mask) value. Scores stay where one operand has what the other
+    lacks; everything is linear in the values; nothing depends on the numbers of a key, or its
+    value, that no query sees."""
+    q, k, v = "grad_input", "key.grad", "value.grad"
+    hidden = {"padding": _last_quarter, "causal": _behind_the_last_query}.get(mask)
+    same = {"output": 1.0, q: 1.0, k: 1.0, v: 1.0}
+    unseen = [("keys", {"key": -1.0}), ("values", {"value": -1.0})] if hidden else []
+    return (
+        *of_gradients("key", "value", scaled=False),
+        Relation(
+            "the negated queries and keys", {"input": -1.0, "key": -1.0}, {**same, q: -1.0, k: -1.0}
+        ),
+        Relation(
+            "the queries times 4, the keys divided by 4",
+            {"input": 4.0, "key": 0.25},
+            {**same, q: 0.25, k: 4.0},
+            in_fp16=False,
+            excludes=_scores_far_apart,
+        ),
+        Relation("the negated values", {"value": -1.0}, {"output": -1.0, q: -1.0, k: -1.0, v: 1.0}),
+        Relation(
+            "the values times 8",
+            {"value": 8.0},
+            {"output": 8.0, q: 8.0, k: 8.0, v: 1.0},
+            in_fp16=False,
+            excludes=_scores_far_apart,
+        ),
+        *(
+            Relation(f"the negated {what} that no query sees", operands, same, hides=hidden)
+            for what, operands in unseen
+        ),
+    )
+
+
+def of_norm(weight: str, bias: str = "") -> tuple[Relation, ...]:
+    """Of (x - mean) / std weight + bias, which is odd in x but for its bias, and linear in weight
+    and bias together."""
+    linear = [name for name in (weight, bias) if name]
+    odd: dict[str, float] = {"input": -1.0, "grad_output": -1.0}
+    signs: dict[str, float] = {"output": -1.0, "grad_input": -1.0, f"{weight}.grad": 1.0}
+    if bias:
+        odd[bias], signs[f"{bias}.grad"] = -1.0, -1.0
+    scaled = dict.fromkeys((f"{name}.grad" for name in linear), 1.0)
+    words = "weight and bias" if bias else "the weight"
+    return (
+        *of_gradients(*linear),
+        Relation("everything negated but the weight", odd, signs),
+        Relation(
+            f"{words} times 8",
+            dict.fromkeys(linear, 8.0),
+            {"output": 8.0, "grad_input": 8.0, **scaled},
+            in_fp16=False,
+        ),
+    )
