@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.plants.operators import changed
+from narrowfuzz.plants.operators import changed, of_operator
 from narrowfuzz.plants.plant import Plant
 
 _ALL = ("torch.fp32", "torch.bf16", "torchao.*")
@@ -167,13 +167,13 @@ PLANTS = [
         lambda: _kernel(_maximum_from_sentinel),
         needs="attention",
     ),
-    Plant(
+    of_operator(
         "attention-padding-shows-through",
         "attention",
         "a key that the mask hides keeps e^-12 of its weight",
         "https://github.com/huggingface/transformers/pull/15866",
-        _ALL,
         lambda: _kernel(_padding_shows_through),
+        "attention",
         needs="attention",
     ),
     Plant(
