@@ -194,6 +194,7 @@ class Observer:
             deviations=self.ledger.deviations(self.as_known(case)),
             refusal=recipe.refusal(_refused(case.spec, traces), self.device.torch),
             forbidden=model.forbidden,
+            batch_invariant=recipe.backend(case.spec) in recipe.batch_invariant,
             rerun=partial(self._rerun, case),
             peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
             twin=None

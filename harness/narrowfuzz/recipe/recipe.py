@@ -191,6 +191,8 @@ class Recipe:
     #: play, in place of a plan and a conversion.
     subject: Callable[[str], Subject] = no_subject
     carries: Callable[[], Carries] = Carries
+    #: Backends whose library promises that a row of a linear has the same bits in any batch.
+    batch_invariant: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         left_out = {"plan": self.plan is no_plan, "convert": self.convert is no_conversion}

@@ -95,6 +95,8 @@ class Evidence:
     gradients: frozenset[str] = frozenset()
     #: Of gradients that are not there, those that need not be; None: all that are named must be.
     excused: Callable[[frozenset[str]], frozenset[str]] | None = None
+    #: Does the library promise that a row has the same bits in any batch?
+    batch_invariant: bool = False
     #: The error of a user's unconverted model on an arm; None where the model is no user's.
     unconverted_error: Callable[[str], RunError | None] | None = None
     #: A change of the census without the lost attributes that nobody reads, None if nothing is left

@@ -4,7 +4,8 @@ R5-R9, R11, R16 and R17 are variants (``variant.py``):
 
     R5, R6, R7  tokens, output features or K permuted, within blocks and by whole blocks
     R8          a whole block of zeros appended to K
-    R9          zero rows appended to the batch; the batch in two parts
+    R9          zero rows appended to the batch; the batch in two parts; where batch invariance is
+                promised one row alone, too, and all of it to the bit
     R11         linear(w, x) is linear(x, w) transposed, and its gradients have changed places
     R16         strided, transposed and expanded tensors against their contiguous copies
     R17         a 3-D input against the flattened one
@@ -15,6 +16,7 @@ R10 adds the weight gradients of the two parts.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -48,6 +50,8 @@ _WHY_NOT = {"R16": "contiguous already", "R17": "input is 2-D", "R9": "nothing t
 def check_variants(evidence: Evidence, name: str) -> Iterator[Verdict]:
     """R5-R9, R11, R16, R17: every variant of the case shows what the case shows."""
     found = variants(name, evidence.case, evidence.plan, evidence.tensors)
+    if name == "R9" and evidence.batch_invariant:
+        found = _promised(evidence.spec, evidence.tensors, found)
     for variant in found:
         yield from judge_variant(evidence, name, variant)
     if not found:
@@ -152,6 +156,17 @@ def halves(spec: Spec, plan: Plan, tensors: dict[str, F32]) -> tuple[Variant, ..
         _part(spec, tensors, first, "the first half"),
         _part(spec, tensors, second, "the second half"),
     )
+
+
+def _promised(
+    spec: Spec, tensors: dict[str, F32], found: tuple[Variant, ...]
+) -> tuple[Variant, ...]:
+    """One row alone as well, and each row has the bits that it has in the whole batch."""
+    last = spec.tokens - 1
+    rows = [("the first row alone", 0), *([("the last row alone", last)] if last > 0 else [])]
+    alone = [_part(spec, tensors, np.array([row]), title) for title, row in rows]
+    by_rows: tuple[Role, ...] = ("output", "grad_input")
+    return tuple(replace(variant, strict=by_rows) for variant in (*found, *alone))
 
 
 def _part(spec: Spec, tensors: dict[str, F32], rows: Index, title: str) -> Variant:
