@@ -22,7 +22,7 @@ from narrowfuzz.machine.device import check_device, enter
 from narrowfuzz.machine.environment import describe, prepare, settle
 
 PARTS = (
-    "eager", "recipes", "blocks", "inductor", "aot_eager", "schedules", "economy", "start",
+    "eager", "recipes", "blocks", "operators", "inductor", "aot_eager", "schedules", "economy", "start",
     "memory", "watch",
 )  # fmt: skip
 AT_CASES = (1_000, 5_000, 10_000, 20_000)
@@ -106,7 +106,7 @@ def _child(part: str, seconds: float, extra: str = "", device: str = "cpu") -> d
 
 
 def _run_child(part: str, seconds: float, firsts: str, device: str) -> dict[str, Any]:
-    from blocks import blocks_part
+    from blocks import blocks_part, operators_part
     from eager import eager_part, recipes_part
     from plain_hypothesis import many_draws_per_compile, one_compile_per_example
     from schedules import schedules_part
@@ -125,6 +125,7 @@ def _run_child(part: str, seconds: float, firsts: str, device: str) -> dict[str,
     if part == "watch":
         return overhead_part()
     parts = {"eager": eager_part, "recipes": recipes_part, "blocks": blocks_part}
+    parts["operators"] = operators_part
     return parts[part](seconds, enter(device))
 
 
@@ -160,6 +161,8 @@ def _show(report: Report, part: str, found: dict[str, Any]) -> None:
         report.target(f"{part}, ours over plain", rates["ours"] / rates["plain"], "times", least)
     elif part == "blocks":
         _show_blocks(report, found)
+    elif part == "operators":
+        _show_operators(report, found)
     elif part == "schedules":
         from schedules import TARGETS
 
@@ -235,6 +238,17 @@ def _show_blocks(report: Report, found: dict[str, Any]) -> None:
         report.target("    overhead", judge - subject, "ms", most, most=True)
 
 
+def _show_operators(report: Report, found: dict[str, Any]) -> None:
+    from blocks import OPERATOR_MS
+
+    for model, ms in found.items():
+        subject, judge = ms["subject"], ms["judge"]
+        print(f"  {model}: {subject:.2f} ms running, {judge:.2f} ms judged")
+        attends = model.startswith(("sdpa", "attention"))
+        most = max(OPERATOR_MS, round(subject, 2)) if attends else OPERATOR_MS
+        report.target("    overhead", judge - subject, "ms", most, most=True)
+
+
 def _range(values: list[float]) -> str:
     return f"{len(values)}: {min(values):.3g} to {max(values):.3g}"
 
@@ -245,7 +259,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all numbers here too")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="NAME")
     parser.add_argument(
-        "--device", default="cpu", help="of eager, recipes and blocks: cpu, cuda or simulated"
+        "--device", default="cpu", help="of eager, recipes, blocks and operators: cpu, cuda or simulated"
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--firsts", default="", help=argparse.SUPPRESS)

@@ -1,4 +1,5 @@
-"""What judging costs beside running: a linear and whole models, on the eager rung."""
+"""What judging costs beside running, on the eager rung: a linear, whole models, and models that are
+one other operator."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from typing import Any
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
+from narrowfuzz.draw.specs import fixed
 from narrowfuzz.draw.strategies import data_specs
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.device import Device
+from narrowfuzz.models.catalog import MODELS as ALL
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import RULES
 from plain_hypothesis import generate
@@ -23,8 +26,8 @@ RECIPES = ("torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil")
 CASES, ROUNDS = 40, 3
 #: Draws of a Spec that a campaign hands over at once.
 DRAWS = 16
-#: Milliseconds by which judging a linear may outlast running it.
-LINEAR_MS = 4.0
+#: Milliseconds by which judging a linear, or another operator, may outlast running it.
+LINEAR_MS = OPERATOR_MS = 4.0
 _CORE = [rule for rule in RULES if not rule.reruns]
 
 
@@ -39,6 +42,21 @@ def blocks_part(seconds: float, device: Device) -> dict[str, Any]:
             found[f"{recipe} {model}"] = {
                 name: statistics.median(r[name] for r in rounds) for name in rounds[0]
             }
+    return found
+
+
+def operators_part(seconds: float, device: Device) -> dict[str, Any]:
+    """The same of each model that is one operator: 128 rows of 64 features, and as many keys."""
+    recipe = load_recipes()["torch.fp32"]
+    found: dict[str, Any] = {}
+    for model in ALL.values():
+        if model.kind != "operator" or model.forbidden or model.device not in ("", device.torch):
+            continue
+        spec = Spec(recipe=recipe.name, model=model.name, m=128, k=64, n=128, heads=1, dtype="fp32")
+        rounds = _rounds(fixed(spec, recipe), device)
+        found[model.name] = {
+            name: statistics.median(r[name] for r in rounds) for name in rounds[0]
+        }
     return found
 
 
