@@ -46,6 +46,45 @@ class Trial(nn.Module):
         return self.only(x * 0.5)
 '''
 ROW = 'Model("trial", "on trial", "Trial", _sides, "mlp", wide=True, last="only")'
+#: Ranks that train the whole model by themselves, on all rows.
+LAYOUT = '''
+from dataclasses import dataclass
+
+from narrowfuzz.case.layout.layout import Layout
+from narrowfuzz.models.catalog import MODELS
+
+
+@dataclass(frozen=True)
+class Trial:
+    """So many ``ranks`` do the same."""
+
+    ranks: int
+
+
+TRIAL = Layout(
+    "trial",
+    lambda sharding: sharding.trial > 0,
+    lambda model: MODELS[model].kind != "operator" and not MODELS[model].own,
+    lambda spec: spec,
+    lambda spec, shards: iter(()),
+    lambda sharding: iter([("two ranks", {"trial": 2})] if sharding.trial > 2 else ()),
+    lambda spec, linears: Trial(spec.sharding.trial),
+    drawn=((("trial",), ((2,), (3,))), (("steps",), ((1,), (2,)))),
+    together=True,
+    cuts_sums=lambda sharding: True,
+)
+'''
+PLAYER = """
+from narrowfuzz.play.converted import play
+from narrowfuzz.play.player import Trace
+
+
+def play_trial(make, tensors, *, job, taps, on):
+    def main(rank, mesh):
+        return play(Trace(), make, tensors, job=job, taps=taps)
+
+    return on({"trial": job.layout.ranks}, main)
+"""
 #: Judges one case and says which rules passed on which rungs.
 JUDGED = """
 from narrowfuzz.machine.environment import prepare, settle
@@ -63,6 +102,34 @@ print(*sorted({{f"{{v.oracle}}/{{v.arm}}" for v in judged.verdicts if v.status =
 print("drawn:", *WIDE)
 pairs = universe(load_recipes(), ["none"])
 print("met:", *sorted({{value for pair in pairs for _, value in pair}}))
+"""
+
+
+#: Draws Specs, judges one on three ranks and writes its script.
+LAID_OUT = """
+from narrowfuzz.machine.environment import prepare, settle
+prepare(); settle()
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.draw.choices import examples
+from narrowfuzz.draw.sharded_specs import sharded_specs
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Runs
+from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.script.ranks import of_ranks
+recipes = load_recipes()
+own = recipes["torch.bf16"]
+print(*sorted({spec.sharding.trial for spec in examples(sharded_specs([own]), 300)}))
+case = Case(spec=Spec(recipe=own.name, sharding=Sharding(trial=3)), data=DataSpec(seed=1))
+judged = Judge(recipes, Ledger([])).judge(case)
+assert not judged.causes, judged.causes
+print(*sorted({f"{v.oracle}/{v.arm}" for v in judged.verdicts if v.status == "ok"}))
+verdict = Verdict("contract", "sharded", "output", "diverged", "raised", At(), "", Runs("Disagree"))
+print("play_trial" in write_played_script(of_ranks(case, verdict, own, tensors_of(case, own))))
 """
 
 
@@ -97,6 +164,17 @@ TRIALS = {
             ("case/arm.py", '"aot_eager": (', "TRIAL, "),
         ),
     ),
+    "layout": Trial(
+        {"case/layout/trial.py": LAYOUT, "play/trial.py": PLAYER},
+        (
+            ("case/spec.py", '"alltoall"] = "allgather"\n', "    trial: int = 0\n"),
+            ("case/spec.py", "        if self.context:\n            return self.context\n",
+             "        if self.trial:\n            return self.trial\n"),
+            ("case/layout/__init__.py", "from narrowfuzz.case.layout.resumed import RESUMED\n",
+             "from narrowfuzz.case.layout.trial import TRIAL\n"),
+            ("case/layout/__init__.py", "LAYOUTS = (ONE, ", "TRIAL, "),
+        ),
+    ),
     "model": Trial(
         {},
         (
@@ -123,11 +201,15 @@ def tree(folder: Path, trial: Trial) -> Path:
     return folder
 
 
+#: Source files that each takes.
+FEW = [("plant", 1), ("rule", 2), ("arm", 1), ("model", 2), ("layout", 4)]
+
+
 def ran(folder: Path, *args: str) -> str:
     return python(*args, cwd=folder, env={"PYTHONPATH": "harness"}, seconds=300).stdout
 
 
-@pytest.mark.parametrize(("name", "most"), [("plant", 1), ("rule", 2), ("arm", 1), ("model", 2)])
+@pytest.mark.parametrize(("name", "most"), FEW)
 def test_adding_something_costs_few_files(name: str, most: int) -> None:
     """A recipe costs none: it is a file of the user's own (tests/recipe)."""
     assert len(TRIALS[name].files) == most
@@ -160,3 +242,12 @@ def test_a_rule_an_arm_and_a_model_work_at_once(tmp_path: Path) -> None:
     # the arm is compared with eager, and the model's layer is judged like any other's
     assert {"O8/trial+checkpoint", "O12/eager+checkpoint", "O5/eager"} <= set(rules.split())
     assert "trial" in drawn.split() and "trial" in met.split()
+
+
+@pytest.mark.slow
+def test_a_layout_of_ranks_is_drawn_judged_and_shown_at_once(tmp_path: Path) -> None:
+    """Rules that hold on it are those of what its record says of it."""
+    drawn, rules, script = ran(tree(tmp_path, TRIALS["layout"]), "-c", LAID_OUT).splitlines()
+    assert drawn.split() == ["0", "2", "3"]
+    assert {"contract/sharded", "S4/sharded"} <= set(rules.split())
+    assert script == "True"
