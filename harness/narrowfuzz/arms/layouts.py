@@ -20,7 +20,6 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.job import Job
 from narrowfuzz.play.names import name_of
-from narrowfuzz.play.pipeline import chained
 from narrowfuzz.recipe.recipe import Recipe
 
 
@@ -58,7 +57,8 @@ def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
         return MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device=device)
 
     copies = copies_of(spec)
-    return recipe.convert(chained(build, copies) if copies else build(), spec)  # type: ignore[no-any-return]
+    model = layout_of(spec).player.chained(build, copies) if copies else build()
+    return recipe.convert(model, spec)  # type: ignore[no-any-return]
 
 
 def pieces_of(spec: Spec) -> tuple[Spec, ...]:

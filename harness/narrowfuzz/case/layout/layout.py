@@ -53,7 +53,7 @@ class Layout:
     title: str = ""
     #: Its ranks may be compiled.
     compiles: bool = True
-    #: How often the model stands in a row; 0: it stands alone.
+    #: How often the model stands in a row, as its player's ``chained`` makes it; 0: alone.
     copies: Callable[[Sharding], int] = lambda sharding: 0
     #: Are sums cut over its ranks, and so come in another order?
     cuts_sums: Callable[[Sharding], bool] = lambda sharding: False
