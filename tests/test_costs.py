@@ -85,6 +85,104 @@ def play_trial(make, tensors, *, job, taps, on):
 
     return on({"trial": job.layout.ranks}, main)
 """
+#: A recipe in a format that nobody else has, by a scale rule of its own: half of the range is used.
+RECIPE = """
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from narrowfuzz.numerics.formats import Format
+from narrowfuzz.numerics.plan import ROLES, GemmPlan, OperandPlan, Plan
+from narrowfuzz.numerics.scales import Fp32Scale
+from narrowfuzz.recipe.recipe import Recipe
+from torch import nn
+
+E3M2 = Format("e3m2", 3, 2, 3, "none")
+
+
+class Half(Fp32Scale):
+    def of(self, amax, fmt):
+        return super().of(amax, fmt) * np.float32(0.5)
+
+
+def quantise(x):
+    amax = x.abs().amax().double()
+    scale = (28.0 / amax.clamp(min=1e-12)).float() * 0.5
+    y = x.float() * scale
+    exponent = (torch.frexp(y.abs()).exponent - 1).clamp(min=-2)
+    units = torch.ldexp(y.abs(), 2 - exponent).round()  # of a quarter of its power of two
+    code = units + 4 * (exponent + 2)
+    return (code + 32 * torch.signbit(y)).to(torch.uint8), scale, torch.ldexp(units, exponent - 2)
+
+
+def product(a, b):
+    (a_codes, a_scale, x), (b_codes, b_scale, y) = quantise(a), quantise(b)
+    seen(a_codes, a_scale, b_codes, b_scale)
+    x, y = (torch.where(t < 0, -q, q) / s for t, q, s in ((a, x, a_scale), (b, y, b_scale)))
+    return (x @ y.t()).to(a.dtype)
+
+
+def seen(*operands):
+    pass
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return product(x, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return product(grad, weight.t()), product(grad.t(), x.t())
+
+
+class Half6(nn.Linear):
+    def forward(self, x):
+        return Product.apply(x, self.weight)
+
+
+def convert(model, spec):
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Half6
+    return model
+
+
+@contextmanager
+def tap(emit):
+    globals()["seen"] = emit
+    yield
+    globals()["seen"] = lambda *operands: None
+
+
+def plan(spec):
+    one = OperandPlan(E3M2, "tensor", 0, RULE(1e-12, False))
+    return Plan(dict.fromkeys(ROLES, GemmPlan(one, one, scale_roundings=4)))
+
+
+RULE = Half
+RECIPES = [Recipe(name="own.e3m2", family="own", title="FP6", plan=plan, convert=convert, tap=tap)]
+"""
+#: Judges it, and by a plan that does not know its scales.
+WITH_RECIPE = """
+import sys
+from pathlib import Path
+
+from narrowfuzz.machine.environment import prepare, settle
+prepare(); settle()
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.recipe.recipe import load_every
+for name in sys.argv[1:]:
+    spec = Spec(recipe="own.e3m2", m=48, k=64, n=40)
+    case = Case(spec=spec, data=DataSpec(regime="wild", seed=1))
+    judged = Judge(load_every([Path(name)]), Ledger([])).judge(case)
+    print(*sorted({v.oracle for v in judged.verdicts if v.status == "ok"}))
+    print(*(v.oracle for v in judged.causes))
+"""
 #: Judges one case and says which rules passed on which rungs.
 JUDGED = """
 from narrowfuzz.machine.environment import prepare, settle
@@ -251,3 +349,15 @@ def test_a_layout_of_ranks_is_drawn_judged_and_shown_at_once(tmp_path: Path) -> 
     assert drawn.split() == ["0", "2", "3"]
     assert {"contract/sharded", "S4/sharded"} <= set(rules.split())
     assert script == "True"
+
+
+def test_a_recipe_in_a_format_and_by_a_scale_of_its_own_takes_no_file_of_ours(
+    tmp_path: Path,
+) -> None:
+    names = ("right.py", "wrong.py")
+    for name, rule in zip(names, ("Half", "Fp32Scale"), strict=True):
+        (tmp_path / name).write_text(RECIPE.replace("RULE = Half", f"RULE = {rule}"))
+    shown = python("-c", WITH_RECIPE, *names, cwd=tmp_path, env={"PYTHONPATH": str(OURS.parent)})
+    passed, causes, _, wrong = shown.stdout.splitlines()
+    assert {"O2", "O3", "O5", "O6", "O15"} <= set(passed.split())
+    assert not causes and "O3" in wrong.split()
