@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from narrowfuzz.numerics import reference
-from narrowfuzz.numerics.formats import E4M3FN, E5M2, Format
+from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2, Format
 from narrowfuzz.numerics.plan import (
     HIGH_PRECISION,
     OPERANDS,
@@ -194,6 +194,17 @@ def test_nan_spoils_its_granule_and_no_other(plan: OperandPlan) -> None:
     else:
         spoilt[1, 32:] = True
     assert np.array_equal(np.isnan(got.values), spoilt)
+
+
+@pytest.mark.parametrize("plan", [tensor(E2M1), row(E2M1), block(fmt=E2M1)], ids=str)
+def test_a_format_without_nan_has_meaningless_codes_under_a_nan_scale(plan: OperandPlan) -> None:
+    x = np.ones((3, 64), dtype=np.float32)
+    x[1, 40] = np.nan
+    got = reference.quantise(x, plan)
+    assert got is not None
+    meaningless = np.broadcast_to(reference.meaningless(got.scale, plan), x.shape)
+    assert meaningless[1, 40] and np.array_equal(np.isnan(got.values), meaningless)
+    assert not reference.meaningless(np.float32(np.nan), tensor()).any()  # its code may be NaN
 
 
 def test_an_infinite_amax_loses_its_row_as_documented() -> None:

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from narrowfuzz.arms import processes as ranks
 from narrowfuzz.arms.ladder import none_runs, unavailable
 from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.layout.context import CONTEXT
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.draw.choices import examples
-from narrowfuzz.draw.sharded_specs import SHARDABLE, _contexts, sharded_specs
+from narrowfuzz.draw.sharded_specs import SHARDABLE, laid_out, sharded_specs
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play import processes
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
-from narrowfuzz.rules import RULES
-from narrowfuzz.rules.rule import in_context
+from narrowfuzz.rules.table import rules_of
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import run_script
@@ -111,7 +111,7 @@ def test_a_fault_is_seen(on_cpu: None, fault: str, rules: set[str]) -> None:
 def test_every_rule_judges_something(on_cpu: None) -> None:
     ran = [judged(case(sharding)) for sharding in ({"context": 1}, {"context": 2})]
     told = {v.oracle for one in ran for v in one.verdicts if v.status == "ok"}
-    assert told == {rule.name for rule in RULES if in_context in rule.cases}
+    assert told == {*rules_of(case({"context": 2}).spec)}
 
 
 @pytest.mark.heavy
@@ -144,7 +144,7 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
         RECIPES[spec.recipe].check(spec)
 
 
-@given(_contexts([BF16], SHARDABLE, largest=64, most=2))
+@given(laid_out(CONTEXT, [BF16], SHARDABLE, largest=64, most=2))
 @settings(max_examples=40)
 def test_what_is_drawn_of_them_can_be(spec: Spec) -> None:
     BF16.check(spec)

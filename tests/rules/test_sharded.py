@@ -13,8 +13,7 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
-from narrowfuzz.rules import RULES
-from narrowfuzz.rules.rule import in_pipeline, on_mesh
+from narrowfuzz.rules.table import rules_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
 from narrowfuzz.trace.verdict import Verdict
@@ -313,8 +312,10 @@ def test_a_script_shows_it(
 
 
 def test_every_rule_of_ranks_has_a_fault() -> None:
-    every = {rule.name for rule in RULES if {in_pipeline, on_mesh} & set(rule.cases)}
-    assert every == set().union(*(fault[4] for fault in FAULTS))
+    of_pipeline, on_mesh = (case("torch.bf16", own).spec for own in ({"stages": 2}, {"data": 2}))
+    assert {*rules_of(of_pipeline), *rules_of(on_mesh)} == set().union(
+        *(fault[4] for fault in FAULTS)
+    )
 
 
 def test_a_case_on_ranks_survives_its_file() -> None:

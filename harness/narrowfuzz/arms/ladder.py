@@ -9,7 +9,8 @@ import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from narrowfuzz.case.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, SHARDED_CONTEXT, Arm
+from narrowfuzz.case.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, Arm
+from narrowfuzz.case.layout import LAYOUTS
 from narrowfuzz.case.spec import Compile, Spec
 from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.machine.machine import onednn_stays
@@ -101,24 +102,13 @@ def _no_ranks(arm: Arm, device: str) -> str:
     return ""
 
 
-def _no_context() -> str:
-    """Why context parallelism has no attention on a CPU, or "" if it has."""
-    import torch
-    from torch.distributed.tensor import experimental
-
-    parts = getattr(experimental, "_context_parallel", None) or experimental
-    handled = getattr(parts._attention, "custom_ops", {})
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    said = f"the context parallelism of PyTorch {torch.__version__} knows no attention of a CPU"
-    return "" if attention in handled else said
-
-
 def unavailable(arm: Arm, device: str = "cpu") -> str:
     """Why this machine cannot run the arm on the device, or "" if it can."""
     if arm.sharded and device != "cpu":
         return _no_ranks(arm, device)
-    if arm.stage == SHARDED_CONTEXT.name:
-        return _no_context()
+    for layout in LAYOUTS:
+        if layout.arm == arm.stage:
+            return layout.player.unavailable()  # type: ignore[no-any-return]
     if arm.native:
         return "oneDNN is a CPU's" if device != "cpu" else onednn_stays()
     if arm.compiler and device == "simulated":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,23 +17,10 @@ from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import ALONE, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.play.context import play_context
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.play.job import Context, Job, Mesh, Pipeline, Resumed
+from narrowfuzz.play.job import Job
 from narrowfuzz.play.names import name_of
-from narrowfuzz.play.pipeline import chained, play_pipeline
-from narrowfuzz.play.player import Trace
-from narrowfuzz.play.resumed import play_resumed
-from narrowfuzz.play.sharded import play_sharded
 from narrowfuzz.recipe.recipe import Recipe
-
-#: What plays a training that is laid out so.
-PLAYERS: dict[type, Callable[..., list[Trace]]] = {
-    Mesh: play_sharded,
-    Resumed: play_resumed,
-    Pipeline: play_pipeline,
-    Context: play_context,
-}
 
 
 def job_on_ranks(spec: Spec, arm: Arm, device: str) -> Job:
@@ -69,7 +57,8 @@ def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
         return MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device=device)
 
     copies = copies_of(spec)
-    return recipe.convert(chained(build, copies) if copies else build(), spec)  # type: ignore[no-any-return]
+    model = layout_of(spec).player.chained(build, copies) if copies else build()
+    return recipe.convert(model, spec)  # type: ignore[no-any-return]
 
 
 def pieces_of(spec: Spec) -> tuple[Spec, ...]:
@@ -99,61 +88,7 @@ def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F3
     return {name: cut(name, x) for name, x in tensors.items()}
 
 
-def laid_out(spec: Spec) -> Mesh | Resumed | Pipeline | Context:
+def laid_out(spec: Spec) -> Any:
     """What each rank must know of the layout."""
-    return _RECORDS[layout_of(spec).name](spec)
-
-
-def _pipeline(spec: Spec) -> Pipeline:
-    own = spec.sharding
-    return Pipeline(own.stages, own.schedule, spec.steps, spec.microbatches)
-
-
-def _context(spec: Spec) -> Context:
-    own = spec.sharding
-    return Context(own.context, own.rotates, spec.steps, spec.microbatches)
-
-
-def _mesh(spec: Spec) -> Mesh | Resumed:
-    sharding, model = spec.sharding, MODELS[spec.model]
     tied = {name.rpartition(".")[0] for name in ties(spec)}  # these stay in one unit
-    each = model.regions or tuple(name for name in layer_names(spec) if name not in tied)
-    mesh = Mesh(
-        sharding.data,
-        sharding.tensor,
-        rows=(spec.batch or spec.m,) + ((spec.m,) if spec.batch else ()),
-        widths={"input": 1 if model.takes_ids else spec.k, "grad_output": spec.width},
-        cuts=_cuts(spec),
-        styles=model.styles(spec),
-        units=(*each, "") if sharding.units == "each" else ("",),
-        narrow_styles=sharding.narrow_styles,
-        sequence=sharding.sequence,
-        local_output=sharding.local_output,
-        reduces="float32" if sharding.reduces_fp32 else "",
-        averages=sharding.averages,
-        precomputes=sharding.gathers == "precomputed",
-    )
-    if not sharding.resumes:
-        return mesh
-    other = sharding.resumed
-    cuts = _cuts(msgspec.structs.replace(spec, sharding=other))
-    return Resumed(mesh, replace(mesh, data=other.data, tensor=other.tensor, cuts=cuts))
-
-
-def _cuts(spec: Spec) -> dict[str, int]:
-    """Along which dimension tensor parallelism cuts what a model is given; 0: it does not."""
-    sharding, model = spec.sharding, MODELS[spec.model]
-    styles, rows = (*model.styles(spec).values(),) or ("",), -2 if sharding.sequence else 0
-    cuts = {
-        # token ids are whole
-        "input": 0 if model.takes_ids else -1 if styles[0] == "rowwise" else rows,
-        "grad_output": -1 if styles[-1] == "colwise" else rows,
-    }
-    return cuts if sharding.tensor else dict.fromkeys(cuts, 0)
-
-
-_RECORDS: dict[str, Callable[[Spec], Mesh | Resumed | Pipeline | Context]] = {
-    "mesh": _mesh,
-    "pipeline": _pipeline,
-    "context": _context,
-}
+    return layout_of(spec).told(spec, [name for name in layer_names(spec) if name not in tied])

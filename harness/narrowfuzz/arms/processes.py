@@ -23,6 +23,8 @@ from typing import Any
 
 import cloudpickle
 
+from narrowfuzz.case.layout import LAYOUTS
+from narrowfuzz.case.layout.one import ONE
 from narrowfuzz.machine.environment import quieten
 from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.play import processes
@@ -110,6 +112,7 @@ def end() -> None:
 def _start(number: int, device: str) -> _Rank:
     context = mp.get_context("forkserver")
     modules = ["campaign.preload", "arms.sharded"]  # what libraries log is off first
+    modules += [f"play.{layout.name}" for layout in LAYOUTS if layout is not ONE]
     if device == "cpu":  # torchao asks CUDA what is there, which no fork survives
         modules.append("campaign.preload_torchao")
     context.set_forkserver_preload([f"narrowfuzz.{name}" for name in modules])

@@ -18,7 +18,6 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from narrowfuzz.arms.jobs import named
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.layouts import (
-    PLAYERS,
     copies_of,
     job_alone,
     job_on_ranks,
@@ -116,16 +115,16 @@ def _play(
 ) -> Trace:
     """The trace where ``on`` runs a function on every rank."""
     make, job = partial(made, spec, recipe, device), job_on_ranks(spec, arm, device)
-    taps = Taps() if layout_of(spec).together else _taps(spec, of_this_thread, arm)
+    layout = layout_of(spec)
+    taps = Taps() if layout.together else _taps(spec, of_this_thread, arm)
     if taps.tap is not None:
         taps = replace(taps, shared=_emitting(recipe))
-    plays = PLAYERS[type(job.layout)]
     if arm.compiler:
         torch._dynamo.reset()  # it gives up compiling what it has compiled for many Specs
         _clear_sharding_prop_cache()  # or results are laid out over the mesh of a run before
     graphs = counters["stats"]["unique_graphs"]
     try:
-        played = plays(make, _given(spec, tensors), job=job, taps=taps, on=on)
+        played = layout.play(make, _given(spec, tensors), job=job, taps=taps, on=on)
     except Exception as error:
         raise_if_lost(error, device)
         failed = run_error(error, getattr(error, "phase", "convert"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from narrowfuzz.case.layout import layout_of
+from narrowfuzz.case.layout import LAYOUTS, layout_of
 from narrowfuzz.case.spec import Compile, Spec
 
 
@@ -100,11 +100,8 @@ SHARDED_GRAPHS = Arm(
     sharded=True,
     processes=True,  # threads share one Dynamo, and disturb each other in it
 )
-SHARDED_CONTEXT = Arm(
-    "sharded_context",
-    "eager, on such processes, which share the rows of each sequence",
-    sharded=True,
-    processes=True,
+_OF_LAYOUTS = (
+    Arm(layout.arm, layout.title, sharded=True, processes=True) for layout in LAYOUTS if layout.arm
 )
 INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", fuses="chains", reorders=True)
 
@@ -113,7 +110,7 @@ _STAGES = (
     SHARDED,
     SHARDED_PROCESSES,
     SHARDED_GRAPHS,
-    SHARDED_CONTEXT,
+    *_OF_LAYOUTS,
     EAGER_NATIVE,
     AOT_EAGER,
     PARTITIONED,

@@ -129,6 +129,8 @@ ValueClass = Literal[
     "aligned",
 ]
 TensorName = Literal["input", "weight", "grad_output", "bias"]
+#: By what a recipe says that it can be laid out over ranks, which may communicate "codes".
+Shards = Literal["fsdp", "tensor", "codes", "context"]
 
 
 class Sharding(

@@ -6,14 +6,15 @@ evenly, as data loaders deal them, and parameters of any size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case.layout import CONTEXT, MOST_RANKS, PIPELINE, fitting, shardable
+from narrowfuzz.case.layout import LAYOUTS, MOST_RANKS, Layout, fitting, shardable
+from narrowfuzz.case.layout.layout import SCHEDULES
 from narrowfuzz.case.spec import ModelName, Sharding, Spec
 from narrowfuzz.draw.choices import sampled
 from narrowfuzz.draw.specs import specs
@@ -39,8 +40,7 @@ _LAYOUTS = (
     (2, 2),
     (1, 2),
 )
-#: Steps, and microbatches of each.
-_SCHEDULES = ((1, 1), (1, 1), (2, 1), (2, 1), (1, 2))
+#: Steps, and microbatches of each, of scales that the next step uses.
 _STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
 #: Models besides the linear that are drawn on ranks.
 SHARDABLE = tuple(name for name in MODELS if name != "linear" and shardable(name, ("fsdp",)))
@@ -55,19 +55,18 @@ def sharded_specs(
     largest: int = 64,
     gpus: int = 0,
 ) -> Spec:
-    """A Spec of one of ``recipes``, laid out over ranks in a way that its recipe shards, or as the
-    stages of a pipeline. With so many ``gpus`` ranks are processes, and each has its own."""
+    """A Spec of one of ``recipes``, laid out over ranks in a way that its recipe shards, or in one
+    that asks nothing of it. With so many ``gpus`` ranks are processes, and each has its own."""
     plain = [recipe for recipe in recipes if not recipe.models_of]
-    if plain and draw(sampled(*[False] * 11, True)):
-        return draw(_pipelines(plain, models, largest=largest, most=gpus or MOST_RANKS))
-    # PyTorch's context parallelism knows a GPU's attention alone
-    able = [recipe for recipe in plain if "context" in recipe.shards] if gpus else []
-    if able and draw(sampled(*[False] * 11, True)):
-        return draw(_contexts(able, models, largest=largest, most=gpus))
-    recipe = draw(sampled(*recipes))
     most = gpus or MOST_RANKS
-    laid_out = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
-    data, tensor = draw(sampled(*(lay for lay in laid_out if _shards(recipe, *lay))))
+    for layout in LAYOUTS:
+        able = [recipe for recipe in plain if layout.by in (None, *recipe.shards)]
+        here = layout.drawn and (gpus or not layout.arm)
+        if here and able and draw(sampled(*[False] * 11, True)):
+            return draw(laid_out(layout, able, models, largest=largest, most=most))
+    recipe = draw(sampled(*recipes))
+    fit = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
+    data, tensor = draw(sampled(*(lay for lay in fit if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
     these = tuple(m for m in models if recipe.takes(m) and (MODELS[m].shared or not tensor))
     spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
@@ -94,8 +93,7 @@ def sharded_specs(
         processes=bool(gpus) or draw(sampled(*[False] * 9, True)),
     )
     compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
-    # scales that are precomputed after a step are used in the next
-    schedules = _STEPPED if sharding.gathers == "precomputed" else _SCHEDULES
+    schedules = _STEPPED if sharding.gathers == "precomputed" else SCHEDULES
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
         resumes = draw(sampled("", *_resumes(spec.model, recipe, sharding)))
@@ -116,73 +114,41 @@ def sharded_specs(
     )
 
 
-#: Stages of a pipeline, the order of their microbatches, and how many there are of these.
-_PIPELINES: tuple[tuple[int, Literal["gpipe", "1f1b", "interleaved"], int], ...] = (
-    (2, "1f1b", 2),
-    (3, "1f1b", 3),
-    (2, "gpipe", 3),
-    (3, "gpipe", 2),
-    (4, "interleaved", 2),
-)
-
-
 @st.composite
-def _pipelines(
+def laid_out(
     draw: st.DrawFn,
+    layout: Layout,
     recipes: Sequence[Recipe],
     models: tuple[ModelName, ...],
     *,
     largest: int,
     most: int,
 ) -> Spec:
-    able = tuple(filter(PIPELINE.takes, models))
-    spec = draw(specs(recipes, vary=FACTORS, models=able or ("linear",), largest=largest))
-    if not PIPELINE.takes(spec.model):
-        spec = msgspec.structs.replace(spec, model="linear")
-    fit = (one for one in _PIPELINES if Sharding(stages=one[0], schedule=one[1]).ranks <= most)
-    stages, schedule, microbatches = draw(sampled(*fit))
-    sharding = Sharding(stages=stages, schedule=schedule)
-    compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
-    return fitting(
-        msgspec.structs.replace(
-            spec,
-            sharding=sharding,
-            steps=draw(sampled(1, 2)),
-            microbatches=microbatches,
-            grad_mode="train",
-            optimizer=draw(sampled("sgd", "adamw")),
-            checkpoint="full" if spec.checkpoint == "reentrant" else spec.checkpoint,
-            compile="aot_eager" if draw(sampled(*compiles)) else "none",
-        )
-    )
-
-
-@st.composite
-def _contexts(
-    draw: st.DrawFn,
-    recipes: Sequence[Recipe],
-    models: tuple[ModelName, ...],
-    *,
-    largest: int,
-    most: int,
-) -> Spec:
-    able = tuple(filter(CONTEXT.takes, models)) or ("attention",)
+    """A Spec that is laid out so, with what its record says that is drawn."""
+    simplest = next(filter(layout.takes, MODELS))
+    able = tuple(filter(layout.takes, models)) or (simplest,)
     spec = draw(specs(recipes, vary=FACTORS, models=able, largest=largest))
-    ranks = draw(sampled(*(n for n in (2, 2, 4, 1) if n <= most)))
-    sharding = Sharding(context=ranks, rotates=draw(sampled("allgather", "alltoall")))
-    steps, microbatches = draw(sampled(*_SCHEDULES))
-    return fitting(
-        msgspec.structs.replace(
-            spec,
-            model=spec.model if CONTEXT.takes(spec.model) else "attention",
-            sharding=sharding,
-            attention="flash",
-            steps=steps,
-            microbatches=microbatches,
-            grad_mode="train",
-            optimizer=draw(sampled("sgd", "adamw")),
-        )
+    if not layout.takes(spec.model):
+        spec = msgspec.structs.replace(spec, model=simplest)
+    chosen: dict[str, Any] = {}
+    for names, choice in layout.drawn:
+        made = {one: chosen | dict(zip(names, one, strict=True)) for one in choice}
+        chosen = made[draw(sampled(*(o for o in choice if _sharding(made[o]).ranks <= most)))]
+    spec = msgspec.structs.replace(
+        spec,
+        **{name: chosen[name] for name in chosen if name in Spec.__struct_fields__},
+        sharding=_sharding(chosen),
+        grad_mode="train",
+        optimizer=draw(sampled("sgd", "adamw")),
     )
+    compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
+    if layout.compiles and draw(sampled(*compiles)):
+        spec = msgspec.structs.replace(spec, compile="aot_eager")
+    return fitting(spec)
+
+
+def _sharding(chosen: Mapping[str, Any]) -> Sharding:
+    return Sharding(**{name: chosen[name] for name in chosen if name in Sharding.__struct_fields__})
 
 
 def _shards(recipe: Recipe, data: int, tensor: int) -> bool:

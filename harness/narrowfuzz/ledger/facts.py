@@ -26,7 +26,7 @@ import msgspec
 
 from narrowfuzz.case.events import Event, Settings
 from narrowfuzz.case.features import FEATURES, features
-from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.case.spec import Case, Sharding, Spec
 from narrowfuzz.machine.machine import Machine
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
@@ -157,13 +157,8 @@ _SPEC = (
 )
 #: Fact -> the field of a sharding.
 _OF_SHARDING = {
-    "fsdp_ranks": "data",
-    "tensor_ranks": "tensor",
-    "gathers": "gathers",
-    "narrow_styles": "narrow_styles",
-    "context": "context",
-    "stages": "stages",
-    "units": "units",
+    {"data": "fsdp_ranks", "tensor": "tensor_ranks"}.get(name, name): name
+    for name in Sharding.__struct_fields__
 }
 #: Facts that only a case on ranks has.
 OF_RANKS = (*_OF_SHARDING, "uneven", "empty_shard")

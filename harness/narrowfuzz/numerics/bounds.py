@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics import scales, two_level
 from narrowfuzz.numerics.accumulator import U32, gamma, sum_radius
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format, round_to
-from narrowfuzz.numerics.plan import GemmPlan, MxScale, OperandPlan, Rounding, TwoLevelScale
-from narrowfuzz.numerics.reference import Scale, spread
+from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Rounding
+from narrowfuzz.numerics.reference import spread
+from narrowfuzz.numerics.scales import Scale
 
 #: A kernel may treat subnormal operands as zero and flush subnormal sums (VDPBF16PS does, GPUs do).
 FLUSH32 = 2.0**-126
@@ -39,23 +39,16 @@ def quantise_bound(x: F32, scale_: Scale, plan: OperandPlan) -> F64:
     gamma_k of x / unit: the error is at most (slope (1 + gamma_k) + gamma_k) |x|. Where that
     multiplier left fp32's range nothing is said.
     """
-    assert plan.format is not None
+    assert plan.format is not None and plan.scale is not None
     fmt = plan.format
     u_q, spacings = fmt.unit_roundoff, 0.5
     slope, roundings = u_q / (1.0 + u_q), U32
     if plan.rounding == "stochastic":
         slope, spacings = 2.0 * u_q, 1.0
+    if plan.scale.roundings:
+        roundings = gamma(plan.scale.roundings) * (1.0 + slope)
     with np.errstate(all="ignore"):
-        if isinstance(plan.scale, MxScale):
-            assert scale_.dtype == np.uint8
-            unit = spread(scales.mx_factor(scale_), plan)
-        elif isinstance(plan.scale, TwoLevelScale):
-            unit = spread(two_level.unit(scale_), plan)
-            roundings = gamma(two_level.MULTIPLIER_ROUNDINGS[plan.scale.arithmetic]) * (1.0 + slope)
-            factor = two_level.multiplier(scale_, plan.scale.arithmetic)
-            unit = np.where(np.isfinite(spread(factor, plan)), unit, np.inf)
-        else:
-            unit = 1.0 / spread(scale_, plan).astype(np.float64)
+        unit = spread(plan.scale.bounded(scale_), plan)
         magnitude = np.abs(x, dtype=np.float64)
         in_range = np.maximum(slope * magnitude, spacings * fmt.min_subnormal * unit)
         overshoot = magnitude - fmt.max * unit

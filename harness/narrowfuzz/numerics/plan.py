@@ -17,8 +17,10 @@ from typing import Literal
 
 from narrowfuzz.numerics.accumulator import FP32, UNKNOWN, Accumulator
 from narrowfuzz.numerics.formats import Format, Overflow
-from narrowfuzz.numerics.scales import MxMode
-from narrowfuzz.numerics.two_level import Arithmetic
+from narrowfuzz.numerics.scales import Fp32Scale as Fp32Scale  # recipes have them from here
+from narrowfuzz.numerics.scales import MxScale as MxScale
+from narrowfuzz.numerics.scales import ScaleRule
+from narrowfuzz.numerics.two_level import TwoLevelScale as TwoLevelScale
 
 Tensor = Literal["input", "weight", "grad_output"]
 Role = Literal["output", "grad_input", "grad_weight"]
@@ -37,37 +39,13 @@ Granularity = Literal["tensor", "row", "block", "tile"]
 
 
 @dataclass(frozen=True)
-class Fp32Scale:
-    """s = max / max(amax, eps) in fp32, optionally rounded down to a power of two."""
-
-    eps: float
-    power_of_two: bool
-
-
-@dataclass(frozen=True)
-class MxScale:
-    """X = 2^E as an E8M0 byte; ``inf_byte`` is what a granule with an Inf gets."""
-
-    mode: MxMode
-    inf_byte: int
-
-
-@dataclass(frozen=True)
-class TwoLevelScale:
-    """An E4M3 code a granule times one fp32 number for the tensor (NVFP4)."""
-
-    eps: float
-    arithmetic: Arithmetic
-
-
-@dataclass(frozen=True)
 class OperandPlan:
     """How one operand of one GEMM is quantised. ``format`` None: left in high precision."""
 
     format: Format | None = None
     granularity: Granularity = "tensor"
     block: int = 0
-    scale: Fp32Scale | MxScale | TwoLevelScale | None = None
+    scale: ScaleRule | None = None
     #: The library clamps before it casts, so finite overflow saturates whatever the cast does.
     overflow: Overflow = "saturate"
     #: ``stochastic``: the cast returns one of the two neighbours, at random.
@@ -82,9 +60,7 @@ class OperandPlan:
     @property
     def power_of_two(self) -> bool:
         """True where every scale is a power of two, so that scaling alone rounds nothing."""
-        return isinstance(self.scale, MxScale) or (
-            isinstance(self.scale, Fp32Scale) and self.scale.power_of_two
-        )
+        return self.scale is not None and self.scale.pow2
 
 
 HIGH_PRECISION = OperandPlan()

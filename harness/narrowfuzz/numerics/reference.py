@@ -12,14 +12,14 @@ counted as known while every other rule stays sharp.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics import hadamard, scales, two_level
+from narrowfuzz.numerics import hadamard
 from narrowfuzz.numerics.formats import (
-    E8M0_NAN,
     F32,
     F64,
     FORMATS,
@@ -29,18 +29,8 @@ from narrowfuzz.numerics.formats import (
     neighbours,
     round_to,
 )
-from narrowfuzz.numerics.plan import (
-    OPERANDS,
-    Fp32Scale,
-    GemmPlan,
-    MxScale,
-    OperandPlan,
-    Role,
-    TwoLevelScale,
-)
-
-#: fp32 multiplicative scales, E8M0 bytes, or two_level.TWO_LEVEL records.
-Scale = NDArray[Any]
+from narrowfuzz.numerics.plan import OPERANDS, GemmPlan, OperandPlan, Role
+from narrowfuzz.numerics.scales import Scale
 
 DEVIATIONS = {
     "pow2_floor_by_log2": "floor(log2(s)) in fp32: just below a power of two the scale rounds up",
@@ -101,34 +91,15 @@ def amax(x: F32, plan: OperandPlan) -> F32:
 
 def scale(amax_: F32, plan: OperandPlan) -> Scale:
     """The scale the plan's rule gives for each granule's amax."""
-    assert plan.format is not None
-    if isinstance(plan.scale, MxScale):
-        return scales.mx_scale(amax_, plan.format, plan.scale.mode, inf_byte=plan.scale.inf_byte)
-    if isinstance(plan.scale, TwoLevelScale):
-        return two_level.two_level_scale(amax_, plan.scale.arithmetic, eps=plan.scale.eps)
-    assert isinstance(plan.scale, Fp32Scale)
-    s = scales.max_over_amax(amax_, plan.format, eps=plan.scale.eps)
-    return scales.pow2_floor(s) if plan.scale.power_of_two else s
+    assert plan.format is not None and plan.scale is not None
+    return plan.scale.of(amax_, plan.format)
 
 
 def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | None:
     """The scale that ``deviation`` allows beside the rule's, the rule's own for a granule where
     there is none; None if it has no say."""
-    assert plan.format is not None
-    if isinstance(plan.scale, MxScale):
-        if deviation == "rceil_by_log2" and plan.scale.mode == "rceil":
-            rule = scale(amax_, plan)
-            other = scales.mx_rceil_by_log2(amax_, plan.format)
-            return np.where(np.isfinite(amax_) & (amax_ > 0), other, rule)
-        return None
-    if isinstance(plan.scale, TwoLevelScale):
-        return None
-    assert isinstance(plan.scale, Fp32Scale)
-    if deviation != "pow2_floor_by_log2" or not plan.scale.power_of_two:
-        return None
-    raw = scales.max_over_amax(amax_, plan.format, eps=plan.scale.eps)
-    above = scales.pow2_floor_by_log2(raw)
-    return np.where(above > 0, above, scale(amax_, plan))
+    assert plan.format is not None and plan.scale is not None
+    return plan.scale.as_built(amax_, plan.format, deviation)
 
 
 def spread(per_granule: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
@@ -177,48 +148,25 @@ def admissible(x: F32, scale_: Scale, plan: OperandPlan) -> tuple[Codes, Codes]:
 
 
 def _scaled(x: F32, scale_: Scale, plan: OperandPlan, deviation: str) -> F64 | F32:
-    assert plan.format is not None
+    assert plan.format is not None and plan.scale is not None
     with np.errstate(all="ignore"):
-        if isinstance(plan.scale, MxScale):
-            assert scale_.dtype == np.uint8
-            return np.asarray(x / spread(_mx_divisor(scale_, deviation), plan), dtype=np.float64)
-        if isinstance(plan.scale, TwoLevelScale):
-            factor = spread(two_level.multiplier(scale_, plan.scale.arithmetic), plan)
-            # E2M1 has no NaN: under a NaN scale the codes mean nothing
-            scaled = np.asarray(x * factor, dtype=np.float32)
-            return np.where(np.isnan(scaled), np.float32(0.0), scaled)
-        return np.asarray(x * spread(scale_, plan), dtype=np.float32)
+        scaled = plan.scale.scaled(x, scale_, partial(spread, plan=plan), deviation)
+    if plan.format.nan_code is None:  # under a NaN scale its codes mean nothing
+        return np.where(np.isnan(scaled), scaled.dtype.type(0.0), scaled)
+    return scaled
 
 
 def meaningless(scale_: Scale, plan: OperandPlan) -> NDArray[Any]:
     """Elements under a NaN scale that their codes need not repeat."""
-    if isinstance(plan.scale, MxScale):
-        return np.asarray(spread(scale_, plan) == E8M0_NAN)
-    if isinstance(plan.scale, TwoLevelScale):
-        return np.asarray(np.isnan(spread(two_level.unit(scale_), plan)))
-    return np.zeros((), dtype=bool)
-
-
-def _mx_divisor(byte: NDArray[Any], deviation: str) -> F64:
-    factor = scales.mx_factor(byte)
-    if deviation == "mx_byte0_times_one":
-        return np.where(byte == 0, 1.0, factor)
-    if deviation == "mx_byte0_min_normal":
-        return np.where(byte == 0, 2.0**-126, factor)
-    return factor
+    assert plan.format is not None and plan.scale is not None
+    return spread(plan.scale.void(scale_, plan.format), plan)
 
 
 def values(codes_: Codes, scale_: Scale, plan: OperandPlan) -> F64:
     """What the codes stand for: code / s, or code * X; exact up to float64 rounding."""
-    assert plan.format is not None
-    decoded = decode(codes_, plan.format)
+    assert plan.format is not None and plan.scale is not None
     with np.errstate(all="ignore"):
-        if isinstance(plan.scale, MxScale):
-            assert scale_.dtype == np.uint8
-            return np.asarray(decoded * spread(scales.mx_factor(scale_), plan))
-        if isinstance(plan.scale, TwoLevelScale):
-            return np.asarray(decoded * spread(two_level.unit(scale_), plan))
-        return np.asarray(decoded / spread(scale_, plan).astype(np.float64))
+        return plan.scale.values(decode(codes_, plan.format), scale_, partial(spread, plan=plan))
 
 
 def quantise(x: F32, plan: OperandPlan) -> Quantised | None:

@@ -1,8 +1,9 @@
 """Scale rules: from the amax of a granule to the factor its elements are quantised with.
 
-Two families. *Multiplicative* fp32 scales s (torchao float8): codes = cast(x * s). *MX* scales are
-powers of two X = 2^E stored as an E8M0 byte: codes = cast(x / X). The MX rules work on exponent and
-significand as integers, so no logarithm can be off by one.
+Each is a ``ScaleRule``, which the reference and the bounds ask. *Multiplicative* fp32 scales s
+(torchao float8): codes = cast(x * s). *MX* scales are powers of two X = 2^E stored as an E8M0 byte:
+codes = cast(x / X). The MX rules work on exponent and significand as integers, so no logarithm can
+be off by one. ``two_level.py`` has NVFP4's.
 
 >>> mx_exponent(np.float32([448.0, 449.0]), E4M3FN, "rceil").tolist()
 [0, 1]
@@ -10,7 +11,10 @@ significand as integers, so no logarithm can be off by one.
 
 from __future__ import annotations
 
-from typing import Literal
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +23,125 @@ from narrowfuzz.numerics.formats import E4M3FN as E4M3FN  # re-exported for the 
 from narrowfuzz.numerics.formats import E8M0_NAN, F32, F64, Format, encode_e8m0
 
 MxMode = Literal["floor", "rceil", "ceil", "even"]
+#: One a granule, whatever a rule makes them: fp32 numbers, E8M0 bytes, records of both levels.
+Scale = NDArray[Any]
+#: Lines up one number a granule with the elements.
+Spread = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+class ScaleRule(ABC):
+    """What scale a granule gets, and what that does to its elements. A recipe may have one of its
+    own."""
+
+    #: Every scale depends on the amax of the whole tensor.
+    whole: ClassVar[bool] = False
+
+    @property
+    def roundings(self) -> int:
+        """How many fp32 roundings lie between what data is multiplied with and the reciprocal of
+        what a code of 1 stands for, the product with the data included; 0: that product alone."""
+        return 0
+
+    @property
+    def pow2(self) -> bool:
+        """True where every scale is a power of two, so that scaling alone rounds nothing."""
+        return False
+
+    @abstractmethod
+    def of(self, amax: F32, fmt: Format) -> Scale:
+        """The scale of each granule."""
+
+    def as_built(self, amax: F32, fmt: Format, deviation: str) -> Scale | None:
+        """As ``reference.scale_as_built`` says."""
+        return None
+
+    @abstractmethod
+    def scaled(self, x: F32, scale: Scale, spread: Spread, deviation: str) -> F64 | F32:
+        """What is cast."""
+
+    @abstractmethod
+    def unit(self, scale: Scale) -> F64:
+        """What a code of 1 stands for."""
+
+    def bounded(self, scale: Scale) -> F64:
+        """The same; infinite where data was multiplied with no finite number."""
+        return self.unit(scale)
+
+    def values(self, decoded: F64, scale: Scale, spread: Spread) -> F64:
+        """What codes stand for; exact up to float64 rounding."""
+        return np.asarray(decoded * spread(self.unit(scale)))
+
+    def void(self, scale: Scale, fmt: Format) -> NDArray[Any]:
+        """Scales under which codes mean nothing."""
+        return np.isnan(self.unit(scale))
+
+
+@dataclass(frozen=True)
+class Fp32Scale(ScaleRule):
+    """s = max / max(amax, eps) in fp32, optionally rounded down to a power of two."""
+
+    eps: float
+    power_of_two: bool
+
+    @property
+    def pow2(self) -> bool:
+        return self.power_of_two
+
+    def of(self, amax: F32, fmt: Format) -> Scale:
+        s = max_over_amax(amax, fmt, eps=self.eps)
+        return pow2_floor(s) if self.power_of_two else s
+
+    def as_built(self, amax: F32, fmt: Format, deviation: str) -> Scale | None:
+        if deviation != "pow2_floor_by_log2" or not self.power_of_two:
+            return None
+        above = pow2_floor_by_log2(max_over_amax(amax, fmt, eps=self.eps))
+        return np.where(above > 0, above, self.of(amax, fmt))
+
+    def scaled(self, x: F32, scale: Scale, spread: Spread, deviation: str) -> F64 | F32:
+        return np.asarray(x * spread(scale), dtype=np.float32)
+
+    def unit(self, scale: Scale) -> F64:
+        return np.asarray(1.0 / scale.astype(np.float64))
+
+    def values(self, decoded: F64, scale: Scale, spread: Spread) -> F64:
+        return np.asarray(decoded / spread(scale).astype(np.float64))
+
+    def void(self, scale: Scale, fmt: Format) -> NDArray[Any]:
+        """A code may be NaN itself."""
+        return np.isnan(scale) & (fmt.nan_code is None)
+
+
+@dataclass(frozen=True)
+class MxScale(ScaleRule):
+    """X = 2^E as an E8M0 byte; ``inf_byte`` is what a granule with an Inf gets."""
+
+    mode: MxMode
+    inf_byte: int
+
+    @property
+    def pow2(self) -> bool:
+        return True
+
+    def of(self, amax: F32, fmt: Format) -> Scale:
+        return mx_scale(amax, fmt, self.mode, inf_byte=self.inf_byte)
+
+    def as_built(self, amax: F32, fmt: Format, deviation: str) -> Scale | None:
+        if deviation != "rceil_by_log2" or self.mode != "rceil":
+            return None
+        other = mx_rceil_by_log2(amax, fmt)
+        return np.where(np.isfinite(amax) & (amax > 0), other, self.of(amax, fmt))
+
+    def scaled(self, x: F32, scale: Scale, spread: Spread, deviation: str) -> F64 | F32:
+        factor = self.unit(scale)
+        if deviation == "mx_byte0_times_one":
+            factor = np.where(scale == 0, 1.0, factor)
+        if deviation == "mx_byte0_min_normal":
+            factor = np.where(scale == 0, 2.0**-126, factor)
+        return np.asarray(x / spread(factor), dtype=np.float64)
+
+    def unit(self, scale: Scale) -> F64:
+        assert scale.dtype == np.uint8
+        return mx_factor(scale)
 
 
 def max_over_amax(amax: F32, fmt: Format, *, eps: float) -> F32:

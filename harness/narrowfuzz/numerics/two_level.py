@@ -15,19 +15,45 @@ followed. Sources: torchao 0.18 ``mx_formats/nvfp4_tensor.py`` nvfp4_quantize ("
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics.formats import E2M1, E4M3FN, F32, F64, decode, encode
+from narrowfuzz.numerics.formats import E2M1, E4M3FN, F32, F64, Format, decode, encode
+from narrowfuzz.numerics.scales import Scale, ScaleRule, Spread
 
 #: "decode": quotients by g. "encode": products with 2688 / amax and its reciprocal.
 Arithmetic = Literal["decode", "encode"]
 TWO_LEVEL = np.dtype([("block", np.uint8), ("amax", np.float32)])
-#: How many fp32 roundings lie between the multiplier of the data and 1 / (block * g), the product
-#: with the data included.
-MULTIPLIER_ROUNDINGS: dict[Arithmetic, int] = {"decode": 3, "encode": 6}
+
+
+@dataclass(frozen=True)
+class TwoLevelScale(ScaleRule):
+    """An E4M3 code a granule times one fp32 number for the tensor (NVFP4)."""
+
+    eps: float
+    arithmetic: Arithmetic
+    whole: ClassVar[bool] = True
+
+    @property
+    def roundings(self) -> int:
+        return {"decode": 3, "encode": 6}[self.arithmetic]
+
+    def of(self, amax: F32, fmt: Format) -> Scale:
+        return two_level_scale(amax, self.arithmetic, eps=self.eps)
+
+    def scaled(self, x: F32, scale: Scale, spread: Spread, deviation: str) -> F64 | F32:
+        return np.asarray(x * spread(multiplier(scale, self.arithmetic)), dtype=np.float32)
+
+    def unit(self, scale: Scale) -> F64:
+        return unit(scale)
+
+    def bounded(self, scale: Scale) -> F64:
+        finite = np.isfinite(multiplier(scale, self.arithmetic))
+        return np.where(finite, unit(scale), np.inf)
+
 
 _REACH = np.float32(E4M3FN.max * E2M1.max)
 _LARGEST = np.finfo(np.float32).max

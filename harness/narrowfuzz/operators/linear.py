@@ -15,7 +15,7 @@ import numpy as np
 
 from narrowfuzz.numerics import bounds, reference
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32
-from narrowfuzz.numerics.plan import OperandPlan, Plan, Role, TwoLevelScale
+from narrowfuzz.numerics.plan import OperandPlan, Plan, Role
 from narrowfuzz.numerics.reference import Quantised
 
 T = TypeVar("T")
@@ -260,7 +260,7 @@ def alone(plan: Plan, dtype: str, tensors: Tensors) -> Reference:
 def by_rows(plan: OperandPlan, x: F32) -> bool:
     """True where the rows of several operands may be quantised as those of one: no granule has
     elements of two of them."""
-    if plan.format is None or plan.granularity == "tensor" or isinstance(plan.scale, TwoLevelScale):
+    if plan.scale is None or plan.granularity == "tensor" or plan.scale.whole:
         return False
     return plan.granularity != "tile" or x.shape[0] % plan.block == 0
 

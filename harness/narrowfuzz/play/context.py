@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import experimental
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import (
     context_parallel_unshard,
@@ -67,6 +68,15 @@ def play_context(
         return trace
 
     return on({"context": job.layout.ranks}, main)
+
+
+def unavailable() -> str:
+    """Why it has no attention on a CPU, or "" if it has."""
+    parts = getattr(experimental, "_context_parallel", None) or experimental
+    handled = getattr(parts._attention, "custom_ops", {})
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    said = f"the context parallelism of PyTorch {torch.__version__} knows no attention of a CPU"
+    return "" if attention in handled else said
 
 
 def _pass(trace: Trace, run: Training, mesh: Any, n: int, x: torch.Tensor, g: torch.Tensor) -> None:

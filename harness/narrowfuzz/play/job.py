@@ -96,32 +96,12 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """``stages`` models in a row, one or two on a rank, by a ``schedule`` of torch's."""
-
-    stages: int
-    schedule: str
-    steps: int
-    microbatches: int
-
-
-@dataclass(frozen=True)
-class Context:
-    """``ranks`` share the rows of each sequence; keys and values go around by ``rotates``,
-    "allgather" or "alltoall"."""
-
-    ranks: int
-    rotates: str
-    steps: int
-    microbatches: int
-
-
-@dataclass(frozen=True)
 class Job:
-    """One training: its events and data's shapes, the optimizer ("" for none) and its options, and
-    how the model is recomputed, compiled and laid out. Without ``input_grad`` the input needs no
-    gradient. ``tied``: parameter -> the tensor that it is filled with, if that is not called as it
-    is. ``dtype`` is called as in torch."""
+    """One training: its events and data's shapes, the optimizer ("" for none) and its options, how
+    the model is recomputed and compiled, and what each rank must know of how it is laid out, as the
+    player of that asks for it. Without ``input_grad`` the input needs no gradient. ``tied``:
+    parameter -> the tensor that it is filled with, if that is not called as it is. ``dtype`` is
+    called as in torch."""
 
     events: tuple[Event, ...]
     dtype: str
@@ -141,7 +121,7 @@ class Job:
     recompute: Recompute = Recompute()
     compile: Compile = field(default_factory=Compile)
     layers: Layers | None = None
-    layout: Mesh | Resumed | Pipeline | Context | None = None
+    layout: Any = None
 
     @cached_property
     def happens(self) -> tuple[str, ...]:

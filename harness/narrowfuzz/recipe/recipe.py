@@ -17,13 +17,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from packaging.requirements import Requirement
 
 from narrowfuzz.case.event_rules import check_schedule
 from narrowfuzz.case.layout import check_sharding
-from narrowfuzz.case.spec import Dtype, Spec, TensorName
+from narrowfuzz.case.spec import Dtype, Shards, Spec, TensorName
 from narrowfuzz.case.trainings import check_events
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.plan import Plan
@@ -170,7 +170,7 @@ class Recipe:
     based_on: str = ""
     #: It is laid out over ranks by "fsdp" and "tensor" parallelism, which may communicate "codes"
     #: of one scale a tensor; (): it is not drawn on ranks.
-    shards: tuple[Literal["fsdp", "tensor", "codes", "context"], ...] = ()
+    shards: tuple[Shards, ...] = ()
     #: The package whose own models it runs; "": it runs those of no package.
     models_of: str = ""
     #: Backends that no compiler sees, and no ranks.

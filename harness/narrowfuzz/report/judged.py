@@ -200,7 +200,7 @@ def _asked(
             if model not in MODELS or not shardable(model, getattr(recipe, "shards", ())):
                 mine = [arm for arm in mine if not arm.sharded]
             shards = getattr(recipe, "shards", ())
-            never = {lay.arm for lay in LAYOUTS if lay.name not in shards or not lay.takes(model)}
+            never = {lay.arm for lay in LAYOUTS if lay.by not in shards or not lay.takes(model)}
             mine = [arm for arm in mine if arm.stage not in never]
             if not_reentrant(model, autocast=False):
                 mine = [arm for arm in mine if arm.checkpoint != "reentrant"]

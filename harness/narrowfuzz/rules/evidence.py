@@ -18,7 +18,8 @@ from narrowfuzz.numerics.accumulator import CPU, Accumulators
 from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
 from narrowfuzz.numerics.plan import Plan, Role, unquantised
-from narrowfuzz.numerics.reference import Quantised, Scale
+from narrowfuzz.numerics.reference import Quantised
+from narrowfuzz.numerics.scales import Scale
 from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.operators.linear import Reference, alone
 from narrowfuzz.trace.expect import Given

@@ -14,6 +14,7 @@ import numpy as np
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import canonical, decode
 from narrowfuzz.numerics.plan import ROLES, MxScale, OperandPlan, Role, TwoLevelScale
+from narrowfuzz.numerics.scales import Scale
 from narrowfuzz.operators.linear import Operand
 from narrowfuzz.rules.evidence import Evidence, identical
 from narrowfuzz.rules.rule import diverged, first, number, plain, same_bits, unequal
@@ -114,7 +115,7 @@ def judge_scale(
     return diverged("O3", arm, role, symptom, place, came, expect, given=given)
 
 
-def expected_scale(seen: Seen, operand: Operand) -> reference.Scale:
+def expected_scale(seen: Seen, operand: Operand) -> Scale:
     """The plan's scale of the amax that was seen, or else is right; inverse if it was seen so."""
     assert operand.quantised is not None
     amax = operand.quantised.amax if seen.amax is None else seen.amax
@@ -221,7 +222,7 @@ def _check_codes(
     return diverged("O2", arm, role, symptom, place, number(got), expect, given=given)
 
 
-def expected_codes(scale: reference.Scale, operand: Operand) -> Any:
+def expected_codes(scale: Scale, operand: Operand) -> Any:
     """What the plan casts to under the scale that was seen."""
     planned = operand.quantised
     assert planned is not None

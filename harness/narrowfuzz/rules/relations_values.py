@@ -14,7 +14,7 @@ import numpy as np
 from narrowfuzz.case.data import hash_bits
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, decode, round_to
-from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role, TwoLevelScale
+from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
 from narrowfuzz.operators.linear import alone
 from narrowfuzz.rules.evidence import BY_CHANCE, Evidence
 from narrowfuzz.rules.rerun import again, base_of, compare
@@ -244,9 +244,8 @@ def check_locality(evidence: Evidence) -> Iterator[Verdict]:
     base, operand = base_of(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
     plan, x = operand.plan, operand.x
-    # a two-level scale sees the whole tensor's amax
-    one = plan.granularity == "tensor" or isinstance(plan.scale, TwoLevelScale)
-    if site is None or one or plan.format is None or x.shape[0] < 2:
+    one = plan.scale is None or plan.granularity == "tensor" or plan.scale.whole
+    if site is None or one or x.shape[0] < 2:
         yield plain("R15", evidence.base, "output", "not_applicable", "one granule")
         return
     moved = replace_row(x, evidence.case.data.choice, evidence.spec.dtype)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from narrowfuzz.case.layout import CONTEXT, MESH, ONE, PIPELINE, Layout, layout_of
+from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.trace.address import At
@@ -62,26 +62,37 @@ def by_events(spec: Spec) -> bool:
 
 def converted(spec: Spec) -> bool:
     """A model that a recipe converts, in one process."""
-    return _laid_out(spec, ONE)
+    return not (spec.sharded or by_events(spec))
 
 
-def in_context(spec: Spec) -> bool:
-    """Ranks that share the rows of each sequence."""
-    return _laid_out(spec, CONTEXT)
-
-
-def in_pipeline(spec: Spec) -> bool:
-    """Ranks that are stages of a pipeline."""
-    return _laid_out(spec, PIPELINE)
+def on_ranks(spec: Spec) -> bool:
+    """The same on ranks."""
+    return spec.sharded and not by_events(spec)
 
 
 def on_mesh(spec: Spec) -> bool:
-    """Ranks that share data and linears."""
-    return _laid_out(spec, MESH)
+    """Ranks in groups, which share data and linears."""
+    return on_ranks(spec) and not layout_of(spec).together
 
 
-def _laid_out(spec: Spec, layout: Layout) -> bool:
-    return layout_of(spec) is layout and not by_events(spec)
+def in_stages(spec: Spec) -> bool:
+    """Ranks that have some of several models in a row."""
+    return on_ranks(spec) and layout_of(spec).copies(spec.sharding) > 0
+
+
+def alike(spec: Spec) -> bool:
+    """Ranks that all have the one model."""
+    return on_ranks(spec) and not in_stages(spec)
+
+
+def compilable(spec: Spec) -> bool:
+    """Ranks that may be compiled."""
+    return on_ranks(spec) and layout_of(spec).compiles
+
+
+def approximate(spec: Spec) -> bool:
+    """Ranks that one process vouches for but in float64."""
+    return on_ranks(spec) and layout_of(spec).approximate
 
 
 @dataclass(frozen=True)
@@ -158,16 +169,19 @@ __all__ = [
     "Check",
     "Reads",
     "Rule",
+    "alike",
+    "approximate",
     "bound",
     "by_events",
+    "compilable",
     "converted",
     "diverged",
     "exact",
     "first",
-    "in_context",
-    "in_pipeline",
+    "in_stages",
     "number",
     "on_mesh",
+    "on_ranks",
     "plain",
     "ratio",
     "relation",

@@ -62,13 +62,16 @@ from narrowfuzz.rules.repeat import check_repeat
 from narrowfuzz.rules.rule import (
     Reads,
     Rule,
+    alike,
+    approximate,
     bound,
     by_events,
+    compilable,
     converted,
     exact,
-    in_context,
-    in_pipeline,
+    in_stages,
     on_mesh,
+    on_ranks,
     ratio,
     relation,
     seen,
@@ -77,9 +80,9 @@ from narrowfuzz.rules.rule import (
 from narrowfuzz.rules.sharded import contract as of_ranks
 from narrowfuzz.rules.sharded import results
 from narrowfuzz.rules.sharded.census import check_quantised
-from narrowfuzz.rules.sharded.context import check_context
 from narrowfuzz.rules.sharded.operands import check_operands
 from narrowfuzz.rules.sharded.products import check_products
+from narrowfuzz.rules.sharded.ratio import check_put_together
 from narrowfuzz.rules.sharded.resumed import check_resumed
 from narrowfuzz.rules.special import check_finite, check_nan_provenance
 from narrowfuzz.rules.state.machine import check_machine
@@ -148,7 +151,7 @@ RULES: tuple[Rule, ...] = (
         of_ranks.check_contract,
         reads=("run",),
         unfinished=True,
-        cases=(on_mesh, in_pipeline, in_context),
+        cases=(on_ranks,),
     ),
     of_state("contract", of_events.check_contract, reads=("run",)),
     whole("census", check_census, reads=("conversion",)),
@@ -175,15 +178,15 @@ RULES: tuple[Rule, ...] = (
     # on ranks, and of whole runs in one process
     bound("O16", check_bias_gradient, _SHARED, _BIAS, cases=(on_mesh,)),
     shared_bound("S5", check_products, _SHARED, level="A"),
-    shared("S1", results.check_equal, _MULTIPLIED, cases=(on_mesh, in_context)),
-    ratio("O9", check_context, _CONTRACT, cases=(in_context,)),
-    shared("S12", results.check_stages, _CONTRACT, cases=(in_pipeline,)),
+    shared("S1", results.check_equal, _MULTIPLIED, cases=(alike,)),
+    ratio("O9", check_put_together, _CONTRACT, cases=(approximate,)),
+    shared("S12", results.check_stages, _CONTRACT, cases=(in_stages,)),
     shared_bound("S2", results.check_gradients, _RANKS),
     shared("S8", results.check_precomputed, _RANKS, _RESULTS, reruns=True),
-    shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=(on_mesh, in_pipeline)),
+    shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=(compilable,)),
     shared("S10", results.check_processes, _RANKS),
     shared("S11", check_resumed, _RANKS),
-    shared("S4", results.check_agreement, _RANKS | {"S2", "O9"}, cases=(on_mesh, in_context)),
+    shared("S4", results.check_agreement, _RANKS | {"S2", "O9"}, cases=(alike,)),
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
     whole("O12", check_checkpoint, _WHOLE),
     whole("O8", check_strict, _WHOLE),
@@ -246,7 +249,7 @@ RULES: tuple[Rule, ...] = (
 #: twice, what is said of a converted model.
 BY_NAME: dict[str, Rule] = {
     rule.name: rule
-    for mine in (by_events, in_pipeline, in_context, on_mesh, converted)
+    for mine in (by_events, in_stages, compilable, approximate, alike, on_mesh, on_ranks, converted)
     for rule in RULES
     if mine in rule.cases
 }

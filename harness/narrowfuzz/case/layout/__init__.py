@@ -10,16 +10,13 @@ from narrowfuzz.case.layout.layout import Layout
 from narrowfuzz.case.layout.mesh import MESH
 from narrowfuzz.case.layout.one import ONE
 from narrowfuzz.case.layout.pipeline import PIPELINE
+from narrowfuzz.case.layout.resumed import RESUMED
 from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.models.catalog import MODELS
 
 __all__ = [
-    "CONTEXT",
     "LAYOUTS",
-    "MESH",
     "MOST_RANKS",
-    "ONE",
-    "PIPELINE",
     "Layout",
     "check_sharding",
     "fitting",
@@ -28,7 +25,7 @@ __all__ = [
 ]
 
 #: The first that a sharding asks for is its own.
-LAYOUTS = (ONE, PIPELINE, CONTEXT, MESH)
+LAYOUTS = (ONE, PIPELINE, CONTEXT, RESUMED, MESH)
 #: Ranks of a case.
 MOST_RANKS = 4
 
@@ -57,10 +54,12 @@ def check_sharding(spec: Spec, shards: Collection[str]) -> None:
 
 
 def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
-    sharding = spec.sharding
+    sharding, layout = spec.sharding, layout_of(spec)
     if not sharding.ranks:
         yield f"{sharding} has no ranks: give data, tensor, stages or context"
-    yield from layout_of(spec).objections(spec, shards)
+    yield from layout.objections(spec, shards)
+    if spec.compile != "none" and not layout.compiles:
+        yield f"ranks are not compiled that are laid out with {sharding}"
     if sharding.ranks > MOST_RANKS:
         yield f"{sharding.ranks} ranks: a case has at most {MOST_RANKS}"
     if MODELS[spec.model].random:

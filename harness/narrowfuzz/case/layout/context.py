@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from narrowfuzz.case.layout.layout import Layout, up
+from narrowfuzz.case.layout.layout import SCHEDULES, Layout, up
 from narrowfuzz.case.spec import ModelName, Sharding, Spec
 from narrowfuzz.models.catalog import MODELS
+
+
+@dataclass(frozen=True)
+class Context:
+    """``ranks`` share the rows of each sequence; keys and values go around by ``rotates``."""
+
+    ranks: int
+    rotates: str
+    steps: int
+    microbatches: int
 
 
 def _takes(model: ModelName) -> bool:
@@ -35,13 +46,11 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     sharding = spec.sharding
     if sharding != Sharding(context=sharding.context, rotates=sharding.rotates):
         yield f"ranks that share sequences are laid out in no other way, got {sharding}"
-    if "context" not in shards:
+    if CONTEXT.by not in shards:
         yield f"{spec.recipe} is not laid out by context: ranks would share what it scales by"
     if not _takes(spec.model) or spec.attention != "flash":
         able = ", ".join(filter(_takes, MODELS))
         yield f"ranks share no sequences of {spec.model}; they do of {able}, with flash attention"
-    if spec.compile != "none":
-        yield "ranks that share sequences are not compiled"
 
 
 def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -51,6 +60,11 @@ def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "allgather", {"rotates": "allgather"}
 
 
+def _told(spec: Spec, linears: Sequence[str]) -> Context:
+    own = spec.sharding
+    return Context(own.context, own.rotates, spec.steps, spec.microbatches)
+
+
 CONTEXT = Layout(
     "context",
     lambda sharding: sharding.context > 0,
@@ -58,9 +72,18 @@ CONTEXT = Layout(
     _fit,
     _objections,
     _simpler,
+    _told,
+    drawn=(
+        (("context",), ((2,), (2,), (4,), (1,))),
+        (("rotates",), (("allgather",), ("alltoall",))),
+        (("steps", "microbatches"), SCHEDULES),
+    ),
+    by="context",
     together=True,
     threads=False,
     arm="sharded_context",
+    title="eager, on such processes, which share the rows of each sequence",
+    compiles=False,
     cuts_sums=lambda sharding: sharding.context > 1,
     approximate=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from narrowfuzz.case.layout.layout import Layout, up
 from narrowfuzz.case.spec import ALONE, ModelName, Sharding, Spec
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.play.job import Mesh
 
 #: Fewer ranks, data- and tensor-parallel.
 _RANKS = ((1, 0), (0, 1), (2, 0), (0, 2), (2, 2))
@@ -55,22 +56,6 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     if sharding.tensor and not model.shared:
         able = ", ".join(name for name, other in MODELS.items() if other.shared)
         yield f"tensor parallelism shares no linears of {spec.model}; it does of {able}"
-    if sharding.resumes:
-        yield from _never_resumes(spec, shards)
-
-
-def _never_resumes(spec: Spec, shards: Collection[str]) -> Iterator[str]:
-    sharding, model = spec.sharding, MODELS[spec.model]
-    if spec.steps < 2:
-        yield "what resumes has done a step: steps is 2 or more"
-    if sharding.resumes == "fewer" and sharding.data < 2:
-        yield "fewer data-parallel ranks than 2 are none: resumes is 'same', 'alone' or 'swapped'"
-    able = model.shared and not model.laid and {"fsdp", "tensor"} <= set(shards)
-    if sharding.resumes == "swapped" and (not able or sharding.gathers != "values"):
-        yield (
-            f"{spec.recipe} and {spec.model} are not laid out by data- and by tensor-parallel "
-            "ranks alike, gathering values: resumes is 'same', 'fewer' or 'alone'"
-        )
 
 
 def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -85,12 +70,44 @@ def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield f"sharding {name}", {name: value}
 
 
+def _told(spec: Spec, linears: Sequence[str]) -> Mesh:
+    sharding, model = spec.sharding, MODELS[spec.model]
+    return Mesh(
+        sharding.data,
+        sharding.tensor,
+        rows=(spec.batch or spec.m,) + ((spec.m,) if spec.batch else ()),
+        widths={"input": 1 if model.takes_ids else spec.k, "grad_output": spec.width},
+        cuts=_cuts(spec),
+        styles=model.styles(spec),
+        units=(*(model.regions or linears), "") if sharding.units == "each" else ("",),
+        narrow_styles=sharding.narrow_styles,
+        sequence=sharding.sequence,
+        local_output=sharding.local_output,
+        reduces="float32" if sharding.reduces_fp32 else "",
+        averages=sharding.averages,
+        precomputes=sharding.gathers == "precomputed",
+    )
+
+
+def _cuts(spec: Spec) -> dict[str, int]:
+    """Along which dimension tensor parallelism cuts what a model is given; 0: it does not."""
+    sharding, model = spec.sharding, MODELS[spec.model]
+    styles, rows = (*model.styles(spec).values(),) or ("",), -2 if sharding.sequence else 0
+    cuts = {
+        # token ids are whole
+        "input": 0 if model.takes_ids else -1 if styles[0] == "rowwise" else rows,
+        "grad_output": -1 if styles[-1] == "colwise" else rows,
+    }
+    return cuts if sharding.tensor else dict.fromkeys(cuts, 0)
+
+
 MESH = Layout(
-    "mesh",
+    "sharded",
     lambda sharding: True,
     _takes,
     _fit,
     _objections,
     _simpler,
+    _told,
     cuts_sums=lambda sharding: sharding.tensor > 1,
 )

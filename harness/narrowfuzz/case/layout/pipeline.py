@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -10,6 +11,25 @@ import msgspec
 from narrowfuzz.case.layout.layout import Layout
 from narrowfuzz.case.spec import ModelName, Sharding, Spec
 from narrowfuzz.models.catalog import MODELS
+
+#: As often as they are drawn.
+_DRAWN = (
+    (2, "1f1b", 2),
+    (3, "1f1b", 3),
+    (2, "gpipe", 3),
+    (3, "gpipe", 2),
+    (4, "interleaved", 2),
+)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """``stages`` models in a row, one or two on a rank, by a ``schedule`` of torch's."""
+
+    stages: int
+    schedule: str
+    steps: int
+    microbatches: int
 
 
 def _takes(model: ModelName) -> bool:
@@ -19,9 +39,12 @@ def _takes(model: ModelName) -> bool:
 
 
 def _fit(spec: Spec) -> Spec:
-    """Each stage takes what the one before leaves, and there are rows to send."""
+    """Each stage takes what the one before leaves, there are rows to send, and no checkpoint is the
+    one that stages may not have."""
     m, k, n = (max(size, 1) for size in (spec.m, spec.k, spec.n))
-    return msgspec.structs.replace(spec, m=m, k=k, n=k if MODELS[spec.model].wide else n)
+    again = "full" if spec.checkpoint == "reentrant" else spec.checkpoint
+    n = k if MODELS[spec.model].wide else n
+    return msgspec.structs.replace(spec, m=m, k=k, n=n, checkpoint=again)
 
 
 def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
@@ -45,6 +68,11 @@ def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "two stages", {"stages": 2, "schedule": "gpipe"}
 
 
+def _told(spec: Spec, linears: Sequence[str]) -> Pipeline:
+    own = spec.sharding
+    return Pipeline(own.stages, own.schedule, spec.steps, spec.microbatches)
+
+
 PIPELINE = Layout(
     "pipeline",
     lambda sharding: sharding.stages > 0,
@@ -52,6 +80,11 @@ PIPELINE = Layout(
     _fit,
     _objections,
     _simpler,
+    _told,
+    drawn=(
+        (("stages", "schedule", "microbatches"), _DRAWN),
+        (("steps",), ((1,), (2,))),
+    ),
     together=True,
     threads=False,  # they have no send and receive, by which stages meet
     copies=lambda sharding: sharding.stages,

@@ -7,20 +7,19 @@ what processes show.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
 
 from narrowfuzz.arms.jobs import named
-from narrowfuzz.arms.layouts import PLAYERS, copies_of, job_alone, job_on_ranks, laid_out
+from narrowfuzz.arms.layouts import copies_of, job_alone, job_on_ranks, laid_out
 from narrowfuzz.arms.zoo import layer_names
 from narrowfuzz.case.arm import BY_NAME, EAGER, Arm
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.play import job, processes, ranks
+from narrowfuzz.play import job, processes, ranks, sharded
 from narrowfuzz.play.job import Compile, Job, Taps
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe.recipe import Recipe
@@ -41,8 +40,8 @@ from narrowfuzz.triage.script.parts import (
 from narrowfuzz.triage.script.played import Played
 from narrowfuzz.triage.script.recipe_source import recipe_source
 
-#: Modules whose source they are made of: those of every layout's player among them.
-_RANKS = (job, ranks, processes, *(sys.modules[play.__module__] for play in PLAYERS.values()))
+#: Modules whose source they are made of, with their layout's player.
+_RANKS = (job, ranks, processes, sharded)
 _RAISES = """\
 try:
     on_ranks_here()
@@ -99,7 +98,7 @@ def of_ranks(
         "import ctypes, math, re\nfrom functools import partial\nimport torch\n"
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
         "play",
-        (*SOURCES, *_RANKS),
+        (*SOURCES, *_RANKS, layout_of(spec).player),
         constants,
         [*given["ranks"], "layout"],
         lambda called: (recipe_source(recipe, spec, "convert", "tap"), model_source(spec.model)),
@@ -137,7 +136,7 @@ def _laid_out(
 ) -> str:
     """Text that defines ``on_ranks_here()`` and ``alone(piece)``."""
     sharding, pieces = spec.sharding, max(spec.sharding.data, 1)
-    plays = PLAYERS[type(laid_out(spec))].__name__
+    plays = layout_of(spec).play.__name__
     copies = copies_of(spec)
     built = f"chained(build, {copies}).to(dtype)" if copies else "build().to(dtype)"
     return f"""

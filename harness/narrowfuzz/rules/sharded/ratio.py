@@ -1,4 +1,4 @@
-"""O9 of ranks that share the rows of each sequence: their attention is put together from parts."""
+"""O9 of ranks whose results are put together from parts, as an attention over sequences is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from narrowfuzz.rules.whole import error_ratio
 from narrowfuzz.trace.verdict import Verdict
 
 
-def check_context(evidence: Evidence) -> Iterator[Verdict]:
+def check_put_together(evidence: Evidence) -> Iterator[Verdict]:
     """O9: what ranks put together errs against float64 by at most a small multiple of what one
     process errs by: softmaxes over parts of the keys are merged, and sums cut over ranks. S4 says
     that all ranks hold the same, so the first speaks for them."""
