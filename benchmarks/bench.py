@@ -22,8 +22,8 @@ from narrowfuzz.machine.device import check_device, enter
 from narrowfuzz.machine.environment import describe, prepare, settle
 
 PARTS = (
-    "eager", "recipes", "blocks", "operators", "inductor", "aot_eager", "schedules", "economy", "start",
-    "memory", "watch",
+    "eager", "recipes", "blocks", "operators", "inductor", "aot_eager", "schedules", "economy",
+    "start", "memory", "watch",
 )  # fmt: skip
 AT_CASES = (1_000, 5_000, 10_000, 20_000)
 
@@ -259,7 +259,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all numbers here too")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="NAME")
     parser.add_argument(
-        "--device", default="cpu", help="of eager, recipes, blocks and operators: cpu, cuda or simulated"
+        "--device",
+        default="cpu",
+        help="of eager, recipes, blocks and operators: cpu, cuda or simulated",
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--firsts", default="", help=argparse.SUPPRESS)

@@ -54,9 +54,7 @@ def operators_part(seconds: float, device: Device) -> dict[str, Any]:
             continue
         spec = Spec(recipe=recipe.name, model=model.name, m=128, k=64, n=128, heads=1, dtype="fp32")
         rounds = _rounds(fixed(spec, recipe), device)
-        found[model.name] = {
-            name: statistics.median(r[name] for r in rounds) for name in rounds[0]
-        }
+        found[model.name] = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
     return found
 
 

@@ -91,4 +91,4 @@ def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F3
 def laid_out(spec: Spec) -> Any:
     """What each rank must know of the layout."""
     tied = {name.rpartition(".")[0] for name in ties(spec)}  # these stay in one unit
-    return layout_of(spec).told(spec, [name for name in layer_names(spec) if name not in tied])
+    return layout_of(spec).placement(spec, [name for name in layer_names(spec) if name not in tied])

@@ -60,7 +60,7 @@ def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "allgather", {"rotates": "allgather"}
 
 
-def _told(spec: Spec, linears: Sequence[str]) -> Context:
+def _placement(spec: Spec, linears: Sequence[str]) -> Context:
     own = spec.sharding
     return Context(own.context, own.rotates, spec.steps, spec.microbatches)
 
@@ -72,7 +72,7 @@ CONTEXT = Layout(
     _fit,
     _objections,
     _simpler,
-    _told,
+    _placement,
     drawn=(
         (("context",), ((2,), (2,), (4,), (1,))),
         (("rotates",), (("allgather",), ("alltoall",))),

@@ -16,7 +16,7 @@ Objections = Callable[[Spec, Collection[str]], Iterator[str]]
 #: Shardings that are simpler in one thing: how that is called, and which fields it changes.
 Simpler = Callable[[Sharding], Iterator[tuple[str, Mapping[str, Any]]]]
 #: A record of what each rank must know; of a Spec, and of its linears that share no parameter.
-Told = Callable[[Spec, Sequence[str]], Any]
+Placement = Callable[[Spec, Sequence[str]], Any]
 #: Fields of a Sharding and of a Spec, and the values that these together may be drawn with.
 Choice = tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]
 
@@ -38,7 +38,7 @@ class Layout:
     fit: Callable[[Spec], Spec]
     objections: Objections
     simpler: Simpler
-    told: Told
+    placement: Placement
     #: What is drawn of it, in this order; (): a strategy of its own draws it.
     drawn: tuple[Choice, ...] = ()
     #: What a recipe must say that it is laid out by.

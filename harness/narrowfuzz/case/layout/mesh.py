@@ -70,7 +70,7 @@ def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield f"sharding {name}", {name: value}
 
 
-def _told(spec: Spec, linears: Sequence[str]) -> Mesh:
+def _placement(spec: Spec, linears: Sequence[str]) -> Mesh:
     sharding, model = spec.sharding, MODELS[spec.model]
     return Mesh(
         sharding.data,
@@ -108,6 +108,6 @@ MESH = Layout(
     _fit,
     _objections,
     _simpler,
-    _told,
+    _placement,
     cuts_sums=lambda sharding: sharding.tensor > 1,
 )

@@ -68,7 +68,7 @@ def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "two stages", {"stages": 2, "schedule": "gpipe"}
 
 
-def _told(spec: Spec, linears: Sequence[str]) -> Pipeline:
+def _placement(spec: Spec, linears: Sequence[str]) -> Pipeline:
     own = spec.sharding
     return Pipeline(own.stages, own.schedule, spec.steps, spec.microbatches)
 
@@ -80,7 +80,7 @@ PIPELINE = Layout(
     _fit,
     _objections,
     _simpler,
-    _told,
+    _placement,
     drawn=(
         (("stages", "schedule", "microbatches"), _DRAWN),
         (("steps",), ((1,), (2,))),

@@ -28,9 +28,9 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         )
 
 
-def _told(spec: Spec, linears: Sequence[str]) -> Resumed:
+def _placement(spec: Spec, linears: Sequence[str]) -> Resumed:
     after = msgspec.structs.replace(spec, sharding=spec.sharding.resumed)
-    return Resumed(MESH.told(spec, linears), MESH.told(after, linears))
+    return Resumed(MESH.placement(spec, linears), MESH.placement(after, linears))
 
 
 RESUMED = replace(
@@ -38,5 +38,5 @@ RESUMED = replace(
     name="resumed",
     asked=lambda sharding: bool(sharding.resumes),
     objections=_objections,
-    told=_told,
+    placement=_placement,
 )
