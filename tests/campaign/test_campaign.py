@@ -675,7 +675,7 @@ def finding(severity: str = "high", seed: int = 0, **changes: object) -> Finding
 def test_a_finding_is_named_once_and_as_first_found_while_nothing_smaller_is(
     tmp_path: Path,
 ) -> None:
-    console = Console(file=io.StringIO(), width=40)
+    console = Console(file=io.StringIO(), width=40, soft_wrap=True)
     live, tally = Live(console, Config(out=tmp_path)), Tally(ready=1.0)
     handle, store = _Handle(0), Store(tmp_path / "out")
     drawn, other = finding(arm="eager"), finding(seed=1, arm="eager")
@@ -697,11 +697,11 @@ def test_a_rule_that_judged_nothing_shows_as_such() -> None:
     counts: Any = {
         "cases": 3,
         ("known", "an-entry"): 2,
-        ("O5", "r", "ok"): 4,
-        ("O5", "r", "known"): 1,
-        ("O5", "r", "inconclusive"): 2,
-        ("O5", "r", "not_applicable"): 7,
-        ("O5", "s", "unsupported"): 1,
+        ("rule", "O5", "r", "ok"): 4,
+        ("rule", "O5", "r", "known"): 1,
+        ("rule", "O5", "r", "inconclusive"): 2,
+        ("rule", "O5", "r", "not_applicable"): 7,
+        ("rule", "O5", "s", "unsupported"): 1,
     }
     assert rule_counts(counts) == {"O5": {"r": [5, 2, 7], "s": [0, 0, 1]}}
 

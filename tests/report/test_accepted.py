@@ -191,7 +191,7 @@ def test_a_baseline_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def outputs(store: Store, here: Accepted) -> tuple[list[dict[str, Any]], Any, dict[str, Any]]:
-    write_formats(store, SHARE, here, 12.0)
+    write_formats(of(store, Counter(), accepted=here))
     rows = [json.loads(line) for line in (store.out / "findings.jsonl").read_text().splitlines()]
     suite = ElementTree.parse(store.out / "junit.xml").getroot()
     return rows, suite, json.loads((store.out / "findings.sarif").read_text())
@@ -339,7 +339,7 @@ def test_a_finding_that_is_a_known_issue_says_which(store: Store) -> None:
     issue = issue_text(known, "pass\n")
     assert issue.index(entry.title) < issue.index("What happens") and issue.count(entry.title) == 1
     assert "Known already" not in issue_text(new, "pass\n")
-    write_formats(alone, SHARE, Accepted(), 1.0)
+    write_formats(ended)
     junit = (alone.out / "junit.xml").read_text()
     assert junit.count(f"this is the known issue {entry.id}") == 1
     rows = map(json.loads, (alone.out / "findings.jsonl").read_text().splitlines())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from narrowfuzz.report.formats import write_formats
 from narrowfuzz.report.judged import Judged, judged
 from narrowfuzz.report.page import write_page
 from narrowfuzz.report.store import Store
+from narrowfuzz.report.terminal import console
 from narrowfuzz.triage.finding import Finding
 
 if TYPE_CHECKING:
@@ -54,15 +54,14 @@ class Campaign:
         from narrowfuzz.report.outcome import Ended
         from narrowfuzz.report.summary import print_summary, print_unmet
 
-        console, around = consoles(self.asked)
+        verdict, around = consoles(self.asked)
         environment = self.environment()
         applying, command = self.applying(), self.asked.list_known
         _print_head(around, self.config, environment, self.lacking)
         if self.asked.verbose:
             _print_probed(around, environment, self.device.profile())
         if self.asked.configuration:
-            head = "Known issues that may affect you:"
-            print_unmet(around, {}, applying, head, command)
+            print_unmet(around, applying, "Known issues that may affect you:", command)
         live = Live(around, self.config)
         tally = run_campaign(self.config, self.store, live.show)
         tally.notes += [beside.NOTE] * (self.config.beside is not None)
@@ -75,7 +74,7 @@ class Campaign:
             self.accepted,
             whole=drawable(self.recipes, self.config),
             options=self.options(),
-            applying=[] if self.asked.configuration else applying,
+            applying=applying,
             list_known=command,
             counted=bool(self.config.cases),
             min_judged=self.asked.min_judged,
@@ -84,21 +83,11 @@ class Campaign:
             filtered=self.config.ledger,
             entries=self.entries(),
         )
-        print_summary(console, around, ended, verbose=self.asked.verbose)
+        print_summary(verdict, around, ended, verbose=self.asked.verbose)
         summary = self.summary(ended)
-        write_formats(self.store, ended.share, self.accepted, tally.seconds)
+        write_formats(ended)
         write_markdown(ended)
-        write_page(
-            self.store,
-            summary,
-            environment,
-            ended.share,
-            self.accepted,
-            ended.known,
-            applying,
-            self.entries(),
-            ended.options,
-        )
+        write_page(ended, summary, environment)
         self.store.write_json("env.json", environment)
         self.store.write_json("summary.json", summary)
         return tally, summary
@@ -223,11 +212,7 @@ def _linears_judged(share: Judged) -> Iterator[dict[str, Any]]:
 def consoles(asked: Asked) -> tuple[Console, Console]:
     """Where a run says its verdict and its findings, and where it says all that stands around them:
     nowhere if it is to be quiet."""
-    width = None if sys.stdout.isatty() else 110
-    return (
-        Console(highlight=False, width=width),
-        Console(highlight=False, width=width, quiet=asked.quiet),
-    )
+    return console(), console(quiet=asked.quiet)
 
 
 def drawable(recipes: Mapping[str, Recipe], config: Config) -> frozenset[Any]:
@@ -252,25 +237,24 @@ def _print_head(
     console.print(
         f"narrowfuzz {versions['narrowfuzz']}  torch {versions['torch']}  "
         f"torchao {versions['torchao']}  "
-        f"device {config.device}  workers {config.workers}  seed {config.seed}",
-        soft_wrap=True,
+        f"device {config.device}  workers {config.workers}  seed {config.seed}"
     )
     for package, folder in environment["checkouts"].items():
-        console.print(f"{package} is no release, but {folder}", soft_wrap=True)
-    console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
+        console.print(f"{package} is no release, but {folder}")
+    console.print(f"recipes: {', '.join(config.recipes)}")
     if any(name.startswith("te.") for name in config.recipes):
         from te_on_cpu.environment import description
 
-        console.print(f"TransformerEngine {description()}", soft_wrap=True)
+        console.print(f"TransformerEngine {description()}")
     for line in lacking:
-        console.print(f"not tested: {line}", soft_wrap=True)
+        console.print(f"not tested: {line}")
 
 
 def _print_probed(console: Console, environment: dict[str, Any], profile: list[str]) -> None:
     """How this machine casts and adds, as ``narrowfuzz doctor`` says, too."""
     probed = "; ".join(f"{k}: {v}" for k, v in environment["policies"].items())
-    console.print(f"how it casts (probed): {probed}", soft_wrap=True)
-    console.print(f"how it adds (measured): {'; '.join(profile)}", soft_wrap=True)
+    console.print(f"how it casts (probed): {probed}")
+    console.print(f"how it adds (measured): {'; '.join(profile)}")
 
 
 def _brief(finding: Finding) -> dict[str, str]:

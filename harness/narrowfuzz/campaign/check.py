@@ -32,7 +32,7 @@ from narrowfuzz.recipe.recipe import (
     select,
     unknown,
 )
-from narrowfuzz.report.glossary import plural
+from narrowfuzz.trace.words import few, plural
 
 #: A step, an evaluation in between, a reload, and another step.
 _TRAINING = (
@@ -113,12 +113,11 @@ def check_command(
     _, around = consoles(asked)
     around.print(
         _head(asked, model, len(others), only, wanted, compile, checkpoint, len(first), asked_of),
-        soft_wrap=True,
         markup=False,
     )
     if pace:
         minutes = None if asked.cases else asked.minutes or _MINUTES
-        around.print(said_of_pace(pace, len(first), minutes), soft_wrap=True, markup=False)
+        around.print(said_of_pace(pace, len(first), minutes), markup=False)
     facts: dict[str, Fact] = {
         "dtype": first[0].spec.dtype,
         "checkpoint": checkpoint,
@@ -254,7 +253,7 @@ def _head(
     kept = sum(named(name, only) for name in model.linears)
     of = f"{kept} of " if kept < len(model.linears) else ""
     sizes = f" and {others} other sizes" if others else ""
-    linears = f"{of}{len(model.linears)} linear{'s' * (len(model.linears) != 1)}{sizes}"
+    linears = f"{of}{plural(len(model.linears), 'linear')}{sizes}"
     lines = []
     if not asked.recipes:
         lines.append(
@@ -280,8 +279,7 @@ def _head(
             "checkpointed as a whole (transformers: use_cache=False)"
         )
     if model.unreached:
-        more = len(model.unreached) - _NAMED
-        names = ", ".join(model.unreached[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        names = few(model.unreached, _NAMED)
         lines.append(
             f"note: no gradient reaches {names} in one call with what it is built with: nothing "
             "that it returns depends on that"
@@ -293,7 +291,7 @@ def _compiling(compiler: str, linears: int, programs: int, seconds: float | None
     """How long compiling takes, and whether there is time for it."""
     starts, more = _COMPILES["inductor" if compiler == "inductor" else "aot_eager"]
     each = starts + more * linears
-    said = f"compiled {programs} time{'s' * (programs != 1)}, each in about {each:.0f} seconds"
+    said = f"compiled {plural(programs, 'time')}, each in about {each:.0f} seconds"
     if seconds is None or each < seconds * _SHARE:
         return said
     least = math.ceil(each / _SHARE / 60)

@@ -22,6 +22,7 @@ from narrowfuzz.campaign.comparison import LETTERS, Comparison, compared, side_r
 from narrowfuzz.campaign.comparison_words import as_json, lines_of, write_page, write_summary
 from narrowfuzz.ledger.exits import CLEAN, FOUND, INTERRUPTED, OURS, TOO_LITTLE, USAGE
 from narrowfuzz.machine.overlay import folder_of
+from narrowfuzz.report import terminal
 
 #: What a run ends with if it came to its end.
 _ENDED = (0, 1)
@@ -91,9 +92,9 @@ def compare_command(first: str, second: str, asked: Asked) -> tuple[int, dict[st
         raise ValueError(f"--out {asked.out} is there already: name another folder")
     if asked.cases < 1:
         raise ValueError(f"--cases must be at least 1, got {asked.cases}")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    console = terminal.console()
     for letter, side in zip(LETTERS, sides, strict=True):
-        console.print(f"{letter}: {escape(side.title)}", soft_wrap=True)
+        console.print(f"{letter}: {escape(side.title)}")
     try:
         codes = _run_both(console, sides, asked)
     except Interrupted:
@@ -115,14 +116,14 @@ def _conclude(console: Console, comparison: Comparison, asked: Asked) -> tuple[i
     comparison, written = write_accepted(comparison, asked.accepting)
     code = FOUND if comparison.differ else TOO_LITTLE if comparison.empty else CLEAN
     for line in lines_of(comparison, asked.out):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     for line in written:
-        console.print(escape(line), soft_wrap=True)
+        console.print(escape(line))
     document = as_json(comparison) | {"exit_code": code}
     write_summary(comparison, asked.out)
     write_page(comparison, asked.out, document)
     page = escape(str(asked.out / "report.html"))
-    console.print(f"\nOutput: {escape(str(asked.out))}; the page: {page}", soft_wrap=True)
+    console.print(f"\nOutput: {escape(str(asked.out))}; the page: {page}")
     return code, document
 
 
@@ -235,7 +236,7 @@ def _progress(console: Console) -> Iterator[Callable[[Callable[[], str]], None]]
         if status:
             status.update(escape(line()))
         else:
-            console.print(escape(line()), soft_wrap=True)
+            console.print(escape(line()))
 
     with status or nullcontext():
         yield say

@@ -16,7 +16,7 @@ from narrowfuzz.case.data import make_tensors
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.machine.environment import one_thread, quieten
 from narrowfuzz.recipe.recipe import FILTERED, Recipe
-from narrowfuzz.report.glossary import plural
+from narrowfuzz.trace.words import plural
 
 #: A model whose forward multiplies less often is judged in seconds on any kernel.
 LARGE = 10**8

@@ -11,6 +11,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from narrowfuzz.trace.words import plural
+
 #: Bytes that a worker needs: a CUDA context, library workspaces, the largest case.
 NEEDED = 3 * 2**29
 _SECONDS = 120.0
@@ -64,7 +66,7 @@ def problem(name: str, found: Gpus, workers: int) -> str:
         if gpu.free < each * NEEDED:
             return (
                 f"cuda:{number} has {gpu.free / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB free, and"
-                f" {each} worker{'s' * (each > 1)} on it need {each * NEEDED / 2**30:.1f}: end what"
+                f" {plural(each, 'worker')} on it need {each * NEEDED / 2**30:.1f}: end what"
                 " fills it, or ask for fewer --workers"
             )
     return ""

@@ -15,10 +15,13 @@ from typing import Any
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
 from narrowfuzz.own_models.dims import choices, combinations, size
-from narrowfuzz.own_models.source import Source, like, named, raised, refused, source_of
+from narrowfuzz.own_models.source import Source, like, raised, refused, source_of
 from narrowfuzz.own_models.trial import tried
+from narrowfuzz.trace.words import few
 
 __all__ = ["known_as", "register", "source_of"]
+#: Functions that are named where another was asked for.
+_NAMED = 6
 
 
 @cache
@@ -63,7 +66,7 @@ def _others(module: Any, source: Source) -> str:
     ]
     if not there:
         return ", nor any other"
-    return f"{like(source.build, there)}; its functions are {named(there)}"
+    return f"{like(source.build, there)}; its functions are {few(there, _NAMED)}"
 
 
 def _model(source: Source, sizes: Mapping[str, float]) -> Model:

@@ -14,9 +14,6 @@ from pathlib import Path
 from narrowfuzz.own_models.dims import Dims
 from narrowfuzz.trace.meaning import shortened
 
-#: Functions that are named where another was asked for.
-_NAMED = 6
-
 
 @dataclass(frozen=True)
 class Source:
@@ -69,12 +66,6 @@ def like(name: str, there: Sequence[str]) -> str:
     """``: did you mean NAME?`` where one that is there has a like name."""
     near = difflib.get_close_matches(name, there, n=1)
     return f": did you mean {near[0]!r}?" if near else ""
-
-
-def named(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _like_module(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,11 +24,6 @@ GOAL, MEDIAN_GOAL, NINETIETH_GOAL = 0.95, 10.0, 60.0
 LIMIT = 0.1
 
 
-def console() -> Console:
-    """Where both print: as wide as the terminal, or as a page."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-
-
 def print_fault(console: Console, fault: Hunted) -> None:
     """One line as soon as a hunt ends."""
     if fault.problem:
@@ -43,7 +37,7 @@ def print_fault(console: Console, fault: Hunted) -> None:
         seen = f"; suspected: {', '.join(fault.suspected)}" if fault.suspected else ""
         seen = f"; {IDLE}" if fault.idle else seen
         line = f"[red]missed[/]    {fault.id}: {fault.cases} cases{escape(seen)}"
-    console.print(line, soft_wrap=True)
+    console.print(line)
 
 
 def print_control(console: Console, control: Controlled) -> None:
@@ -55,7 +49,7 @@ def print_control(console: Console, control: Controlled) -> None:
         line = f"[red]FALSE ALARM[/] {head}: {escape(', '.join(alarms))}"
     else:
         line = f"silent    {head}"
-    console.print(line, soft_wrap=True)
+    console.print(line)
 
 
 def print_summary(console: Console, score: Score, change: Change | None) -> None:
@@ -64,7 +58,7 @@ def print_summary(console: Console, score: Score, change: Change | None) -> None
     if score.faults:
         _print_families(console, score, found)
     for line in _lines(score, found):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     if change is not None:
         for name, ids in (("lost", change.lost), ("gained", change.gained)):
             console.print(f"{name} since the earlier score: {', '.join(ids) or 'none'}")
@@ -80,7 +74,7 @@ def _print_families(console: Console, score: Score, found: Summary) -> None:
         view.add_row(
             family, f"{share.found} of {share.of}", _interval(share), middle, escape(missed)
         )
-    console.print(view)
+    console.print(view, soft_wrap=False)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -157,7 +151,7 @@ def print_vacuity(console: Console, found: Vacuity) -> None:
         for recipe, passes in sorted(rows.items(), key=lambda row: -row[1].share):
             if passes.share > LIMIT:
                 view.add_row(f"  {recipe}", *_numbers(passes))
-    console.print(view)
+    console.print(view, soft_wrap=False)
 
 
 def _sum(rows: Iterable[Passes]) -> Passes:

@@ -11,8 +11,8 @@ from narrowfuzz import __version__
 from narrowfuzz.ledger.severity import Severity
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.glossary import explained
-from narrowfuzz.report.judged import Judged
-from narrowfuzz.report.store import Store
+from narrowfuzz.report.judged import Combination
+from narrowfuzz.report.outcome import Ended
 from narrowfuzz.rules.texts import title_of
 from narrowfuzz.triage.finding import Finding, configuration_of, known_words
 
@@ -21,45 +21,40 @@ SCHEMA = 1
 _LEVELS: dict[Severity, str] = {"high": "error", "medium": "warning", "low": "note"}
 
 
-def write_formats(store: Store, share: Judged, accepted: Accepted, seconds: float) -> None:
+def write_formats(ended: Ended) -> None:
     """``findings.jsonl``, ``junit.xml`` and ``findings.sarif`` beside the rest of a run."""
-    found, suspected = store.findings(), store.suspected()
-    lines = [json.dumps(row(f, "new", accepted), sort_keys=True) for f in found]
-    lines += [json.dumps(row(f, "suspected", accepted), sort_keys=True) for f in suspected]
+    store, accepted = ended.store, ended.accepted
+    found = store.findings()
+    rows = [row(finding, "new", accepted) for finding in found]
+    rows += [row(finding, "suspected", accepted) for finding in store.suspected()]
+    lines = (json.dumps(one, sort_keys=True) for one in rows)
     (store.out / "findings.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    junit = ElementTree(_junit(found, share, accepted, seconds))
+    junit = ElementTree(_junit(found, ended))
     indent(junit)
     junit.write(store.out / "junit.xml", encoding="utf-8", xml_declaration=True)
     (store.out / "findings.sarif").write_text(json.dumps(_sarif(found, accepted), indent=2) + "\n")
 
 
+#: Fields of a finding that its line has under the same name.
+_SAME = (
+    "id", "fingerprint", "why_suspected", "severity", "why_severity", "strength", "sentence",
+    "recipe", "arm", "device", "needs", "needless", "first_bad", "avoided",
+)  # fmt: skip
+
+
 def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
     """A finding as one line of ``findings.jsonl``: ``status`` is new or suspected, ``counts`` says
     whether it makes the run fail, paths are below the run's folder."""
-    spec = finding.minimal.spec
-    return {
+    spec, why = finding.minimal.spec, accepted.why(finding)
+    return {name: getattr(finding, name) for name in _SAME} | {
         "schema": SCHEMA,
-        "id": finding.id,
-        "fingerprint": finding.fingerprint,
         "status": status,
-        "counts": status == "new" and not accepted.why(finding),
-        "accepted": accepted.why(finding),
-        "why_suspected": finding.why_suspected,
-        "severity": finding.severity,
-        "why_severity": finding.why_severity,
+        "counts": status == "new" and not why,
+        "accepted": why,
         "known_issue": finding.known_issue or "",
         "rule": finding.oracle,
-        "strength": finding.strength,
-        "sentence": finding.sentence,
-        "recipe": finding.recipe,
         "backend": spec.backend,
-        "arm": finding.arm,
         "model": spec.model,
-        "device": finding.device,
-        "needs": finding.needs,
-        "needless": finding.needless,
-        "first_bad": finding.first_bad,
-        "avoided": finding.avoided,
         "repeats": finding.flake,
         "case": f"findings/{finding.id}/case.json",
         "script": f"findings/{finding.id}/repro.py",
@@ -67,11 +62,12 @@ def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
     }
 
 
-def _junit(found: Sequence[Finding], share: Judged, accepted: Accepted, seconds: float) -> Element:
+def _junit(found: Sequence[Finding], ended: Ended) -> Element:
     """A test for each recipe, arm and model: failed with what was found there, skipped where a run
     has never judged it."""
-    failing: dict[tuple[str, str, str], list[Finding]] = {}
-    for finding in accepted.counting(found):
+    share = ended.share
+    failing: dict[Combination, list[Finding]] = {}
+    for finding in ended.accepted.counting(found):
         place = finding.recipe, finding.arm, finding.minimal.spec.model
         failing.setdefault(place, []).append(finding)
     places = sorted({*share.met, *share.never, *failing})
@@ -82,7 +78,7 @@ def _junit(found: Sequence[Finding], share: Judged, accepted: Accepted, seconds:
         failures=str(len(failing)),
         skipped=str(len({*share.never} - failing.keys())),
         errors="0",
-        time=f"{seconds:.1f}",
+        time=f"{ended.tally.seconds:.1f}",
     )
     for place in places:
         recipe, arm, model = place

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.recipe import deprecated
 from narrowfuzz.recipe.recipe import unknown
+from narrowfuzz.report.terminal import console, print_table
 
 Record = Mapping[str, Any]
 
@@ -59,11 +58,7 @@ def print_listing(listing: Listing) -> None:
         table.add_column(title, overflow="fold", no_wrap=i == 0)
     for record in listing.records:
         table.add_row(*(_cell(record[name]) for name in listing.columns.values()))
-    width = None if sys.stdout.isatty() else 160
-    console = Console(highlight=False, markup=False, width=width)
-    console.print(table)
-    if listing.sentence:
-        console.print(f"\n{listing.sentence}", soft_wrap=True)
+    print_table(table, listing.sentence)
 
 
 def _cell(value: str | Sequence[str]) -> str:
@@ -234,9 +229,9 @@ def known_command(id: str, *, issue: bool = False) -> None:
 
         print(issue_text(entry))
         return
-    console = Console(highlight=False, markup=False)
+    page = console(markup=False)
     if id in merged:
-        console.print(f"{id} was merged into {entry.id}:\n", soft_wrap=True)
+        page.print(f"{id} was merged into {entry.id}:\n")
     versions_ = ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items())
     parts = {
         "": f"{entry.title}\n\n{entry.explanation.strip()}",
@@ -255,4 +250,4 @@ def known_command(id: str, *, issue: bool = False) -> None:
         **({"to file": f"narrowfuzz known {id} --issue"} if entry.issue else {}),
     }
     for name, text in parts.items():
-        console.print(f"{name}: {text}" if name else f"{text}\n", soft_wrap=True)
+        page.print(f"{name}: {text}" if name else f"{text}\n")

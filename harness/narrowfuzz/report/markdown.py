@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.report.glossary import NOT_FILTERED, plural
+from narrowfuzz.report.glossary import NOT_FILTERED
+from narrowfuzz.trace.words import plural
 from narrowfuzz.triage.finding import Finding, configuration_of
 
 if TYPE_CHECKING:

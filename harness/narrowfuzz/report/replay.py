@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
-
 from narrowfuzz.arms.ladder import select_arms, unavailable
 from narrowfuzz.arms.lost import DeviceLost
 from narrowfuzz.case.arm import BY_NAME, climb
@@ -16,6 +14,7 @@ from narrowfuzz.machine.device import check_device
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import title_of
 from narrowfuzz.report.lookup import kept
+from narrowfuzz.report.terminal import console
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 
 if TYPE_CHECKING:
@@ -110,22 +109,22 @@ def replay(
 
 def print_replayed(replayed: Replayed) -> None:
     """For people."""
-    console = Console(highlight=False, markup=False)
+    page = console(markup=False)
     if not replayed.sentence:
         of = "" if replayed.outcome == "cannot tell" else f"case {replayed.case} shows "
-        console.print(f"{replayed.outcome}: {of}{replayed.reason}", soft_wrap=True)
+        page.print(f"{replayed.outcome}: {of}{replayed.reason}")
     for one in (replayed, *replayed.others) if replayed.sentence else ():
         now = " now" if one.outcome == "diverges otherwise" else ""
-        console.print(f"{one.outcome}{now}: {one.sentence}", soft_wrap=True)
+        page.print(f"{one.outcome}{now}: {one.sentence}")
         if one.rule:
             words = BY_NAME[one.arm].words
             found_by = f"found by: narrowfuzz rule {one.rule}"
-            console.print(f"  {one.recipe}, {words}; {found_by}", soft_wrap=True)
-            console.print(f"  fingerprint: {one.fingerprint}", soft_wrap=True)
+            page.print(f"  {one.recipe}, {words}; {found_by}")
+            page.print(f"  fingerprint: {one.fingerprint}")
         if one.consequences:
-            console.print(f"  consequences: {'; '.join(one.consequences)}", soft_wrap=True)
+            page.print(f"  consequences: {'; '.join(one.consequences)}")
         if one.entry:
-            console.print(f"  known issue: {one.entry}", soft_wrap=True)
+            page.print(f"  known issue: {one.entry}")
 
 
 def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
