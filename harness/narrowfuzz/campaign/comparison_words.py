@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 
 from narrowfuzz.campaign.comparison import LETTERS, Bits, Common, Comparison, Difference, Known
-from narrowfuzz.report.markdown import plain
+from narrowfuzz.report.markdown import bullets, plain
 from narrowfuzz.report.template import rendered
 from narrowfuzz.rules.texts import title_of
 from narrowfuzz.trace.hashes import KINDS, Kind
@@ -122,50 +122,44 @@ def difference_said(one: Difference) -> str:
 def common_said(one: Common) -> list[str]:
     """One line; two where the sides do not show the same of the same case."""
     a, b = one.sentences
-    n, m = one.cases
-    cases = plural(n, "case") if n == m else f"{plural(n, 'case')} on A, {m} on B"
-    place = f"({one.recipe}, {one.arm}, {cases})"
+    place = f"({one.recipe}, {one.arm}, {_on_both(one.cases)})"
     return [f"A, B: {a} {place}"] if a == b else [f"A: {a} {place}", f"B: {b} {place}"]
 
 
 def known_said(one: Known) -> str:
-    n, m = one.cases
     if side := one.one_side:
-        return f"on {side} alone: {one.id} ({plural(n or m, 'case')})"
-    cases = plural(n, "case") if n == m else f"{plural(n, 'case')} on A, {m} on B"
-    if one.by_ledger:
-        return f"on both, but the ledger names it on one side only: {one.id} ({cases})"
-    return f"on both: {one.id} ({cases})"
+        return f"on {side} alone: {one.id} ({plural(max(one.cases), 'case')})"
+    but = ", but the ledger names it on one side only" if one.by_ledger else ""
+    return f"on both{but}: {one.id} ({_on_both(one.cases)})"
+
+
+def _on_both(cases: tuple[int, int]) -> str:
+    n, m = cases
+    return plural(n, "case") if n == m else f"{plural(n, 'case')} on A, {m} on B"
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """What ``compare.json`` holds, without the exit code."""
     both, only_a, only_b = comparison.cases
-    bits = comparison.bits
     return {
         "schema": SCHEMA,
         "verdict": verdict(comparison),
         "sides": [
             {
-                "side": letter,
+                "side": side.letter,
                 "title": side.title,
                 "versions": side.environment["versions"],
                 "checkouts": side.environment["checkouts"],
                 "cases": len(side.seen),
                 "seconds": side.summary["seconds"],
             }
-            for letter, side in zip(LETTERS, comparison.sides, strict=True)
+            for side in comparison.sides
         ],
         "cases": {"both": both, "only A": only_a, "only B": only_b},
         "rules": dict(comparison.rules),
         "combinations": [" ".join(one) for one in comparison.met],
         "never_judged": list(comparison.never),
-        "bits": {
-            "compared": dict(bits.compared),
-            "differ": dict(bits.differ),
-            "cases": bits.cases,
-            "first": bits.first,
-        },
+        "bits": asdict(comparison.bits),
         "differences": [asdict(one) | {"counts": one.counts} for one in comparison.differences],
         "both": [asdict(one) for one in comparison.common],
         "known": [asdict(one) | {"one_side": one.one_side} for one in comparison.known],
@@ -187,7 +181,7 @@ def write_page(comparison: Comparison, out: Path, document: dict[str, Any]) -> N
         verdict=verdict(comparison),
         bits=bits_said(comparison.bits),
         judged=judged_said(comparison),
-        sides=list(zip(LETTERS, comparison.sides, strict=True)),
+        sides=comparison.sides,
         differences=[(one, _script(out, one)) for one in comparison.differences],
         common=[common_said(one) for one in comparison.common],
         known=[known_said(one) for one in comparison.known],
@@ -207,10 +201,7 @@ def _script(out: Path, one: Difference) -> str:
 
 def _parts(comparison: Comparison) -> Iterator[str]:
     yield f"## narrowfuzz compare: {plain(verdict(comparison))}"
-    yield _list(
-        f"{letter}: {side.title}: {side.versions}"
-        for letter, side in zip(LETTERS, comparison.sides, strict=True)
-    )
+    yield bullets(f"{side.letter}: {side.title}: {side.versions}" for side in comparison.sides)
     yield plain(bits_said(comparison.bits))
     yield plain(judged_said(comparison))
     for head, lines in (
@@ -220,9 +211,9 @@ def _parts(comparison: Comparison) -> Iterator[str]:
         ("Notes", comparison.notes),
     ):
         if lines:
-            yield f"{head}:\n\n{_list(lines)}"
+            yield f"{head}:\n\n{bullets(lines)}"
     if never := comparison.never:
-        names = _list([*never[:100], *([f"and {len(never) - 100} more"] * (len(never) > 100))])
+        names = bullets([*never[:100], *([f"and {len(never) - 100} more"] * (len(never) > 100))])
         head = f"<summary>Never judged on both: {len(never)}</summary>"
         yield f"<details>\n{head}\n\n{names}\n\n</details>"
 
@@ -231,7 +222,3 @@ def _never_said(never: Sequence[str]) -> str:
     if not never:
         return ""
     return f"; never: {escape(few(never, _NEVER))}"
-
-
-def _list(lines: Iterator[str] | Sequence[str]) -> str:
-    return "\n".join(f"- {plain(line)}" for line in lines)
