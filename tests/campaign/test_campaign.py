@@ -24,7 +24,7 @@ import pytest
 import torch
 from fresh import command, python
 from narrowfuzz.campaign.compiling import Compiles
-from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.live import Live, progress
 from narrowfuzz.campaign.messages import (
     Claimed,
@@ -39,7 +39,7 @@ from narrowfuzz.campaign.messages import (
 from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.running import note_arm, running
 from narrowfuzz.campaign.slices import FIRST
-from narrowfuzz.campaign.supervisor import _Handle, _keep_claimed, _record_loss, _take
+from narrowfuzz.campaign.supervisor import Supervisor
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.judge.observe import tensors_of
@@ -276,13 +276,13 @@ def test_a_lost_device_costs_one_worker_and_names_its_case(tmp_path: Path) -> No
 
 def test_a_lost_case_whose_turn_comes_too_late_stays_suspected(tmp_path: Path) -> None:
     case = Case(spec=Spec(recipe=FLOAT8), data=DataSpec())
-    store, tally = Store(tmp_path), Tally()
+    late, tally = supervisor(Config(out=tmp_path, recipes=(FLOAT8,)))
     kept = tmp_path / "journal" / "lost.json"
     kept.touch()
-    config = Config(out=tmp_path, minutes=1, workers=1, seed=0, recipes=(FLOAT8,))
-    _record_loss(kept, case, "ends the process with SIGABRT", config, tally, store, deadline=0.0)
-    assert not store.findings() and not tally.found
-    (suspected,) = store.suspected()
+    late.deadline = 0.0
+    late.record_loss(kept, case, "ends the process with SIGABRT")
+    assert not late.store.findings() and not tally.found
+    (suspected,) = late.store.suspected()
     assert suspected.case == case and "the run ended before" in suspected.why_suspected
     assert not kept.exists()
 
@@ -370,17 +370,24 @@ def test_the_innermost_error_is_said_without_its_notes() -> None:
     assert "drawn" not in said and "flaky" not in said and "other" not in said
 
 
+def supervisor(config: Config) -> tuple[Supervisor, Tally]:
+    """One that has started no process, and what it counts."""
+    tally = Tally()
+    return Supervisor(config, Store(config.out), tally), tally
+
+
 def test_what_compiles_is_said_from_its_beginning_to_its_end(tmp_path: Path) -> None:
-    store, tally, config = Store(tmp_path / "out"), Tally(), Config(out=tmp_path)
-    first, second = _Handle(0), _Handle(1)
+    config = Config(out=tmp_path)
+    workers, tally = supervisor(config)
+    first, second = workers.handles
     now = time.monotonic()
-    _take(Compiling("mine llama_block", now - 2), first, tally, store)
+    workers.take(Compiling("mine llama_block", now - 2), first)
     assert progress(tally, config).endswith("compiling: mine llama_block, 2 s")
-    _take(Compiling("mine [own].py:build", now - 23), second, tally, store)
+    workers.take(Compiling("mine [own].py:build", now - 23), second)
     assert progress(tally, config).endswith("compiling: mine [own].py:build, 23 s and 1 more")
-    _take(Compiled(), second, tally, store)
+    workers.take(Compiled(), second)
     assert progress(tally, config).endswith("compiling: mine llama_block, 2 s")
-    _take(Compiled(), first, tally, store)
+    workers.take(Compiled(), first)
     assert "compiling" not in progress(tally, config)
 
 
@@ -447,7 +454,8 @@ def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) ->
     config = Config(out=folder, seed=seed, part=part, recipes=models, arms=("eager",), draws=2)
     receiving, sending = multiprocessing.Pipe(duplex=False)
     with receiving, sending:
-        worker = Worker(config, number, generation, 0, time.monotonic() + 600, sending, Device())
+        place = Place(number, generation, 0, time.monotonic() + 600)
+        worker = Worker(config, place, sending, Device())
         cases: list[Case] = []
 
         def record(case: Case, oracles: Any, only: Any = None, **kw: Any) -> Any:
@@ -625,41 +633,47 @@ class TestStore:
 
 class TestFoundAsSoonAsShown:
     def test_it_counts_from_then_with_its_smallest_case(self, tmp_path: Path) -> None:
-        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
+        workers, tally = supervisor(Config(out=tmp_path, workers=1))
+        (handle,) = workers.handles
         large, small = finding("high", seed=1), finding("high", seed=2)
-        _take(Counts({"cases": 3}), handle, tally, store)
-        _take(Shown(Triaged(large, "")), handle, tally, store)
+        workers.take(Counts({"cases": 3}), handle)
+        workers.take(Shown(Triaged(large, "")), handle)
         (shown,) = tally.found
         assert shown.finding == large and handle.shown == large.id
-        _take(Counts({"cases": 4}), handle, tally, store)
-        _take(Finished(Triaged(small, "")), handle, tally, store)
+        workers.take(Counts({"cases": 4}), handle)
+        workers.take(Finished(Triaged(small, "")), handle)
         assert tally.found == [dataclasses.replace(shown, finding=small)] and shown.cases == 3
         assert not handle.shown
 
     def test_a_sighting_of_another_does_not_count(self, tmp_path: Path) -> None:
-        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
+        workers, tally = supervisor(Config(out=tmp_path, workers=1))
+        (handle,) = workers.handles
         first, large, small = (
             finding(seed=i, needs=needs) for i, needs in enumerate([["switch"], [], ["switch"]])
         )
-        _take(Finished(Triaged(first, "")), handle, tally, store)
-        _take(Shown(Triaged(large, "")), handle, tally, store)
+        workers.take(Finished(Triaged(first, "")), handle)
+        workers.take(Shown(Triaged(large, "")), handle)
         assert tally.new == 2
-        _take(Finished(Triaged(small, "")), handle, tally, store)
+        workers.take(Finished(Triaged(small, "")), handle)
         assert [found.finding for found in tally.found] == [first]
 
     def test_what_was_not_confirmed_when_a_run_ends_is_suspected(self, tmp_path: Path) -> None:
-        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
+        workers, tally = supervisor(Config(out=tmp_path, workers=1))
+        (handle,) = workers.handles
         for i, name in enumerate(("lost", "dropped")):
-            _take(Claimed(Triaged(suspected(seed=i, fingerprint=name), "")), handle, tally, store)
-        _take(Settled("dropped"), handle, tally, store)
-        assert not store.suspected()
-        _keep_claimed([handle], tally, store)
-        assert [one.fingerprint for one in store.suspected()] == ["lost"] and not tally.found
+            workers.take(Claimed(Triaged(suspected(seed=i, fingerprint=name), "")), handle)
+        workers.take(Settled("dropped"), handle)
+        assert not workers.store.suspected()
+        workers.keep_claimed()
+        assert [one.fingerprint for one in workers.store.suspected()] == [
+            "lost"
+        ] and not tally.found
 
     def test_what_no_script_shows_is_suspected(self, tmp_path: Path) -> None:
-        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
-        _take(Finished(Triaged(suspected(), "")), handle, tally, store)
-        assert not tally.found and len(store.suspected()) == 1
+        workers, tally = supervisor(Config(out=tmp_path, workers=1))
+        (handle,) = workers.handles
+        workers.take(Finished(Triaged(suspected(), "")), handle)
+        assert not tally.found and len(workers.store.suspected()) == 1
 
 
 def finding(severity: str = "high", seed: int = 0, **changes: object) -> Finding:
@@ -676,12 +690,13 @@ def test_a_finding_is_named_once_and_as_first_found_while_nothing_smaller_is(
     tmp_path: Path,
 ) -> None:
     console = Console(file=io.StringIO(), width=40, soft_wrap=True)
-    live, tally = Live(console, Config(out=tmp_path)), Tally(ready=1.0)
-    handle, store = _Handle(0), Store(tmp_path / "out")
+    config = Config(out=tmp_path, workers=1)
+    live, (workers, tally) = Live(console, config), supervisor(config)
+    tally.ready, (handle,) = 1.0, workers.handles
     drawn, other = finding(arm="eager"), finding(seed=1, arm="eager")
     smaller = msgspec.structs.replace(other, minimal=drawn.case)
     for one in (drawn, smaller, msgspec.structs.replace(drawn, minimal=other.case)):
-        _take(Finished(Triaged(one, "")), handle, tally, store)
+        workers.take(Finished(Triaged(one, "")), handle)
         live.show(tally)
     assert isinstance(console.file, io.StringIO)
     said = [line for line in console.file.getvalue().splitlines() if line.startswith("found:")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from narrowfuzz.campaign.accept import Accepting, check_accepting, write_accepte
 from narrowfuzz.campaign.beside import count_seen, read_seen, shown_alone
 from narrowfuzz.campaign.comparison import LETTERS, Comparison, compared, side_run
 from narrowfuzz.campaign.comparison_words import as_json, lines_of, write_page, write_summary
+from narrowfuzz.campaign.interrupts import on_interrupt
 from narrowfuzz.ledger.exits import CLEAN, FOUND, INTERRUPTED, OURS, TOO_LITTLE, USAGE
 from narrowfuzz.machine.overlay import folder_of
 from narrowfuzz.report import terminal
@@ -59,6 +59,10 @@ class Asked:
 
 class Interrupted(Exception):
     """Somebody stopped the comparison."""
+
+
+def _stop() -> None:
+    raise Interrupted
 
 
 def side_of(text: str) -> Side:
@@ -138,7 +142,7 @@ def _run_both(console: Console, sides: Sequence[Side], asked: Asked) -> list[int
     asked.out.mkdir(parents=True)
     folders = [asked.out / letter for letter in LETTERS]
     processes: list[subprocess.Popen[bytes]] = []
-    with _interruptible(), _progress(console) as say:
+    with on_interrupt(_stop), _progress(console) as say:
         try:
             for side, own, other in zip(sides, folders, reversed(folders), strict=True):
                 processes.append(_start(side, own, other, asked))
@@ -240,18 +244,3 @@ def _progress(console: Console) -> Iterator[Callable[[Callable[[], str]], None]]
 
     with status or nullcontext():
         yield say
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end both runs."""
-
-    def stop(signum: int, frame: Any) -> None:
-        raise Interrupted
-
-    previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

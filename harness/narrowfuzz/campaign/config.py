@@ -7,6 +7,18 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
+class Place:
+    """A worker's place in a campaign, as one of its processes finds it."""
+
+    number: int
+    #: How many processes had it before, and the cases that they have judged.
+    generation: int
+    judged: int
+    #: On the monotonic clock, which processes share.
+    deadline: float
+
+
+@dataclass(frozen=True)
 class Config:
     """Validated options of ``narrowfuzz run``."""
 
