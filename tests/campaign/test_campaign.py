@@ -25,6 +25,7 @@ import torch
 from fresh import command, python
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config, Place
+from narrowfuzz.campaign.journal import Journal
 from narrowfuzz.campaign.live import Live, progress
 from narrowfuzz.campaign.messages import (
     Claimed,
@@ -37,11 +38,10 @@ from narrowfuzz.campaign.messages import (
     Shown,
 )
 from narrowfuzz.campaign.raised import innermost
-from narrowfuzz.campaign.running import note_arm, running
 from narrowfuzz.campaign.slices import FIRST
 from narrowfuzz.campaign.supervisor import Supervisor
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.judge.programs import Programs
 from narrowfuzz.machine.device import Device
@@ -392,13 +392,16 @@ def test_what_compiles_is_said_from_its_beginning_to_its_end(tmp_path: Path) -> 
 
 
 def test_a_case_that_takes_long_is_said_with_its_arm_and_its_seconds(tmp_path: Path) -> None:
-    case, journal = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec()), tmp_path / "0.json"
-    assert running(journal) is None
-    journal.write_bytes(dump_case(case))
-    note_arm(journal, "eager+checkpoint")
-    assert running(journal) is None
-    os.utime(journal, (time.time() - 34, time.time() - 34))
-    long = running(journal)
+    case, journal = (
+        Case(spec=Spec(recipe="torch.fp32"), data=DataSpec()),
+        Journal(tmp_path / "0.json"),
+    )
+    assert journal.running() is None and str(journal) == "before its first case"
+    journal.begin(case)
+    journal.note_arm("eager+checkpoint")
+    assert journal.running() is None and case.id in str(journal)
+    os.utime(journal.file, (time.time() - 34, time.time() - 34))
+    long = journal.running()
     assert long is not None
     tally, config = Tally(ready=1.0, running={0: long}), Config(out=tmp_path)
     tally.started -= 40

@@ -144,7 +144,7 @@ class TestFalsify:
 
     def test_results_of_a_run_that_failed_are_not_there_to_falsify(self) -> None:
         plan = load_recipes()[ROWWISE].plan(CASE.spec)
-        assert outputs(falsify.NUMBERS[0])(Trace("eager"), plan) is None
+        assert outputs(falsify.NUMBERS[0], Trace("eager"), plan) is None
 
 
 class TestRepaired:

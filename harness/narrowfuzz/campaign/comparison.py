@@ -7,7 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -279,9 +279,10 @@ def _alone(side: SideRun, other: SideRun) -> Iterable[Difference]:
     for name in sorted(alone - other.causes.keys() - other.rows.keys()):
         cases = side.causes.get(name, [])
         if name in side.rows:
-            row = {field: side.rows[name][field] for field in _SAME}
-            files = {kind: f"{side.letter}/{side.rows[name][kind]}" for kind in ("case", "script")}
-            yield Difference(side=side.letter, cases=max(len(cases), 1), **row, **files)
+            row = side.rows[name]
+            same = {one.name: row[one.name] for one in fields(Difference) if one.name in row}
+            files = {kind: f"{side.letter}/{row[kind]}" for kind in ("case", "script")}
+            yield Difference(**same | files, side=side.letter, cases=max(len(cases), 1))
         elif name not in side.parts:
             first = cases[0]
             cause = first.causes[name]
@@ -297,12 +298,6 @@ def _alone(side: SideRun, other: SideRun) -> Iterable[Difference]:
                 case=side.case(first),
                 why_suspected="its process ended before it was looked into",
             )
-
-
-#: Fields of a difference that a row of ``findings.jsonl`` has under the same name.
-_SAME = (
-    "fingerprint", "status", "severity", "sentence", "recipe", "arm", "why_suspected", "accepted",
-)  # fmt: skip
 
 
 def _common(a: SideRun, b: SideRun) -> list[Common]:

@@ -22,9 +22,9 @@ from narrowfuzz.arms.lost import EXIT_LOST
 from narrowfuzz.campaign import messages
 from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.interrupts import on_interrupt
-from narrowfuzz.campaign.running import running
+from narrowfuzz.campaign.journal import Journal
 from narrowfuzz.campaign.server import start_server
-from narrowfuzz.case.spec import Case, load_case
+from narrowfuzz.case.spec import Case
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.tally import Found, Tally
 from narrowfuzz.triage.finding import Triaged
@@ -201,14 +201,13 @@ class Supervisor:
         tally.running.pop(handle.number, None)
         if handle.done or handle.process is None:
             return
-        journal = self.store.out / "journal" / f"{handle.number}.json"
-        silent = time.time() - journal.stat().st_mtime if journal.exists() else 0.0
-        hung = silent > self.config.hang_seconds
+        journal = Journal.of(self.store.out, handle.number)
+        hung = journal.silent > self.config.hang_seconds
         if hung:
             handle.process.kill()
             handle.process.join(10)
         if handle.process.is_alive() or (handle.channel is not None and not hung):
-            if long := running(journal):
+            if long := journal.running():
                 tally.running[handle.number] = long
             return
         tally.compiling.pop(handle.number, None)
@@ -222,26 +221,21 @@ class Supervisor:
             tally.broken = handle.done = True
             tally.notes.append(f"worker {handle.number} raised; its traceback is above")
             return
-        known = journal.exists()
-        if known:
+        if case := journal.case:
             how = "hangs" if hung else _how(handle.process.exitcode)
-            self._lose(journal, how)
+            # takes a minute of processes of its own: the other workers must be heard meanwhile
+            loss = threading.Thread(
+                target=self.record_loss, args=(journal.lose(case), case, how), daemon=True
+            )
+            tally.losses.append(loss)
+            loss.start()
         else:
             tally.notes.append(f"worker {handle.number} ended before its first case")
         handle.generation += 1
-        if time.monotonic() < self.deadline and (known or handle.generation < 3):
+        if time.monotonic() < self.deadline and (case or handle.generation < 3):
             self._start(handle)
         else:
             handle.done = True
-
-    def _lose(self, journal: Path, how: str) -> None:
-        """Look into the journalled case that ended a worker, which takes a minute of processes of
-        its own: the other workers must be heard meanwhile."""
-        case = load_case(journal.read_bytes())
-        kept = journal.rename(journal.with_name(f"lost-{case.id}.json"))
-        loss = threading.Thread(target=self.record_loss, args=(kept, case, how), daemon=True)
-        self.tally.losses.append(loss)
-        loss.start()
 
     def record_loss(self, kept: Path, case: Case, how: str) -> None:
         """Look into a loss, one at a time; those whose turn comes too late stay suspected."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,11 +32,11 @@ from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.first import dealt
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
-from narrowfuzz.campaign.raised import innermost, when
-from narrowfuzz.campaign.running import note_arm
+from narrowfuzz.campaign.journal import Journal
+from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.case.arm import EAGER, Arm
-from narrowfuzz.case.spec import Case, Spec, dump_case, load_case
+from narrowfuzz.case.spec import Case, Spec, load_case
 from narrowfuzz.draw.coverage import pairs
 from narrowfuzz.judge.judge import Judgement
 from narrowfuzz.machine.device import Device, enter, forks
@@ -93,8 +92,8 @@ def work(config: Config, place: Place, out: Connection) -> None:
     try:
         _work(config, place, out)
     except Exception as error:
-        last = when(_journal(config, place))
-        said = f"{innermost(error)}\nworker {place.number} raised {last}"
+        journal = Journal.of(config.out, place.number)
+        said = f"{innermost(error)}\nworker {place.number} raised {journal}"
         print(said, file=sys.stderr, flush=True)
         raise SystemExit(1) from error
 
@@ -116,10 +115,6 @@ def _work(config: Config, place: Place, out: Connection) -> None:
             os._exit(EXIT_LOST)  # the supervisor takes its case from the journal
     worker.end()
     out.close()
-
-
-def _journal(config: Config, place: Place) -> Path:
-    return config.out / "journal" / f"{place.number}.json"
 
 
 class Worker:
@@ -155,13 +150,13 @@ class Worker:
         self.recipes, self.stateful = parted(able.values())
         self.trials, self.judge, self.unasked = session.trials, session.judge, session.unasked
         self.judge.before_rerun = self._note
-        self.judge.programs.note_arm = lambda arm: note_arm(self.journal, arm.name)
+        self.judge.programs.note_arm = lambda arm: self.journal.note_arm(arm.name)
         self.judge.programs.listen = Compiles(self.tell, lambda: self.subject).listen
         #: In a comparison: what it saw, for the other side to read.
         self.beside = config.beside and Beside(config.out, config.beside, place)
         if self.beside:
             self.judge.observed = self.beside.observed
-        self.journal = _journal(config, place)
+        self.journal = Journal.of(config.out, place.number)
         #: Recipe and model of what runs.
         self.subject = ""
         rng = random.Random(f"{config.seed}/{config.part}/{place.number}/{place.generation}")
@@ -243,8 +238,7 @@ class Worker:
         if now.kind == "schedule":
             self.generator.schedules(more, self._schedule)
         elif now.kind == "sharded":
-            serve = partial(self._batch, now=now._replace(kind="none"), until=until)
-            self.generator.sharded(more, serve)
+            self.generator.sharded(more, partial(self._batch, now=now, until=until))
         elif now.models == "operators":
             serve = partial(self._batch, now=now, until=until)
             self.generator.operators_alone(now.kind, more, serve)
@@ -357,10 +351,7 @@ class Worker:
     def _note(self, case: Case) -> None:
         """Journal what runs from here on."""
         self.subject = f"{case.spec.recipe} {case.spec.model.partition('#')[0]}"
-        begun = self.journal.with_suffix(".begun")  # whoever reads it never sees half of it
-        begun.write_bytes(dump_case(case))
-        begun.replace(self.journal)
-        note_arm(self.journal, "")
+        self.journal.begin(case)
 
     def _judge(
         self,
@@ -432,7 +423,7 @@ class Worker:
         if not self.beside:
             return
         self.flush()
-        differing = self.beside.differing(self.deadline, self.journal.touch)
+        differing = self.beside.differing(self.deadline, self.journal.file.touch)
         for name, kept in differing:
             for later in kept:
                 if not claim(self.config.out, name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -119,19 +120,16 @@ def summary_json(score: Score) -> dict[str, Any]:
     """What is worked out from the records, for readers of the JSON."""
     found = summarise(score.faults)
 
-    def share(recall: Recall) -> dict[str, float]:
-        return {"found": recall.found, "of": recall.of, "low": recall.low, "high": recall.high}
-
     def number(value: float) -> float | None:
         return None if math.isnan(value) else round(value, 2)
 
     return {
         "summary": {
-            "all": share(found.everything),
-            "libraries": share(found.libraries),
-            "references": share(found.references),
-            "compiled": share(found.compiled),
-            "families": {name: share(r) for name, r in found.families.items()},
+            "all": asdict(found.everything),
+            "libraries": asdict(found.libraries),
+            "references": asdict(found.references),
+            "compiled": asdict(found.compiled),
+            "families": {name: asdict(r) for name, r in found.families.items()},
             "median_seconds": number(found.median),
             "ninetieth_seconds": number(found.ninetieth),
             "compiled_slowest_seconds": number(found.compiled_slowest),

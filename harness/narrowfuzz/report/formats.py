@@ -35,26 +35,33 @@ def write_formats(ended: Ended) -> None:
     (store.out / "findings.sarif").write_text(json.dumps(_sarif(found, accepted), indent=2) + "\n")
 
 
-#: Fields of a finding that its line has under the same name.
-_SAME = (
-    "id", "fingerprint", "why_suspected", "severity", "why_severity", "strength", "sentence",
-    "recipe", "arm", "device", "needs", "needless", "first_bad", "avoided",
-)  # fmt: skip
-
-
 def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
     """A finding as one line of ``findings.jsonl``: ``status`` is new or suspected, ``counts`` says
     whether it makes the run fail, paths are below the run's folder."""
     spec, why = finding.minimal.spec, accepted.why(finding)
-    return {name: getattr(finding, name) for name in _SAME} | {
+    return {
         "schema": SCHEMA,
+        "id": finding.id,
+        "fingerprint": finding.fingerprint,
         "status": status,
         "counts": status == "new" and not why,
         "accepted": why,
+        "why_suspected": finding.why_suspected,
+        "severity": finding.severity,
+        "why_severity": finding.why_severity,
         "known_issue": finding.known_issue or "",
         "rule": finding.oracle,
+        "strength": finding.strength,
+        "sentence": finding.sentence,
+        "recipe": finding.recipe,
         "backend": spec.backend,
+        "arm": finding.arm,
         "model": spec.model,
+        "device": finding.device,
+        "needs": finding.needs,
+        "needless": finding.needless,
+        "first_bad": finding.first_bad,
+        "avoided": finding.avoided,
         "repeats": finding.flake,
         "case": f"findings/{finding.id}/case.json",
         "script": f"findings/{finding.id}/repro.py",

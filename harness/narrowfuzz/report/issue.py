@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.ledger.ledger import load_entries
+from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import LARGE
 from narrowfuzz.models.catalog import title_of
 from narrowfuzz.report.glossary import explained
@@ -138,23 +137,19 @@ def _known(finding: Finding) -> str:
     entry = next((entry for entry in load_entries() if entry.id == finding.known_issue), None)
     if entry is None:
         return ""
-    links = "".join(f" ({link})" for link in entry.links)
-    return f"- {entry.title}{links}; `narrowfuzz known {entry.id}` says more"
+    return f"{_titled(entry)}; `narrowfuzz known {entry.id}` says more"
 
 
 def _beside(finding: Finding) -> str:
     """Entries of the ledger about the same recipe and rule: near, but not this."""
-    near = [
-        entry
+    return "\n".join(
+        _titled(entry)
         for entry in load_entries()
         if entry.id != finding.known_issue
-        and any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes)
-        and any(
-            glob.startswith(f"{finding.oracle}--")
-            for match in entry.matches
-            for glob in match.fingerprints
-        )
-    ]
-    return "\n".join(
-        f"- {entry.title}{''.join(f' ({link})' for link in entry.links)}" for entry in near
+        and entry.about(finding.recipe)
+        and any(glob.startswith(f"{finding.oracle}--") for glob in entry.fingerprints)
     )
+
+
+def _titled(entry: Entry) -> str:
+    return f"- {entry.title}{''.join(f' ({link})' for link in entry.links)}"

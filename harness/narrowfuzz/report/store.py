@@ -30,11 +30,16 @@ create table if not exists findings (
     found_at text default current_timestamp
 )
 """
-#: Columns that are fields of a finding.
-_FIELDS = (
-    "id", "fingerprint", "severity", "recipe", "oracle", "arm", "role", "symptom", "sentence",
-    "reach", "flake", "why_suspected",
-)  # fmt: skip
+#: Of the fields of a finding, and of what else is known of it.
+_KEEP = """
+insert or replace into findings (
+    id, fingerprint, severity, status, recipe, oracle, arm, role, symptom, sentence, reach, flake,
+    case_id, minimal_id, why_suspected, sighting_of
+) values (
+    :id, :fingerprint, :severity, :status, :recipe, :oracle, :arm, :role, :symptom, :sentence,
+    :reach, :flake, :case_id, :minimal_id, :why_suspected, :sighting_of
+)
+"""
 
 
 class Store:
@@ -88,15 +93,11 @@ class Store:
         (folder / "explain.json").write_bytes(raw)
         if finding.story is not None and finding.story.slot:
             draw_state(finding.story, folder / "state.svg")
-        row = {name: getattr(finding, name) for name in _FIELDS}
+        row = msgspec.structs.asdict(finding)
         row |= {"case_id": finding.case.id, "minimal_id": finding.minimal.id}
         row |= {"status": status, "sighting_of": cause}
-        marks = ", ".join("?" * len(row))
         with self._database() as db:
-            db.execute(
-                f"insert or replace into findings ({', '.join(row)}) values ({marks})",
-                tuple(row.values()),
-            )
+            db.execute(_KEEP, row)
             if status != "suspected":  # what another case did not show is shown now
                 db.execute(
                     "update findings set status = 'sighting', sighting_of = ? "
