@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -14,22 +14,33 @@ from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import Live
 from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.draw.coverage import missing, table, universe
+from narrowfuzz.ledger import advice
+from narrowfuzz.ledger.ledger import Entry, Ledger, load_entries
 from narrowfuzz.machine.device import Device
+from narrowfuzz.machine.environment import describe
+from narrowfuzz.machine.machine import machine
 from narrowfuzz.machine.overlay import laid
+from narrowfuzz.machine.policy import cast_policies
 from narrowfuzz.models.catalog import MODELS, title_of
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.formats import write_formats
 from narrowfuzz.report.judged import Judged, judged
+from narrowfuzz.report.markdown import write_markdown
+from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.page import write_page
 from narrowfuzz.report.store import Store
+from narrowfuzz.report.summary import (
+    pairs_seen,
+    print_summary,
+    print_unmet,
+    rule_counts,
+    trials_seen,
+)
+from narrowfuzz.report.tally import Tally
 from narrowfuzz.report.terminal import console
 from narrowfuzz.triage.finding import Finding
-
-if TYPE_CHECKING:
-    from narrowfuzz.ledger.ledger import Entry, Ledger
-    from narrowfuzz.report.outcome import Ended
-    from narrowfuzz.report.tally import Tally
 
 
 @dataclass(frozen=True)
@@ -49,10 +60,7 @@ class Campaign:
 
     def run(self) -> tuple[Tally, dict[str, Any]]:
         """Run it, say and write what came of it; returns also what ``summary.json`` holds."""
-        from narrowfuzz.campaign.supervisor import run_campaign
-        from narrowfuzz.report.markdown import write_markdown
-        from narrowfuzz.report.outcome import Ended
-        from narrowfuzz.report.summary import print_summary, print_unmet
+        from narrowfuzz.campaign.supervisor import run_campaign  # imports torch
 
         verdict, around = consoles(self.asked)
         environment = self.environment()
@@ -93,9 +101,6 @@ class Campaign:
         return tally, summary
 
     def environment(self) -> dict[str, Any]:
-        from narrowfuzz.machine.environment import describe
-        from narrowfuzz.machine.policy import cast_policies
-
         return {
             **describe(),
             "device": self.device.describe(),
@@ -106,26 +111,22 @@ class Campaign:
         """The entries that what was asked for may show; none where all count as new."""
         if not self.config.ledger:
             return []
-        from narrowfuzz.ledger.advice import applying, of_models
-        from narrowfuzz.machine.machine import machine
-
         arms = [BY_NAME[name] for name in select_arms(self.config.arms)]
         entries = (*self.ledger.entries, *self.ledger.unnamed)
-        return applying(
+        return advice.applying(
             entries,
             self.recipes.values(),
             arms,
             machine(),
             self.device.torch,
-            self.asked.configuration or of_models([MODELS[name] for name in self.config.models]),
+            self.asked.configuration
+            or advice.of_models([MODELS[name] for name in self.config.models]),
         )
 
     def entries(self) -> Sequence[Entry]:
         """What a finding may resemble: the entries that were asked, or every one if none was."""
         if self.config.ledger:
             return (*self.ledger.entries, *self.ledger.unnamed)
-        from narrowfuzz.ledger.ledger import load_entries
-
         return load_entries(self.config.ledgers)
 
     def judged(self, tally: Tally) -> Judged:
@@ -147,9 +148,6 @@ class Campaign:
 
     def summary(self, ended: Ended) -> dict[str, Any]:
         """What ``summary.json`` holds."""
-        from narrowfuzz.draw.coverage import missing, table
-        from narrowfuzz.report.summary import pairs_seen, rule_counts, trials_seen
-
         tally, whole, share = ended.tally, ended.whole, ended.share
         seen = pairs_seen(tally.counts)
         return {
@@ -217,8 +215,6 @@ def consoles(asked: Asked) -> tuple[Console, Console]:
 
 def drawable(recipes: Mapping[str, Recipe], config: Config) -> frozenset[Any]:
     """The pairs of features that cases of these recipes can have."""
-    from narrowfuzz.draw.coverage import universe
-
     allowed, device = select_arms(config.arms), config.device
     native = natives(allowed, device)
     models = {"models": config.models} if config.models else {}

@@ -31,6 +31,10 @@ class Source:
         """As a user names it, without folders."""
         return f"{Path(self.where).name}:{self.build}"
 
+    def refused(self, why: str) -> ValueError:
+        """In one sentence, why the model is not judged."""
+        return ValueError(f"model {self.name.partition('#')[0]}: {why}")
+
     @property
     def name(self) -> str:
         called = f"({', '.join(f'{n}={v!r}' for n, v in self.dims)})" if self.dims else ""
@@ -87,11 +91,6 @@ def _folders(package: str) -> list[str]:
         return sys.path
     found = importlib.util.find_spec(package)
     return list(found.submodule_search_locations or []) if found else []
-
-
-def refused(source: Source, why: str) -> ValueError:
-    """In one sentence, why a model is not judged."""
-    return ValueError(f"model {source.name.partition('#')[0]}: {why}")
 
 
 def said(error: BaseException) -> str:
