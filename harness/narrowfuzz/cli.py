@@ -20,6 +20,7 @@ from narrowfuzz.ledger.exits import CLEAN, INTERRUPTED, OURS, USAGE
 from narrowfuzz.machine.overlay import lay
 from narrowfuzz.recipe.deprecated import Deprecated
 from narrowfuzz.report.document import aside, write_document
+from narrowfuzz.trace import words
 
 app = typer.Typer(
     add_completion=False,
@@ -429,7 +430,7 @@ def compare(
     from narrowfuzz.campaign.accept import Accepting
     from narrowfuzz.campaign.compare import Asked, compare_command
 
-    given = {
+    given: dict[str, list[Any] | None] = {
         "--recipe": recipe,
         "--arm": arm,
         "--model": model,
@@ -438,8 +439,7 @@ def compare(
         "--suppress": [suppress] if suppress else None,
         "--fail-on": [fail_on],
     }
-    more = [str(t) for name, values in given.items() for v in values or () for t in (name, v)]
-    more += ["--no-ledger"] * no_ledger
+    more = words.options(given) + ["--no-ledger"] * no_ledger
     accepting = Accepting(accept, reason, until)
     asked = Asked(out=out, cases=cases, seed=seed, workers=workers, more=more, accepting=accepting)
     raise typer.Exit(_ended(json, partial(compare_command, first, second, asked)))

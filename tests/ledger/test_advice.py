@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from fresh import ends
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.cli import main
 from narrowfuzz.ledger.advice import applying, of_models
 from narrowfuzz.ledger.facts import may_hold
 from narrowfuzz.ledger.ledger import Entry, load_entries
@@ -131,8 +131,6 @@ def test_the_command_that_is_named_lists_what_is_known_of_what_was_asked_for(
     asked = Asked(recipes=(ROWWISE,), arms=("inductor*selective",))
     program, *command = shlex.split(asked.list_known)
     assert program == "narrowfuzz" and Asked().list_known == "narrowfuzz list known"
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--json"])
-    assert ended.value.code == 0
+    assert ends(*command, "--json") == 0
     found = [record["id"] for record in json.loads(capsys.readouterr().out)]
     assert sorted(found) == sorted(named(ROWWISE, "inductor+checkpoint_selective"))

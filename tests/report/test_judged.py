@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.judged import LOOKING, Judged, called, happened, judged, looked_at
 from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.store import Store
-from narrowfuzz.report.summary import print_summary
 from narrowfuzz.report.tally import Tally
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Status, Verdict
-from rich.console import Console
+from test_accepted import on_terminal
 
 RECIPES = load_every()
 BF16 = {"torch.bf16": RECIPES["torch.bf16"]}
@@ -82,12 +80,8 @@ def test_a_librarys_own_layers_are_judged_and_said(tmp_path: Path) -> None:
 
 
 def said(folder: Path, share: Judged, counts: Counter[Any], **more: Any) -> str:
-    console = Console(file=StringIO(), width=110, highlight=False)
     tally, store = Tally(counts=counts), Store(folder / "run")
-    ended = Ended(tally, store, Ledger([]), share, Accepted(), **more)
-    print_summary(console, console, ended)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue().strip()
+    return on_terminal(Ended(tally, store, Ledger([]), share, Accepted(), **more)).strip()
 
 
 def test_a_run_without_a_case_says_that_it_says_nothing(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from narrowfuzz.report.summary import (
 )
 from narrowfuzz.report.tally import Tally
 from narrowfuzz.report.terminal import console
+from narrowfuzz.trace.words import options
 from narrowfuzz.triage.finding import Finding
 
 
@@ -141,10 +142,9 @@ class Campaign:
 
     def options(self) -> list[str]:
         """What a replay needs besides the finding's folder."""
-        given = [text for file in self.asked.recipe_files for text in ("--recipe-file", str(file))]
-        given += [text for own in self.config.own for text in ("--model", own)]
-        given += [text for release in laid() for text in ("--with", release)]
-        return given + (["--te-version", self.asked.te_version] if self.asked.te_version else [])
+        given = {"--recipe-file": self.asked.recipe_files, "--model": self.config.own}
+        version = [self.asked.te_version] if self.asked.te_version else []
+        return options(given) + options({"--with": laid(), "--te-version": version})
 
     def summary(self, ended: Ended) -> dict[str, Any]:
         """What ``summary.json`` holds."""

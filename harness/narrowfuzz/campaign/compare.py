@@ -23,6 +23,7 @@ from narrowfuzz.campaign.interrupts import on_interrupt
 from narrowfuzz.ledger.exits import CLEAN, FOUND, INTERRUPTED, OURS, TOO_LITTLE, USAGE
 from narrowfuzz.machine.overlay import folder_of
 from narrowfuzz.report import terminal
+from narrowfuzz.trace.words import options
 
 #: What a run ends with if it came to its end.
 _ENDED = (0, 1)
@@ -164,23 +165,10 @@ def _run_both(console: Console, sides: Sequence[Side], asked: Asked) -> list[int
 def _start(side: Side, own: Path, other: Path, asked: Asked) -> subprocess.Popen[bytes]:
     over = os.pathsep.join(filter(None, (side.overlay, os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, **({"PYTHONPATH": over} if over else {})}
-    command = [
-        side.python,
-        "-m",
-        "narrowfuzz",
-        "run",
-        "--cases",
-        str(asked.cases),
-        "--seed",
-        str(asked.seed),
-        "--workers",
-        str(asked.processes),
-        *asked.more,
-        "--beside",
-        str(other),
-        "--out",
-        str(own),
-    ]
+    numbers = {"--cases": [asked.cases], "--seed": [asked.seed], "--workers": [asked.processes]}
+    folders = {"--beside": [other], "--out": [own]}
+    command = [side.python, "-m", "narrowfuzz", "run"]
+    command += [*options(numbers), *asked.more, *options(folders)]
     with Path(f"{own}.log").open("w") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
 

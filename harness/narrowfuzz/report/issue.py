@@ -12,6 +12,7 @@ from narrowfuzz.models.catalog import title_of
 from narrowfuzz.report.glossary import explained
 from narrowfuzz.report.lookup import kept
 from narrowfuzz.rules import own_functions
+from narrowfuzz.trace.words import options
 from narrowfuzz.triage.finding import (
     FLAKE_WORDS,
     Finding,
@@ -47,8 +48,9 @@ def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = ()) -> str
     """The command, with these files of recipes, and with a user's own model by its title: where its
     file is, the user knows."""
     title = title_of(finding.minimal.spec.model)
-    given = [text for file in files for text in ("--recipe-file", str(file))]
-    return replay_command(folder, [*given, *(("--model", title) if title else ())])
+    return replay_command(
+        folder, options({"--recipe-file": files, "--model": [title] if title else []})
+    )
 
 
 def issue_text(finding: Finding, script: str) -> str:
