@@ -518,7 +518,7 @@ def finding(case: Case) -> dict[str, Any]:
     }
 
 
-def kept(folder: Path, case: Case, **fields: Any) -> None:
+def kept(folder: Path, case: Case, /, **fields: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "explain.json").write_text(json.dumps(finding(case) | fields))
 

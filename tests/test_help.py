@@ -40,7 +40,7 @@ def test_an_option_is_a_sentence_without_private_words(name: str, option: Any) -
 
 
 def test_the_recipe_that_check_takes_when_none_is_given_is_in_its_help() -> None:
-    (recipe,) = [o for name, o in OPTIONS if name == "check" and o.name == "recipe"]
+    (recipe,) = [o for name, o in OPTIONS if name == "check" and o.name == "recipes"]
     assert "torch.DTYPE" in str(recipe.show_default)
 
 

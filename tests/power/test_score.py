@@ -172,7 +172,6 @@ class TestRecord:
         now = score(hunted("a", False), hunted("b", True), hunted("new", True))
         change = compare(before, now)
         assert (change.lost, change.gained) == (("a",), ("b",))
-        assert (change.only_before, change.only_now) == (("old",), ("new",))
 
     def test_a_finding_on_a_control_is_a_false_alarm(self) -> None:
         assert false_alarms([silent("c"), silent("d", "O1--output")]) == ("d: O1--output",)
