@@ -79,6 +79,10 @@ class Config:
         if self.cases < 0:
             raise ValueError(f"--cases must be at least 0, got {self.cases}")
 
+    def asks(self, model: str) -> bool:
+        """Is a model by this name among those that are drawn?"""
+        return not self.models or model in self.models
+
     @property
     def share(self) -> int:
         """Cases that each worker judges; 0: as many as it can."""

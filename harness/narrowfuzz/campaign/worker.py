@@ -51,7 +51,7 @@ from narrowfuzz.trace.verdict import fingerprint
 from narrowfuzz.triage.first_bad import with_first_bad
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
-from narrowfuzz.triage.session import SessionOptions, open_session
+from narrowfuzz.triage.session import Session, SessionOptions, open_session
 from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import RunScript, run_script
 
@@ -117,6 +117,20 @@ def _work(config: Config, place: Place, out: Connection) -> None:
     out.close()
 
 
+def _opened(config: Config, device: Device) -> Session:
+    return open_session(
+        SessionOptions(
+            device=device,
+            recipes=config.recipes,
+            recipe_files=config.recipe_files,
+            models=config.own,
+            arms=select_arms(config.arms),
+            ledger="tried" if config.ledger else "none",
+            ledgers=config.ledgers,
+        )
+    )
+
+
 class Worker:
     """One process of a campaign, for the recipes that can share one."""
 
@@ -132,19 +146,10 @@ class Worker:
         #: Of the ids of the cases that it has judged, in order.
         self.digest = hashlib.sha256()
         self.arms = select_arms(config.arms)
-        options = SessionOptions(
-            device=device,
-            recipes=config.recipes,
-            recipe_files=config.recipe_files,
-            models=config.own,
-            arms=self.arms,
-            ledger="tried" if config.ledger else "none",
-            ledgers=config.ledgers,
-        )
-        session = open_session(options)
+        session = _opened(config, device)
         #: Recipes that need a process of their own take turns with the others.
         kinds = processes(session.selected.values())
-        self.kinds, self.takes_turns = len(kinds), len(kinds) > 1
+        self.kinds = len(kinds)
         self.process = kinds[(place.number + place.generation) % len(kinds)]
         able = session.prepared(self.process)
         self.recipes, self.stateful = parted(able.values())
@@ -253,9 +258,8 @@ class Worker:
         turn = time.monotonic() - self.began > self.config.turn_seconds
         if self.config.cases:
             turn = self.judged - self.place.judged >= self.config.turn_cases
-        return (
-            turn and self.takes_turns
-        ) or self.judge.programs.compiles >= self.config.recycle_compiles
+        compiled = self.judge.programs.compiles >= self.config.recycle_compiles
+        return compiled or (turn and self.kinds > 1)
 
     @property
     def has_enough(self) -> bool:

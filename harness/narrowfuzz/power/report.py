@@ -15,7 +15,7 @@ from rich.table import Table
 from narrowfuzz.case.spec import dump_case
 from narrowfuzz.power.probe import Passes
 from narrowfuzz.power.probe import Table as Vacuity
-from narrowfuzz.power.recall import Recall, Summary, summarise
+from narrowfuzz.power.recall import Summary, summarise
 from narrowfuzz.power.record import Change, Controlled, Hunted, Score, false_alarms
 
 IDLE = "plants nothing that drawn cases could show"
@@ -72,9 +72,8 @@ def _print_families(console: Console, score: Score, found: Summary) -> None:
         times = sorted(f.seconds for f in mine if f.seconds is not None)
         missed = ", ".join(f.id for f in mine if not f.found)
         middle = f"{times[len(times) // 2]:.1f}" if times else "-"
-        view.add_row(
-            family, f"{share.found} of {share.of}", _interval(share), middle, escape(missed)
-        )
+        found_of, interval = f"{share.found} of {share.of}", f"{share.low:.0%} to {share.high:.0%}"
+        view.add_row(family, found_of, interval, middle, escape(missed))
     console.print(view, soft_wrap=False)
 
 
@@ -84,10 +83,6 @@ def _table(title: str, *columns: str) -> Table:
     for column in columns:
         view.add_column(column, justify="left" if column in (columns[0], columns[-1]) else "right")
     return view
-
-
-def _interval(share: Recall) -> str:
-    return f"{share.low:.0%} to {share.high:.0%}"
 
 
 def _lines(score: Score, found: Summary) -> Iterable[str]:
