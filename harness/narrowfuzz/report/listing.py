@@ -10,10 +10,29 @@ from typing import Any
 
 from rich.table import Table
 
+from narrowfuzz.arms.ladder import select_arms, unavailable
+from narrowfuzz.case.arm import BY_NAME, LADDER
+from narrowfuzz.ledger.advice import applying
+from narrowfuzz.ledger.causes import by_cause, counted, same_cause
+from narrowfuzz.ledger.ledger import KINDS, load_entries
 from narrowfuzz.machine.environment import prepare
+from narrowfuzz.machine.machine import machine
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.operators import OPERATORS
+from narrowfuzz.operators import BY_NAME as BY_OPERATOR
+from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.recipe import deprecated
-from narrowfuzz.recipe.recipe import unknown
+from narrowfuzz.recipe.recipe import (
+    load_every,
+    load_recipes,
+    obstacles,
+    runnable,
+    select,
+    unknown,
+)
 from narrowfuzz.report.terminal import console, print_table
+from narrowfuzz.rules import BY_NAME as BY_RULE
+from narrowfuzz.rules.texts import needs_of, title_of
 
 Record = Mapping[str, Any]
 
@@ -66,8 +85,6 @@ def _cell(value: str | Sequence[str]) -> str:
 
 
 def _recipes(files: tuple[Path, ...]) -> Listing:
-    from narrowfuzz.recipe.recipe import load_every, obstacles
-
     records = []
     for r in load_every(files).values():
         lacking = obstacles(r, "cpu")
@@ -86,16 +103,11 @@ def _recipes(files: tuple[Path, ...]) -> Listing:
 
 
 def _models(files: tuple[Path, ...]) -> Listing:
-    from narrowfuzz.models.catalog import MODELS
-
     records = [{"id": m.name, "title": m.title} for m in MODELS.values()]
     return Listing(records, {"model": "id", "what": "title"})
 
 
 def _operators(files: tuple[Path, ...]) -> Listing:
-    from narrowfuzz.models.operators import OPERATORS
-    from narrowfuzz.operators import BY_NAME
-
     records = [
         {
             "id": operator.name,
@@ -104,16 +116,13 @@ def _operators(files: tuple[Path, ...]) -> Listing:
             "functions": list(operator.functions),
             "alone": [m.name for m in OPERATORS if operator.name in (m.operators or ())],
         }
-        for operator in BY_NAME.values()
+        for operator in BY_OPERATOR.values()
     ]
     columns = {"operator": "id", "what": "title", "models of it alone": "alone"}
     return Listing(records, columns)
 
 
 def _arms(files: tuple[Path, ...]) -> Listing:
-    from narrowfuzz.arms.ladder import unavailable
-    from narrowfuzz.case.arm import LADDER
-
     records = [
         {"id": a.name, "title": a.title, "here": unavailable(a) or "available"} for a in LADDER
     ]
@@ -121,9 +130,6 @@ def _arms(files: tuple[Path, ...]) -> Listing:
 
 
 def _rules(files: tuple[Path, ...]) -> Listing:
-    from narrowfuzz.rules import BY_NAME
-    from narrowfuzz.rules.texts import needs_of, title_of
-
     records = [
         {
             "id": o.name,
@@ -132,15 +138,13 @@ def _rules(files: tuple[Path, ...]) -> Listing:
             "level": o.level,
             "precondition": needs_of(o.name),
         }
-        for o in BY_NAME.values()
+        for o in BY_RULE.values()
     ]
     columns = {"rule": "id", "what": "title", "strength": "strength"}
     return Listing(records, {**columns, "applies where": "precondition"})
 
 
 def _plants(files: tuple[Path, ...], *, kind: str, legal: bool) -> Listing:
-    from narrowfuzz.plants.registry import builtin_plants
-
     records = [
         {"id": p.id, "family": p.family, "title": p.title, "recipes": p.recipes, "needs": p.needs}
         for p in builtin_plants().values()
@@ -152,7 +156,6 @@ def _plants(files: tuple[Path, ...], *, kind: str, legal: bool) -> Listing:
 
 def _coverage(files: tuple[Path, ...]) -> Listing:
     from narrowfuzz.draw.factors import rows
-    from narrowfuzz.recipe.recipe import load_recipes, runnable
 
     able = {n: r for n, x in load_recipes(files).items() if (r := runnable(x, "cpu"))}
     names = ("recipe", "factor", "drawn", "not_applicable", "not_yet")
@@ -163,14 +166,6 @@ def _coverage(files: tuple[Path, ...]) -> Listing:
 def _known(
     files: tuple[Path, ...], recipes: tuple[str, ...] = (), arms: tuple[str, ...] = ()
 ) -> Listing:
-    from narrowfuzz.arms.ladder import select_arms
-    from narrowfuzz.case.arm import BY_NAME
-    from narrowfuzz.ledger.advice import applying
-    from narrowfuzz.ledger.causes import by_cause, counted, same_cause
-    from narrowfuzz.ledger.ledger import load_entries
-    from narrowfuzz.machine.machine import machine
-    from narrowfuzz.recipe.recipe import load_every, select
-
     entries = load_entries()
     if recipes or arms:
         chosen = select(load_every(files, recipes), recipes).values()
@@ -216,9 +211,6 @@ _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
 def known_command(id: str, *, issue: bool = False) -> None:
     """Print a known issue, or the text to file. Raises ValueError with the nearest match, or with
     what the entry lacks for an issue."""
-    from narrowfuzz.ledger.causes import same_cause
-    from narrowfuzz.ledger.ledger import KINDS, load_entries
-
     entries = {entry.id: entry for entry in load_entries()}
     merged = {old: entry for entry in entries.values() for old in entry.formerly}
     if id not in entries and id not in merged:
