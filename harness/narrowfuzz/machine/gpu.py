@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from narrowfuzz.trace.words import plural
 
@@ -42,10 +41,6 @@ class Gpus:
     cublaslt: str = ""
     #: What torch says where there is none that it can use.
     error: str = ""
-
-    def describe(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
 
 
 def problem(name: str, found: Gpus, workers: int) -> str:
@@ -152,4 +147,4 @@ def _cublaslt() -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(seen_here().describe()))
+    print(json.dumps(asdict(seen_here())))
