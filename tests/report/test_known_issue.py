@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import narrowfuzz.ledger.ledger
 import pytest
 from fresh import HERE, ends, python
 from ledger.test_ledger import entry
 from narrowfuzz.ledger.causes import by_cause, counted, same_cause
 from narrowfuzz.ledger.filed import Issue, Place
 from narrowfuzz.ledger.ledger import KINDS, Entry, load_entries, stands
+from narrowfuzz.report import listing
 from narrowfuzz.report.known_issue import TE, Source, issue_body, line_number, release_of_te
 from narrowfuzz.triage.verify import RunScript
 from reproductions import about_gcc, alone, compiles, miscompiles
@@ -171,7 +171,7 @@ def made_up(source: Source, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         one = entry(**({"kind": "bug", "issue": ISSUE, "versions": {"lib": "==1.0"}} | changes))
         one = msgspec.structs.replace(one, folder=str(source.root))
-        monkeypatch.setattr(narrowfuzz.ledger.ledger, "load_entries", lambda folders=(): [one])
+        monkeypatch.setattr(listing, "load_entries", lambda folders=(): [one])
         return one
 
     return ledger
