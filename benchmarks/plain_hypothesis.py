@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
-from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.slices import AGAIN, Slice
 from narrowfuzz.campaign.worker import Worker
 from narrowfuzz.case.spec import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
@@ -138,7 +138,7 @@ def quiet_worker(
     _, sending = mp.Pipe(duplex=False)
     models = ("torch.*", "torchao.*")  # what schedules run on takes turns with these
     config = Config(out=out, workers=1, seed=1, recipes=models, arms=arms)
-    return Quiet(config, 0, 0, 0, math.inf, sending, Device())
+    return Quiet(config, Place(0, 0, 0, math.inf), sending, Device())
 
 
 def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Processes of their own for what a test must not share with others."""
+"""Commands in this process, and processes of their own for what a test must not share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from narrowfuzz.cli import main
 from te_on_cpu.environment import CHOICE, DEFAULT, ensure
 
 HERE = Path(__file__).parent
@@ -42,6 +43,13 @@ def command(
 ) -> subprocess.CompletedProcess[str]:
     """The command as a user types it, as ``python`` runs it."""
     return python("-m", "narrowfuzz", *argv, code=code, env=env, cwd=cwd, seconds=seconds)
+
+
+def ends(*argv: str | Path) -> int:
+    """The exit code of a command line in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, argv)])
+    return int(ended.value.code or 0)
 
 
 def on_transformer_engine(file: str, *args: str | Path, version: str = DEFAULT) -> list[str]:

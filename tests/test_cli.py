@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fresh import python
+from fresh import ends, python
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.case.arm import INDUCTOR, LADDER
 from narrowfuzz.case.spec import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
-from narrowfuzz.cli import main
 from narrowfuzz.report.replay import Replayed, print_replayed
 from narrowfuzz.report.tally import Tally
 
@@ -47,11 +46,7 @@ def nf(capfd: pytest.CaptureFixture[str]) -> Run:
 
     def run(*argv: object) -> Result:
         capfd.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main([str(a) for a in argv])
-        assert isinstance(stopped.value.code, int)
-        out, err = capfd.readouterr()
-        return stopped.value.code, out, err
+        return (ends(*map(str, argv)), *capfd.readouterr())
 
     return run
 
@@ -271,9 +266,8 @@ class TestJson:
         assert fails["fingerprint"].startswith(f"{fails['rule']}--")
         assert "bias" in fails["entry"], "the ledger knows it"
         assert told["clean.json"]["reason"] == "no divergence on eager"
-        raw = finding(CLEAN) | {"oracle": "O8", "arm": "aot_eager"}
-        (here / "abc2" / "explain.json").write_text(json.dumps(raw))
-        code, out, _ = nf("replay", "abc2", "--arm", "eager", "--json")
+        kept(here / "abc3", CLEAN, oracle="O8", arm="aot_eager")
+        code, out, _ = nf("replay", "abc3", "--arm", "eager", "--json")
         cannot = json.loads(out)
         assert (code, cannot["outcome"]) == (125, "cannot tell")
         assert "no verdict of O8 on aot_eager" in cannot["reason"]
@@ -485,10 +479,7 @@ class TestFindingFolder:
         assert "abc" in refused("replay", "abc")
 
     def test_a_finding_of_a_later_version_is_refused(self, refused: Refused, here: Path) -> None:
-        raw = finding(CLEAN)
-        raw["minimal"]["schema"] = SCHEMA + 1
-        (here / "abc").mkdir()
-        (here / "abc" / "explain.json").write_text(json.dumps(raw))
+        kept(here / "abc", CLEAN, minimal=json.loads(dump_case(CLEAN)) | {"schema": SCHEMA + 1})
         assert "schema" in refused("replay", "abc")
 
     def test_an_id_that_fits_two_findings_is_refused(self, refused: Refused, here: Path) -> None:
@@ -527,9 +518,9 @@ def finding(case: Case) -> dict[str, Any]:
     }
 
 
-def kept(folder: Path, case: Case) -> None:
-    folder.mkdir(parents=True)
-    (folder / "explain.json").write_text(json.dumps(finding(case)))
+def kept(folder: Path, case: Case, /, **fields: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "explain.json").write_text(json.dumps(finding(case) | fields))
 
 
 def test_replay_of_a_divergence_says_still_failing(nf: Run, here: Path) -> None:
@@ -539,34 +530,17 @@ def test_replay_of_a_divergence_says_still_failing(nf: Run, here: Path) -> None:
     assert "still failing" in out and "torchao.mxfp8.rceil" in out and "bias" in out
 
 
-def test_replay_of_a_finding_that_diverges_otherwise_now_is_not_fixed(nf: Run, here: Path) -> None:
-    """Its fingerprint was reworded, or another cause shows on its case."""
-    kept(here / "abc1", NO_BIAS)
-    code, out, _ = nf("replay", "abc1")
-    assert code == 1 and "diverges otherwise now" in out and "fixed" not in out
-
-
 def test_a_finding_of_an_older_campaign_is_replayed(nf: Run, here: Path) -> None:
     """Its case names what happened to a library's layers in the words of then."""
     events = [{"type": "open"}, {"type": "forward"}, {"type": "close"}]
     backward = {"type": "backward", "of": [0]}
     schedule = {"events": [*events, backward, {"type": "step"}], "checkpoint": "whole"}
     older = {"schema": 4, "data": {}, "spec": {"recipe": "reference.delayed", "schedule": schedule}}
-    raw = finding(CLEAN) | {"case": older, "minimal": older, "oracle": "O14"}
-    (here / "abc1").mkdir()
-    (here / "abc1" / "explain.json").write_text(json.dumps(raw))
+    kept(here / "abc1", CLEAN, case=older, minimal=older, oracle="O14")
     code, out, err = nf("replay", "abc1")
     assert (code, err) == (0, "") and "fixed" in out and "eager+checkpoint" in out
-    (here / "abc1" / "explain.json").write_text(json.dumps(raw | {"minimal": 3}))
+    kept(here / "abc1", CLEAN, case=older, minimal=3, oracle="O14")
     assert nf("replay", "abc1")[0] == 2
-
-
-def test_replay_on_another_rung_than_the_findings_cannot_tell(nf: Run, here: Path) -> None:
-    raw = finding(CLEAN) | {"oracle": "O8", "arm": "aot_eager"}
-    (here / "abc1").mkdir()
-    (here / "abc1" / "explain.json").write_text(json.dumps(raw))
-    code, out, _ = nf("replay", "abc1", "--arm", "eager")
-    assert code == 125 and "no verdict of O8 on aot_eager" in out
 
 
 def test_replay_of_a_clean_case_says_sound(nf: Run, here: Path) -> None:
@@ -645,6 +619,13 @@ def test_a_replay_breaks_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     print_replayed(Replayed("c", "still failing", recipe, "wrong", "O5", "eager", "f", recipe))
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 4 and said[1].endswith("narrowfuzz rule O5")
+
+
+def test_a_replay_says_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    print_replayed(Replayed("c", "diverges otherwise", "torch.bf16", "wrong", "O3", "eager"))
+    assert capsys.readouterr().out.startswith("diverges otherwise now: wrong\n")
+    print_replayed(Replayed("c", "cannot tell", reason="no verdict of O8"))
+    assert capsys.readouterr().out == "cannot tell: no verdict of O8\n"
 
 
 def test_a_replay_says_what_follows_from_a_cause(capsys: pytest.CaptureFixture[str]) -> None:

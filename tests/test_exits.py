@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from narrowfuzz import __version__, cli
+from fresh import ends
+from narrowfuzz import __version__
 from narrowfuzz.campaign import main
 from narrowfuzz.ledger.exits import CLEAN, FOUND, FailOn, fails
 from narrowfuzz.ledger.severity import Severity
@@ -37,18 +38,14 @@ def test_a_run_fails_from_a_level_on(
 def test_a_level_that_does_not_exist_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["run", "--fail-on", "hihg"])
-    assert ended.value.code == 2
+    assert ends("run", "--fail-on", "hihg") == 2
     assert "did you mean 'high'?" in capsys.readouterr().err
 
 
 def test_the_version_is_said_and_nothing_heavy_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["--version"])
-    assert ended.value.code == 0
+    assert ends("--version") == 0
     assert capsys.readouterr().out.split() == ["narrowfuzz", __version__]
 
 
@@ -59,9 +56,7 @@ def test_what_we_did_not_expect_is_a_traceback_and_3(
         raise RuntimeError("a mistake of ours")
 
     monkeypatch.setattr("narrowfuzz.report.listing.known_command", raises)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["known", "some-entry"])
-    assert ended.value.code == 3
+    assert ends("known", "some-entry") == 3
     assert "a mistake of ours" in capsys.readouterr().err
 
 

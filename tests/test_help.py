@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import typer
-from narrowfuzz.cli import app, main
+from fresh import ends
+from narrowfuzz.cli import app
 
 #: Words that only the code uses, and riddles.
 PRIVATE = re.compile(
@@ -39,15 +40,13 @@ def test_an_option_is_a_sentence_without_private_words(name: str, option: Any) -
 
 
 def test_the_recipe_that_check_takes_when_none_is_given_is_in_its_help() -> None:
-    (recipe,) = [o for name, o in OPTIONS if name == "check" and o.name == "recipe"]
+    (recipe,) = [o for name, o in OPTIONS if name == "check" and o.name == "recipes"]
     assert "torch.DTYPE" in str(recipe.show_default)
 
 
 def test_the_old_name_of_a_list_still_works_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     def listed(what: str) -> tuple[str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["list", what])
-        assert ended.value.code == 0
+        assert ends("list", what) == 0
         out, err = capfd.readouterr()
         return out, err
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import narrowfuzz
 import pytest
-from fresh import python
+from fresh import ends, python
 from narrowfuzz.case.spec import dump_case, load_case
-from narrowfuzz.cli import main
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.plants.registry import load_plants
 from narrowfuzz.recipe.carries import Carries
@@ -43,11 +42,9 @@ CASES: dict[int, dict[str, Any]] = {
 
 def refused(*argv: str, capfd: pytest.CaptureFixture[str]) -> str:
     """The only line on stderr of a command that ends with 2, old names that still work apart."""
-    with pytest.raises(SystemExit) as ended:
-        main([*argv])
+    assert ends(*argv) == 2
     lines = capfd.readouterr().err.splitlines()
     (line,) = (line for line in lines if "is deprecated and goes in" not in line)
-    assert ended.value.code == 2
     return line
 
 
@@ -66,11 +63,10 @@ def test_plants_of_the_older_names_load_and_say_what_to_write() -> None:
 
 
 def test_who_runs_a_command_reads_of_each_old_name_once(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["score", "--faults", str(OLDER / "plants.py"), "--only", "nothing-of-this-name"])
+    assert ends("score", "--faults", OLDER / "plants.py", "--only", "nothing-of-this-name") == 2
     lines = capfd.readouterr().err.splitlines()
     old = [line for line in lines if "deprecated" in line]
-    assert ended.value.code == 2 and len(old) == len(set(old)) == 4, lines
+    assert len(old) == len(set(old)) == 4, lines
 
 
 def test_a_process_of_its_own_says_so_too() -> None:
@@ -294,6 +290,4 @@ def test_replay_reads_a_case_of_the_first_schema(
 ) -> None:
     file = tmp_path / "case.json"
     shutil.copy(OLDER / "cases" / "schema_1.json", file)
-    with pytest.raises(SystemExit) as ended:
-        main(["replay", str(file), "--arm", "eager"])
-    assert ended.value.code == 0 and "sound" in capfd.readouterr().out
+    assert ends("replay", file, "--arm", "eager") == 0 and "sound" in capfd.readouterr().out

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -20,6 +20,7 @@ from narrowfuzz.ledger.exits import CLEAN, INTERRUPTED, OURS, USAGE
 from narrowfuzz.machine.overlay import lay
 from narrowfuzz.recipe.deprecated import Deprecated
 from narrowfuzz.report.document import aside, write_document
+from narrowfuzz.trace import words
 
 app = typer.Typer(
     add_completion=False,
@@ -96,6 +97,7 @@ With = Annotated[
         help="Test this release, installed on demand: torchao==0.15.0.",
     ),
 ]
+OtherSeed = Annotated[int, typer.Option(help="Another seed generates other cases.")]
 TeVersion = Annotated[
     str, typer.Option(help="Test this release of TransformerEngine, installed on demand.")
 ]
@@ -193,6 +195,16 @@ OperatorGlobs = Annotated[
 T = TypeVar("T")
 
 
+def _given(options: Mapping[str, Any], *apart: str) -> dict[str, Any]:
+    """What was typed, for the fields of a record that are called like a command's parameters: all
+    but what stands ``apart``. What was left out is the record's to decide."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in options.items()
+        if value is not None and name not in apart
+    }
+
+
 def _told(
     json: bool, do: Callable[[], T], tell: Callable[[T], None], plain: Callable[[T], Any]
 ) -> T:
@@ -222,16 +234,16 @@ def run(
     minutes: Minutes = None,
     cases: Cases = 0,
     workers: Workers = 0,
-    recipe: Globs = None,
-    recipe_file: Files = None,
-    arm: ArmGlobs = None,
-    model: ModelFiles = None,
-    operator: OperatorGlobs = None,
+    recipes: Globs = None,
+    recipe_files: Files = None,
+    arms: ArmGlobs = None,
+    models: ModelFiles = None,
+    operators: OperatorGlobs = None,
     device: DeviceName = "",
     seed: Seed = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    ledger: Ledgers = None,
+    ledgers: Ledgers = None,
     no_ledger: Annotated[
         bool, typer.Option("--no-ledger", help="Report known issues, too, as if they were new.")
     ] = False,
@@ -252,37 +264,14 @@ def run(
     Exit code 0: nothing new; 1: new findings; 2: wrong options; 3: the run is not complete; 4:
     less was checked than --min-judged asks; 130: interrupted.
     """
+    given = _given(locals(), "no_ledger", "with_", "json")
     lay(with_ or ())
     if not te_version:  # it is chosen first
         _start_early(device, plant)
     from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.main import run_command
 
-    asked = Asked(
-        minutes=minutes,
-        cases=cases,
-        workers=workers,
-        recipes=tuple(recipe or ()),
-        recipe_files=tuple(recipe_file or ()),
-        arms=tuple(arm or ()),
-        models=tuple(model or ()),
-        operators=tuple(operator or ()),
-        device=device,
-        seed=seed,
-        out=out,
-        resume=resume,
-        ledger=not no_ledger,
-        ledgers=tuple(ledger or ()),
-        plant=plant,
-        te_version=te_version,
-        fail_on=fail_on,
-        min_judged=min_judged,
-        baseline=tuple(baseline or ()),
-        suppress=suppress,
-        verbose=verbose,
-        quiet=quiet,
-        beside=beside,
-    )
+    asked = Asked(**given, ledger=not no_ledger)
     raise typer.Exit(_ended(json, partial(run_command, asked)))
 
 
@@ -296,8 +285,8 @@ def check(
             "package.module:build.",
         ),
     ],
-    recipe: OwnGlobs = None,
-    recipe_file: Files = None,
+    recipes: OwnGlobs = None,
+    recipe_files: Files = None,
     compile: Annotated[
         str,
         typer.Option(
@@ -308,7 +297,7 @@ def check(
         str,
         typer.Option(help="How you checkpoint activations: none, full, reentrant or selective."),
     ] = "none",
-    arm: ArmGlobs = None,
+    arms: ArmGlobs = None,
     minutes: Minutes = None,
     cases: Cases = 0,
     workers: Workers = 0,
@@ -317,7 +306,7 @@ def check(
     out: Out = None,
     fail_on: FailOn = "low",
     min_judged: MinJudged = 100.0,
-    ledger: Ledgers = None,
+    ledgers: Ledgers = None,
     baseline: Baseline = None,
     suppress: Suppress = None,
     plant: Plant = "",
@@ -336,31 +325,13 @@ def check(
 
     Exit codes are those of run; by default 4 if something that can run here was not checked.
     """
+    given = _given(locals(), "model", "compile", "checkpoint", "only", "with_", "json")
     lay(with_ or ())
     _start_early(device, plant)
     from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.check import check_command
 
-    asked = Asked(
-        minutes=minutes,
-        cases=cases,
-        workers=workers,
-        recipes=tuple(recipe or ()),
-        recipe_files=tuple(recipe_file or ()),
-        arms=tuple(arm or ()),
-        models=(model,),
-        device=device,
-        seed=seed,
-        out=out,
-        fail_on=fail_on,
-        min_judged=min_judged,
-        ledgers=tuple(ledger or ()),
-        baseline=tuple(baseline or ()),
-        suppress=suppress,
-        plant=plant,
-        verbose=verbose,
-        quiet=quiet,
-    )
+    asked = Asked(**given, models=(model,))
     do = partial(check_command, asked, compile, checkpoint, tuple(only or ()))
     raise typer.Exit(_ended(json, do))
 
@@ -396,10 +367,12 @@ def watch(
             "--remove", help="Rerun with compile, checkpointing, ... disabled one by one."
         ),
     ] = False,
-    variant: Annotated[
+    variants: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ARGS", help="Rerun with these arguments, or NAME=VALUE set; may repeat."
+            "--variant",
+            metavar="ARGS",
+            help="Rerun with these arguments, or NAME=VALUE set; may repeat.",
         ),
     ] = None,
 ) -> None:
@@ -407,19 +380,10 @@ def watch(
 
     The output and the exit code of your command pass through.
     """
+    given = _given(locals())
     from narrowfuzz_watch.command import Asked, watch_command
 
-    asked = Asked(
-        tuple(command),
-        against=against,
-        fail=fail,
-        out=out,
-        full=full,
-        repeat=repeat,
-        remove=remove,
-        variants=tuple(variant or ()),
-    )
-    raise typer.Exit(watch_command(asked))
+    raise typer.Exit(watch_command(Asked(**given)))
 
 
 @app.command()
@@ -433,7 +397,7 @@ def compare(
     second: Annotated[str, typer.Argument(help="What to compare it with, likewise.")],
     out: Annotated[Path, typer.Option(help="Output folder, with one run for each side.")],
     cases: Annotated[int, typer.Option(metavar="N", help="Number of cases.")] = 500,
-    seed: Annotated[int, typer.Option(help="Another seed generates other cases.")] = 1,
+    seed: OtherSeed = 1,
     workers: Workers = 1,
     recipe: Globs = None,
     recipe_file: Files = None,
@@ -466,7 +430,7 @@ def compare(
     from narrowfuzz.campaign.accept import Accepting
     from narrowfuzz.campaign.compare import Asked, compare_command
 
-    given = {
+    given: dict[str, list[Any] | None] = {
         "--recipe": recipe,
         "--arm": arm,
         "--model": model,
@@ -475,8 +439,7 @@ def compare(
         "--suppress": [suppress] if suppress else None,
         "--fail-on": [fail_on],
     }
-    more = [str(t) for name, values in given.items() for v in values or () for t in (name, v)]
-    more += ["--no-ledger"] * no_ledger
+    more = words.options(given) + ["--no-ledger"] * no_ledger
     accepting = Accepting(accept, reason, until)
     asked = Asked(out=out, cases=cases, seed=seed, workers=workers, more=more, accepting=accepting)
     raise typer.Exit(_ended(json, partial(compare_command, first, second, asked)))
@@ -556,7 +519,7 @@ def score(
     ] = 0,
     control_cases: Annotated[int, typer.Option(metavar="N", help="Cases for each control.")] = 500,
     workers: Annotated[int, typer.Option(help="Worker processes; 0 is one per core.")] = 0,
-    seed: Annotated[int, typer.Option(help="Another seed generates other cases.")] = 0,
+    seed: OtherSeed = 0,
     arm: ArmGlobs = None,
     device: DeviceName = "cpu",
     json: Annotated[
@@ -595,7 +558,7 @@ def vacuity(
         str, typer.Option(help="none, aot_eager, aot_eager_decomp_partition or inductor.")
     ] = "none",
     device: DeviceName = "cpu",
-    seed: Annotated[int, typer.Option(help="Another seed generates other cases.")] = 0,
+    seed: OtherSeed = 0,
     json: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the table with examples to this file, as JSON."),
@@ -697,7 +660,7 @@ def bounds(
         int, typer.Option(metavar="N", help="Cases of each model, in fp32 and in bf16.")
     ] = 24,
     device: DeviceName = "cpu",
-    seed: Annotated[int, typer.Option(help="Another seed generates other cases.")] = 0,
+    seed: OtherSeed = 0,
     json: Json = False,
 ) -> None:
     """Measure how much of its bound each operator of PyTorch uses.

@@ -244,6 +244,7 @@ class Harness:
         """A short campaign, in processes of its own, over the recipes that have to patch a library.
         Skips where it cannot be had, with the reason."""
         from narrowfuzz.cli import main
+        from narrowfuzz.trace.words import options
 
         patched = [r for r in self.stateful if r.process]
         if not PATCHED_SECONDS[self.profile]:
@@ -255,10 +256,10 @@ class Harness:
                 recipe.provide()
         except ValueError as error:
             pytest.skip(str(error))
-        chosen = [option for r in patched for option in ("--recipe", r.name)]
-        seconds = PATCHED_SECONDS[self.profile]
+        minutes = PATCHED_SECONDS[self.profile] / 60
+        chosen = options({"--recipe": [r.name for r in patched], "--minutes": [minutes]})
         with pytest.raises(SystemExit) as ended:
-            main(["run", *chosen, "--minutes", str(seconds / 60), "--seed", "1"])
+            main(["run", *chosen, "--seed", "1"])
         assert ended.value.code == 0, "new findings; see above"
 
     def check(self, strategy: Any, rules: tuple[str, ...]) -> None:

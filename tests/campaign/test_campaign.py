@@ -24,7 +24,8 @@ import pytest
 import torch
 from fresh import command, python
 from narrowfuzz.campaign.compiling import Compiles
-from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.config import Config, Place
+from narrowfuzz.campaign.journal import Journal
 from narrowfuzz.campaign.live import Live, progress
 from narrowfuzz.campaign.messages import (
     Claimed,
@@ -37,11 +38,10 @@ from narrowfuzz.campaign.messages import (
     Shown,
 )
 from narrowfuzz.campaign.raised import innermost
-from narrowfuzz.campaign.running import note_arm, running
 from narrowfuzz.campaign.slices import FIRST
-from narrowfuzz.campaign.supervisor import _Handle, _keep_claimed, _record_loss, _take
+from narrowfuzz.campaign.supervisor import Supervisor
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.judge.programs import Programs
 from narrowfuzz.machine.device import Device
@@ -276,13 +276,13 @@ def test_a_lost_device_costs_one_worker_and_names_its_case(tmp_path: Path) -> No
 
 def test_a_lost_case_whose_turn_comes_too_late_stays_suspected(tmp_path: Path) -> None:
     case = Case(spec=Spec(recipe=FLOAT8), data=DataSpec())
-    store, tally = Store(tmp_path), Tally()
+    late, tally = supervisor(Config(out=tmp_path, recipes=(FLOAT8,)))
     kept = tmp_path / "journal" / "lost.json"
     kept.touch()
-    config = Config(out=tmp_path, minutes=1, workers=1, seed=0, recipes=(FLOAT8,))
-    _record_loss(kept, case, "ends the process with SIGABRT", config, tally, store, deadline=0.0)
-    assert not store.findings() and not tally.found
-    (suspected,) = store.suspected()
+    late.deadline = 0.0
+    late.record_loss(kept, case, "ends the process with SIGABRT")
+    assert not late.store.findings() and not tally.found
+    (suspected,) = late.store.suspected()
     assert suspected.case == case and "the run ended before" in suspected.why_suspected
     assert not kept.exists()
 
@@ -370,28 +370,38 @@ def test_the_innermost_error_is_said_without_its_notes() -> None:
     assert "drawn" not in said and "flaky" not in said and "other" not in said
 
 
+def supervisor(config: Config) -> tuple[Supervisor, Tally]:
+    """One that has started no process, and what it counts."""
+    tally = Tally()
+    return Supervisor(config, Store(config.out), tally), tally
+
+
 def test_what_compiles_is_said_from_its_beginning_to_its_end(tmp_path: Path) -> None:
-    store, tally, config = Store(tmp_path / "out"), Tally(), Config(out=tmp_path)
-    first, second = _Handle(0), _Handle(1)
+    config = Config(out=tmp_path)
+    workers, tally = supervisor(config)
+    first, second = workers.handles
     now = time.monotonic()
-    _take(Compiling("mine llama_block", now - 2), first, tally, store)
+    workers.take(Compiling("mine llama_block", now - 2), first)
     assert progress(tally, config).endswith("compiling: mine llama_block, 2 s")
-    _take(Compiling("mine [own].py:build", now - 23), second, tally, store)
+    workers.take(Compiling("mine [own].py:build", now - 23), second)
     assert progress(tally, config).endswith("compiling: mine [own].py:build, 23 s and 1 more")
-    _take(Compiled(), second, tally, store)
+    workers.take(Compiled(), second)
     assert progress(tally, config).endswith("compiling: mine llama_block, 2 s")
-    _take(Compiled(), first, tally, store)
+    workers.take(Compiled(), first)
     assert "compiling" not in progress(tally, config)
 
 
 def test_a_case_that_takes_long_is_said_with_its_arm_and_its_seconds(tmp_path: Path) -> None:
-    case, journal = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec()), tmp_path / "0.json"
-    assert running(journal) is None
-    journal.write_bytes(dump_case(case))
-    note_arm(journal, "eager+checkpoint")
-    assert running(journal) is None
-    os.utime(journal, (time.time() - 34, time.time() - 34))
-    long = running(journal)
+    case, journal = (
+        Case(spec=Spec(recipe="torch.fp32"), data=DataSpec()),
+        Journal(tmp_path / "0.json"),
+    )
+    assert journal.running() is None and str(journal) == "before its first case"
+    journal.begin(case)
+    journal.note_arm("eager+checkpoint")
+    assert journal.running() is None and case.id in str(journal)
+    os.utime(journal.file, (time.time() - 34, time.time() - 34))
+    long = journal.running()
     assert long is not None
     tally, config = Tally(ready=1.0, running={0: long}), Config(out=tmp_path)
     tally.started -= 40
@@ -447,7 +457,8 @@ def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) ->
     config = Config(out=folder, seed=seed, part=part, recipes=models, arms=("eager",), draws=2)
     receiving, sending = multiprocessing.Pipe(duplex=False)
     with receiving, sending:
-        worker = Worker(config, number, generation, 0, time.monotonic() + 600, sending, Device())
+        place = Place(number, generation, 0, time.monotonic() + 600)
+        worker = Worker(config, place, sending, Device())
         cases: list[Case] = []
 
         def record(case: Case, oracles: Any, only: Any = None, **kw: Any) -> Any:
@@ -494,65 +505,64 @@ class TestDraws:
         assert len(shared) <= 5
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "out")
+
+
 class TestStore:
-    def test_findings_come_back_most_severe_first(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "out")
+    def test_findings_come_back_most_severe_first(self, store: Store) -> None:
         for severity in ("low", "high", "medium"):
             store.add(finding(severity, seed=len(severity)), "print()")
         store.add(suspected(seed=99), "print()")
         assert [f.severity for f in store.findings()] == ["high", "medium", "low"]
         assert len(store.findings("suspected")) == 1
 
-    def test_a_finding_comes_back_whole(self, tmp_path: Path) -> None:
-        store, kept = Store(tmp_path / "out"), finding("high")
+    def test_a_finding_comes_back_whole(self, store: Store) -> None:
+        kept = finding("high")
         assert store.add(kept, "print('x')") == "new"
         assert store.findings() == [kept]
         folder = store.out / "findings" / kept.id
         assert load_case((folder / "case.json").read_bytes()) == kept.minimal
         assert (folder / "repro.py").read_text() == "print('x')"
-        assert Store(tmp_path / "out").findings() == [kept]
+        assert Store(store.out).findings() == [kept]
 
-    def test_a_fingerprint_is_claimed_once(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "out")
+    def test_a_fingerprint_is_claimed_once(self, store: Store) -> None:
         assert claim(store.out, "O5--output--eager--a/b c--torch")
         assert not claim(store.out, "O5--output--eager--a/b c--torch")
         assert claim(store.out, "O6--output--eager--a/b c--torch")
 
-    def test_what_one_case_does_not_show_another_may_three_in_all(self, tmp_path: Path) -> None:
-        store, name = Store(tmp_path / "out"), "O5--output--eager--value--torch"
+    def test_what_one_case_does_not_show_another_may_three_in_all(self, store: Store) -> None:
+        name = "O5--output--eager--value--torch"
         for _ in range(3):
             assert claim(store.out, name)
             release(store.out, name)
         assert not claim(store.out, name)
 
-    def test_what_no_script_shows_is_kept_as_suspected_with_the_reason(
-        self, tmp_path: Path
-    ) -> None:
-        store, kept = Store(tmp_path / "out"), suspected()
+    def test_what_no_script_shows_is_kept_as_suspected_with_the_reason(self, store: Store) -> None:
+        kept = suspected()
         assert store.add(kept, "") == "suspected"
         assert store.findings() == [] and store.suspected() == [kept]
         folder = store.out / "findings" / kept.id
         assert load_case((folder / "case.json").read_bytes()) == kept.minimal
 
     def test_what_one_case_did_not_show_becomes_a_sighting_of_one_that_does(
-        self, tmp_path: Path
+        self, store: Store
     ) -> None:
-        store, first = Store(tmp_path / "out"), suspected()
+        first = suspected()
         second = finding(seed=1, fingerprint=first.fingerprint)
         store.add(first, "")
         assert store.add(second, "") == "new"
         assert store.suspected() == [] and store.findings() == [second]
         assert store.sightings(second.id) == [first]
 
-    def test_findings_whose_minimal_cases_need_the_same_are_one(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "out")
+    def test_findings_whose_minimal_cases_need_the_same_are_one(self, store: Store) -> None:
         first, second = (finding(seed=i, needs=["switch"]) for i in range(2))
         other = finding(seed=2, needs=["reload"])
         assert [store.add(f, "") for f in (first, second, other)] == ["new", "sighting", "new"]
         assert store.sightings(first.id) == [second] and store.sightings(other.id) == []
 
-    def test_what_needs_more_to_break_the_same_rule_is_the_same(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "out")
+    def test_what_needs_more_to_break_the_same_rule_is_the_same(self, store: Store) -> None:
         more = finding("high", 0, needs=["reentrant", "switch"], oracle="O14")
         least = finding("medium", 1, needs=["reentrant"], oracle="O14")
         other = finding("low", 2, needs=["reentrant", "reload"], oracle="O13")
@@ -563,9 +573,8 @@ class TestStore:
         assert [f.id for f in store.sightings(least.id)] == [more.id]
 
     def test_another_known_issue_is_another_cause_and_keeps_its_severity(
-        self, tmp_path: Path
+        self, store: Store
     ) -> None:
-        store = Store(tmp_path / "out")
         known, worse, new, unasked = (
             finding(how, i, needs=["switch"], known_issue=issue)
             for i, (how, issue) in enumerate(
@@ -580,12 +589,10 @@ class TestStore:
         assert store.add(again, "") == "sighting"
         assert {f.id: f.severity for f in store.findings()}[known.id] == "low"
 
-    def test_what_needs_nothing_is_never_taken_for_the_same(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "out")
+    def test_what_needs_nothing_is_never_taken_for_the_same(self, store: Store) -> None:
         assert [store.add(finding(seed=i), "") for i in range(2)] == ["new", "new"]
 
-    def test_a_smaller_case_takes_the_place_of_a_larger(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "out")
+    def test_a_smaller_case_takes_the_place_of_a_larger(self, store: Store) -> None:
         missed = suspected(seed=0, fingerprint="one")
         large, small = (finding(seed=i, fingerprint="one") for i in (1, 2))
         store.add(missed, "")
@@ -595,14 +602,13 @@ class TestStore:
         assert [f.id for f in store.sightings(small.id)] == [missed.id]
         assert not (store.out / "findings" / large.id).exists()
 
-    def test_what_stays_as_it_is_stays(self, tmp_path: Path) -> None:
-        store, kept = Store(tmp_path / "out"), finding("high")
+    def test_what_stays_as_it_is_stays(self, store: Store) -> None:
+        kept = finding("high")
         store.add(kept, "a script")
         assert store.replace(kept.id, kept, "a script") == "new"
         assert store.findings() == [kept]
 
-    def test_a_smaller_case_may_need_what_another_needs(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "out")
+    def test_a_smaller_case_may_need_what_another_needs(self, store: Store) -> None:
         first, large, small = (
             finding(seed=i, needs=needs) for i, needs in enumerate([["switch"], [], ["switch"]])
         )
@@ -612,54 +618,58 @@ class TestStore:
         assert store.sightings(first.id) == [small]
 
     @pytest.mark.parametrize("tail", ["x", "y" * 300, "(RuntimeError in <lambda>)", "ü:*?"])
-    def test_any_fingerprint_can_be_claimed(self, tmp_path: Path, tail: str) -> None:
-        store = Store(tmp_path / "out")
+    def test_any_fingerprint_can_be_claimed(self, store: Store, tail: str) -> None:
         assert claim(store.out, f"contract--forward--eager--{tail}")
         assert not claim(store.out, f"contract--forward--eager--{tail}")
 
-    def test_long_fingerprints_are_told_apart(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "out")
+    def test_long_fingerprints_are_told_apart(self, store: Store) -> None:
         assert claim(store.out, "x" * 250 + "1")
         assert claim(store.out, "x" * 250 + "2")
 
 
 class TestFoundAsSoonAsShown:
     def test_it_counts_from_then_with_its_smallest_case(self, tmp_path: Path) -> None:
-        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
+        workers, tally = supervisor(Config(out=tmp_path, workers=1))
+        (handle,) = workers.handles
         large, small = finding("high", seed=1), finding("high", seed=2)
-        _take(Counts({"cases": 3}), handle, tally, store)
-        _take(Shown(Triaged(large, "")), handle, tally, store)
+        workers.take(Counts({"cases": 3}), handle)
+        workers.take(Shown(Triaged(large, "")), handle)
         (shown,) = tally.found
         assert shown.finding == large and handle.shown == large.id
-        _take(Counts({"cases": 4}), handle, tally, store)
-        _take(Finished(Triaged(small, "")), handle, tally, store)
+        workers.take(Counts({"cases": 4}), handle)
+        workers.take(Finished(Triaged(small, "")), handle)
         assert tally.found == [dataclasses.replace(shown, finding=small)] and shown.cases == 3
         assert not handle.shown
 
     def test_a_sighting_of_another_does_not_count(self, tmp_path: Path) -> None:
-        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
+        workers, tally = supervisor(Config(out=tmp_path, workers=1))
+        (handle,) = workers.handles
         first, large, small = (
             finding(seed=i, needs=needs) for i, needs in enumerate([["switch"], [], ["switch"]])
         )
-        _take(Finished(Triaged(first, "")), handle, tally, store)
-        _take(Shown(Triaged(large, "")), handle, tally, store)
+        workers.take(Finished(Triaged(first, "")), handle)
+        workers.take(Shown(Triaged(large, "")), handle)
         assert tally.new == 2
-        _take(Finished(Triaged(small, "")), handle, tally, store)
+        workers.take(Finished(Triaged(small, "")), handle)
         assert [found.finding for found in tally.found] == [first]
 
     def test_what_was_not_confirmed_when_a_run_ends_is_suspected(self, tmp_path: Path) -> None:
-        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
+        workers, tally = supervisor(Config(out=tmp_path, workers=1))
+        (handle,) = workers.handles
         for i, name in enumerate(("lost", "dropped")):
-            _take(Claimed(Triaged(suspected(seed=i, fingerprint=name), "")), handle, tally, store)
-        _take(Settled("dropped"), handle, tally, store)
-        assert not store.suspected()
-        _keep_claimed([handle], tally, store)
-        assert [one.fingerprint for one in store.suspected()] == ["lost"] and not tally.found
+            workers.take(Claimed(Triaged(suspected(seed=i, fingerprint=name), "")), handle)
+        workers.take(Settled("dropped"), handle)
+        assert not workers.store.suspected()
+        workers.keep_claimed()
+        assert [one.fingerprint for one in workers.store.suspected()] == [
+            "lost"
+        ] and not tally.found
 
     def test_what_no_script_shows_is_suspected(self, tmp_path: Path) -> None:
-        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
-        _take(Finished(Triaged(suspected(), "")), handle, tally, store)
-        assert not tally.found and len(store.suspected()) == 1
+        workers, tally = supervisor(Config(out=tmp_path, workers=1))
+        (handle,) = workers.handles
+        workers.take(Finished(Triaged(suspected(), "")), handle)
+        assert not tally.found and len(workers.store.suspected()) == 1
 
 
 def finding(severity: str = "high", seed: int = 0, **changes: object) -> Finding:
@@ -675,13 +685,14 @@ def finding(severity: str = "high", seed: int = 0, **changes: object) -> Finding
 def test_a_finding_is_named_once_and_as_first_found_while_nothing_smaller_is(
     tmp_path: Path,
 ) -> None:
-    console = Console(file=io.StringIO(), width=40)
-    live, tally = Live(console, Config(out=tmp_path)), Tally(ready=1.0)
-    handle, store = _Handle(0), Store(tmp_path / "out")
+    console = Console(file=io.StringIO(), width=40, soft_wrap=True)
+    config = Config(out=tmp_path, workers=1)
+    live, (workers, tally) = Live(console, config), supervisor(config)
+    tally.ready, (handle,) = 1.0, workers.handles
     drawn, other = finding(arm="eager"), finding(seed=1, arm="eager")
     smaller = msgspec.structs.replace(other, minimal=drawn.case)
     for one in (drawn, smaller, msgspec.structs.replace(drawn, minimal=other.case)):
-        _take(Finished(Triaged(one, "")), handle, tally, store)
+        workers.take(Finished(Triaged(one, "")), handle)
         live.show(tally)
     assert isinstance(console.file, io.StringIO)
     said = [line for line in console.file.getvalue().splitlines() if line.startswith("found:")]
@@ -697,11 +708,11 @@ def test_a_rule_that_judged_nothing_shows_as_such() -> None:
     counts: Any = {
         "cases": 3,
         ("known", "an-entry"): 2,
-        ("O5", "r", "ok"): 4,
-        ("O5", "r", "known"): 1,
-        ("O5", "r", "inconclusive"): 2,
-        ("O5", "r", "not_applicable"): 7,
-        ("O5", "s", "unsupported"): 1,
+        ("rule", "O5", "r", "ok"): 4,
+        ("rule", "O5", "r", "known"): 1,
+        ("rule", "O5", "r", "inconclusive"): 2,
+        ("rule", "O5", "r", "not_applicable"): 7,
+        ("rule", "O5", "s", "unsupported"): 1,
     }
     assert rule_counts(counts) == {"O5": {"r": [5, 2, 7], "s": [0, 0, 1]}}
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import fresh
 import pytest
-from narrowfuzz.cli import main
 from own_models.test_own_models import ANOTHER_IN_RECOMPUTE, EVERY_SECOND, HEAD, SIZES
 
 pytestmark = pytest.mark.slow
@@ -80,9 +79,8 @@ def refused(
 
     def refused(source: str, *argv: str) -> str:
         (tmp_path / "mine.py").write_text(source)
-        with pytest.raises(SystemExit) as ended:
-            main(["check", "mine.py:build", "--out", "out", *argv])
-        assert ended.value.code == 2 and not (tmp_path / "out").exists()
+        assert fresh.ends("check", "mine.py:build", "--out", "out", *argv) == 2
+        assert not (tmp_path / "out").exists()
         return capsys.readouterr().err
 
     return refused
@@ -158,9 +156,7 @@ def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(
     assert narrowfuzz(tmp_path, "replay", folder, "--model", "mine.py:build").code == 1
     (tmp_path / "other.py").write_text(TINY)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["replay", folder, "--model", "other.py:build"])
-    assert ended.value.code == 2
+    assert fresh.ends("replay", folder, "--model", "other.py:build") == 2
     assert "is about mine.py:build, not about other.py:build" in capsys.readouterr().err
     fresh.python(f"{folder}/repro.py", cwd="/", code=1)
 

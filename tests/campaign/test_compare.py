@@ -22,6 +22,7 @@ from narrowfuzz.campaign.beside import Beside, CaseSeen, Shown, read_seen
 from narrowfuzz.campaign.compare import Asked, Side, compare_command, side_of
 from narrowfuzz.campaign.comparison import compared, side_run
 from narrowfuzz.campaign.comparison_words import bits_said, verdict
+from narrowfuzz.campaign.config import Place
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.fold import Judgement
 from narrowfuzz.report.accepted import accepted, suppressions
@@ -30,6 +31,8 @@ from narrowfuzz.trace.hashes import hashes_of
 from narrowfuzz.trace.trace import Seen, Site, SiteTrace, Trace
 from narrowfuzz.trace.verdict import Verdict
 
+#: The place of the first process of the first worker.
+FIRST = Place(0, 0, 0, 0.0)
 RESULTS = {"eager": {"results": {"output": "1", "grad_input": "2"}, "scales": {"a": "3"}}}
 
 
@@ -305,7 +308,7 @@ def judgement(*symptoms: str) -> Judgement:
 
 
 def test_what_the_other_side_shows_too_is_not_looked_into(tmp_path: Path) -> None:
-    a, b = (Beside(tmp_path / x, tmp_path / y, 0, 0) for x, y in ("AB", "BA"))
+    a, b = (Beside(tmp_path / x, tmp_path / y, FIRST) for x, y in ("AB", "BA"))
     for side, symptoms in ((a, ["both", "a"]), (b, ["both"])):
         side.begin(CASE)
         side.judged(CASE, judgement(*symptoms), ())
@@ -329,7 +332,7 @@ def test_what_the_other_side_shows_too_is_not_looked_into(tmp_path: Path) -> Non
 
 
 def test_nobody_waits_for_a_side_that_is_over(tmp_path: Path) -> None:
-    a = Beside(tmp_path / "A", tmp_path / "B", 0, 0)
+    a = Beside(tmp_path / "A", tmp_path / "B", FIRST)
     (tmp_path / "B").mkdir()
     (tmp_path / "B" / "summary.json").write_text("{}")
     assert a.differing(time.monotonic() + 60, pytest.fail) == []

@@ -21,8 +21,8 @@ from narrowfuzz.ledger.advice import applying
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.machine.machine import machine
 from narrowfuzz.recipe.recipe import load_recipes
-from narrowfuzz.report.glossary import plural
 from narrowfuzz.report.tally import Tally
+from narrowfuzz.trace.words import plural
 from narrowfuzz.triage.effect import Effect, _excess_of
 from rich.console import Console
 
@@ -55,9 +55,9 @@ def test_what_is_probed_is_said_where_it_is_asked_for_alone() -> None:
         "policies": {"e4m3": "saturates"},
     }  # fmt: skip
     said = io.StringIO()
-    _print_head(Console(file=said), CONFIG, environment, [])
+    _print_head(Console(file=said, soft_wrap=True), CONFIG, environment, [])
     assert "saturates" not in said.getvalue()
-    _print_probed(Console(file=said), environment, ["fp32: 23 bits"])
+    _print_probed(Console(file=said, soft_wrap=True), environment, ["fp32: 23 bits"])
     assert "saturates" in said.getvalue() and "23 bits" in said.getvalue()
 
 

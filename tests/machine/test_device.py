@@ -57,6 +57,7 @@ from narrowfuzz.numerics.accumulator import (
 from narrowfuzz.play.watches import KernelWatch, let_rng_pass
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as RULES
+from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.trace import Seen
 
 FREE = Gpu("H100", (9, 0), 79 * 2**30, 80 * 2**30)
@@ -241,6 +242,21 @@ def test_the_strict_rung_divides_exactly_where_triton_would_not() -> None:
     assert not approximate(usual, "cpu")
 
 
+def said_of(
+    off: Callable[[Evidence, Seen], Seen], spec: Spec, approximates: bool
+) -> dict[str, list[str]]:
+    """What the rules of operands say where the first one that an eager run multiplies is off."""
+    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}))
+    evidence = judge.observe(Case(spec=spec, data=DataSpec()), repeat=False)
+    trace = evidence.traces["eager"]
+    first, *others = trace.sites
+    moved = replace(first, a=off(evidence, first.a))
+    evidence.traces["eager"] = replace(trace, sites=(moved, *others))
+    arms = frozenset({"eager"} if approximates else ())
+    seen = replace(evidence, approximate=arms)
+    return {name: [v.status for v in RULES[name].check(seen)] for name in ("O2", "O3")}
+
+
 @pytest.mark.parametrize(
     ("error", "approximates", "status"),
     [(2.0**-23, True, "ok"), (2.0**-23, False, "diverged"), (2.0**-12, True, "diverged")],
@@ -248,15 +264,12 @@ def test_the_strict_rung_divides_exactly_where_triton_would_not() -> None:
 def test_a_dequantised_value_may_be_as_far_off_as_an_approximate_division(
     error: float, approximates: bool, status: str
 ) -> None:
+    def off(evidence: Evidence, seen: Seen) -> Seen:  # as a compiled graph shows it
+        values = evidence.reference.values("output", "a") * (1.0 + error)
+        return Seen(values=values.astype(np.float32))
+
     spec = Spec(recipe="torchao.float8.tensorwise", backend="emulated", m=32, k=32, n=32)
-    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}))
-    evidence = judge.observe(Case(spec=spec, data=DataSpec(regime="wild")), repeat=False)
-    (site, *others), trace = evidence.traces["eager"].sites, evidence.traces["eager"]
-    values = (evidence.reference.values("output", "a") * (1.0 + error)).astype(np.float32)
-    moved = replace(site, a=Seen(values=values))  # as a compiled graph shows it
-    evidence.traces["eager"] = replace(trace, sites=(moved, *others))
-    arms = frozenset({"eager"}) if approximates else frozenset()
-    found = [v.status for v in RULES["O2"].check(replace(evidence, approximate=arms))]
+    found = said_of(off, spec, approximates)["O2"]
     assert status in found and (status == "diverged" or "diverged" not in found)
 
 
@@ -279,20 +292,14 @@ def test_graphs_of_a_gpu_keep_generators_of_their_own() -> None:
 def test_a_scale_may_be_as_far_off_as_an_approximate_division(
     units: int, approximates: bool, status: str
 ) -> None:
+    def off(evidence: Evidence, seen: Seen) -> Seen:
+        scale = seen.scale
+        for _ in range(units):
+            scale = np.nextafter(scale, np.float32(np.inf))
+        return replace(seen, scale=scale)
+
     spec = Spec(recipe="torchao.float8.rowwise", backend="emulated", m=16, k=32, n=16)
-    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}))
-    evidence = judge.observe(Case(spec=spec, data=DataSpec()), repeat=False)
-    (site, *others), trace = evidence.traces["eager"].sites, evidence.traces["eager"]
-    scale = site.a.scale
-    for _ in range(units):
-        scale = np.nextafter(scale, np.float32(np.inf))
-    moved = replace(site, a=replace(site.a, scale=scale))
-    evidence.traces["eager"] = replace(trace, sites=(moved, *others))
-    arms = frozenset({"eager"}) if approximates else frozenset()
-    found = {
-        name: [v.status for v in RULES[name].check(replace(evidence, approximate=arms))]
-        for name in ("O2", "O3")
-    }
+    found = said_of(off, spec, approximates)
     assert status in found["O3"] and (status == "diverged" or "diverged" not in found["O3"])
     assert ("inconclusive" in found["O2"]) is approximates
 

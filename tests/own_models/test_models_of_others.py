@@ -29,7 +29,9 @@ from narrowfuzz.models.model import Model
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.report.judged import looked_at
+from test_own_models import Own, own
 
+__all__ = ["own"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "tests" / "own_models"
 
@@ -228,30 +230,28 @@ def test_a_refusal_by_a_rule_of_sizes_is_known_at_the_linear_that_refused() -> N
 
 @pytest.mark.parametrize("narrow", [True, False])
 def test_another_error_in_a_linear_of_allowed_sizes_is_no_known_refusal(
-    tmp_path: Path, narrow: bool
+    own: Own, narrow: bool
 ) -> None:
     """Its words are the rule's, its linear is not; and what the model raises unconverted, too, is
     its own."""
-    file = tmp_path / f"says_{narrow}.py"
-    file.write_text(
-        "import torch\nfrom torch import nn\n"
-        "class Says(torch.autograd.Function):\n"
-        "    @staticmethod\n"
-        "    def forward(ctx, x, narrow):\n"
-        "        ctx.narrow = narrow\n"
-        "        return x.clone()\n"
-        "    @staticmethod\n"
-        "    def backward(ctx, g):\n"
-        f"        if ctx.narrow or not {narrow}:\n"
-        "            raise AssertionError('must be divisible by block_size 32')\n"
-        "        return g, None\n"
-        "class Model(nn.Sequential):\n"
-        "    def forward(self, x):\n"
-        "        narrow = {type(self[0]), type(self[0].weight)} != {nn.Linear, nn.Parameter}\n"
-        "        return self[1](Says.apply(self[0](x), narrow))\n"
-        "def build(): return Model(nn.Linear(32, 32), nn.Linear(32, 32)), torch.ones(32, 32)\n"
-    )
-    (model,) = register(f"{file}:build")
+    text = own(f"""
+class Says(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, narrow):
+        ctx.narrow = narrow
+        return x.clone()
+    @staticmethod
+    def backward(ctx, g):
+        if ctx.narrow or not {narrow}:
+            raise AssertionError('must be divisible by block_size 32')
+        return g, None
+class Model(nn.Sequential):
+    def forward(self, x):
+        narrow = {{type(self[0]), type(self[0].weight)}} != {{nn.Linear, nn.Parameter}}
+        return self[1](Says.apply(self[0](x), narrow))
+def build(): return Model(nn.Linear(32, 32), nn.Linear(32, 32)), torch.ones(32, 32)
+""")
+    (model,) = register(text)
     *_, case = cases(model, "torchao.mxfp8.rceil")
     judgement = Judge(RECIPES, LEDGER).judge(case)
     assert bool(judgement.causes) == narrow and not judgement.known and not judgement.ran
@@ -272,8 +272,6 @@ def test_parts_in_eval_mode_stay_in_it() -> None:
 
 
 FLAG = """
-import torch
-from torch import nn
 class Asks(nn.Module):
     def __init__(self):
         super().__init__()
@@ -291,11 +289,9 @@ def never_asked():
 
 @pytest.mark.parametrize(("build", "found"), [("asked", True), ("never_asked", False)])
 def test_a_training_flag_that_conversion_changes_counts_where_it_is_read(
-    tmp_path: Path, build: str, found: bool
+    own: Own, build: str, found: bool
 ) -> None:
-    file = tmp_path / "flag.py"
-    file.write_text(FLAG)
-    (model,) = register(f"{file}:{build}")
+    (model,) = register(own(FLAG, build))
     *_, case = cases(model, "torchao.float8.rowwise")
     verdicts = Judge(RECIPES, LEDGER).judge(case).verdicts
     said = [v for v in verdicts if v.symptom == "training flag changed"]
@@ -311,35 +307,31 @@ def test_a_cache_that_the_first_forward_makes_is_no_state() -> None:
         assert judgement.ran and [v.sentence() for v in judgement.causes] == []
 
 
-def test_a_buffer_that_the_first_input_fills_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "fills.py"
-    file.write_text(
-        "import torch\nfrom torch import nn\n"
-        "class Fills(nn.Linear):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(8, 8)\n"
-        "        self.register_buffer('scale', None)\n"
-        "    def forward(self, x):\n"
-        "        if self.scale is None: self.scale = x.detach().std(0)\n"
-        "        return super().forward(x / self.scale)\n"
-        "def build(): return Fills(), torch.randn(4, 8)\n"
-    )
+def test_a_buffer_that_the_first_input_fills_is_refused(own: Own) -> None:
+    text = own("""
+class Fills(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+        self.register_buffer('scale', None)
+    def forward(self, x):
+        if self.scale is None: self.scale = x.detach().std(0)
+        return super().forward(x / self.scale)
+def build(): return Fills(), torch.randn(4, 8)
+""")
     with pytest.raises(ValueError, match="buffer scale"):
-        register(f"{file}:build")
+        register(text)
 
 
-def test_what_an_evaluation_changes_is_still_found(tmp_path: Path) -> None:
-    file = tmp_path / "grows.py"
-    file.write_text(
-        "import torch\nfrom torch import nn\n"
-        "class Grows(nn.Sequential):\n"
-        "    def forward(self, x):\n"
-        "        y = super().forward(x)\n"
-        "        if not self.training: self[1].weight.data.mul_(2)\n"
-        "        return y\n"
-        "def build(): return Grows(nn.Linear(8, 8), nn.LayerNorm(8)), torch.ones(4, 8)\n"
-    )
-    (model,) = register(f"{file}:build")
+def test_what_an_evaluation_changes_is_still_found(own: Own) -> None:
+    text = own("""
+class Grows(nn.Sequential):
+    def forward(self, x):
+        y = super().forward(x)
+        if not self.training: self[1].weight.data.mul_(2)
+        return y
+def build(): return Grows(nn.Linear(8, 8), nn.LayerNorm(8)), torch.ones(4, 8)
+""")
+    (model,) = register(text)
     _, trained, _ = cases(model, "torchao.float8.rowwise")
     causes = Judge(RECIPES, LEDGER).judge(trained).causes
     assert any(verdict.symptom == "changed by an evaluation" for verdict in causes), causes

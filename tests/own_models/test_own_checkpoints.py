@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from narrowfuzz.campaign.asked import Asked
-from narrowfuzz.campaign.check import _head, _specs
+from narrowfuzz.campaign.check import _configuration, _head, _specs
 from narrowfuzz.case.arm import EAGER, with_checkpoint
 from narrowfuzz.case.spec import Case, DataSpec
 from narrowfuzz.judge.judge import Judge
@@ -113,11 +113,12 @@ def test_a_block_that_keeps_something_is_no_checkpoint_of_its_own(
     tmp_path: Path, body: str, alone: bool
 ) -> None:
     (tmp_path / "mine.py").write_text(BLOCKS.format(body=body, autocast=False))
-    model = register(f"{tmp_path / 'mine.py'}:build")[0]
+    asked = Asked(models=(f"{tmp_path / 'mine.py'}:build",), recipes=("torch.fp32",))
+    one = _configuration(asked, "cpu", "none", "full", ())
+    model = one.model
     assert model.unrepeatable == ("" if alone else "model.layers.0")
     assert model.regions == (("model.layers.0", "model.layers.1") if alone else ())
-    said = _head(Asked(), model, 0, (), ("torch.fp32",), "none", "full", 4, ())
-    assert ("checkpointed as a whole" in said) is not alone
+    assert ("checkpointed as a whole" in _head(one, 4, ())) is not alone
     if not alone:
         spec = _specs(model, [RECIPES["torch.fp32"]], "none", "full")[0]
         judgement = Judge(RECIPES, load_ledger()).judge(Case(spec=spec, data=DataSpec()))

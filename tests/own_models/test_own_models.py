@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -58,6 +59,16 @@ def case_of(model: Model, recipe: str = "torch.bf16", **changes: object) -> Case
     spec = Spec(recipe=recipe, model=model.name, dtype="bf16")
     spec = fixed(spec, RECIPES[recipe])
     return Case(spec=msgspec.structs.replace(spec, **changes), data=DataSpec())
+
+
+def made(model: Model) -> Any:
+    """Its module in fp32."""
+    spec = case_of(model, "torch.fp32", dtype="fp32").spec
+    return model.build(spec, dtype=torch.float32, device="cpu")
+
+
+def eager() -> Judge:
+    return Judge(RECIPES, Ledger([]), frozenset({"eager"}))
 
 
 @pytest.mark.parametrize(
@@ -336,8 +347,7 @@ def build():
     ids, labels = torch.randint(50304, (2, 8)), torch.randint(4, (2, 8))
     return Model(), dict({more}input_ids=ids, labels=labels)
 """))  # fmt: skip
-    spec = case_of(model, "torch.fp32", dtype="fp32").spec
-    module = model.build(spec, dtype=torch.float32, device="cpu")
+    module = made(model)
     if "ones(2, 8), " in more:  # a mask of floats stands first, and is what a user gives first
         assert module.driven == "attention_mask"
         return
@@ -372,9 +382,7 @@ def build(): return Model(), torch.ones(2, 8)
 def test_records_and_mappings_may_come_out(own: Own, kind: str) -> None:
     (model,) = register(own(RETURNED.replace("Kind(", f"{kind}(")))
     assert model.fixed["n"] * 2 >= 9
-    judgement = Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(
-        case_of(model, "torch.fp32", dtype="fp32")
-    )
+    judgement = eager().judge(case_of(model, "torch.fp32", dtype="fp32"))
     assert judgement.ran and not judgement.causes
 
 
@@ -395,7 +403,7 @@ def build():
     case = case_of(model)
     assert load_case(dump_case(case)) == case
     rules = [rule for rule in RULES if not rule.reruns]
-    judgement = Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(case, rules)
+    judgement = eager().judge(case, rules)
     assert judgement.ran and not judgement.causes
     assert tensors_of(case, RECIPES["torch.bf16"])["input"].max() > 0.5 * vocabulary
 
@@ -407,13 +415,12 @@ def build():
     return nn.Sequential(nn.Linear(8, 8), norm, nn.Dropout(0.5)), torch.ones(4, 8)
 """
     (model,) = register(own(text))
-    spec = case_of(model, "torch.fp32", dtype="fp32").spec
-    module = model.build(spec, dtype=torch.float32, device="cpu")
+    module = made(model)
     assert [m.training for m in module.train().model] == [True, False, True]
     assert not any(m.training for m in module.eval().model)
     events = (Forward(), Backward(of=(0,)), Step(), Forward(mode="eval"), Forward())
     case = case_of(model, "torch.fp32", dtype="fp32", events=events)
-    assert not Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(case).causes
+    assert not eager().judge(case).causes
 
 
 def test_parameters_that_no_gradient_reaches_are_noted(own: Own) -> None:
@@ -459,8 +466,7 @@ class Scaled(nn.Module):
         return [self.proj(x) * by, (x.sum(-1),)]
 def build(): return Scaled(), {given}
 """))  # fmt: skip
-    spec = case_of(model, "torch.fp32", dtype="fp32").spec
-    module = model.build(spec, dtype=torch.float32, device="cpu")
+    module = made(model)
     x = torch.randn(2, 3, 8)
     kept = x.clone()
     y = module(x)
@@ -554,7 +560,7 @@ class Tires(nn.Module):
         return self.proj(x) * (1.0 if self.calls < 9 else 0.5)
 def build(): return Tires(), torch.ones(4, 8)
 """))  # fmt: skip
-    judge = Judge(RECIPES, Ledger([]), frozenset({"eager"}))
+    judge = eager()
     case = case_of(model, "torch.fp32", dtype="fp32", steps=5)
     (verdict,) = (v for v in judge.judge(case).causes if v.oracle == "O1")
     result = triage(judge, case, verdict, seconds=1.0, scripts=scripts)
@@ -581,7 +587,7 @@ def test_a_cast_kept_over_a_step_is_found(own: Own) -> None:
     (model,) = register(own(KEPT_CAST))
     events = (Forward(), Backward(of=(0,)), Step(), Reload(), Forward(), Backward(of=(1,)), Step())
     case = case_of(model, "torch.fp32", dtype="fp32", events=events)
-    causes = Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(case).causes
+    causes = eager().judge(case).causes
     assert any(v.symptom == "changed by a reload" for v in causes), causes
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from fresh import ends
 from narrowfuzz.case.arm import BY_NAME, EAGER
-from narrowfuzz.cli import main
 from narrowfuzz.power.invariance import BATCH, Measured, measure, measured
 from narrowfuzz.recipe.recipe import load_recipes
 
@@ -75,9 +75,7 @@ def test_every_number_of_rows_is_compiled() -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["invariance", *words])
-    return int(ended.value.code or 0), capsys.readouterr().out
+    return ends("invariance", *words), capsys.readouterr().out
 
 
 def test_the_command_prints_a_table_and_the_same_as_json(

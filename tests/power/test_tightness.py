@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from narrowfuzz.cli import main
+from fresh import ends
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.power.tightness import Used, together, used
 from narrowfuzz.trace.trace import OperatorCall
@@ -55,17 +55,14 @@ def test_calls_are_put_together_and_a_bound_that_nothing_uses_is_loose() -> None
 
 def test_the_command_measures_torchs_own_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["--operator", "sum", "--operator", "attention*"]
-    with pytest.raises(SystemExit, match="0"):
-        main(["bounds", "--cases", "1", *chosen, "--json"])
+    assert ends("bounds", "--cases", "1", *chosen, "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert {"attention", "attention_backward", "sum"} <= {row["operator"] for row in rows}
     assert all(row["calls"] and row["largest"] <= 1.0 for row in rows)
-    with pytest.raises(SystemExit, match="0"):
-        main(["bounds", "--cases", "1", "--operator", "sum"])
+    assert ends("bounds", "--cases", "1", "--operator", "sum") == 0
     assert "bounds are never used by more than 1%" in capsys.readouterr().out
 
 
 def test_an_operator_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["bounds", "--operator", "summ"])
-    assert ended.value.code == 2 and "did you mean 'sum'?" in capsys.readouterr().err
+    assert ends("bounds", "--operator", "summ") == 2
+    assert "did you mean 'sum'?" in capsys.readouterr().err

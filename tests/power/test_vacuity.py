@@ -21,9 +21,10 @@ from narrowfuzz.play.library import Cast
 from narrowfuzz.power import falsify, reads, schedules
 from narrowfuzz.power.perturbation import outputs
 from narrowfuzz.power.probe import Passes
-from narrowfuzz.power.report import console, print_vacuity, vacuity_json
+from narrowfuzz.power.report import print_vacuity, vacuity_json
 from narrowfuzz.power.vacuity import drawn, measure, passes
 from narrowfuzz.recipe.recipe import load_every, load_recipes, with_layers
+from narrowfuzz.report.terminal import console
 from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import Rule, by_events, converted, plain
@@ -143,7 +144,7 @@ class TestFalsify:
 
     def test_results_of_a_run_that_failed_are_not_there_to_falsify(self) -> None:
         plan = load_recipes()[ROWWISE].plan(CASE.spec)
-        assert outputs(falsify.NUMBERS[0])(Trace("eager"), plan) is None
+        assert outputs(falsify.NUMBERS[0], Trace("eager"), plan) is None
 
 
 class TestRepaired:

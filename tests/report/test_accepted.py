@@ -70,6 +70,13 @@ def of(store: Store, counts: Counter[Any], **more: Any) -> Ended:
     return Ended(Tally(counts), store, Ledger(load_entries()), **fields)
 
 
+def on_terminal(ended: Ended) -> str:
+    """What is said at its end."""
+    console = Console(file=io.StringIO(), width=400)
+    print_summary(console, console, ended)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def written(folder: Path, text: str) -> Path:
     file = folder / "accepted.toml"
     file.write_text(text)
@@ -191,7 +198,7 @@ def test_a_baseline_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def outputs(store: Store, here: Accepted) -> tuple[list[dict[str, Any]], Any, dict[str, Any]]:
-    write_formats(store, SHARE, here, 12.0)
+    write_formats(of(store, Counter(), accepted=here))
     rows = [json.loads(line) for line in (store.out / "findings.jsonl").read_text().splitlines()]
     suite = ElementTree.parse(store.out / "junit.xml").getroot()
     return rows, suite, json.loads((store.out / "findings.sarif").read_text())
@@ -306,11 +313,9 @@ def test_without_the_ledger_a_run_says_so_and_what_a_finding_looks_like(store: S
     assert said in told and f"(looks like the known issue {ALIKE.id})" in told
     assert "Known issues are listed among the findings" in told
     assert not of(store, Counter(), entries=[ALIKE]).like(FINDING)
-    terminal = io.StringIO()
-    console = Console(file=terminal, width=400)
-    print_summary(console, console, ended)
-    assert said in terminal.getvalue() and "listed among the findings" in terminal.getvalue()
-    assert terminal.getvalue().count(f"looks like the known issue {ALIKE.id}") == 1
+    told = on_terminal(ended)
+    assert said in told and "listed among the findings" in told
+    assert told.count(f"looks like the known issue {ALIKE.id}") == 1
 
 
 def test_a_finding_that_is_a_known_issue_says_which(store: Store) -> None:
@@ -332,14 +337,11 @@ def test_a_finding_that_is_a_known_issue_says_which(store: Store) -> None:
     told = report(known, "again")
     assert told.count(f"known issue {entry.id}") == 1
     assert f"narrowfuzz known {entry.id}" in told and "known issue" not in report(new, "again")
-    terminal = io.StringIO()
-    console = Console(file=terminal, width=400)
-    print_summary(console, console, ended)
-    assert terminal.getvalue().count(f"this is the known issue {entry.id}") == 1
+    assert on_terminal(ended).count(f"this is the known issue {entry.id}") == 1
     issue = issue_text(known, "pass\n")
     assert issue.index(entry.title) < issue.index("What happens") and issue.count(entry.title) == 1
     assert "Known already" not in issue_text(new, "pass\n")
-    write_formats(alone, SHARE, Accepted(), 1.0)
+    write_formats(ended)
     junit = (alone.out / "junit.xml").read_text()
     assert junit.count(f"this is the known issue {entry.id}") == 1
     rows = map(json.loads, (alone.out / "findings.jsonl").read_text().splitlines())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,15 @@ import pytest
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.spec import Case, DataSpec, Spec
-from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
 from narrowfuzz.recipe.recipe import load_every
-from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.judged import LOOKING, Judged, called, happened, judged, looked_at
 from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.store import Store
-from narrowfuzz.report.summary import print_summary
-from narrowfuzz.report.tally import Tally
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Status, Verdict
-from rich.console import Console
+from test_accepted import of, on_terminal
 
 RECIPES = load_every()
 BF16 = {"torch.bf16": RECIPES["torch.bf16"]}
@@ -82,12 +77,7 @@ def test_a_librarys_own_layers_are_judged_and_said(tmp_path: Path) -> None:
 
 
 def said(folder: Path, share: Judged, counts: Counter[Any], **more: Any) -> str:
-    console = Console(file=StringIO(), width=110, highlight=False)
-    tally, store = Tally(counts=counts), Store(folder / "run")
-    ended = Ended(tally, store, Ledger([]), share, Accepted(), **more)
-    print_summary(console, console, ended)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue().strip()
+    return on_terminal(of(Store(folder / "run"), counts, share=share, **more)).strip()
 
 
 def test_a_run_without_a_case_says_that_it_says_nothing(tmp_path: Path) -> None:
@@ -99,9 +89,8 @@ def test_a_run_without_a_case_says_that_it_says_nothing(tmp_path: Path) -> None:
 
 
 def ended(tmp_path: Path, share: Judged, counts: dict[Any, int], **more: Any) -> Ended:
-    given = {"subject": "mine.py:build", "min_judged": 100.0, "first": 3} | more
-    tally = Tally(counts=Counter({"cases": 3, "first": 3} | counts))
-    return Ended(tally, Store(tmp_path / "run"), Ledger([]), share, Accepted(), **given)
+    given = {"subject": "mine.py:build", "min_judged": 100.0, "share": share} | more
+    return of(Store(tmp_path / "run"), Counter({"cases": 3, "first": 3} | counts), **given)
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import narrowfuzz.ledger.ledger
 import pytest
-from fresh import HERE, python
+from fresh import HERE, ends, python
 from ledger.test_ledger import entry
-from narrowfuzz.cli import main
 from narrowfuzz.ledger.causes import by_cause, counted, same_cause
 from narrowfuzz.ledger.filed import Issue, Place
 from narrowfuzz.ledger.ledger import KINDS, Entry, load_entries, stands
+from narrowfuzz.report import listing
 from narrowfuzz.report.known_issue import TE, Source, issue_body, line_number, release_of_te
 from narrowfuzz.triage.verify import RunScript
 from reproductions import about_gcc, alone, compiles, miscompiles
@@ -158,12 +157,6 @@ def test_a_cause_that_is_named_has_several_entries_and_one_library() -> None:
 # the commands
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments])
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture
 def made_up(source: Source, monkeypatch: pytest.MonkeyPatch) -> Any:
     """ledger(**changes): entries of a ledger of our own, about a library that is there."""
@@ -178,7 +171,7 @@ def made_up(source: Source, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         one = entry(**({"kind": "bug", "issue": ISSUE, "versions": {"lib": "==1.0"}} | changes))
         one = msgspec.structs.replace(one, folder=str(source.root))
-        monkeypatch.setattr(narrowfuzz.ledger.ledger, "load_entries", lambda folders=(): [one])
+        monkeypatch.setattr(listing, "load_entries", lambda folders=(): [one])
         return one
 
     return ledger
@@ -187,7 +180,7 @@ def made_up(source: Source, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_text_has_all_that_is_filed(made_up: Any, capsys: pytest.CaptureFixture[str]) -> None:
     one = made_up()
     one.reproduction.write_text("print(2, 'is wrong')\n")
-    assert run("known", one.id, "--issue") == 0
+    assert ends("known", one.id, "--issue") == 0
     text = capsys.readouterr().out
     assert text.startswith("# Layer adds one\n")
     for wanted in (
@@ -212,7 +205,7 @@ def test_a_library_that_is_not_here_is_said(
     places = [{"file": "no_such_lib/layer.py", "line": "return x"}]
     one = made_up(issue={**ISSUE, "places": places})
     one.reproduction.write_text("print(2, 'is wrong')\n")
-    assert run("known", one.id, "--issue") == 2
+    assert ends("known", one.id, "--issue") == 2
     assert "no_such_lib is not installed here" in capsys.readouterr().err
 
 
@@ -229,7 +222,7 @@ def test_a_library_that_is_not_here_is_said(
 def test_an_entry_that_lacks_something_says_what(
     made_up: Any, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], names: str
 ) -> None:
-    assert run("known", made_up(**changes).id, "--issue") == 2
+    assert ends("known", made_up(**changes).id, "--issue") == 2
     told = capsys.readouterr()
     assert names in told.err and len(told.err.strip().splitlines()) == 1 and not told.out
 
@@ -238,7 +231,7 @@ def test_an_entry_that_lacks_something_says_what(
 def test_report_sends_an_entrys_id_to_the_command_that_shows_it(
     capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
-    assert run("report", FILED[0].id, *more) == 2
+    assert ends("report", FILED[0].id, *more) == 2
     command = " ".join(["narrowfuzz known", FILED[0].id, *more])
     assert capsys.readouterr().err.strip().count(command) == 1
 

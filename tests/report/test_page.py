@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from narrowfuzz.triage.finding import (
     report,
     seen_on,
 )
-from test_accepted import FINDING, OTHER, SHARE, store
+from test_accepted import FINDING, OTHER, SHARE, of, store
 from test_nearest import ALIKE
 
 __all__ = ["store"]  # a fixture
@@ -75,10 +76,16 @@ class Read(HTMLParser):
         self.text += data
 
 
-def page(store: Any, accepted: Accepted = Accepted(), **changes: Any) -> Read:  # noqa: B008
+def page(
+    store: Any, accepted: Accepted = Accepted(), *, environment: Any = ENVIRONMENT,  # noqa: B008
+    met: int = 3, share: Judged = SHARE, entries: Any = (ALIKE,), **changes: Any,
+) -> Read:  # fmt: skip
     entry = load_entries()[0]
-    write_page(store, SUMMARY | changes, ENVIRONMENT, SHARE, accepted, [(entry, 3)], [entry],
-               [ALIKE], ["--model", "mine.py:build"])  # fmt: skip
+    given = {"applying": [entry], "entries": entries, "options": ["--model", "mine.py:build"]}
+    counts: Counter[Any] = Counter({("known", entry.id): met} if met else {})
+    write_page(
+        of(store, counts, accepted=accepted, share=share, **given), SUMMARY | changes, environment
+    )
     read = Read()
     read.feed((store.out / "report.html").read_text())
     return read
@@ -300,8 +307,7 @@ def test_without_the_ledger_nothing_is_called_new(store: Any) -> None:
 
 
 def test_known_issues_are_not_said_to_be_absent_where_nobody_asked(store: Any) -> None:
-    write_page(store, SUMMARY | {"ledger": False}, ENVIRONMENT, SHARE, Accepted(), [], [], [ALIKE])
-    text = (store.out / "report.html").read_text()
+    text = page(store, met=0, ledger=False).text
     assert "None came up" not in text and "listed among the findings" in text
 
 
@@ -367,15 +373,14 @@ def test_the_first_line_says_what_was_tested_and_on_what(store: Any) -> None:
     gpu = {"device": {"name": "cuda:0"}}
     emulated = "CPU only, MXFP8 emulated by torchao (CPUs have no MX instructions)\n"
     for more, said in (({}, emulated), (gpu, "torch 2.13.0, device cuda:0\n")):
-        write_page(store, SUMMARY, ENVIRONMENT | more, mx, Accepted(), [], [], [])
+        page(store, environment=ENVIRONMENT | more, share=mx)
         assert said.strip() + "</p>" in (store.out / "report.html").read_text()
 
 
 def test_ways_to_run_that_nothing_was_checked_in_are_counted(store: Any) -> None:
     assert "nothing checked" not in page(store).text
     never = tuple(("torchao.float8.rowwise", arm, "linear") for arm in ("ac_full", "aot_eager"))
-    share = Judged(SHARE.met, (*SHARE.never, *never))
-    write_page(store, SUMMARY, ENVIRONMENT, share, Accepted(), [], [], [])
+    page(store, share=Judged(SHARE.met, (*SHARE.never, *never)))
     text = (store.out / "report.html").read_text()
     assert "2 other ways to run: nothing checked" in text
     assert ">aot_eager</button></th>" not in text and ">eager</button></th>" in text
@@ -401,10 +406,7 @@ def test_a_finding_that_is_a_known_issue_is_told_apart(store: Any) -> None:
     )
     store.add(known, "pass\n")
     store.add(msgspec.structs.replace(OTHER, known_issue=""), "pass\n")
-    entries, summary = [entry, ALIKE], SUMMARY | {"ledger": False}
-    write_page(store, summary, ENVIRONMENT, SHARE, Accepted(), [], [], entries)
-    read = Read()
-    read.feed((store.out / "report.html").read_text())
+    read = page(store, entries=[entry, ALIKE], met=0, ledger=False)
     title = re.sub(r"\s+", " ", read.text)
     assert "2 findings (1 high, 1 medium): 1 new, 1 known (1 issue, listed because" in title
     assert f"this is the known issue {entry.id}" in read.text and entry.workaround in read.text
@@ -465,7 +467,7 @@ def test_ways_to_run_stand_in_the_order_of_the_ladder(store: Any) -> None:
     share = Judged(
         frozenset(("torchao.float8.rowwise", arm, "linear") for arm in reversed(arms)), ()
     )
-    write_page(store, SUMMARY, ENVIRONMENT, share, Accepted(), [], [], [])
+    page(store, share=share)
     text = (store.out / "report.html").read_text()
     heads = re.findall(r"<th scope=.col.><button [^>]*>([^<]*)</button></th>", text)
     assert heads == arms

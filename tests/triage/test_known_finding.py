@@ -10,7 +10,7 @@ import pytest
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Entry, Ledger, load_ledger
-from narrowfuzz.ledger.severity import severity
+from narrowfuzz.ledger.severity import weighed
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import Verdict, fingerprint
@@ -99,9 +99,8 @@ def test_a_finding_has_the_severity_of_the_issue_that_it_is(scripts: RunScript) 
 def test_the_reason_of_an_entry_ends_with_its_severity_less_the_steps(entry: Entry) -> None:
     level = ("low", "medium", "high")
     why = entry.weighed.why
-    assert entry.severity == severity(
-        entry.symptom, entry.effect, entry.data, entry.use, cured=entry.cured_by
-    )
+    how = weighed(entry.symptom, entry.effect, entry.data, entry.use, cured=entry.cured_by)
+    assert entry.severity == how.severity
     if entry.cured:  # by a release that the reader may not have
         assert entry.cured in why and "every release" not in why
     (start,) = [name for name in level if f": {name}" in why]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from narrowfuzz.case.spec import Case
 from narrowfuzz.ledger.facts import Fact
+from narrowfuzz.trace.words import options
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,7 @@ class Asked:
     @property
     def list_known(self) -> str:
         """The command that lists what is known of the recipes and arms that were asked for."""
-        given = {
-            "--recipe": self.recipes,
-            "--arm": self.arms,
-            "--recipe-file": tuple(map(str, self.recipe_files)),
-        }
         if not (self.recipes or self.arms):
             return "narrowfuzz list known"
-        options = [text for name, values in given.items() for v in values for text in (name, v)]
-        return shlex.join(["narrowfuzz", "list", "known", *options])
+        given = {"--recipe": self.recipes, "--arm": self.arms, "--recipe-file": self.recipe_files}
+        return shlex.join(["narrowfuzz", "list", "known", *options(given)])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from narrowfuzz.campaign.config import Place
 from narrowfuzz.case.spec import Case, dump_case
 from narrowfuzz.judge.fold import Judgement
 from narrowfuzz.report.judged import JUDGED, LOOKING
@@ -71,8 +72,7 @@ class Beside:
 
     own: Path
     other: Path
-    number: int
-    generation: int
+    place: Place
     later: dict[str, list[Later]] = field(default_factory=dict)
     #: The case that is judged now, and the hashes of its first runs, arm by arm.
     _current: str = ""
@@ -80,7 +80,7 @@ class Beside:
 
     def __post_init__(self) -> None:
         (self.own / _FOLDER / "cases").mkdir(parents=True, exist_ok=True)
-        name = f"{self.number}.{self.generation}"
+        name = f"{self.place.number}.{self.place.generation}"
         self._lines = self.own / _FOLDER / f"{name}{_LINES}"
         self._end = self.own / _FOLDER / f"{name}{_END}"
 
@@ -120,9 +120,9 @@ class Beside:
 
     def _met(self) -> bool:
         """Is the same worker of the other side as far, or that side over?"""
-        ended = (self.other / _FOLDER).glob(f"{self.number}.*{_END}")
+        ended = (self.other / _FOLDER).glob(f"{self.place.number}.*{_END}")
         reached = (int(path.name.split(".")[1]) for path in ended)
-        return any(there >= self.generation for there in reached) or is_over(self.other)
+        return any(there >= self.place.generation for there in reached) or is_over(self.other)
 
 
 def read_seen(run: Path) -> list[CaseSeen]:
@@ -207,12 +207,3 @@ def shown_alone(mine: Iterable[CaseSeen], other: Iterable[CaseSeen]) -> set[str]
         for name in one.causes
         if name not in there and not known_there(one, name, twins.get(key))
     }
-
-
-def total_causes(seen: Iterable[CaseSeen]) -> dict[str, list[CaseSeen]]:
-    """Fingerprint -> the cases that show it, in order."""
-    found: dict[str, list[CaseSeen]] = {}
-    for one in seen:
-        for name in one.causes:
-            found.setdefault(name, []).append(one)
-    return found

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -15,21 +14,34 @@ from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import Live
 from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.draw.coverage import missing, table, universe
+from narrowfuzz.ledger import advice
+from narrowfuzz.ledger.ledger import Entry, Ledger, load_entries
 from narrowfuzz.machine.device import Device
+from narrowfuzz.machine.environment import describe
+from narrowfuzz.machine.machine import machine
 from narrowfuzz.machine.overlay import laid
+from narrowfuzz.machine.policy import cast_policies
 from narrowfuzz.models.catalog import MODELS, title_of
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.formats import write_formats
 from narrowfuzz.report.judged import Judged, judged
+from narrowfuzz.report.markdown import write_markdown
+from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.page import write_page
 from narrowfuzz.report.store import Store
+from narrowfuzz.report.summary import (
+    pairs_seen,
+    print_summary,
+    print_unmet,
+    rule_counts,
+    trials_seen,
+)
+from narrowfuzz.report.tally import Tally
+from narrowfuzz.report.terminal import console
+from narrowfuzz.trace.words import options
 from narrowfuzz.triage.finding import Finding
-
-if TYPE_CHECKING:
-    from narrowfuzz.ledger.ledger import Entry, Ledger
-    from narrowfuzz.report.outcome import Ended
-    from narrowfuzz.report.tally import Tally
 
 
 @dataclass(frozen=True)
@@ -49,20 +61,16 @@ class Campaign:
 
     def run(self) -> tuple[Tally, dict[str, Any]]:
         """Run it, say and write what came of it; returns also what ``summary.json`` holds."""
-        from narrowfuzz.campaign.supervisor import run_campaign
-        from narrowfuzz.report.markdown import write_markdown
-        from narrowfuzz.report.outcome import Ended
-        from narrowfuzz.report.summary import print_summary, print_unmet
+        from narrowfuzz.campaign.supervisor import run_campaign  # imports torch
 
-        console, around = consoles(self.asked)
+        verdict, around = consoles(self.asked)
         environment = self.environment()
         applying, command = self.applying(), self.asked.list_known
         _print_head(around, self.config, environment, self.lacking)
         if self.asked.verbose:
             _print_probed(around, environment, self.device.profile())
         if self.asked.configuration:
-            head = "Known issues that may affect you:"
-            print_unmet(around, {}, applying, head, command)
+            print_unmet(around, applying, "Known issues that may affect you:", command)
         live = Live(around, self.config)
         tally = run_campaign(self.config, self.store, live.show)
         tally.notes += [beside.NOTE] * (self.config.beside is not None)
@@ -75,7 +83,7 @@ class Campaign:
             self.accepted,
             whole=drawable(self.recipes, self.config),
             options=self.options(),
-            applying=[] if self.asked.configuration else applying,
+            applying=applying,
             list_known=command,
             counted=bool(self.config.cases),
             min_judged=self.asked.min_judged,
@@ -84,29 +92,16 @@ class Campaign:
             filtered=self.config.ledger,
             entries=self.entries(),
         )
-        print_summary(console, around, ended, verbose=self.asked.verbose)
+        print_summary(verdict, around, ended, verbose=self.asked.verbose)
         summary = self.summary(ended)
-        write_formats(self.store, ended.share, self.accepted, tally.seconds)
+        write_formats(ended)
         write_markdown(ended)
-        write_page(
-            self.store,
-            summary,
-            environment,
-            ended.share,
-            self.accepted,
-            ended.known,
-            applying,
-            self.entries(),
-            ended.options,
-        )
+        write_page(ended, summary, environment)
         self.store.write_json("env.json", environment)
         self.store.write_json("summary.json", summary)
         return tally, summary
 
     def environment(self) -> dict[str, Any]:
-        from narrowfuzz.machine.environment import describe
-        from narrowfuzz.machine.policy import cast_policies
-
         return {
             **describe(),
             "device": self.device.describe(),
@@ -117,26 +112,22 @@ class Campaign:
         """The entries that what was asked for may show; none where all count as new."""
         if not self.config.ledger:
             return []
-        from narrowfuzz.ledger.advice import applying, of_models
-        from narrowfuzz.machine.machine import machine
-
         arms = [BY_NAME[name] for name in select_arms(self.config.arms)]
         entries = (*self.ledger.entries, *self.ledger.unnamed)
-        return applying(
+        return advice.applying(
             entries,
             self.recipes.values(),
             arms,
             machine(),
             self.device.torch,
-            self.asked.configuration or of_models([MODELS[name] for name in self.config.models]),
+            self.asked.configuration
+            or advice.of_models([MODELS[name] for name in self.config.models]),
         )
 
     def entries(self) -> Sequence[Entry]:
         """What a finding may resemble: the entries that were asked, or every one if none was."""
         if self.config.ledger:
             return (*self.ledger.entries, *self.ledger.unnamed)
-        from narrowfuzz.ledger.ledger import load_entries
-
         return load_entries(self.config.ledgers)
 
     def judged(self, tally: Tally) -> Judged:
@@ -151,16 +142,12 @@ class Campaign:
 
     def options(self) -> list[str]:
         """What a replay needs besides the finding's folder."""
-        given = [text for file in self.asked.recipe_files for text in ("--recipe-file", str(file))]
-        given += [text for own in self.config.own for text in ("--model", own)]
-        given += [text for release in laid() for text in ("--with", release)]
-        return given + (["--te-version", self.asked.te_version] if self.asked.te_version else [])
+        given = {"--recipe-file": self.asked.recipe_files, "--model": self.config.own}
+        version = [self.asked.te_version] if self.asked.te_version else []
+        return options(given) + options({"--with": laid(), "--te-version": version})
 
     def summary(self, ended: Ended) -> dict[str, Any]:
         """What ``summary.json`` holds."""
-        from narrowfuzz.draw.coverage import missing, table
-        from narrowfuzz.report.summary import pairs_seen, rule_counts, trials_seen
-
         tally, whole, share = ended.tally, ended.whole, ended.share
         seen = pairs_seen(tally.counts)
         return {
@@ -223,17 +210,11 @@ def _linears_judged(share: Judged) -> Iterator[dict[str, Any]]:
 def consoles(asked: Asked) -> tuple[Console, Console]:
     """Where a run says its verdict and its findings, and where it says all that stands around them:
     nowhere if it is to be quiet."""
-    width = None if sys.stdout.isatty() else 110
-    return (
-        Console(highlight=False, width=width),
-        Console(highlight=False, width=width, quiet=asked.quiet),
-    )
+    return console(), console(quiet=asked.quiet)
 
 
 def drawable(recipes: Mapping[str, Recipe], config: Config) -> frozenset[Any]:
     """The pairs of features that cases of these recipes can have."""
-    from narrowfuzz.draw.coverage import universe
-
     allowed, device = select_arms(config.arms), config.device
     native = natives(allowed, device)
     models = {"models": config.models} if config.models else {}
@@ -252,25 +233,24 @@ def _print_head(
     console.print(
         f"narrowfuzz {versions['narrowfuzz']}  torch {versions['torch']}  "
         f"torchao {versions['torchao']}  "
-        f"device {config.device}  workers {config.workers}  seed {config.seed}",
-        soft_wrap=True,
+        f"device {config.device}  workers {config.workers}  seed {config.seed}"
     )
     for package, folder in environment["checkouts"].items():
-        console.print(f"{package} is no release, but {folder}", soft_wrap=True)
-    console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
+        console.print(f"{package} is no release, but {folder}")
+    console.print(f"recipes: {', '.join(config.recipes)}")
     if any(name.startswith("te.") for name in config.recipes):
         from te_on_cpu.environment import description
 
-        console.print(f"TransformerEngine {description()}", soft_wrap=True)
+        console.print(f"TransformerEngine {description()}")
     for line in lacking:
-        console.print(f"not tested: {line}", soft_wrap=True)
+        console.print(f"not tested: {line}")
 
 
 def _print_probed(console: Console, environment: dict[str, Any], profile: list[str]) -> None:
     """How this machine casts and adds, as ``narrowfuzz doctor`` says, too."""
     probed = "; ".join(f"{k}: {v}" for k, v in environment["policies"].items())
-    console.print(f"how it casts (probed): {probed}", soft_wrap=True)
-    console.print(f"how it adds (measured): {'; '.join(profile)}", soft_wrap=True)
+    console.print(f"how it casts (probed): {probed}")
+    console.print(f"how it adds (measured): {'; '.join(profile)}")
 
 
 def _brief(finding: Finding) -> dict[str, str]:

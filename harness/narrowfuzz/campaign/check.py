@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import msgspec
@@ -32,7 +32,7 @@ from narrowfuzz.recipe.recipe import (
     select,
     unknown,
 )
-from narrowfuzz.report.glossary import plural
+from narrowfuzz.trace.words import few, plural
 
 #: A step, an evaluation in between, a reload, and another step.
 _TRAINING = (
@@ -66,12 +66,83 @@ _SHARE = 0.6
 _NAMED = 6
 
 
+@dataclass(frozen=True)
+class _Configuration:
+    """A user's model as it is trained."""
+
+    asked: Asked
+    model: Model
+    #: The same with other values of its parameters.
+    others: Sequence[Model]
+    compile: Compile
+    checkpoint: Checkpoint
+    #: Globs of the linears that the recipes convert, as ``recipe.named`` reads them.
+    only: tuple[str, ...]
+    #: The recipes that were asked for, and those that run here.
+    wanted: tuple[str, ...]
+    recipes: Sequence[Recipe]
+
+    @property
+    def facts(self) -> dict[str, Fact]:
+        """What holds of all that was asked for."""
+        return {
+            "dtype": self.model.fixed["dtype"],
+            "checkpoint": self.checkpoint,
+            "compile": self.compile,
+            "memory_budget": 100,
+            "grad_mode": "train",
+            "autocast": False,
+            "dynamic": False,
+            **of_models((self.model, *self.others)),
+        }
+
+
 def check_command(
     asked: Asked, compile: str, checkpoint: str, only: tuple[str, ...] = ()
 ) -> tuple[int, dict[str, Any]]:
     """Check ``asked.models[0]``; returns as ``run_command``. ``only``: globs of the linears that
-    the recipes convert, as ``recipe.named`` reads them. Raises ValueError for a model that cannot
-    be judged, or an option that does not exist."""
+    the recipes convert. Raises ValueError for a model that cannot be judged, or an option that does
+    not exist."""
+    device = torch_name(asked.device or "cpu")
+    one = _configuration(asked, device, compile, checkpoint, only)
+    asked_of, pace = _specs(one.model, one.recipes, one.compile, one.checkpoint), {}
+    if one.model.multiplications > LARGE and device == "cpu":
+        plain = _unfiltered(asked, one.recipes, device)
+        pace = seconds_of_cases(asked_of, one.model.multiplications, plain, device)
+        asked_of.sort(key=pace.__getitem__)
+    first = (*_first(asked_of), *_other_sizes(one.others, one.recipes))
+    climbed = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
+    chosen = select_arms(asked.arms)
+    arms = tuple(name for name in climbed if name in chosen)
+    if not arms:
+        raise ValueError(
+            f"--arm {' '.join(asked.arms)}: this configuration runs {', '.join(climbed)}; "
+            "--compile and --checkpoint say more"
+        )
+    meant = dict.fromkeys(arm.name for spec in asked_of for arm in _meant(climb(spec)))
+    _, around = consoles(asked)
+    around.print(_head(one, len(first), asked_of), markup=False)
+    if pace:
+        minutes = None if asked.cases else asked.minutes or _MINUTES
+        around.print(said_of_pace(pace, len(first), minutes), markup=False)
+    from narrowfuzz.campaign.main import run_command
+
+    return run_command(
+        replace(
+            asked,
+            recipes=one.wanted,
+            arms=arms,
+            first=first,
+            meant=() if asked.arms else tuple(meant),
+            linears=False,
+            configuration=one.facts,
+        )
+    )
+
+
+def _configuration(
+    asked: Asked, device: str, compile: str, checkpoint: str, only: tuple[str, ...]
+) -> _Configuration:
     if compile not in get_args(Compile):
         raise ValueError(unknown("value", compile, get_args(Compile), of="--compile"))
     if checkpoint not in get_args(Checkpoint):
@@ -79,7 +150,6 @@ def check_command(
     (text,) = asked.models
     prepare(asked.plant)
     (model, *others) = register(text)
-    device = torch_name(asked.device or "cpu")
     wanted = asked.recipes or (f"torch.{model.fixed['dtype']}",)
     if only:
         wanted = _filtered(model, select(load_recipes(asked.recipe_files), wanted), only)
@@ -90,58 +160,7 @@ def check_command(
             f"none of {', '.join(wanted)} can run here: narrowfuzz list recipes says why"
         )
     _takes_parameters_of(model, recipes)
-    asked_of = _specs(model, recipes, compile, checkpoint)  # type: ignore[arg-type]
-    pace: dict[Spec, float] = {}
-    if model.multiplications > LARGE and device == "cpu":
-        plain = _unfiltered(asked, recipes, device)
-        pace = seconds_of_cases(asked_of, model.multiplications, plain, device)
-        asked_of.sort(key=pace.__getitem__)
-    first = (*_first(asked_of), *_other_sizes(others, recipes))
-    chosen, climbed = select_arms(asked.arms), [a for case in first for a in climb(case.spec)]
-    arms = dict.fromkeys(arm.name for arm in climbed if arm.name in chosen)
-    if not arms:
-        raise ValueError(
-            f"--arm {' '.join(asked.arms)}: this configuration runs "
-            f"{', '.join(dict.fromkeys(arm.name for arm in climbed))}; --compile and --checkpoint "
-            "say more"
-        )
-    meant = (
-        ()
-        if asked.arms
-        else tuple(dict.fromkeys(arm.name for spec in asked_of for arm in _meant(climb(spec))))
-    )
-    _, around = consoles(asked)
-    around.print(
-        _head(asked, model, len(others), only, wanted, compile, checkpoint, len(first), asked_of),
-        soft_wrap=True,
-        markup=False,
-    )
-    if pace:
-        minutes = None if asked.cases else asked.minutes or _MINUTES
-        around.print(said_of_pace(pace, len(first), minutes), soft_wrap=True, markup=False)
-    facts: dict[str, Fact] = {
-        "dtype": first[0].spec.dtype,
-        "checkpoint": checkpoint,
-        "compile": compile,
-        "memory_budget": 100,
-        "grad_mode": "train",
-        "autocast": False,
-        "dynamic": False,
-        **of_models((model, *others)),
-    }
-    from narrowfuzz.campaign.main import run_command
-
-    return run_command(
-        replace(
-            asked,
-            recipes=wanted,
-            arms=tuple(arms),
-            first=first,
-            meant=meant,
-            linears=False,
-            configuration=facts,
-        )
-    )
+    return _Configuration(asked, model, others, compile, checkpoint, only, wanted, recipes)  # type: ignore[arg-type]
 
 
 def _unfiltered(asked: Asked, recipes: Iterable[Recipe], device: str) -> dict[str, Recipe]:
@@ -235,26 +254,17 @@ def _other_sizes(models: Sequence[Model], recipes: Sequence[Recipe]) -> Iterator
             yield Case(spec=spec, data=DataSpec(seed=3))
 
 
-def _head(
-    asked: Asked,
-    model: Model,
-    others: int,
-    only: tuple[str, ...],
-    wanted: Sequence[str],
-    compile: str,
-    checkpoint: str,
-    first: int,
-    specs: Sequence[Spec],
-) -> str:
+def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
     """What is checked, for how long, and what of it may not fit."""
+    asked, model, wanted = one.asked, one.model, one.wanted
     minutes = asked.minutes or _MINUTES
     then = (
         plural(asked.cases, "case") if asked.cases else f"{minutes:g} minute{'s' * (minutes != 1)}"
     )
-    kept = sum(named(name, only) for name in model.linears)
+    kept = sum(named(name, one.only) for name in model.linears)
     of = f"{kept} of " if kept < len(model.linears) else ""
-    sizes = f" and {others} other sizes" if others else ""
-    linears = f"{of}{len(model.linears)} linear{'s' * (len(model.linears) != 1)}{sizes}"
+    sizes = f" and {len(one.others)} other sizes" if one.others else ""
+    linears = f"{of}{plural(len(model.linears), 'linear')}{sizes}"
     lines = []
     if not asked.recipes:
         lines.append(
@@ -262,17 +272,17 @@ def _head(
             "FP8 or MX; narrowfuzz list recipes shows others"
         )
     lines += [
-        f"{model.title}: {linears}; {', '.join(wanted)}, --compile {compile}, --checkpoint "
-        f"{checkpoint}",
+        f"{model.title}: {linears}; {', '.join(wanted)}, --compile {one.compile}, --checkpoint "
+        f"{one.checkpoint}",
         f"first {plural(first, 'case')} of this configuration and near it, on {len(_VALUES)} kinds "
         f"of data; then random ones around it, on all {len(get_args(ValueClass))} kinds, for "
         f"{then} in all",
     ]
-    if compile != "none":
+    if one.compile != "none":
         programs = sum(spec.compile != "none" for spec in specs)
         seconds = None if asked.cases else 60 * minutes
-        lines.append(_compiling(compile, len(model.linears), programs, seconds))
-    if model.unrepeatable and checkpoint != "none":
+        lines.append(_compiling(one.compile, len(model.linears), programs, seconds))
+    if model.unrepeatable and one.checkpoint != "none":
         lines.append(
             f"note: {model.unrepeatable} computes something else when it is called again with the "
             "same inputs, as a block does that writes into a cache of keys and values: a "
@@ -280,8 +290,7 @@ def _head(
             "checkpointed as a whole (transformers: use_cache=False)"
         )
     if model.unreached:
-        more = len(model.unreached) - _NAMED
-        names = ", ".join(model.unreached[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        names = few(model.unreached, _NAMED)
         lines.append(
             f"note: no gradient reaches {names} in one call with what it is built with: nothing "
             "that it returns depends on that"
@@ -293,7 +302,7 @@ def _compiling(compiler: str, linears: int, programs: int, seconds: float | None
     """How long compiling takes, and whether there is time for it."""
     starts, more = _COMPILES["inductor" if compiler == "inductor" else "aot_eager"]
     each = starts + more * linears
-    said = f"compiled {programs} time{'s' * (programs != 1)}, each in about {each:.0f} seconds"
+    said = f"compiled {plural(programs, 'time')}, each in about {each:.0f} seconds"
     if seconds is None or each < seconds * _SHARE:
         return said
     least = math.ceil(each / _SHARE / 60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,8 +19,11 @@ from narrowfuzz.campaign.accept import Accepting, check_accepting, write_accepte
 from narrowfuzz.campaign.beside import count_seen, read_seen, shown_alone
 from narrowfuzz.campaign.comparison import LETTERS, Comparison, compared, side_run
 from narrowfuzz.campaign.comparison_words import as_json, lines_of, write_page, write_summary
+from narrowfuzz.campaign.interrupts import on_interrupt
 from narrowfuzz.ledger.exits import CLEAN, FOUND, INTERRUPTED, OURS, TOO_LITTLE, USAGE
 from narrowfuzz.machine.overlay import folder_of
+from narrowfuzz.report import terminal
+from narrowfuzz.trace.words import options
 
 #: What a run ends with if it came to its end.
 _ENDED = (0, 1)
@@ -60,6 +62,10 @@ class Interrupted(Exception):
     """Somebody stopped the comparison."""
 
 
+def _stop() -> None:
+    raise Interrupted
+
+
 def side_of(text: str) -> Side:
     """A Python, the folder of an environment, a folder of packages to lay over this one's, or
     PACKAGE==VERSION of one.
@@ -91,9 +97,9 @@ def compare_command(first: str, second: str, asked: Asked) -> tuple[int, dict[st
         raise ValueError(f"--out {asked.out} is there already: name another folder")
     if asked.cases < 1:
         raise ValueError(f"--cases must be at least 1, got {asked.cases}")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    console = terminal.console()
     for letter, side in zip(LETTERS, sides, strict=True):
-        console.print(f"{letter}: {escape(side.title)}", soft_wrap=True)
+        console.print(f"{letter}: {escape(side.title)}")
     try:
         codes = _run_both(console, sides, asked)
     except Interrupted:
@@ -115,14 +121,14 @@ def _conclude(console: Console, comparison: Comparison, asked: Asked) -> tuple[i
     comparison, written = write_accepted(comparison, asked.accepting)
     code = FOUND if comparison.differ else TOO_LITTLE if comparison.empty else CLEAN
     for line in lines_of(comparison, asked.out):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     for line in written:
-        console.print(escape(line), soft_wrap=True)
+        console.print(escape(line))
     document = as_json(comparison) | {"exit_code": code}
     write_summary(comparison, asked.out)
     write_page(comparison, asked.out, document)
     page = escape(str(asked.out / "report.html"))
-    console.print(f"\nOutput: {escape(str(asked.out))}; the page: {page}", soft_wrap=True)
+    console.print(f"\nOutput: {escape(str(asked.out))}; the page: {page}")
     return code, document
 
 
@@ -137,7 +143,7 @@ def _run_both(console: Console, sides: Sequence[Side], asked: Asked) -> list[int
     asked.out.mkdir(parents=True)
     folders = [asked.out / letter for letter in LETTERS]
     processes: list[subprocess.Popen[bytes]] = []
-    with _interruptible(), _progress(console) as say:
+    with on_interrupt(_stop), _progress(console) as say:
         try:
             for side, own, other in zip(sides, folders, reversed(folders), strict=True):
                 processes.append(_start(side, own, other, asked))
@@ -159,23 +165,10 @@ def _run_both(console: Console, sides: Sequence[Side], asked: Asked) -> list[int
 def _start(side: Side, own: Path, other: Path, asked: Asked) -> subprocess.Popen[bytes]:
     over = os.pathsep.join(filter(None, (side.overlay, os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, **({"PYTHONPATH": over} if over else {})}
-    command = [
-        side.python,
-        "-m",
-        "narrowfuzz",
-        "run",
-        "--cases",
-        str(asked.cases),
-        "--seed",
-        str(asked.seed),
-        "--workers",
-        str(asked.processes),
-        *asked.more,
-        "--beside",
-        str(other),
-        "--out",
-        str(own),
-    ]
+    numbers = {"--cases": [asked.cases], "--seed": [asked.seed], "--workers": [asked.processes]}
+    folders = {"--beside": [other], "--out": [own]}
+    command = [side.python, "-m", "narrowfuzz", "run"]
+    command += [*options(numbers), *asked.more, *options(folders)]
     with Path(f"{own}.log").open("w") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
 
@@ -235,22 +228,7 @@ def _progress(console: Console) -> Iterator[Callable[[Callable[[], str]], None]]
         if status:
             status.update(escape(line()))
         else:
-            console.print(escape(line()), soft_wrap=True)
+            console.print(escape(line()))
 
     with status or nullcontext():
         yield say
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end both runs."""
-
-    def stop(signum: int, frame: Any) -> None:
-        raise Interrupted
-
-    previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from narrowfuzz.campaign.beside import (
     numbered,
     read_seen,
     shown_alone,
-    total_causes,
 )
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.report.judged import Combination
@@ -35,6 +35,7 @@ class SideRun:
 
     #: As the user named it.
     title: str
+    #: It is called like the side: A or B.
     folder: Path
     seen: Sequence[CaseSeen]
     #: Rows of ``findings.jsonl``, by fingerprint.
@@ -43,6 +44,27 @@ class SideRun:
     parts: Mapping[str, str]
     summary: Mapping[str, Any]
     environment: Mapping[str, Any]
+
+    @property
+    def letter(self) -> str:
+        return self.folder.name
+
+    @cached_property
+    def turns(self) -> dict[tuple[str, int], CaseSeen]:
+        return numbered(self.seen)
+
+    @cached_property
+    def causes(self) -> dict[str, list[CaseSeen]]:
+        """Fingerprint -> the cases that show it, in order."""
+        found: dict[str, list[CaseSeen]] = {}
+        for one in self.seen:
+            for name in one.causes:
+                found.setdefault(name, []).append(one)
+        return found
+
+    def case(self, one: CaseSeen) -> str:
+        """The file of a case that showed something, below the comparison's folder."""
+        return f"{self.letter}/{case_file(self.folder, one.case).relative_to(self.folder)}"
 
     @property
     def versions(self) -> str:
@@ -180,24 +202,23 @@ def side_run(title: str, folder: Path) -> SideRun:
 
 def compared(a: SideRun, b: SideRun) -> Comparison:
     """Hold one side's run against the other's, case by case."""
-    of_a, of_b = numbered(a.seen), numbered(b.seen)
-    pairs = [(of_a[name], of_b[name]) for name in of_a if name in of_b]
+    pairs = [(one, b.turns[key]) for key, one in a.turns.items() if key in b.turns]
     met = sorted({c for one, other in pairs for c in _combinations(one) & _combinations(other)})
     asked = {*a.summary["never_judged"], *b.summary["never_judged"]}
     asked |= {" ".join(c) for side in (a, b) for one in side.seen for c in _combinations(one)}
     return Comparison(
         sides=(a, b),
-        cases=(len(pairs), len(of_a.keys() - of_b.keys()), len(of_b.keys() - of_a.keys())),
+        cases=(len(pairs), len(a.turns) - len(pairs), len(b.turns) - len(pairs)),
         rules=_rules(pairs),
         met=met,
         never=sorted(asked - {" ".join(c) for c in met}),
         bits=_bits(pairs),
-        differences=sorted((*_alone(a, b, "A"), *_alone(b, a, "B")), key=_grave),
-        common=[*_common(a, b), *_known_on_one(a, b, "A"), *_known_on_one(b, a, "B")],
-        known=_known(pairs, _by_ledger(a, b) | _by_ledger(b, a)),
+        differences=sorted((*_alone(a, b), *_alone(b, a)), key=_grave),
+        common=[*_common(a, b), *_known_on_one(a, b), *_known_on_one(b, a)],
+        known=_known(a, b, pairs),
         notes=[
-            f"{letter}: {note}"
-            for letter, side in zip(LETTERS, (a, b), strict=True)
+            f"{side.letter}: {note}"
+            for side in (a, b)
             for note in side.summary["notes"]
             if note != NOTE
         ],
@@ -237,7 +258,7 @@ def _bits(pairs: Iterable[tuple[CaseSeen, CaseSeen]]) -> Bits:
                 if unlike and not first:
                     first = f"{unlike[0]} on {arm}, {one.recipe}, {one.model}, case {one.case}"
         cases += differ.total() > before
-    return Bits(compared, differ, cases, first)
+    return Bits(dict(compared), dict(differ), cases, first)
 
 
 def _paired(one: Hashes, other: Hashes) -> dict[Kind, dict[str, bool]]:
@@ -251,57 +272,37 @@ def _paired(one: Hashes, other: Hashes) -> dict[Kind, dict[str, bool]]:
     }
 
 
-def _alone(side: SideRun, other: SideRun, letter: str) -> Iterable[Difference]:
+def _alone(side: SideRun, other: SideRun) -> Iterable[Difference]:
     """What this side shows alone. A part of another finding is told with that one; what its process
     did not come to look into is suspected."""
-    shown = total_causes(side.seen)
-    alone = shown_alone(side.seen, other.seen) | (side.rows.keys() - shown.keys())
-    for name in sorted(alone - total_causes(other.seen).keys() - other.rows.keys()):
-        cases = shown.get(name, [])
+    alone = shown_alone(side.seen, other.seen) | (side.rows.keys() - side.causes.keys())
+    for name in sorted(alone - other.causes.keys() - other.rows.keys()):
+        cases = side.causes.get(name, [])
         if name in side.rows:
-            yield _as_found(side.rows[name], letter, len(cases))
+            row = side.rows[name]
+            same = {one.name: row[one.name] for one in fields(Difference) if one.name in row}
+            files = {kind: f"{side.letter}/{row[kind]}" for kind in ("case", "script")}
+            yield Difference(**same | files, side=side.letter, cases=max(len(cases), 1))
         elif name not in side.parts:
             first = cases[0]
             cause = first.causes[name]
             yield Difference(
                 name,
-                letter,
+                side.letter,
                 "suspected",
                 "low",
                 cause.sentence,
                 first.recipe,
                 cause.arm,
                 len(cases),
-                case=_below(side, case_file(side.folder, first.case)),
+                case=side.case(first),
                 why_suspected="its process ended before it was looked into",
             )
 
 
-def _as_found(row: Mapping[str, Any], letter: str, cases: int) -> Difference:
-    return Difference(
-        row["fingerprint"],
-        letter,
-        row["status"],
-        row["severity"],
-        row["sentence"],
-        row["recipe"],
-        row["arm"],
-        max(cases, 1),
-        f"{letter}/{row['case']}",
-        f"{letter}/{row['script']}",
-        why_suspected=row["why_suspected"],
-        accepted=row["accepted"],
-    )
-
-
-def _below(side: SideRun, file: Path) -> str:
-    return f"{side.folder.name}/{file.relative_to(side.folder)}"
-
-
 def _common(a: SideRun, b: SideRun) -> list[Common]:
     """What both show, without what each looked into: that would have been known to the other."""
-    on_a, on_b = total_causes(a.seen), total_causes(b.seen)
-    found = [_both(name, on_a[name], on_b[name], a) for name in sorted(on_a.keys() & on_b.keys())]
+    found = [_both(name, a, b) for name in sorted(a.causes.keys() & b.causes.keys())]
     for name in sorted((a.rows.keys() & b.rows.keys()) - {one.fingerprint for one in found}):
         row = a.rows[name]  # a lost process is told by the run, not by a case
         found.append(
@@ -317,7 +318,8 @@ def _common(a: SideRun, b: SideRun) -> list[Common]:
     return found
 
 
-def _both(name: str, on_a: list[CaseSeen], on_b: list[CaseSeen], a: SideRun) -> Common:
+def _both(name: str, a: SideRun, b: SideRun) -> Common:
+    on_a, on_b = a.causes[name], b.causes[name]
     of_b = {one.case: one for one in on_b}
     same = next((one for one in on_a if one.case in of_b), None)
     first = same or on_a[0]
@@ -328,47 +330,43 @@ def _both(name: str, on_a: list[CaseSeen], on_b: list[CaseSeen], a: SideRun) -> 
         first.recipe,
         first.causes[name].arm,
         (len(on_a), len(on_b)),
-        _below(a, case_file(a.folder, first.case)),
+        a.case(first),
     )
 
 
-def _known_on_one(side: SideRun, other: SideRun, letter: str) -> Iterator[Common]:
-    """What this side shows, and the other's ledger explains on the same bits."""
-    twins, there = numbered(other.seen), total_causes(other.seen)
+def _by_ledger(side: SideRun, other: SideRun) -> Iterator[tuple[str, CaseSeen, frozenset[str]]]:
+    """What this side shows, the cases that do, and the entries that explain it on the other side
+    alone, on the same bits."""
+    for key, one in side.turns.items():
+        for name in one.causes:
+            if entries := known_there(one, name, other.turns.get(key)):
+                yield name, one, entries
+
+
+def _known_on_one(side: SideRun, other: SideRun) -> Iterator[Common]:
+    """What this side shows, and the other's ledger explains."""
+    apart = other.causes.keys() | shown_alone(side.seen, other.seen)
     found: dict[str, tuple[CaseSeen, frozenset[str]]] = {}
-    for key, one in numbered(side.seen).items():
-        for name in one.causes.keys() - there.keys():
-            if entries := known_there(one, name, twins.get(key)):
-                found.setdefault(name, (one, entries))
-    counted = total_causes(side.seen)
-    for name, (one, entries) in sorted(found.items()):
-        if name in shown_alone(side.seen, other.seen):
-            continue
-        cause, n = one.causes[name], len(counted[name])
+    for name, one, entries in _by_ledger(side, other):
+        if name not in apart:
+            found.setdefault(name, (one, entries))
+    for name, (one, entries) in sorted(found.items(), key=lambda item: item[0]):
+        cause, n = one.causes[name], len(side.causes[name])
         said = (cause.sentence, f"the same, known as {', '.join(sorted(entries))}")
         yield Common(
             name,
-            said if letter == "A" else said[::-1],
+            said if side.letter == LETTERS[0] else said[::-1],
             one.recipe,
             cause.arm,
             (n, n),
-            _below(side, case_file(side.folder, one.case)),
+            side.case(one),
         )
 
 
-def _by_ledger(side: SideRun, other: SideRun) -> set[str]:
-    """The entries that explain on the other side alone what both show."""
-    twins = numbered(other.seen)
-    return {
-        entry
-        for key, one in numbered(side.seen).items()
-        for name in one.causes
-        for entry in known_there(one, name, twins.get(key))
-    }
-
-
-def _known(pairs: Sequence[tuple[CaseSeen, CaseSeen]], by_ledger: Collection[str]) -> list[Known]:
+def _known(a: SideRun, b: SideRun, pairs: Sequence[tuple[CaseSeen, CaseSeen]]) -> list[Known]:
     """On the cases that both judged: others say nothing of a difference."""
+    told = (*_by_ledger(a, b), *_by_ledger(b, a))
+    by_ledger = {entry for *_, entries in told for entry in entries}
     on_a, on_b = (Counter(name for pair in pairs for name in pair[i].known) for i in (0, 1))
     return [
         Known(name, (on_a[name], on_b[name]), name in by_ledger) for name in sorted({*on_a, *on_b})

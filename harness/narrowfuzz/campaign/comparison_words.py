@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from rich.markup import escape
 
 from narrowfuzz.campaign.comparison import LETTERS, Bits, Common, Comparison, Difference, Known
-from narrowfuzz.report.markdown import plain
+from narrowfuzz.report.markdown import bullets, plain
+from narrowfuzz.report.template import rendered
 from narrowfuzz.rules.texts import title_of
 from narrowfuzz.trace.hashes import KINDS, Kind
+from narrowfuzz.trace.words import few, plural
 
 #: Of ``compare.json``; it grows when a field changes its sense, not when one is added.
 SCHEMA = 1
@@ -36,14 +36,14 @@ def verdict(comparison: Comparison) -> str:
     found, apart = comparison.counting, comparison.known_apart
     if not found and not apart:
         left = len(comparison.differences)
-        rest = f"; {_number(left, 'difference')} listed that do not count" if left else ""
+        rest = f"; {plural(left, 'difference')} listed that do not count" if left else ""
         return f"No difference: no rule is broken on one side alone{rest}"
     parts = [
-        f"{_number(sum(one.side == letter for one in found), 'finding')} on {letter} alone"
+        f"{plural(sum(one.side == letter for one in found), 'finding')} on {letter} alone"
         for letter in reversed(LETTERS)
     ]
     if apart:
-        parts.append(f"{_number(len(apart), 'known issue')} on one side alone")
+        parts.append(f"{plural(len(apart), 'known issue')} on one side alone")
     return f"The two differ: {', '.join(parts)}"
 
 
@@ -64,7 +64,7 @@ def bits_said(bits: Bits) -> str:
         )
     scales = "" if bits.differ["scales"] else "; no scale differs on any case"
     return (
-        f"Bit for bit: {whole} values compared, {unlike} differ in {_number(bits.cases, 'case')} "
+        f"Bit for bit: {whole} values compared, {unlike} differ in {plural(bits.cases, 'case')} "
         f"({each}){scales}; first: {bits.first}"
     )
 
@@ -75,7 +75,7 @@ def judged_said(comparison: Comparison) -> str:
     met, never = len(comparison.met), len(comparison.never)
     apart = f", {only_a} on A alone, {only_b} on B alone" if only_a or only_b else ""
     return (
-        f"Compared: {_number(both, 'case')} on both sides{apart}; {len(comparison.rules)} rules "
+        f"Compared: {plural(both, 'case')} on both sides{apart}; {len(comparison.rules)} rules "
         f"judged on both; {met} of {met + never} combinations of recipe, arm and model"
     )
 
@@ -115,57 +115,51 @@ def difference_said(one: Difference) -> str:
     weight = one.severity if one.status == "new" else "suspected"
     why = f"; does not count: {one.accepted}" if one.accepted else ""
     why += f"; no script shows it: {one.why_suspected}" if one.why_suspected else ""
-    place = f"{one.recipe}, {one.arm}, {_number(one.cases, 'case')}"
+    place = f"{one.recipe}, {one.arm}, {plural(one.cases, 'case')}"
     return f"{one.side}, {weight}: {one.sentence} ({place}){why}"
 
 
 def common_said(one: Common) -> list[str]:
     """One line; two where the sides do not show the same of the same case."""
     a, b = one.sentences
-    n, m = one.cases
-    cases = _number(n, "case") if n == m else f"{_number(n, 'case')} on A, {m} on B"
-    place = f"({one.recipe}, {one.arm}, {cases})"
+    place = f"({one.recipe}, {one.arm}, {_on_both(one.cases)})"
     return [f"A, B: {a} {place}"] if a == b else [f"A: {a} {place}", f"B: {b} {place}"]
 
 
 def known_said(one: Known) -> str:
-    n, m = one.cases
     if side := one.one_side:
-        return f"on {side} alone: {one.id} ({_number(n or m, 'case')})"
-    cases = _number(n, "case") if n == m else f"{_number(n, 'case')} on A, {m} on B"
-    if one.by_ledger:
-        return f"on both, but the ledger names it on one side only: {one.id} ({cases})"
-    return f"on both: {one.id} ({cases})"
+        return f"on {side} alone: {one.id} ({plural(max(one.cases), 'case')})"
+    but = ", but the ledger names it on one side only" if one.by_ledger else ""
+    return f"on both{but}: {one.id} ({_on_both(one.cases)})"
+
+
+def _on_both(cases: tuple[int, int]) -> str:
+    n, m = cases
+    return plural(n, "case") if n == m else f"{plural(n, 'case')} on A, {m} on B"
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """What ``compare.json`` holds, without the exit code."""
     both, only_a, only_b = comparison.cases
-    bits = comparison.bits
     return {
         "schema": SCHEMA,
         "verdict": verdict(comparison),
         "sides": [
             {
-                "side": letter,
+                "side": side.letter,
                 "title": side.title,
                 "versions": side.environment["versions"],
                 "checkouts": side.environment["checkouts"],
                 "cases": len(side.seen),
                 "seconds": side.summary["seconds"],
             }
-            for letter, side in zip(LETTERS, comparison.sides, strict=True)
+            for side in comparison.sides
         ],
         "cases": {"both": both, "only A": only_a, "only B": only_b},
         "rules": dict(comparison.rules),
         "combinations": [" ".join(one) for one in comparison.met],
         "never_judged": list(comparison.never),
-        "bits": {
-            "compared": dict(bits.compared),
-            "differ": dict(bits.differ),
-            "cases": bits.cases,
-            "first": bits.first,
-        },
+        "bits": asdict(comparison.bits),
         "differences": [asdict(one) | {"counts": one.counts} for one in comparison.differences],
         "both": [asdict(one) for one in comparison.common],
         "known": [asdict(one) | {"one_side": one.one_side} for one in comparison.known],
@@ -181,15 +175,13 @@ def write_summary(comparison: Comparison, out: Path) -> None:
 def write_page(comparison: Comparison, out: Path, document: dict[str, Any]) -> None:
     """``report.html``, a page without a network, and ``compare.json`` beside it."""
     (out / "compare.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
-    engine = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = engine.from_string(files(__package__).joinpath("comparison.html.j2").read_text())
-    html = template.render(
+    html = rendered(
+        __package__,
+        "comparison.html.j2",
         verdict=verdict(comparison),
         bits=bits_said(comparison.bits),
         judged=judged_said(comparison),
-        sides=list(zip(LETTERS, comparison.sides, strict=True)),
+        sides=comparison.sides,
         differences=[(one, _script(out, one)) for one in comparison.differences],
         common=[common_said(one) for one in comparison.common],
         known=[known_said(one) for one in comparison.known],
@@ -209,10 +201,7 @@ def _script(out: Path, one: Difference) -> str:
 
 def _parts(comparison: Comparison) -> Iterator[str]:
     yield f"## narrowfuzz compare: {plain(verdict(comparison))}"
-    yield _list(
-        f"{letter}: {side.title}: {side.versions}"
-        for letter, side in zip(LETTERS, comparison.sides, strict=True)
-    )
+    yield bullets(f"{side.letter}: {side.title}: {side.versions}" for side in comparison.sides)
     yield plain(bits_said(comparison.bits))
     yield plain(judged_said(comparison))
     for head, lines in (
@@ -222,9 +211,9 @@ def _parts(comparison: Comparison) -> Iterator[str]:
         ("Notes", comparison.notes),
     ):
         if lines:
-            yield f"{head}:\n\n{_list(lines)}"
+            yield f"{head}:\n\n{bullets(lines)}"
     if never := comparison.never:
-        names = _list([*never[:100], *([f"and {len(never) - 100} more"] * (len(never) > 100))])
+        names = bullets([*never[:100], *([f"and {len(never) - 100} more"] * (len(never) > 100))])
         head = f"<summary>Never judged on both: {len(never)}</summary>"
         yield f"<details>\n{head}\n\n{names}\n\n</details>"
 
@@ -232,13 +221,4 @@ def _parts(comparison: Comparison) -> Iterator[str]:
 def _never_said(never: Sequence[str]) -> str:
     if not never:
         return ""
-    more = f" and {len(never) - _NEVER} more" if len(never) > _NEVER else ""
-    return f"; never: {escape(', '.join(never[:_NEVER]))}{more}"
-
-
-def _list(lines: Iterator[str] | Sequence[str]) -> str:
-    return "\n".join(f"- {plain(line)}" for line in lines)
-
-
-def _number(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+    return f"; never: {escape(few(never, _NEVER))}"

@@ -7,6 +7,18 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
+class Place:
+    """A worker's place in a campaign, as one of its processes finds it."""
+
+    number: int
+    #: How many processes had it before, and the cases that they have judged.
+    generation: int
+    judged: int
+    #: On the monotonic clock, which processes share.
+    deadline: float
+
+
+@dataclass(frozen=True)
 class Config:
     """Validated options of ``narrowfuzz run``."""
 
@@ -66,6 +78,10 @@ class Config:
             raise ValueError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")
         if self.cases < 0:
             raise ValueError(f"--cases must be at least 0, got {self.cases}")
+
+    def asks(self, model: str) -> bool:
+        """Is a model by this name among those that are drawn?"""
+        return not self.models or model in self.models
 
     @property
     def share(self) -> int:

@@ -82,21 +82,15 @@ class Generator:
         plan_of: Callable[[Spec], Plan],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.recipes, self.stateful, self.rng = recipes, stateful, rng
+        self.config, self.recipes, self.stateful, self.rng = config, recipes, stateful, rng
         self.linears = config.linears and any(recipe.takes("linear") for recipe in recipes)
         #: What a Spec multiplies on the run's device, and how that is added.
         self.plan_of = plan_of
-        named = tuple(m for m in WIDE if not config.models or m in config.models) + tuple(
-            m for m in config.models if MODELS[m].own
-        )
+        named = (*filter(config.asks, WIDE), *(m for m in config.models if MODELS[m].own))
         self.models = tuple(m for m in named if any(recipe.takes(m) for recipe in recipes))
         #: Operators alone, and the recipes that leave them as torch has them.
-        device = asked_here(config.device or "cpu")
-        self.operators = tuple(
-            m
-            for m in ALONE
-            if (not config.models or m in config.models) and MODELS[m].device in ("", device)
-        )
+        here = ("", asked_here(config.device))
+        self.operators = tuple(m for m in ALONE if config.asks(m) and MODELS[m].device in here)
         self.plain = [recipe for recipe in recipes if unconverted(recipe)]
         #: They are drawn by themselves: other slices draw what they drew without them.
         self.apart = copy.copy(rng)
@@ -117,19 +111,17 @@ class Generator:
         }
         pairs = list(itertools.product(self.plain, self.operators))
         self.alone = {kind: Deck(pairs, self.apart) for kind in get_args(Compile)}
-        #: Those that run on ranks.
         arms = select_arms(config.arms)
-        here = on_ranks(arms, config.device or "cpu")
+        ranks = on_ranks(arms, config.device)
         #: Each has a rank of its own; 0: ranks compute on the CPU.
-        self.gpus = len(gpus()) if here and not forks(config.device or "cpu") else 0
+        self.gpus = len(gpus()) if ranks and not forks(config.device) else 0
         #: How many ranks a library's own layers run on: processes, and a machine has those.
         self.ranks = RARELY if SHARDED_PROCESSES.name in arms else (0,)
         if all(BY_NAME[name].sharded for name in arms):
             self.ranks = ALWAYS
-        self.shardable = [recipe for recipe in recipes if recipe.shards and here]
-        self.shared = tuple(m for m in SHARDABLE if not config.models or m in config.models)
-        self.draws = config.draws
-        self.wild_shapes = config.wild_shapes
+        #: Recipes and models that run on ranks.
+        self.shardable = [recipe for recipe in recipes if recipe.shards and ranks]
+        self.shared = tuple(filter(config.asks, SHARDABLE))
         #: Cases are counted: no clock steers the draws, nor what a machine makes of them, and there
         #: are too few for factors to stand still.
         self.counted = bool(config.cases)
@@ -164,7 +156,7 @@ class Generator:
     def layers(self, kind: Compile, wanted: Models, more: Callable[[], bool], serve: Serve) -> None:
         """Serve one slice's batches on the rung ``kind`` while there may be ``more``."""
         eager = kind == "none"
-        draws = MODEL_DRAWS if eager and wanted != "linears" else self.draws
+        draws = MODEL_DRAWS if eager and wanted != "linears" else self.config.draws
         vary = self.vary - {"model"} if wanted == "linears" else self.vary
         if wanted == "linears" and not eager and self.rng.random() < 0.5:
             vary &= DIRECT  # one that runs once meets all rules, operand by operand
@@ -223,7 +215,7 @@ class Generator:
         while hand and more():
             recipe, model = hand.pop(0)
             specs = operator_specs([recipe], (model,), compile=kind, vary=self.vary)
-            batch = batches(specs, draws=_OPERATOR_DRAWS if eager else self.draws)
+            batch = batches(specs, draws=_OPERATOR_DRAWS if eager else self.config.draws)
             several = st.lists(batch, min_size=_EAGER_CANDIDATES, max_size=_EAGER_CANDIDATES)
             self._generate(several, take, _FEW_OPERATORS, self.apart)
         self.alone[kind].unused(hand)
@@ -296,7 +288,7 @@ class Generator:
             largest=largest,
             vary=vary,
             models=models,
-            wild_shapes=self.wild_shapes,
+            wild_shapes=self.config.wild_shapes,
             linears=self.linears and wanted not in ("models", "small"),
         )
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.report.glossary import plural
+from narrowfuzz.trace.words import plural
 
 if TYPE_CHECKING:
     from narrowfuzz.report.tally import Tally
@@ -38,7 +38,7 @@ class Live:
                 where = f"{found.recipe}, {how}"
                 if found.case == found.minimal:  # a smaller one may err otherwise
                     where += "; as first found"
-                self.console.print(escape(f"found: {found.sentence} ({where})"), soft_wrap=True)
+                self.console.print(escape(f"found: {found.sentence} ({where})"))
         if time.monotonic() - self.last < self.every:
             return
         self.last = time.monotonic()
@@ -46,7 +46,7 @@ class Live:
         if self.status:
             self.status.update(line)
         else:
-            self.console.print(line, soft_wrap=True)
+            self.console.print(line)
 
     def close(self) -> None:
         if self.status:

@@ -7,9 +7,9 @@ import datetime
 import fnmatch
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from narrowfuzz_watch.folder import new_folder
 
@@ -29,12 +29,13 @@ from narrowfuzz.ledger.exits import (
     FailOn,
     fails,
 )
+from narrowfuzz.ledger.ledger import Ledger, load_entries, stands
 from narrowfuzz.machine.device import check_device, default_workers, enter
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.machine.overlay import laid
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.models.model import Model
 from narrowfuzz.models.operators import models_of_operators
+from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe.recipe import (
     UNCONVERTED,
@@ -48,11 +49,7 @@ from narrowfuzz.recipe.recipe import (
 )
 from narrowfuzz.report.accepted import accepted
 from narrowfuzz.report.store import Store
-
-if TYPE_CHECKING:
-    from narrowfuzz.ledger.ledger import Ledger
-    from narrowfuzz.report.tally import Tally
-
+from narrowfuzz.report.tally import Tally
 
 #: A run that counts cases ends when these are judged.
 _MOST_MINUTES = 60.0 * 24 * 7
@@ -81,8 +78,6 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
         from te_on_cpu import environment as te
 
         te.choose(asked.te_version)
-    from narrowfuzz.ledger.ledger import Ledger
-
     where = enter(asked.device, 0)
     if why := none_runs(asked.arms, where.name):
         raise ValueError(why)
@@ -181,14 +176,12 @@ def _of_operators(asked: Asked) -> Asked:
 
 def _models(named: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The models by name, and which of them are to be registered as a user's own."""
-    from narrowfuzz.own_models import register
-
     own = tuple(text for text in named if ":" in text)
-    names = tuple(name for text in named for name in _named(text, register))
+    names = tuple(name for text in named for name in _named(text))
     return tuple(dict.fromkeys(names)), own
 
 
-def _named(text: str, register: Callable[[str], tuple[Model, ...]]) -> list[str]:
+def _named(text: str) -> list[str]:
     if ":" in text:
         return [model.name for model in register(text)]
     if hits := fnmatch.filter([name for name, model in MODELS.items() if not model.own], text):
@@ -221,8 +214,6 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, Recipe], list[str]]:
 def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:
     """Every entry, those that workers may try apart: what is installed in a worker's process only
     is absent here, and may have entries, too."""
-    from narrowfuzz.ledger.ledger import Ledger, load_entries, stands
-
     standing = [(entry, stands(entry, device)) for entry in load_entries(folders)]
     return Ledger(
         [entry for entry, how in standing if how != "other"],

@@ -42,8 +42,6 @@ class Ended(Struct, frozen=True):
     """It has judged all it will, cases whose ids have this hash; ``recycled``: its successor is to
     go on."""
 
-    number: int
-    generation: int
     digest: str
     recycled: bool
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from narrowfuzz.arms.program import Program
@@ -16,7 +17,7 @@ from narrowfuzz.case.data import make_tensors
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.machine.environment import one_thread, quieten
 from narrowfuzz.recipe.recipe import FILTERED, Recipe
-from narrowfuzz.report.glossary import plural
+from narrowfuzz.trace.words import plural
 
 #: A model whose forward multiplies less often is judged in seconds on any kernel.
 LARGE = 10**8
@@ -63,9 +64,10 @@ def _seconds_of_linear(recipe: Recipe, spec: Spec, device: str) -> float:
 def said_of_pace(pace: Mapping[Spec, float], first: int, minutes: float | None) -> str:
     """One line: how long a case of each takes, quickest first, and whether so many of them fit into
     so many minutes; None: there is no limit."""
+    backends = Counter(spec.recipe for spec in pace)
     ways = [
         f"{_in_words(pace[spec])} with {spec.recipe}"
-        f"{f' ({spec.backend})' if _several(spec, pace) else ''}"
+        f"{f' ({spec.backend})' if backends[spec.recipe] > 1 else ''}"
         for spec in sorted(pace, key=pace.__getitem__)
     ]
     said = f"a large model: on one core a case takes about {', '.join(ways)}"
@@ -77,10 +79,6 @@ def said_of_pace(pace: Mapping[Spec, float], first: int, minutes: float | None) 
     if whole > _LONGEST:
         return said + smaller
     return f"{said}give it --minutes {math.ceil(1.3 * whole / 60)}, or {smaller}"
-
-
-def _several(spec: Spec, pace: Mapping[Spec, float]) -> bool:
-    return sum(other.recipe == spec.recipe for other in pace) > 1
 
 
 def _in_words(seconds: float) -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from pathlib import Path
-
-from narrowfuzz.case.spec import load_case
 
 #: Calls that are shown, and characters of the message.
 _FRAMES, _SAID = 12, 2000
@@ -19,11 +16,3 @@ def innermost(error: BaseException) -> str:
     frames = traceback.format_tb(error.__traceback__)[-_FRAMES:]
     said = f"{type(error).__name__}: {str(error)[:_SAID]}"
     return f"Traceback (innermost {len(frames)} calls):\n{''.join(frames)}{said}"
-
-
-def when(journal: Path) -> str:
-    """Which case was journalled last, in words."""
-    if not journal.is_file():
-        return "before its first case"
-    case = load_case(journal.read_bytes())
-    return f"on or after case {case.id} ({case.spec.recipe}, {case.spec.model}), {journal}"

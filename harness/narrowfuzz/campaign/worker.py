@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,14 +29,14 @@ from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
 from narrowfuzz.campaign import messages
 from narrowfuzz.campaign.beside import Beside
 from narrowfuzz.campaign.compiling import Compiles
-from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.first import dealt
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
-from narrowfuzz.campaign.raised import innermost, when
-from narrowfuzz.campaign.running import note_arm
+from narrowfuzz.campaign.journal import Journal
+from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.case.arm import EAGER, Arm
-from narrowfuzz.case.spec import Case, Spec, dump_case, load_case
+from narrowfuzz.case.spec import Case, Spec, load_case
 from narrowfuzz.draw.coverage import pairs
 from narrowfuzz.judge.judge import Judgement
 from narrowfuzz.machine.device import Device, enter, forks
@@ -52,7 +51,7 @@ from narrowfuzz.trace.verdict import fingerprint
 from narrowfuzz.triage.first_bad import with_first_bad
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
-from narrowfuzz.triage.session import SessionOptions, open_session
+from narrowfuzz.triage.session import Session, SessionOptions, open_session
 from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import RunScript, run_script
 
@@ -87,26 +86,22 @@ def _draws_of(spec: Spec, now: Slice) -> _Draws:
     return _Draws(now.data, now.least, MODEL_DRAWS, repeat=False, beside=frozenset({EAGER.name}))
 
 
-def work(
-    config: Config, number: int, generation: int, judged: int, deadline: float, out: Connection
-) -> None:
-    """Process entry point. ``judged``: cases that its predecessors have judged. ``deadline`` is on
-    the monotonic clock, which processes share."""
+def work(config: Config, place: Place, out: Connection) -> None:
+    """Process entry point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     try:
-        _work(config, number, generation, judged, deadline, out)
+        _work(config, place, out)
     except Exception as error:
-        said = f"{innermost(error)}\nworker {number} raised {when(_journal(config, number))}"
+        journal = Journal.of(config.out, place.number)
+        said = f"{innermost(error)}\nworker {place.number} raised {journal}"
         print(said, file=sys.stderr, flush=True)
         raise SystemExit(1) from error
 
 
-def _work(
-    config: Config, number: int, generation: int, judged: int, deadline: float, out: Connection
-) -> None:
+def _work(config: Config, place: Place, out: Connection) -> None:
     assert forks(config.device) or not torch.cuda._is_in_bad_fork(), "CUDA was up before the fork"
-    device = enter(config.device, number)
-    worker = Worker(config, number, generation, judged, deadline, out, device)
+    device = enter(config.device, place.number)
+    worker = Worker(config, place, out, device)
     with ExitStack() as stack:
         if config.plant is not None:
             prepare(identity(*config.plant))
@@ -116,69 +111,60 @@ def _work(
             worker.loop()
             worker.settle()
         except DeviceLost as lost:
-            print(f"worker {number} has lost its device: {lost}", file=sys.stderr, flush=True)
+            print(f"worker {place.number} has lost its device: {lost}", file=sys.stderr, flush=True)
             os._exit(EXIT_LOST)  # the supervisor takes its case from the journal
     worker.end()
     out.close()
 
 
-def _journal(config: Config, number: int) -> Path:
-    return config.out / "journal" / f"{number}.json"
+def _opened(config: Config, device: Device) -> Session:
+    return open_session(
+        SessionOptions(
+            device=device,
+            recipes=config.recipes,
+            recipe_files=config.recipe_files,
+            models=config.own,
+            arms=select_arms(config.arms),
+            ledger="tried" if config.ledger else "none",
+            ledgers=config.ledgers,
+        )
+    )
 
 
 class Worker:
     """One process of a campaign, for the recipes that can share one."""
 
-    def __init__(
-        self,
-        config: Config,
-        number: int,
-        generation: int,
-        judged: int,
-        deadline: float,
-        out: Connection,
-        device: Device,
-    ) -> None:
-        self.config, self.deadline = config, deadline
+    def __init__(self, config: Config, place: Place, out: Connection, device: Device) -> None:
+        self.config, self.place, self.deadline = config, place, place.deadline
         self.tell: Callable[[messages.Message], None] = out.send
-        self.number, self.generation = number, generation
         #: Made while nothing is planted or patched yet.
         copies = config.plant and forks(device.name)
         self.scripts: RunScript = (
             ForkedScripts() if copies else partial(run_script, device=device.name)
         )
-        self.judged = self.judged_before = judged
+        self.judged = place.judged
         #: Of the ids of the cases that it has judged, in order.
         self.digest = hashlib.sha256()
         self.arms = select_arms(config.arms)
-        options = SessionOptions(
-            device=device,
-            recipes=config.recipes,
-            recipe_files=config.recipe_files,
-            models=config.own,
-            arms=self.arms,
-            ledger="tried" if config.ledger else "none",
-            ledgers=config.ledgers,
-        )
-        session = open_session(options)
+        session = _opened(config, device)
         #: Recipes that need a process of their own take turns with the others.
         kinds = processes(session.selected.values())
-        self.kinds, self.takes_turns = len(kinds), len(kinds) > 1
-        self.process = kinds[(number + generation) % len(kinds)]
+        self.kinds = len(kinds)
+        self.process = kinds[(place.number + place.generation) % len(kinds)]
         able = session.prepared(self.process)
         self.recipes, self.stateful = parted(able.values())
         self.trials, self.judge, self.unasked = session.trials, session.judge, session.unasked
         self.judge.before_rerun = self._note
-        self.judge.programs.note_arm = lambda arm: note_arm(self.journal, arm.name)
+        self.judge.programs.note_arm = lambda arm: self.journal.note_arm(arm.name)
         self.judge.programs.listen = Compiles(self.tell, lambda: self.subject).listen
         #: In a comparison: what it saw, for the other side to read.
-        self.beside = config.beside and Beside(config.out, config.beside, number, generation)
+        self.beside = config.beside and Beside(config.out, config.beside, place)
         if self.beside:
             self.judge.observed = self.beside.observed
-        self.journal = _journal(config, number)
+        self.journal = Journal.of(config.out, place.number)
         #: Recipe and model of what runs.
         self.subject = ""
-        rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
+        rng = random.Random(f"{config.seed}/{config.part}/{place.number}/{place.generation}")
         #: What is found is triaged beside the slices' time.
         self.triage_seconds = 0.0
         #: What waits to be triaged, with what ran before it, while something more urgent is
@@ -193,8 +179,6 @@ class Worker:
             self.judge.plan,
             lambda: time.monotonic() - self.triage_seconds,
         )
-        #: A worker that takes the place of one that was worn out goes on where that was.
-        self.starts = generation == 0
         self.counts: Counter[Any] = Counter()
         #: What of it was told already: recipe, arm, model and layer.
         self.looked: set[tuple[Any, ...]] = set()
@@ -215,11 +199,12 @@ class Worker:
 
     def loop(self) -> None:
         """Slices in turn until the time is up or this process has compiled enough."""
-        if self.generation < self.kinds:
+        if self.place.generation < self.kinds:
             self._begin()
         rungs = rungs_of(self.arms, self.judge.device.name)
         again = self.generator.slices(AGAIN, rungs)
-        first = self.generator.slices(FIRST, rungs) if self.starts else []
+        # who takes the place of one that was worn out goes on where that was
+        first = [] if self.place.generation else self.generator.slices(FIRST, rungs)
         for now in itertools.chain(first, itertools.cycle(again)):
             if time.monotonic() >= self.deadline or self.over:
                 break
@@ -232,7 +217,7 @@ class Worker:
         first = map(load_case, self.config.first)
         mine = [c for c in first if self.judge.recipe(c.spec).process == self.process]
         only = frozenset(self.config.first_arms) or None
-        for case, holding in dealt(mine, self.number, self.config.workers):
+        for case, holding in dealt(mine, self.place.number, self.config.workers):
             if time.monotonic() >= self.deadline or self.has_enough:
                 break
             self.holding = holding
@@ -258,8 +243,7 @@ class Worker:
         if now.kind == "schedule":
             self.generator.schedules(more, self._schedule)
         elif now.kind == "sharded":
-            serve = partial(self._batch, now=now._replace(kind="none"), until=until)
-            self.generator.sharded(more, serve)
+            self.generator.sharded(more, partial(self._batch, now=now, until=until))
         elif now.models == "operators":
             serve = partial(self._batch, now=now, until=until)
             self.generator.operators_alone(now.kind, more, serve)
@@ -273,10 +257,9 @@ class Worker:
         turn is over."""
         turn = time.monotonic() - self.began > self.config.turn_seconds
         if self.config.cases:
-            turn = self.judged - self.judged_before >= self.config.turn_cases
-        return (
-            turn and self.takes_turns
-        ) or self.judge.programs.compiles >= self.config.recycle_compiles
+            turn = self.judged - self.place.judged >= self.config.turn_cases
+        compiled = self.judge.programs.compiles >= self.config.recycle_compiles
+        return compiled or (turn and self.kinds > 1)
 
     @property
     def has_enough(self) -> bool:
@@ -372,10 +355,7 @@ class Worker:
     def _note(self, case: Case) -> None:
         """Journal what runs from here on."""
         self.subject = f"{case.spec.recipe} {case.spec.model.partition('#')[0]}"
-        begun = self.journal.with_suffix(".begun")  # whoever reads it never sees half of it
-        begun.write_bytes(dump_case(case))
-        begun.replace(self.journal)
-        note_arm(self.journal, "")
+        self.journal.begin(case)
 
     def _judge(
         self,
@@ -405,7 +385,7 @@ class Worker:
         if why := self.judge.unseen.get(case.spec.recipe):
             self._warn(case.spec.recipe, why)
         for verdict in verdicts:
-            self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
+            self.counts["rule", verdict.oracle, case.spec.recipe, verdict.status] += 1
         looked: set[tuple[Any, ...]] = {*looked_at(verdicts, case.spec.recipe, case.spec.model)}
         looked |= called(verdicts)
         looked |= happened(case) if looked else set()
@@ -447,7 +427,7 @@ class Worker:
         if not self.beside:
             return
         self.flush()
-        differing = self.beside.differing(self.deadline, self.journal.touch)
+        differing = self.beside.differing(self.deadline, self.journal.file.touch)
         for name, kept in differing:
             for later in kept:
                 if not claim(self.config.out, name):
@@ -498,5 +478,4 @@ class Worker:
         """Tell the rest, and whether a successor is to go on."""
         self.flush()
         goes_on = self.worn_out and not self.has_enough
-        digest = self.digest.hexdigest()
-        self.tell(messages.Ended(self.number, self.generation, digest, goes_on))
+        self.tell(messages.Ended(self.digest.hexdigest(), goes_on))

@@ -82,7 +82,7 @@ def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
 
 
 def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
-    if not any(fnmatch.fnmatch(str(facts["recipe"]), glob) for glob in entry.recipes):
+    if not entry.about(str(facts["recipe"])):
         return False
     if entry.deviation in DEVIATIONS and not _runs(DEVIATIONS[entry.deviation], facts):
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from narrowfuzz.ledger.ledger import Entry
+from narrowfuzz.trace.words import plural
 
 
 def by_cause(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -24,12 +25,10 @@ def counted(entries: Sequence[Entry]) -> str:
     """How many causes they have, and how many of them are bugs, in a sentence."""
     bugs = [entry for entry in entries if entry.kind == "bug"]
     return (
-        f"{_many(len(by_cause(entries)), 'cause', 'causes')} of "
-        f"{_many(len(entries), 'entry', 'entries')}; "
-        f"{_many(len(bugs), 'entry that a', 'entries that a')} maintainer would mend, "
-        f"of {_many(len(by_cause(bugs)), 'cause', 'causes')}"
+        f"{plural(len(by_cause(entries)), 'cause')} of {_entries(entries)}; {_entries(bugs)} "
+        f"that a maintainer would mend, of {plural(len(by_cause(bugs)), 'cause')}"
     )
 
 
-def _many(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"
+def _entries(entries: Sequence[Entry]) -> str:
+    return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"

@@ -49,10 +49,6 @@ class Context:
     verdict: Verdict | None = None
 
 
-def _of_spec(name: str) -> Callable[[Context], Fact]:
-    return lambda context: getattr(context.case.spec, name)
-
-
 def _of_library(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
     """What only a library's own layers have."""
     return lambda context: read(context.case.spec) if context.case.spec.layer else None
@@ -87,10 +83,14 @@ def _empty_shard(spec: Spec) -> bool:
     return data > 1 and any(-(-rows // data) * (data - 1) >= rows for rows in _rows(spec))
 
 
-def _model(context: Context, read: Callable[[Model], Fact]) -> Fact:
+def _of_model(read: Callable[[Model], Fact]) -> Callable[[Context], Fact]:
     """Of the case's model; None where that is not known here."""
-    model = MODELS.get(context.case.spec.model)
-    return None if model is None else read(model)
+
+    def fact(context: Context) -> Fact:
+        model = MODELS.get(context.case.spec.model)
+        return None if model is None else read(model)
+
+    return fact
 
 
 def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
@@ -166,17 +166,17 @@ _OF_LIBRARY = ("layer", "layout", "depth", "checkpoint_by", "quantized_init")
 
 OF_MACHINE: dict[str, Callable[[Machine], Fact]] = {
     "cpu": lambda machine: frozenset(machine.cpu),
-    "compiler": lambda machine: machine.compiler,
-    "onednn": lambda machine: machine.onednn,
+    "compiler": attrgetter("compiler"),
+    "onednn": attrgetter("onednn"),
     "bf16_kernel": lambda machine: machine.kernels.get("bf16", ""),
     "fp8_kernel": lambda machine: machine.kernels.get("fp8", ""),
 }
 
 FACTS: dict[str, Callable[[Context], Fact]] = {
-    **{name: _of_spec(name) for name in _SPEC},
+    **{name: attrgetter(f"case.spec.{name}") for name in _SPEC},
     "autocast": lambda context: bool(context.case.spec.narrowed),
-    "regime": lambda context: context.case.data.regime,
-    "values": lambda context: context.case.data.values,
+    "regime": attrgetter("case.data.regime"),
+    "values": attrgetter("case.data.values"),
     "non_finite": lambda context: _may_be_non_finite(context.case),
     **{name: _of_library(attrgetter(name)) for name in _OF_LIBRARY},
     **{name: _of_library(attrgetter(f"settings.{name}")) for name in Settings.__struct_fields__},
@@ -186,20 +186,20 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "features": lambda context: features(context.case.spec),
     #: Kinds of events of the schedule, wherever they stand.
     "events": lambda context: frozenset(map(_kind, context.case.spec.events)),
-    "arm": _of_verdict(lambda v: v.arm),
-    "message": _of_verdict(lambda v: v.got),
+    "arm": _of_verdict(attrgetter("arm")),
+    "message": _of_verdict(attrgetter("got")),
     #: The result that it is about: output, embedding.weight.grad@1.
-    "result": _of_verdict(lambda v: v.at.name),
+    "result": _of_verdict(attrgetter("at.name")),
     #: What a conversion changed is at modules that it replaced, as it was asked to.
-    "swapped": _of_verdict(lambda v: v.swapped),
+    "swapped": _of_verdict(attrgetter("swapped")),
     #: The recipe's own rule that a refusal was for, in its words.
     "rule": _of_verdict(attrgetter("rule")),
     #: The model calls attention, or is a user's and may; its forward draws random numbers.
-    "attends": lambda context: _model(context, lambda model: model.attends),
-    "random": lambda context: _model(context, lambda model: model.random),
+    "attends": _of_model(attrgetter("attends")),
+    "random": _of_model(attrgetter("random")),
     #: The operand of a product that it is about, a or b.
-    "side": _of_verdict(lambda v: v.at.side),
-    "device": lambda context: context.device,
+    "side": _of_verdict(attrgetter("at.side")),
+    "device": attrgetter("device"),
     **{name: _of_machine(read) for name, read in OF_MACHINE.items()},
 }
 

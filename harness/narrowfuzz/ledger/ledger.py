@@ -167,11 +167,20 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         package = " or ".join(self.versions)
         return f"{package} {self.cured}" if self.cured[:1].isdigit() else self.cured
 
+    @property
+    def fingerprints(self) -> list[str]:
+        """Globs of all that it explains."""
+        return [glob for match in self.matches for glob in match.fingerprints]
+
+    def about(self, recipe: str) -> bool:
+        """Does it speak of this recipe?"""
+        return any(fnmatch.fnmatch(recipe, glob) for glob in self.recipes)
+
     def fits(self, context: Context) -> bool:
         """True if the case is one that the entry speaks of."""
         spec = context.case.spec
         return (
-            any(fnmatch.fnmatch(spec.recipe, glob) for glob in self.recipes)
+            self.about(spec.recipe)
             and any(fnmatch.fnmatch(spec.backend, glob) for glob in self.backends)
             and holds(self.when, context)
         )

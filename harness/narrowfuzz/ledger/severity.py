@@ -67,22 +67,15 @@ class Weighed:
     why: str
 
 
-def severity(
+def weighed(
     symptom: Symptom, effect: float, data: str, use: Use = "documented", *, cured: str = ""
-) -> Severity:
-    """The severity of a divergence.
+) -> Weighed:
+    """The severity of a divergence, and why.
 
     ``effect`` is the excess error, a share of the result's norm; infinite where NaN or infinity
     came out in place of a number. ``data`` is the tamest value class that shows it. ``cured`` names
     the release that has cured it, "" if none has.
     """
-    return weighed(symptom, effect, data, use, cured=cured).severity
-
-
-def weighed(
-    symptom: Symptom, effect: float, data: str, use: Use = "documented", *, cured: str = ""
-) -> Weighed:
-    """The same, with why."""
     if cured:
         return Weighed("low", f"{cured} has cured it, so an upgrade helps: low")
     if symptom == "loud":

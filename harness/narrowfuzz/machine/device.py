@@ -9,7 +9,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from narrowfuzz.machine.environment import settle
@@ -46,7 +46,7 @@ class Device:
     def describe(self) -> dict[str, Any]:
         """As recorded beside findings."""
         adds = {kind: str(found) for kind, found in self.seen.items()}
-        gpus = seen_here().describe() if self.name.startswith("cuda") else {}
+        gpus = asdict(seen_here()) if self.name.startswith("cuda") else {}
         return {"name": self.name, "adds": adds, **gpus}
 
     def profile(self) -> list[str]:

@@ -67,7 +67,7 @@ def checkouts() -> dict[str, str]:
     return {package: folder for package, folder in found.items() if folder}
 
 
-def cache_identity(fault: str = "") -> str:
+def cache_identity(fault: str) -> str:
     """Hash of versions, checkouts, environment switches and planted fault."""
     switches = {name: os.environ.get(name, "") for name in _SWITCHES}
     raw = json.dumps([versions(), checkouts(), switches, platform.machine(), fault], sort_keys=True)

@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from narrowfuzz.trace.words import plural
 
 #: Bytes that a worker needs: a CUDA context, library workspaces, the largest case.
 NEEDED = 3 * 2**29
@@ -41,10 +42,6 @@ class Gpus:
     #: What torch says where there is none that it can use.
     error: str = ""
 
-    def describe(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
-
 
 def problem(name: str, found: Gpus, workers: int) -> str:
     """Why so many workers cannot run on ``cuda`` or ``cuda:N``, "" if they can."""
@@ -64,7 +61,7 @@ def problem(name: str, found: Gpus, workers: int) -> str:
         if gpu.free < each * NEEDED:
             return (
                 f"cuda:{number} has {gpu.free / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB free, and"
-                f" {each} worker{'s' * (each > 1)} on it need {each * NEEDED / 2**30:.1f}: end what"
+                f" {plural(each, 'worker')} on it need {each * NEEDED / 2**30:.1f}: end what"
                 " fills it, or ask for fewer --workers"
             )
     return ""
@@ -150,4 +147,4 @@ def _cublaslt() -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(seen_here().describe()))
+    print(json.dumps(asdict(seen_here())))

@@ -7,6 +7,7 @@ goes by the shape. All else runs as on the CPU. A process that is simulated stay
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,11 +29,8 @@ def simulate() -> None:
         return
     patch()
     guard()
-    new: Any = F.scaled_mm
     torch._scaled_mm = scaled_mm
-    F.scaled_mm = lambda a, b, a_scale, a_kind, b_scale, b_kind, *args, **kw: _by_kind(
-        new, a, b, a_scale, a_kind, b_scale, b_kind, *args, **kw
-    )
+    F.scaled_mm = partial(_by_kind, F.scaled_mm)
     cpu: Any = torch.autocast
 
     class Autocast(cpu):  # type: ignore[misc]
@@ -51,39 +49,22 @@ def simulate() -> None:
     setattr(torch.cuda, "is_simulated", True)  # noqa: B010 - unknown to the type checker
 
 
-def _by_kind(
-    original: Any,
-    a: Any,
-    b: Any,
-    a_scale: Any,
-    a_kind: Any,
-    b_scale: Any,
-    b_kind: Any,
-    *args: Any,
-    bias: Any = None,
-    output_dtype: Any = torch.bfloat16,
-    use_fast_accum: bool = False,
-    **kw: Any,
-) -> torch.Tensor:
+def _by_kind(original: Any, *given: Any, **options: Any) -> torch.Tensor:
     """``F.scaled_mm`` with one scale a tensor or a row; what else it may be asked for is the CPU's
     to answer."""
+    a, b, a_scale, a_kind, b_scale, b_kind, *more = given
     known = (F.ScalingType.TensorWise, F.ScalingType.RowWise)
-    if args or kw or a_kind not in known or b_kind not in known:
-        return original(  # type: ignore[no-any-return]
-            a,
-            b,
-            a_scale,
-            a_kind,
-            b_scale,
-            b_kind,
-            *args,
-            bias=bias,
-            output_dtype=output_dtype,
-            use_fast_accum=use_fast_accum,
-            **kw,
-        )
+    others = options.keys() - {"bias", "output_dtype", "use_fast_accum"}
+    if more or others or a_kind not in known or b_kind not in known:
+        return original(*given, **options)  # type: ignore[no-any-return]
     return scaled_mm(
-        a, b, a_scale, b_scale, bias=bias, out_dtype=output_dtype, use_fast_accum=use_fast_accum
+        a,
+        b,
+        a_scale,
+        b_scale,
+        bias=options.get("bias"),
+        out_dtype=options.get("output_dtype", torch.bfloat16),
+        use_fast_accum=options.get("use_fast_accum", False),
     )
 
 

@@ -15,10 +15,12 @@ from typing import Any
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
 from narrowfuzz.own_models.dims import choices, combinations, size
-from narrowfuzz.own_models.source import Source, like, named, raised, refused, source_of
-from narrowfuzz.own_models.trial import tried
+from narrowfuzz.own_models.source import Source, like, raised, source_of
+from narrowfuzz.trace.words import few
 
 __all__ = ["known_as", "register", "source_of"]
+#: Functions that are named where another was asked for.
+_NAMED = 6
 
 
 @cache
@@ -44,14 +46,14 @@ def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
     try:
         module = imported(source.where)
     except (Exception, SystemExit) as error:
-        raise refused(source, raised("importing it", error)) from error
+        raise source.refused(raised("importing it", error)) from error
     build = getattr(module, source.build, None)
     if not callable(build):
-        raise refused(source, f"there is no function {source.build} in it{_others(module, source)}")
+        raise source.refused(f"there is no function {source.build} in it{_others(module, source)}")
     try:
         return choices(build)
     except ValueError as error:
-        raise refused(source, f"{source.build} {error}") from None
+        raise source.refused(f"{source.build} {error}") from None
 
 
 def _others(module: Any, source: Source) -> str:
@@ -63,10 +65,12 @@ def _others(module: Any, source: Source) -> str:
     ]
     if not there:
         return ", nor any other"
-    return f"{like(source.build, there)}; its functions are {named(there)}"
+    return f"{like(source.build, there)}; its functions are {few(there, _NAMED)}"
 
 
 def _model(source: Source, sizes: Mapping[str, float]) -> Model:
+    from narrowfuzz.own_models.trial import tried  # imports torch
+
     mine = sizes[source.name]
     smaller = tuple(name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] < mine)
     return replace(tried(source), smaller=smaller)

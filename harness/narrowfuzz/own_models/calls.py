@@ -77,14 +77,14 @@ class Answer:
         )
 
 
-def asked(model: nn.Module, call: Callable[[], Any], *, seed: int = 0, foreign: int = 0) -> Answer:
-    """``call``, which calls the model: torch's generator begins at ``seed``, the others at
-    ``foreign``. Their states are afterwards as they were."""
+def asked(model: nn.Module, call: Callable[[], Any], *, foreign: int = 0) -> Answer:
+    """``call``, which calls the model: torch's generator begins at 0, the others at ``foreign``.
+    Their states are afterwards as they were."""
     answer = Answer()
     with _kept_generators(), ExitStack() as hooks:
         for name, module in model.named_modules():
             _watch(answer.seen, name, module, hooks)
-        player.seed(seed)
+        player.seed(0)
         random.seed(foreign)
         np.random.seed(foreign)
         before = _states()

@@ -56,18 +56,16 @@ def driven(given: Mapping[Any, Any], found: Sequence[Lookup]) -> Any:
     or ids that are looked up, and of such ids those of the largest table; where there is neither,
     the first tensor."""
     tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
-    rows = {key: _most_rows(value, found) for key, value in tensors.items()}
+    rows = {
+        key: max((one.rows for one in found if one.of(value)), default=0)
+        for key, value in tensors.items()
+    }
     for key, value in tensors.items():
         if value.is_floating_point():
             return key
         if rows[key]:
             return max(rows, key=rows.__getitem__)
     return next(iter(tensors))
-
-
-def _most_rows(argument: torch.Tensor, found: Sequence[Lookup]) -> int:
-    """Rows of the largest table that it is looked up in, 0 without one."""
-    return max((one.rows for one in found if one.of(argument)), default=0)
 
 
 def vocabulary(

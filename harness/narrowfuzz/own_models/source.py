@@ -14,9 +14,6 @@ from pathlib import Path
 from narrowfuzz.own_models.dims import Dims
 from narrowfuzz.trace.meaning import shortened
 
-#: Functions that are named where another was asked for.
-_NAMED = 6
-
 
 @dataclass(frozen=True)
 class Source:
@@ -33,6 +30,10 @@ class Source:
     def title(self) -> str:
         """As a user names it, without folders."""
         return f"{Path(self.where).name}:{self.build}"
+
+    def refused(self, why: str) -> ValueError:
+        """In one sentence, why the model is not judged."""
+        return ValueError(f"model {self.name.partition('#')[0]}: {why}")
 
     @property
     def name(self) -> str:
@@ -71,12 +72,6 @@ def like(name: str, there: Sequence[str]) -> str:
     return f": did you mean {near[0]!r}?" if near else ""
 
 
-def named(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
 def _like_module(name: str) -> str:
     """The part of a dotted name that is misspelt, put right by what lies beside it."""
     above: list[str] = []
@@ -96,11 +91,6 @@ def _folders(package: str) -> list[str]:
         return sys.path
     found = importlib.util.find_spec(package)
     return list(found.submodule_search_locations or []) if found else []
-
-
-def refused(source: Source, why: str) -> ValueError:
-    """In one sentence, why a model is not judged."""
-    return ValueError(f"model {source.name.partition('#')[0]}: {why}")
 
 
 def said(error: BaseException) -> str:

@@ -6,7 +6,6 @@ nothing.
 from __future__ import annotations
 
 import fnmatch
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from rich.table import Table
 
 from narrowfuzz.arms.ladder import options_on, unavailable
@@ -27,6 +25,7 @@ from narrowfuzz.machine.environment import prepare
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.recipe.recipe import Recipe, load_recipes, obstacles, select, unknown
+from narrowfuzz.report import terminal
 
 #: Rows of the whole batch, and of the parts of it that are tried, from its first row and its last.
 BATCH, PARTS = 64, (1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 33, 63)
@@ -236,27 +235,18 @@ def asked(
 def print_table(rows: Sequence[Measured]) -> None:
     """As a table, and what it means."""
     table = Table(box=None, pad_edge=False)
-    for title in (
-        "operator",
-        "backend",
-        "dtype",
-        "row shape",
-        "same bits",
-        "differs by",
-        "depends on",
-    ):
+    how = ("same bits", "differs by", "depends on")
+    for title in ("operator", "backend", "dtype", "row shape", *how):
         table.add_column(title, overflow="fold")
     for row in rows:
         shape = " x ".join(map(str, row.shape))
         table.add_row(row.operator, row.backend, row.dtype, shape, *_cells(row))
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
-    console.print(table)
     alone = sum(row.alone for row in rows)
-    console.print(
-        f"\n{alone} of {len(rows)}: a row alone has the bits that it has in a batch of {BATCH}, "
+    terminal.print_table(
+        table,
+        f"{alone} of {len(rows)}: a row alone has the bits that it has in a batch of {BATCH}, "
         "whatever stands beside it. PyTorch promises this of no operator; where it does not hold, "
         "the same sample gives another result in another batch.",
-        soft_wrap=True,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -22,7 +22,6 @@ from narrowfuzz.trace.trace import (
     Derivative,
     LayerCall,
     Multiplied,
-    OperatorCall,
     RunError,
     Seen,
     SiteTrace,
@@ -114,62 +113,50 @@ def _remembering(rerun: Rerun) -> Rerun:
     return remembered
 
 
-def outputs(numbers: Numbers, *names: str) -> Falsified:
+def outputs(
+    numbers: Numbers, trace: Trace, plan: Plan, *, names: tuple[str, ...] = ()
+) -> Trace | None:
     """Results, those of these names if any is given, and what a graph's multiplies returned."""
-
-    def falsified(trace: Trace, plan: Plan) -> Trace | None:
-        chosen = {n: x for n, x in trace.outputs.items() if not names or n in names}
-        if trace.error is not None or not (chosen or trace.multiplied):
-            return None
-        return replace(
-            trace,
-            outputs={**trace.outputs, **{n: numbers.change(x) for n, x in chosen.items()}},
-            multiplied=tuple(replace(m, result=numbers.change(m.result)) for m in trace.multiplied),
-        )
-
-    return falsified
+    chosen = {n: x for n, x in trace.outputs.items() if not names or n in names}
+    if trace.error is not None or not (chosen or trace.multiplied):
+        return None
+    return replace(
+        trace,
+        outputs={**trace.outputs, **_each(numbers, chosen)},
+        multiplied=tuple(replace(m, result=numbers.change(m.result)) for m in trace.multiplied),
+    )
 
 
-def operands(kind: Operands) -> Falsified:
+def _each(numbers: Numbers, arrays: Mapping[str, F32]) -> dict[str, F32]:
+    return {name: numbers.change(x) for name, x in arrays.items()}
+
+
+def operands(kind: Operands, trace: Trace, plan: Plan) -> Trace | None:
     """What each GEMM's main site showed, and the weights of a graph's multiplies."""
-
-    def falsified(trace: Trace, plan: Plan) -> Trace | None:
-        sites = tuple(_site(s, plan, kind, "ab") for s in trace.sites)
-        multiplied = tuple(_multiplied(m, kind, "b") for m in trace.multiplied)
-        return _changed(trace, sites=sites, multiplied=multiplied)
-
-    return falsified
+    sites = tuple(_site(s, plan, kind, "ab") for s in trace.sites)
+    multiplied = tuple(_multiplied(m, kind, "b") for m in trace.multiplied)
+    return _changed(trace, sites=sites, multiplied=multiplied)
 
 
-def second_copies(kind: Operands) -> Falsified:
+def second_copies(kind: Operands, trace: Trace, plan: Plan) -> Trace | None:
     """The copies of the three tensors that are quantised for a second GEMM."""
-
-    def falsified(trace: Trace, plan: Plan) -> Trace | None:
-        sides = {"grad_weight": "ab", "grad_input": "b"}
-        sites = tuple(_site(s, plan, kind, sides.get(s.site.role, "")) for s in trace.sites)
-        return _changed(trace, sites=sites)
-
-    return falsified
+    sides = {"grad_weight": "ab", "grad_input": "b"}
+    sites = tuple(_site(s, plan, kind, sides.get(s.site.role, "")) for s in trace.sites)
+    return _changed(trace, sites=sites)
 
 
-def recomputed(kind: Operands) -> Falsified:
+def recomputed(kind: Operands, trace: Trace, plan: Plan) -> Trace | None:
     """What a recompute multiplied; a graph's is known by its weight, so its input is falsified."""
-
-    def falsified(trace: Trace, plan: Plan) -> Trace | None:
-        return _changed(
-            trace,
-            sites=_again(trace.sites, plan, kind),
-            calls=tuple(_call(call, plan, kind) for call in trace.calls),
-            multiplied=tuple(
-                _multiplied(m, kind, "a") if m.phase == "backward" else m for m in trace.multiplied
-            ),
-        )
-
-    return falsified
-
-
-def _again(sites: tuple[SiteTrace, ...], plan: Plan, kind: Operands) -> tuple[SiteTrace, ...]:
-    return tuple(_site(s, plan, kind, "ab" if s.site.phase == "recompute" else "") for s in sites)
+    return _changed(
+        trace,
+        sites=tuple(
+            _site(s, plan, kind, "ab" if s.site.phase == "recompute" else "") for s in trace.sites
+        ),
+        calls=tuple(_call(call, plan, kind) for call in trace.calls),
+        multiplied=tuple(
+            _multiplied(m, kind, "a") if m.phase == "backward" else m for m in trace.multiplied
+        ),
+    )
 
 
 def _call(call: LayerCall, plan: Plan, kind: Operands) -> LayerCall:
@@ -187,46 +174,31 @@ def _multiplied(m: Multiplied, kind: Operands, side: str) -> Multiplied:
     return replace(m, a=seen) if side == "a" else replace(m, b=seen)
 
 
-def recomputed_tensors(numbers: Numbers) -> Falsified:
+def recomputed_tensors(numbers: Numbers, trace: Trace, plan: Plan) -> Trace | None:
     """What a recomputed layer got."""
-
-    def falsified(trace: Trace, plan: Plan) -> Trace | None:
-        def changed(call: LayerCall) -> LayerCall:
-            if call.phase != "recompute":
-                return call
-            return replace(call, tensors={n: numbers.change(x) for n, x in call.tensors.items()})
-
-        return _changed(trace, calls=tuple(changed(call) for call in trace.calls))
-
-    return falsified
+    calls = (
+        replace(one, tensors=_each(numbers, one.tensors)) if one.phase == "recompute" else one
+        for one in trace.calls
+    )
+    return _changed(trace, calls=tuple(calls))
 
 
-def statistics(numbers: Numbers, *names: str) -> Falsified:
+def statistics(numbers: Numbers, trace: Trace, plan: Plan, *, name: str) -> Trace | None:
     """What attention's backward got back of its forward."""
 
-    def falsified(trace: Trace, plan: Plan) -> Trace | None:
-        def changed(call: AttentionCall) -> AttentionCall:
-            if call.phase != "backward":
-                return call
-            parts: dict[str, Any] = {n: numbers.change(getattr(call, n)) for n in names}
-            return replace(call, **parts)
+    def false(call: AttentionCall) -> dict[str, Any]:
+        return {name: numbers.change(getattr(call, name))}
 
-        calls = tuple(changed(call) for call in trace.attention)
-        return _changed(trace, attention=calls)
-
-    return falsified
+    calls = (
+        replace(one, **false(one)) if one.phase == "backward" else one for one in trace.attention
+    )
+    return _changed(trace, attention=tuple(calls))
 
 
-def operators(numbers: Numbers) -> Falsified:
+def operators(numbers: Numbers, trace: Trace, plan: Plan) -> Trace | None:
     """What calls of operators returned."""
-
-    def falsified(trace: Trace, plan: Plan) -> Trace | None:
-        def changed(call: OperatorCall) -> OperatorCall:
-            return replace(call, outputs={n: numbers.change(x) for n, x in call.outputs.items()})
-
-        return _changed(trace, operators=tuple(map(changed, trace.operators)))
-
-    return falsified
+    calls = (replace(one, outputs=_each(numbers, one.outputs)) for one in trace.operators)
+    return _changed(trace, operators=tuple(calls))
 
 
 def raised(trace: Trace, plan: Plan) -> Trace | None:
@@ -270,15 +242,11 @@ def _number(numbers: Numbers, x: float) -> float:
     return float(numbers.change(np.asarray([x], np.float32))[0])
 
 
-def without(name: str) -> Falsified:
+def without_output(trace: Trace, plan: Plan) -> Trace | None:
     """A result that did not come."""
-
-    def falsified(trace: Trace, plan: Plan) -> Trace | None:
-        if name not in trace.outputs:
-            return None
-        return replace(trace, outputs={n: x for n, x in trace.outputs.items() if n != name})
-
-    return falsified
+    if "output" not in trace.outputs:
+        return None
+    return replace(trace, outputs={n: x for n, x in trace.outputs.items() if n != "output"})
 
 
 def _site(site: SiteTrace, plan: Plan, kind: Operands, sides: str) -> SiteTrace:

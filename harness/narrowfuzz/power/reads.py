@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from narrowfuzz.power.falsify import AMAX, CODES, INFINITE, LOST, NUMBERS, SCALES
@@ -22,20 +23,22 @@ from narrowfuzz.power.perturbation import (
     recomputed_tensors,
     second_copies,
     statistics,
-    without,
+    without_output,
 )
 from narrowfuzz.rules.rule import Reads
+from narrowfuzz.trace.trace import Trace
 
 
 def _each(
     of: str,
-    what: Callable[..., Falsified],
+    what: Callable[..., Trace | None],
     kinds: Iterable[Any],
-    *names: str,
+    *,
     made: Callable[[str, str, Falsified], Perturbation] = of_trace,
+    **which: Any,
 ) -> tuple[Perturbation, ...]:
     """One perturbation for each kind of false numbers or operands."""
-    return tuple(made(kind.name, of, what(kind, *names)) for kind in kinds)
+    return tuple(made(kind.name, of, partial(what, kind, **which)) for kind in kinds)
 
 
 #: What a rule of models reads -> what falsifies it.
@@ -43,13 +46,13 @@ FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
     "run": (
         of_trace("no end", "run", raised),
         of_trace("no message", "refusal", mute),
-        of_trace("missing", "output", without("output")),
+        of_trace("missing", "output", without_output),
     ),
     "conversion": (of_trace("changed unasked", "conversion", changed_unasked),),
     "results": _each("results", outputs, NUMBERS),
     "finite": _each("results", outputs, (LOST, INFINITE)),
     "nan": _each("results", outputs, (LOST,)),
-    "bias gradient": _each("bias gradient", outputs, NUMBERS, "grad_bias"),
+    "bias gradient": _each("bias gradient", outputs, NUMBERS, names=("grad_bias",)),
     "operands": _each("operands", operands, CODES),
     "scales": _each("scales", operands, SCALES),
     "amax": _each("amax", operands, AMAX),
@@ -61,7 +64,7 @@ FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
     "statistics": tuple(
         perturbation
         for name in ("lse", "out", "q", "k", "v")
-        for perturbation in _each(f"attention's {name}", statistics, NUMBERS, name)
+        for perturbation in _each(f"attention's {name}", statistics, NUMBERS, name=name)
     ),
     "operators": _each("operators' results", operators, NUMBERS),
     "derivatives": tuple(map(of_derivatives, NUMBERS)),

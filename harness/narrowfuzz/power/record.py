@@ -84,9 +84,6 @@ class Change:
     lost: tuple[str, ...]
     #: Faults that were not found and are now.
     gained: tuple[str, ...]
-    #: Faults or controls that only one of the two has.
-    only_before: tuple[str, ...]
-    only_now: tuple[str, ...]
 
 
 def compare(before: Score, now: Score) -> Change:
@@ -97,8 +94,6 @@ def compare(before: Score, now: Score) -> Change:
     return Change(
         lost=tuple(name for name in both if old[name] and not new[name]),
         gained=tuple(name for name in both if new[name] and not old[name]),
-        only_before=tuple(name for name in old if name not in new),
-        only_now=tuple(name for name in new if name not in old),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from rich.table import Table
 from narrowfuzz.case.spec import dump_case
 from narrowfuzz.power.probe import Passes
 from narrowfuzz.power.probe import Table as Vacuity
-from narrowfuzz.power.recall import Recall, Summary, summarise
+from narrowfuzz.power.recall import Summary, summarise
 from narrowfuzz.power.record import Change, Controlled, Hunted, Score, false_alarms
 
 IDLE = "plants nothing that drawn cases could show"
@@ -23,11 +23,6 @@ IDLE = "plants nothing that drawn cases could show"
 GOAL, MEDIAN_GOAL, NINETIETH_GOAL = 0.95, 10.0, 60.0
 #: A larger share of passes that could not have failed wants a repair.
 LIMIT = 0.1
-
-
-def console() -> Console:
-    """Where both print: as wide as the terminal, or as a page."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 def print_fault(console: Console, fault: Hunted) -> None:
@@ -43,7 +38,7 @@ def print_fault(console: Console, fault: Hunted) -> None:
         seen = f"; suspected: {', '.join(fault.suspected)}" if fault.suspected else ""
         seen = f"; {IDLE}" if fault.idle else seen
         line = f"[red]missed[/]    {fault.id}: {fault.cases} cases{escape(seen)}"
-    console.print(line, soft_wrap=True)
+    console.print(line)
 
 
 def print_control(console: Console, control: Controlled) -> None:
@@ -55,7 +50,7 @@ def print_control(console: Console, control: Controlled) -> None:
         line = f"[red]FALSE ALARM[/] {head}: {escape(', '.join(alarms))}"
     else:
         line = f"silent    {head}"
-    console.print(line, soft_wrap=True)
+    console.print(line)
 
 
 def print_summary(console: Console, score: Score, change: Change | None) -> None:
@@ -64,7 +59,7 @@ def print_summary(console: Console, score: Score, change: Change | None) -> None
     if score.faults:
         _print_families(console, score, found)
     for line in _lines(score, found):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     if change is not None:
         for name, ids in (("lost", change.lost), ("gained", change.gained)):
             console.print(f"{name} since the earlier score: {', '.join(ids) or 'none'}")
@@ -77,10 +72,9 @@ def _print_families(console: Console, score: Score, found: Summary) -> None:
         times = sorted(f.seconds for f in mine if f.seconds is not None)
         missed = ", ".join(f.id for f in mine if not f.found)
         middle = f"{times[len(times) // 2]:.1f}" if times else "-"
-        view.add_row(
-            family, f"{share.found} of {share.of}", _interval(share), middle, escape(missed)
-        )
-    console.print(view)
+        found_of, interval = f"{share.found} of {share.of}", f"{share.low:.0%} to {share.high:.0%}"
+        view.add_row(family, found_of, interval, middle, escape(missed))
+    console.print(view, soft_wrap=False)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -89,10 +83,6 @@ def _table(title: str, *columns: str) -> Table:
     for column in columns:
         view.add_column(column, justify="left" if column in (columns[0], columns[-1]) else "right")
     return view
-
-
-def _interval(share: Recall) -> str:
-    return f"{share.low:.0%} to {share.high:.0%}"
 
 
 def _lines(score: Score, found: Summary) -> Iterable[str]:
@@ -125,19 +115,16 @@ def summary_json(score: Score) -> dict[str, Any]:
     """What is worked out from the records, for readers of the JSON."""
     found = summarise(score.faults)
 
-    def share(recall: Recall) -> dict[str, float]:
-        return {"found": recall.found, "of": recall.of, "low": recall.low, "high": recall.high}
-
     def number(value: float) -> float | None:
         return None if math.isnan(value) else round(value, 2)
 
     return {
         "summary": {
-            "all": share(found.everything),
-            "libraries": share(found.libraries),
-            "references": share(found.references),
-            "compiled": share(found.compiled),
-            "families": {name: share(r) for name, r in found.families.items()},
+            "all": asdict(found.everything),
+            "libraries": asdict(found.libraries),
+            "references": asdict(found.references),
+            "compiled": asdict(found.compiled),
+            "families": {name: asdict(r) for name, r in found.families.items()},
             "median_seconds": number(found.median),
             "ninetieth_seconds": number(found.ninetieth),
             "compiled_slowest_seconds": number(found.compiled_slowest),
@@ -157,7 +144,7 @@ def print_vacuity(console: Console, found: Vacuity) -> None:
         for recipe, passes in sorted(rows.items(), key=lambda row: -row[1].share):
             if passes.share > LIMIT:
                 view.add_row(f"  {recipe}", *_numbers(passes))
-    console.print(view)
+    console.print(view, soft_wrap=False)
 
 
 def _sum(rows: Iterable[Passes]) -> Passes:

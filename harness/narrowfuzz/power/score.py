@@ -31,13 +31,13 @@ from narrowfuzz.power.record import (
 )
 from narrowfuzz.power.report import (
     IDLE,
-    console,
     print_control,
     print_fault,
     print_summary,
     summary_json,
 )
 from narrowfuzz.report.tally import Tally
+from narrowfuzz.report.terminal import console
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -75,7 +75,7 @@ def score_command(asked: Asked) -> int:
     }
     for id, why in lacking_here.items():
         if why:
-            page.print(f"not hunted: {id}: {why}", soft_wrap=True)
+            page.print(f"not hunted: {id}: {why}")
     plants = [item for item in plants if not lacking_here[item[1].id]]
     if not plants and not problems:
         raise ValueError("nothing of what was asked for can run here")

@@ -7,13 +7,11 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from narrowfuzz.case.arm import EAGER
@@ -27,6 +25,7 @@ from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.recipe.recipe import UNCONVERTED, Recipe, unknown
+from narrowfuzz.report import terminal
 from narrowfuzz.rules.expected import outside
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.triage.session import SessionOptions, open_session
@@ -168,16 +167,14 @@ def print_table(rows: Sequence[Used]) -> None:
         counts = map(str, (row.calls, row.exact, row.hidden, row.bounded))
         names = row.operator, row.result, row.dtype, row.device
         table.add_row(*names, *counts, share, width, str(row.outside or ""))
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
-    console.print(table)
     loose = sum(row.loose for row in rows)
-    console.print(
-        f"\n{loose} of {len(rows)} bounds are never used by more than {LOOSE:.0%}: they are loose, "
+    terminal.print_table(
+        table,
+        f"{loose} of {len(rows)} bounds are never used by more than {LOOSE:.0%}: they are loose, "
         "or leave little more room than the last rounding.\n"
         "exact, hidden, bounded: elements that must be exact, may err by no more than their last "
         "rounding, and by more. largest share: how much of the error that bounded ones may have "
         "before that rounding they had at most. width: the allowed error as a share of the value "
         "(median). outside: calls with a result beyond its bound, which `run` reports as a finding "
         "or a known issue.",
-        soft_wrap=True,
     )

@@ -22,8 +22,9 @@ from narrowfuzz.power import reads, schedules
 from narrowfuzz.power.perturbation import once_each
 from narrowfuzz.power.probe import Pass, Passes, Table, falsifying, probe
 from narrowfuzz.power.record import formatted
-from narrowfuzz.power.report import console, print_vacuity, vacuity_json
+from narrowfuzz.power.report import print_vacuity, vacuity_json
 from narrowfuzz.recipe.recipe import Recipe, load_every, processes, select, unknown
+from narrowfuzz.report.terminal import console
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.applied import checks
 from narrowfuzz.rules.rule import Rule, by_events, converted

@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-
 from narrowfuzz.ledger.verified import load_verified
 from narrowfuzz.machine.environment import checkouts, prepare, versions
 from narrowfuzz.recipe.content import in_checkout
+from narrowfuzz.report.terminal import console
 
 #: What runs where a package is absent.
 _INSTEAD = {
@@ -101,11 +100,11 @@ def _ledger() -> dict[str, Any]:
 
 def print_report(report: Report) -> None:
     """Line by line, the topic first."""
-    console = Console(highlight=False, markup=False)
+    page = console(markup=False)
     for topic, said in _lines(report):
-        console.print(f"{topic:12} {said}", soft_wrap=True)
+        page.print(f"{topic:12} {said}")
     for problem in report["problems"]:
-        console.print(f"problem: {problem}", soft_wrap=True)
+        page.print(f"problem: {problem}")
 
 
 def _lines(report: Report) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,8 @@ from narrowfuzz import __version__
 from narrowfuzz.ledger.severity import Severity
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.glossary import explained
-from narrowfuzz.report.judged import Judged
-from narrowfuzz.report.store import Store
+from narrowfuzz.report.judged import Combination
+from narrowfuzz.report.outcome import Ended
 from narrowfuzz.rules.texts import title_of
 from narrowfuzz.triage.finding import Finding, configuration_of, known_words
 
@@ -21,13 +21,15 @@ SCHEMA = 1
 _LEVELS: dict[Severity, str] = {"high": "error", "medium": "warning", "low": "note"}
 
 
-def write_formats(store: Store, share: Judged, accepted: Accepted, seconds: float) -> None:
+def write_formats(ended: Ended) -> None:
     """``findings.jsonl``, ``junit.xml`` and ``findings.sarif`` beside the rest of a run."""
-    found, suspected = store.findings(), store.suspected()
-    lines = [json.dumps(row(f, "new", accepted), sort_keys=True) for f in found]
-    lines += [json.dumps(row(f, "suspected", accepted), sort_keys=True) for f in suspected]
+    store, accepted = ended.store, ended.accepted
+    found = store.findings()
+    rows = [row(finding, "new", accepted) for finding in found]
+    rows += [row(finding, "suspected", accepted) for finding in store.suspected()]
+    lines = (json.dumps(one, sort_keys=True) for one in rows)
     (store.out / "findings.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    junit = ElementTree(_junit(found, share, accepted, seconds))
+    junit = ElementTree(_junit(found, ended))
     indent(junit)
     junit.write(store.out / "junit.xml", encoding="utf-8", xml_declaration=True)
     (store.out / "findings.sarif").write_text(json.dumps(_sarif(found, accepted), indent=2) + "\n")
@@ -36,14 +38,14 @@ def write_formats(store: Store, share: Judged, accepted: Accepted, seconds: floa
 def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
     """A finding as one line of ``findings.jsonl``: ``status`` is new or suspected, ``counts`` says
     whether it makes the run fail, paths are below the run's folder."""
-    spec = finding.minimal.spec
+    spec, why = finding.minimal.spec, accepted.why(finding)
     return {
         "schema": SCHEMA,
         "id": finding.id,
         "fingerprint": finding.fingerprint,
         "status": status,
-        "counts": status == "new" and not accepted.why(finding),
-        "accepted": accepted.why(finding),
+        "counts": status == "new" and not why,
+        "accepted": why,
         "why_suspected": finding.why_suspected,
         "severity": finding.severity,
         "why_severity": finding.why_severity,
@@ -67,11 +69,12 @@ def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
     }
 
 
-def _junit(found: Sequence[Finding], share: Judged, accepted: Accepted, seconds: float) -> Element:
+def _junit(found: Sequence[Finding], ended: Ended) -> Element:
     """A test for each recipe, arm and model: failed with what was found there, skipped where a run
     has never judged it."""
-    failing: dict[tuple[str, str, str], list[Finding]] = {}
-    for finding in accepted.counting(found):
+    share = ended.share
+    failing: dict[Combination, list[Finding]] = {}
+    for finding in ended.accepted.counting(found):
         place = finding.recipe, finding.arm, finding.minimal.spec.model
         failing.setdefault(place, []).append(finding)
     places = sorted({*share.met, *share.never, *failing})
@@ -82,7 +85,7 @@ def _junit(found: Sequence[Finding], share: Judged, accepted: Accepted, seconds:
         failures=str(len(failing)),
         skipped=str(len({*share.never} - failing.keys())),
         errors="0",
-        time=f"{seconds:.1f}",
+        time=f"{ended.tally.seconds:.1f}",
     )
     for place in places:
         recipe, arm, model = place

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.rules.texts import rows_of
+from narrowfuzz.trace.words import plural
 from narrowfuzz.triage.finding import Finding
 
 #: What a reader who has read nothing else needs to know of each.
@@ -34,11 +35,6 @@ NOT_FILTERED = (
     "Known issues are listed among the findings of this run (--no-ledger): each finding that is "
     "one names it."
 )
-
-
-def plural(n: int, noun: str) -> str:
-    """``1 case``, ``2 cases``."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def new_and_known(found: Sequence[Finding]) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.ledger.ledger import load_entries
+from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import LARGE
 from narrowfuzz.models.catalog import title_of
 from narrowfuzz.report.glossary import explained
 from narrowfuzz.report.lookup import kept
 from narrowfuzz.rules import own_functions
+from narrowfuzz.trace.words import options
 from narrowfuzz.triage.finding import (
     FLAKE_WORDS,
     Finding,
@@ -48,8 +48,9 @@ def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = ()) -> str
     """The command, with these files of recipes, and with a user's own model by its title: where its
     file is, the user knows."""
     title = title_of(finding.minimal.spec.model)
-    given = [text for file in files for text in ("--recipe-file", str(file))]
-    return replay_command(folder, [*given, *(("--model", title) if title else ())])
+    return replay_command(
+        folder, options({"--recipe-file": files, "--model": [title] if title else []})
+    )
 
 
 def issue_text(finding: Finding, script: str) -> str:
@@ -138,23 +139,19 @@ def _known(finding: Finding) -> str:
     entry = next((entry for entry in load_entries() if entry.id == finding.known_issue), None)
     if entry is None:
         return ""
-    links = "".join(f" ({link})" for link in entry.links)
-    return f"- {entry.title}{links}; `narrowfuzz known {entry.id}` says more"
+    return f"{_titled(entry)}; `narrowfuzz known {entry.id}` says more"
 
 
 def _beside(finding: Finding) -> str:
     """Entries of the ledger about the same recipe and rule: near, but not this."""
-    near = [
-        entry
+    return "\n".join(
+        _titled(entry)
         for entry in load_entries()
         if entry.id != finding.known_issue
-        and any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes)
-        and any(
-            glob.startswith(f"{finding.oracle}--")
-            for match in entry.matches
-            for glob in match.fingerprints
-        )
-    ]
-    return "\n".join(
-        f"- {entry.title}{''.join(f' ({link})' for link in entry.links)}" for entry in near
+        and entry.about(finding.recipe)
+        and any(glob.startswith(f"{finding.oracle}--") for glob in entry.fingerprints)
     )
+
+
+def _titled(entry: Entry) -> str:
+    return f"- {entry.title}{''.join(f' ({link})' for link in entry.links)}"

@@ -23,6 +23,7 @@ from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.report.tally import counted
 from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import Verdict
 
@@ -161,13 +162,12 @@ def judged(
 ) -> Judged:
     """Of these recipes and arms, and these models or all, what the counts say was judged."""
     seen: defaultdict[Combination, set[str]] = defaultdict(set)
-    for key in counts:
-        if isinstance(key, tuple) and key[0] == "judged":
-            seen[key[1:4]].add(key[4])
+    for *one, layer in counted(counts, "judged"):
+        seen[tuple(one)].add(layer)
     met, layers = set(seen), {one: frozenset(names - {""}) for one, names in seen.items()}
     whole = set(_asked(recipes, arms, models, device))
-    whys = {key[1:4]: key[4] for key in counts if isinstance(key, tuple) and key[0] == "hindered"}
-    with_what = [key[1] for key in counts if isinstance(key, tuple) and key[0] == "met"]
+    whys = {tuple(one): why for *one, why in counted(counts, "hindered")}
+    with_what = [what for (what,) in counted(counts, "met")]
     operators = tuple(sorted(what for kind, what in with_what if kind == "operator"))
     unjudged: defaultdict[str, set[str]] = defaultdict(set)
     for what, why in (what for kind, what in with_what if kind == "unjudged"):

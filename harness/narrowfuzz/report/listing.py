@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from narrowfuzz.arms.ladder import select_arms, unavailable
+from narrowfuzz.case.arm import BY_NAME, LADDER
+from narrowfuzz.ledger.advice import applying
+from narrowfuzz.ledger.causes import by_cause, counted, same_cause
+from narrowfuzz.ledger.ledger import KINDS, load_entries
 from narrowfuzz.machine.environment import prepare
+from narrowfuzz.machine.machine import machine
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.operators import OPERATORS
+from narrowfuzz.operators import BY_NAME as BY_OPERATOR
+from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.recipe import deprecated
-from narrowfuzz.recipe.recipe import unknown
+from narrowfuzz.recipe.recipe import (
+    load_every,
+    load_recipes,
+    obstacles,
+    runnable,
+    select,
+    unknown,
+)
+from narrowfuzz.report.terminal import console, print_table
+from narrowfuzz.rules import BY_NAME as BY_RULE
+from narrowfuzz.rules.texts import needs_of, title_of
 
 Record = Mapping[str, Any]
 
@@ -59,11 +77,7 @@ def print_listing(listing: Listing) -> None:
         table.add_column(title, overflow="fold", no_wrap=i == 0)
     for record in listing.records:
         table.add_row(*(_cell(record[name]) for name in listing.columns.values()))
-    width = None if sys.stdout.isatty() else 160
-    console = Console(highlight=False, markup=False, width=width)
-    console.print(table)
-    if listing.sentence:
-        console.print(f"\n{listing.sentence}", soft_wrap=True)
+    print_table(table, listing.sentence)
 
 
 def _cell(value: str | Sequence[str]) -> str:
@@ -71,8 +85,6 @@ def _cell(value: str | Sequence[str]) -> str:
 
 
 def _recipes(files: tuple[Path, ...]) -> Listing:
-    from narrowfuzz.recipe.recipe import load_every, obstacles
-
     records = []
     for r in load_every(files).values():
         lacking = obstacles(r, "cpu")
@@ -91,16 +103,11 @@ def _recipes(files: tuple[Path, ...]) -> Listing:
 
 
 def _models(files: tuple[Path, ...]) -> Listing:
-    from narrowfuzz.models.catalog import MODELS
-
     records = [{"id": m.name, "title": m.title} for m in MODELS.values()]
     return Listing(records, {"model": "id", "what": "title"})
 
 
 def _operators(files: tuple[Path, ...]) -> Listing:
-    from narrowfuzz.models.operators import OPERATORS
-    from narrowfuzz.operators import BY_NAME
-
     records = [
         {
             "id": operator.name,
@@ -109,16 +116,13 @@ def _operators(files: tuple[Path, ...]) -> Listing:
             "functions": list(operator.functions),
             "alone": [m.name for m in OPERATORS if operator.name in (m.operators or ())],
         }
-        for operator in BY_NAME.values()
+        for operator in BY_OPERATOR.values()
     ]
     columns = {"operator": "id", "what": "title", "models of it alone": "alone"}
     return Listing(records, columns)
 
 
 def _arms(files: tuple[Path, ...]) -> Listing:
-    from narrowfuzz.arms.ladder import unavailable
-    from narrowfuzz.case.arm import LADDER
-
     records = [
         {"id": a.name, "title": a.title, "here": unavailable(a) or "available"} for a in LADDER
     ]
@@ -126,9 +130,6 @@ def _arms(files: tuple[Path, ...]) -> Listing:
 
 
 def _rules(files: tuple[Path, ...]) -> Listing:
-    from narrowfuzz.rules import BY_NAME
-    from narrowfuzz.rules.texts import needs_of, title_of
-
     records = [
         {
             "id": o.name,
@@ -137,15 +138,13 @@ def _rules(files: tuple[Path, ...]) -> Listing:
             "level": o.level,
             "precondition": needs_of(o.name),
         }
-        for o in BY_NAME.values()
+        for o in BY_RULE.values()
     ]
     columns = {"rule": "id", "what": "title", "strength": "strength"}
     return Listing(records, {**columns, "applies where": "precondition"})
 
 
 def _plants(files: tuple[Path, ...], *, kind: str, legal: bool) -> Listing:
-    from narrowfuzz.plants.registry import builtin_plants
-
     records = [
         {"id": p.id, "family": p.family, "title": p.title, "recipes": p.recipes, "needs": p.needs}
         for p in builtin_plants().values()
@@ -157,7 +156,6 @@ def _plants(files: tuple[Path, ...], *, kind: str, legal: bool) -> Listing:
 
 def _coverage(files: tuple[Path, ...]) -> Listing:
     from narrowfuzz.draw.factors import rows
-    from narrowfuzz.recipe.recipe import load_recipes, runnable
 
     able = {n: r for n, x in load_recipes(files).items() if (r := runnable(x, "cpu"))}
     names = ("recipe", "factor", "drawn", "not_applicable", "not_yet")
@@ -168,14 +166,6 @@ def _coverage(files: tuple[Path, ...]) -> Listing:
 def _known(
     files: tuple[Path, ...], recipes: tuple[str, ...] = (), arms: tuple[str, ...] = ()
 ) -> Listing:
-    from narrowfuzz.arms.ladder import select_arms
-    from narrowfuzz.case.arm import BY_NAME
-    from narrowfuzz.ledger.advice import applying
-    from narrowfuzz.ledger.causes import by_cause, counted, same_cause
-    from narrowfuzz.ledger.ledger import load_entries
-    from narrowfuzz.machine.machine import machine
-    from narrowfuzz.recipe.recipe import load_every, select
-
     entries = load_entries()
     if recipes or arms:
         chosen = select(load_every(files, recipes), recipes).values()
@@ -221,9 +211,6 @@ _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
 def known_command(id: str, *, issue: bool = False) -> None:
     """Print a known issue, or the text to file. Raises ValueError with the nearest match, or with
     what the entry lacks for an issue."""
-    from narrowfuzz.ledger.causes import same_cause
-    from narrowfuzz.ledger.ledger import KINDS, load_entries
-
     entries = {entry.id: entry for entry in load_entries()}
     merged = {old: entry for entry in entries.values() for old in entry.formerly}
     if id not in entries and id not in merged:
@@ -234,9 +221,9 @@ def known_command(id: str, *, issue: bool = False) -> None:
 
         print(issue_text(entry))
         return
-    console = Console(highlight=False, markup=False)
+    page = console(markup=False)
     if id in merged:
-        console.print(f"{id} was merged into {entry.id}:\n", soft_wrap=True)
+        page.print(f"{id} was merged into {entry.id}:\n")
     versions_ = ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items())
     parts = {
         "": f"{entry.title}\n\n{entry.explanation.strip()}",
@@ -255,4 +242,4 @@ def known_command(id: str, *, issue: bool = False) -> None:
         **({"to file": f"narrowfuzz known {id} --issue"} if entry.issue else {}),
     }
     for name, text in parts.items():
-        console.print(f"{name}: {text}" if name else f"{text}\n", soft_wrap=True)
+        page.print(f"{name}: {text}" if name else f"{text}\n")

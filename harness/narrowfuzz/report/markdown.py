@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.report.glossary import NOT_FILTERED, plural
+from narrowfuzz.report.glossary import NOT_FILTERED
+from narrowfuzz.trace.words import plural
 from narrowfuzz.triage.finding import Finding, configuration_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _parts(ended: Ended) -> Iterator[str]:
         yield "\n".join([head, *(_row(ended, finding) for finding in found)])
     if suspected := ended.store.suspected():
         lines = (f"{one.sentence} ({configuration_of(one)})" for one in suspected)
-        yield "Not reproduced in a fresh process:\n\n" + _list(lines)
+        yield "Not reproduced in a fresh process:\n\n" + bullets(lines)
     if not ended.filtered:
         yield plain(NOT_FILTERED)
     if ended.known:
@@ -49,12 +50,12 @@ def _parts(ended: Ended) -> Iterator[str]:
             f"{entry.id} ({entry.severity}): {entry.title}. What helps: {entry.workaround}"
             for entry, _ in ended.known
         )
-        yield "Known issues that showed:\n\n" + _list(lines)
+        yield "Known issues that showed:\n\n" + bullets(lines)
     if ended.notes:
-        yield _list(f"Note: {note}" for note in ended.notes)
+        yield bullets(f"Note: {note}" for note in ended.notes)
     if never := ended.share.never:
         head = f"<details>\n<summary>Not checked: {len(never)}</summary>"
-        yield f"{head}\n\n{_list(_unchecked(ended))}\n\n</details>"
+        yield f"{head}\n\n{bullets(_unchecked(ended))}\n\n</details>"
 
 
 def _unchecked(ended: Ended) -> Iterator[str]:
@@ -74,5 +75,6 @@ def _row(ended: Ended, finding: Finding) -> str:
     return f"| {' | '.join([*map(plain, cells), replay])} |"
 
 
-def _list(lines: Iterator[str]) -> str:
+def bullets(lines: Iterable[str]) -> str:
+    """A list of such texts."""
     return "\n".join(f"- {plain(line)}" for line in lines)

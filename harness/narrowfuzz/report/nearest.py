@@ -47,9 +47,8 @@ def looks_like(near: Iterable[Near]) -> str:
 
 
 def _whole(finding: Finding, entry: Entry) -> bool:
-    globs = (glob for match in entry.matches for glob in match.fingerprints)
-    return any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes) and any(
-        fnmatch.fnmatchcase(finding.fingerprint, glob) for glob in globs
+    return entry.about(finding.recipe) and any(
+        fnmatch.fnmatchcase(finding.fingerprint, glob) for glob in entry.fingerprints
     )
 
 
@@ -59,8 +58,8 @@ def _weight(reasons: Iterable[str]) -> int:
 
 def _reasons(finding: Finding, entry: Entry) -> Iterator[str]:
     """What the finding has in common with one of the fingerprints that the entry is about."""
-    globs = [glob for match in entry.matches for glob in match.fingerprints]
-    yield from max((_in_common(finding, glob) for glob in globs), key=_weight, default=[])
+    shared = (_in_common(finding, glob) for glob in entry.fingerprints)
+    yield from max(shared, key=_weight, default=[])
     if any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes if glob.strip("*")):
         yield "recipe"
 

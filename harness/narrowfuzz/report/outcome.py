@@ -18,7 +18,8 @@ from narrowfuzz.report.judged import Combination, Judged, known_issue
 from narrowfuzz.report.nearest import looks_like, nearest
 from narrowfuzz.report.own_functions import said_of_functions
 from narrowfuzz.report.store import Store
-from narrowfuzz.report.tally import Tally
+from narrowfuzz.report.tally import Tally, counted
+from narrowfuzz.trace.words import plural
 from narrowfuzz.triage.finding import OUT_OF_TIME, Finding, known_words, replay_command
 
 
@@ -37,7 +38,8 @@ class Ended:
     whole: frozenset[Pair] = frozenset()
     #: What a replay needs besides the finding's folder.
     options: Sequence[str] = ()
-    #: The entries that what was asked for may show, and the command that lists them.
+    #: The entries that what was asked for may show, and the command that lists them and more: it
+    #: knows no model.
     applying: Sequence[Entry] = ()
     list_known: str = "narrowfuzz list known"
     #: The number of cases was given, so that another run may have the same.
@@ -58,6 +60,12 @@ class Ended:
         hits = hits_of(self.tally.counts)
         entries = (*self.ledger.entries, *self.ledger.unnamed)
         return [(entry, hits[entry.id]) for entry in entries if entry.id in hits]
+
+    @property
+    def unmet(self) -> list[Entry]:
+        """What is known of what was asked for, and did not come up."""
+        hits = hits_of(self.tally.counts)
+        return [entry for entry in self.applying if entry.id not in hits]
 
     @property
     def notes(self) -> list[str]:
@@ -82,7 +90,7 @@ class Ended:
             return ""
         if found := self.accepted.counting(self.store.findings()):
             more = f"; and {len(found) - 1} more below" if len(found) > 1 else ""
-            head = f"Found {_many(len(found), 'problem')} in {subject} ({_severities(found)})"
+            head = f"Found {plural(len(found), 'problem')} in {subject} ({_severities(found)})"
             return f"{head}: {found[0].sentence}{more}"
         if not counts["cases"]:
             return f"{subject}: nothing was checked. Give it more --minutes"
@@ -112,15 +120,15 @@ class Ended:
             for one in self.accepted.counting(self.store.suspected())
             if one.why_suspected == OUT_OF_TIME
         ]:
-            problems = _many(len(late), "possible problem")
+            problems = plural(len(late), "possible problem")
             found.append(f"it ended before {problems} could be confirmed: {late[0].sentence}")
         if counts["first"] < self.first:
-            ran = f"{counts['first']} of its first {_many(self.first, 'case')} ran"
+            ran = f"{counts['first']} of its first {plural(self.first, 'case')} ran"
             more = "--cases" if self.counted else "--minutes"
             found.append(f"only {ran}: give it more {more}")
         stopped = counts["first stopped"]
         if stopped and (self.share.never or not self.first_ran):
-            raised = f"{stopped} of its first {_many(self.first, 'case')} raised"
+            raised = f"{stopped} of its first {plural(self.first, 'case')} raised"
             # where rules have judged what ran before an error, no arm is there to say why
             found.append(raised if self.share.never else f"{raised}: {', '.join(self._errors())}")
         if not self.share.met and not self.share.why:
@@ -136,8 +144,7 @@ class Ended:
 
     def _errors(self) -> list[str]:
         """What the contract says of runs that raised, without known issues where there is more."""
-        keys = (key for key in self.tally.counts if isinstance(key, tuple))
-        whys = sorted({key[4] for key in keys if key[0] == "hindered"})
+        whys = sorted({why for *_, why in counted(self.tally.counts, "hindered")})
         return [why for why in whys if not why.startswith(known_issue(""))] or whys
 
     def _never_judged(self) -> Iterator[str]:
@@ -164,8 +171,8 @@ class Ended:
             said += f"; call by call {_listed(share.operators)}"
         if ways:
             said += f"; {_listed(ways)}, against the eager run"
-        said += f". On {_many(len(share.values), 'kind')} of data"
-        trained = [f"over {_many(share.steps, 'step')}"] * (share.steps > 0)
+        said += f". On {plural(len(share.values), 'kind')} of data"
+        trained = [f"over {plural(share.steps, 'step')}"] * (share.steps > 0)
         trained += [f"with {_listed(share.events)}"] if share.events else []
         if trained:  # a compiled arm may not have seen these
             said += f", eager runs also {', '.join(trained)}"
@@ -186,7 +193,7 @@ class Ended:
         words = f" ({words})" if words else ""
         counted = f"New findings: {len(found)}{words}, known issues met: {len(self.known)}"
         if not self.filtered:
-            counted = f"{_many(len(found), 'finding')}{words}: {new_and_known(found)}"
+            counted = f"{plural(len(found), 'finding')}{words}: {new_and_known(found)}"
         return (
             f"{counted}; "
             f"suspected, without a script that shows them: {len(suspected)}."
@@ -213,7 +220,7 @@ class Ended:
             f"can run here ({share.share:.0f} %{self._too_little()})"
         )
         if self.subject:
-            said += f"; {self.first_ran} of {_many(self.first, 'first case')} ran"
+            said += f"; {self.first_ran} of {plural(self.first, 'first case')} ran"
         if self.tally.counts["cases"]:
             return said
         return f"Nothing was judged: this run says nothing. {said}"
@@ -221,17 +228,13 @@ class Ended:
 
 def hits_of(counts: Mapping[Any, int]) -> dict[str, int]:
     """How often each entry explained something."""
-    return {key[1]: n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "known"}
+    return {entry: counts["known", entry] for (entry,) in counted(counts, "known")}
 
 
 def _severities(findings: Sequence[Finding]) -> str:
     """How many of each."""
     counted = Counter(finding.severity for finding in findings)
     return ", ".join(f"{counted[s]} {s}" for s in SEVERITIES if counted[s])
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -260,5 +263,5 @@ def _linears(share: Judged, own: Sequence[Combination]) -> str:
     every = {name: MODELS[name].linears for _, _, name in own}
     seen = {(name, layer) for one in own for name in one[2:] for layer in share.layers.get(one, ())}
     known = [layer for name, layers in every.items() for layer in layers if (name, layer) in seen]
-    whole = _many(sum(map(len, every.values())), "linear")
+    whole = plural(sum(map(len, every.values())), "linear")
     return f"{len(known)} of {whole} one by one, their casts and products"

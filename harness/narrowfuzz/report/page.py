@@ -6,28 +6,25 @@ Everything that came from outside (names, messages, scripts) is escaped by the t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from narrowfuzz.case.arm import BY_NAME, climb
 from narrowfuzz.ledger.ledger import KINDS, Entry
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.models.catalog import title_of
-from narrowfuzz.report.accepted import Accepted
-from narrowfuzz.report.glossary import NOT_FILTERED, explained, new_and_known, plural
+from narrowfuzz.report.glossary import NOT_FILTERED, explained, new_and_known
 from narrowfuzz.report.judged import Judged
 from narrowfuzz.report.nearest import Near, looks_like, nearest
+from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.plots import heat_map, heat_text, histogram, histogram_text
-from narrowfuzz.report.store import Store
+from narrowfuzz.report.template import rendered
 from narrowfuzz.rules import BY_NAME as BY_RULE
 from narrowfuzz.rules.texts import rows_of
 from narrowfuzz.trace.meaning import located
+from narrowfuzz.trace.words import plural
 from narrowfuzz.triage.finding import (
     FLAKE_WORDS,
     Finding,
@@ -39,7 +36,6 @@ from narrowfuzz.triage.finding import (
     model_words,
     needed,
     promise_of,
-    replay_command,
     seen_on,
     smallest_of,
 )
@@ -68,93 +64,72 @@ class Shown:
     rungs: tuple[str, ...]
 
 
-def write_page(
-    store: Store,
-    summary: dict[str, Any],
-    environment: dict[str, Any],
-    share: Judged,
-    accepted: Accepted,
-    known: Sequence[tuple[Entry, int]],
-    applying: Sequence[Entry],
-    entries: Sequence[Entry],
-    options: Sequence[str] = (),
-) -> None:
-    """Write it beside the rest of a run. ``known``: entries that came up, and how often;
-    ``applying``: those that may, and did not; ``entries``: what a finding may resemble.
-    ``options``: what a replay needs."""
-    show = partial(_shown, store, accepted=accepted, entries=entries, options=options)
-    found = [show(finding) for finding in store.findings()]
-    found.sort(key=lambda one: SEVERITIES.index(one.finding.severity))
-    engine = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    engine.globals |= {
-        "rule": rows_of,
-        "configuration": configuration_of,
-        "example": example_of,
-        "effect": effect_words,
-        "conditions": conditions,
-        "words": WORDS_OF,
-        "plural": plural,
-        "title_of": title_of,
-        "seen_on": seen_on,
-        "flake_words": FLAKE_WORDS,
-        "promise": promise_of,
-        "needed": needed,
-        "kinds": KINDS,
-        "smallest": smallest_of,
-        "model_words": model_words,
-    }
-    engine.globals |= {
-        "looks_like": looks_like,
-        "new_and_known": new_and_known,
-        "not_filtered": NOT_FILTERED,
-        "backend": backend_of,
-        "ruled": _ruled,
-        "located": located,
-    }
-    engine.globals |= {
-        "term": _term,
-        "heat_map": heat_map,
-        "heat_text": heat_text,
-        "histogram": histogram,
-        "histogram_text": histogram_text,
-    }
-    template = engine.from_string(files(__package__).joinpath("page.html.j2").read_text())
-    html = template.render(
-        found=found,
-        suspected=[show(finding) for finding in store.suspected()],
+#: What the template calls by name.
+_NAMES: dict[str, Any] = {
+    "rule": rows_of,
+    "configuration": configuration_of,
+    "example": example_of,
+    "effect": effect_words,
+    "conditions": conditions,
+    "words": WORDS_OF,
+    "plural": plural,
+    "title_of": title_of,
+    "seen_on": seen_on,
+    "flake_words": FLAKE_WORDS,
+    "promise": promise_of,
+    "needed": needed,
+    "kinds": KINDS,
+    "smallest": smallest_of,
+    "model_words": model_words,
+    "looks_like": looks_like,
+    "new_and_known": new_and_known,
+    "not_filtered": NOT_FILTERED,
+    "backend": backend_of,
+    "located": located,
+    "heat_map": heat_map,
+    "heat_text": heat_text,
+    "histogram": histogram,
+    "histogram_text": histogram_text,
+    "severities": SEVERITIES,
+}
+
+
+def write_page(ended: Ended, summary: dict[str, Any], environment: dict[str, Any]) -> None:
+    """Write it beside the rest of a run."""
+    store, share = ended.store, ended.share
+    found = store.findings()
+    html = rendered(
+        __package__,
+        "page.html.j2",
+        **_NAMES,
+        ruled=_ruled,
+        term=_term,
+        found=[_shown(ended, finding) for finding in found],
+        suspected=[_shown(ended, finding) for finding in store.suspected()],
         summary=summary,
         environment=environment,
         share=share,
         matrix=_matrix(share),
         checked_arms=[arm for arm in BY_NAME if any(arm == met for _, met, _ in share.met)],
         head=_head(environment, share),
-        known=known,
-        all_found=[one.finding for one in found],
-        applying=[entry for entry in applying if entry.id not in {e.id for e, _ in known}],
-        severities=SEVERITIES,
-        changed=accepted.changed(store.fingerprints()),
+        known=ended.known,
+        all_found=found,
+        applying=ended.unmet,
+        changed=ended.accepted.changed(store.fingerprints()),
     )
     (store.out / "report.html").write_text(html)
 
 
-def _shown(
-    store: Store,
-    finding: Finding,
-    *,
-    accepted: Accepted,
-    entries: Sequence[Entry],
-    options: Sequence[str],
-) -> Shown:
+def _shown(ended: Ended, finding: Finding) -> Shown:
+    store, entries = ended.store, ended.entries
     folder = store.out / "findings" / finding.id
     script, picture = folder / "repro.py", folder / "state.svg"
     known = next((entry for entry in entries if entry.id == finding.known_issue), None)
     return Shown(
         finding,
         _shortened(script.read_text()) if script.is_file() else "",
-        accepted.why(finding),
-        replay_command(folder, options),
+        ended.accepted.why(finding),
+        ended.replay(finding),
         tuple(store.sightings(finding.id)),
         picture.read_text() if picture.is_file() else "",
         known,

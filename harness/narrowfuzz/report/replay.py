@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from rich.console import Console
+from typing import Literal
 
 from narrowfuzz.arms.ladder import select_arms, unavailable
 from narrowfuzz.arms.lost import DeviceLost
 from narrowfuzz.case.arm import BY_NAME, climb
 from narrowfuzz.case.spec import Case
+from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.machine.device import check_device
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import title_of
+from narrowfuzz.own_models import known_as, source_of
+from narrowfuzz.recipe.recipe import obstacles
 from narrowfuzz.report.lookup import kept
+from narrowfuzz.report.terminal import console
 from narrowfuzz.trace.verdict import Verdict, fingerprint
-
-if TYPE_CHECKING:
-    from narrowfuzz.judge.judge import Judge, Judgement
-    from narrowfuzz.triage.finding import Finding
+from narrowfuzz.triage.finding import Finding
+from narrowfuzz.triage.session import SessionOptions, open_session
 
 Outcome = Literal["fixed", "sound", "still failing", "diverges otherwise", "cannot tell"]
 #: Exit codes.
@@ -83,8 +83,6 @@ def replay(
         from te_on_cpu import environment as te
 
         te.choose(te_version)
-    from narrowfuzz.triage.session import SessionOptions, open_session
-
     options = SessionOptions(
         device=name, recipes=case.recipes, recipe_files=files, arms=chosen, ledger="none"
     )
@@ -110,22 +108,22 @@ def replay(
 
 def print_replayed(replayed: Replayed) -> None:
     """For people."""
-    console = Console(highlight=False, markup=False)
+    page = console(markup=False)
     if not replayed.sentence:
         of = "" if replayed.outcome == "cannot tell" else f"case {replayed.case} shows "
-        console.print(f"{replayed.outcome}: {of}{replayed.reason}", soft_wrap=True)
+        page.print(f"{replayed.outcome}: {of}{replayed.reason}")
     for one in (replayed, *replayed.others) if replayed.sentence else ():
         now = " now" if one.outcome == "diverges otherwise" else ""
-        console.print(f"{one.outcome}{now}: {one.sentence}", soft_wrap=True)
+        page.print(f"{one.outcome}{now}: {one.sentence}")
         if one.rule:
             words = BY_NAME[one.arm].words
             found_by = f"found by: narrowfuzz rule {one.rule}"
-            console.print(f"  {one.recipe}, {words}; {found_by}", soft_wrap=True)
-            console.print(f"  fingerprint: {one.fingerprint}", soft_wrap=True)
+            page.print(f"  {one.recipe}, {words}; {found_by}")
+            page.print(f"  fingerprint: {one.fingerprint}")
         if one.consequences:
-            console.print(f"  consequences: {'; '.join(one.consequences)}", soft_wrap=True)
+            page.print(f"  consequences: {'; '.join(one.consequences)}")
         if one.entry:
-            console.print(f"  known issue: {one.entry}", soft_wrap=True)
+            page.print(f"  known issue: {one.entry}")
 
 
 def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
@@ -179,8 +177,6 @@ def _arms(judge: Judge, case: Case) -> str:
 
 
 def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
-    from narrowfuzz.recipe.recipe import obstacles
-
     recipe = judge.recipe(case.spec)
     lacking = obstacles(recipe, judge.device.torch)
     if not lacking:
@@ -196,8 +192,6 @@ def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
 def _register(case: Case, models: tuple[str, ...]) -> None:
     """The user's models that a case is about, if the command line names them, too: as their files
     are now, which may have changed since."""
-    from narrowfuzz.own_models import known_as, source_of
-
     named = {source_of(text).title: text for text in models}
     for name in {spec.model for spec in (case.spec, *(c.spec for c in case.history))}:
         title = title_of(name)

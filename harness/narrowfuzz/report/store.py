@@ -7,14 +7,15 @@ import json
 import os
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from narrowfuzz.case.spec import Case, dump_case, load_case
-from narrowfuzz.ledger.severity import Severity
+from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.triage.finding import Finding
 from narrowfuzz.triage.picture import draw_state
 
@@ -29,6 +30,16 @@ create table if not exists findings (
     found_at text default current_timestamp
 )
 """
+#: Of the fields of a finding, and of what else is known of it.
+_KEEP = """
+insert or replace into findings (
+    id, fingerprint, severity, status, recipe, oracle, arm, role, symptom, sentence, reach, flake,
+    case_id, minimal_id, why_suspected, sighting_of
+) values (
+    :id, :fingerprint, :severity, :status, :recipe, :oracle, :arm, :role, :symptom, :sentence,
+    :reach, :flake, :case_id, :minimal_id, :why_suspected, :sighting_of
+)
+"""
 
 
 class Store:
@@ -38,13 +49,12 @@ class Store:
         """Raises ValueError if ``out`` cannot be a folder we write to."""
         self.out = out
         try:
-            (out / "findings").mkdir(parents=True, exist_ok=True)
-            (out / "claims").mkdir(exist_ok=True)
-            (out / "journal").mkdir(exist_ok=True)
+            for folder in ("findings", "claims", "journal"):
+                (out / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"cannot write to {out}: {error.strerror}") from None
         try:
-            with closing(self._connect()) as db, db:
+            with self._database() as db:
                 db.execute(_SCHEMA)
                 db.execute("create table if not exists runs (started_at text)")
         except sqlite3.DatabaseError as error:
@@ -52,13 +62,20 @@ class Store:
 
     def begin(self) -> int:
         """Note that a run starts here; returns how many there were before."""
-        with closing(self._connect()) as db, db:
+        with self._database() as db:
             (runs,) = db.execute("select count(*) from runs").fetchone()
             db.execute("insert into runs values (current_timestamp)")
         return int(runs)
 
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.out / "findings.db")
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """All that is done in it is kept, or nothing is."""
+        with closing(sqlite3.connect(self.out / "findings.db")) as db, db:
+            yield db
+
+    def _rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        with self._database() as db:
+            return db.execute(query, values).fetchall()
 
     def add(self, finding: Finding, script: str) -> Status:
         """Keep a finding; how it counts: as new, as one more sighting of a cause that was found
@@ -76,30 +93,11 @@ class Store:
         (folder / "explain.json").write_bytes(raw)
         if finding.story is not None and finding.story.slot:
             draw_state(finding.story, folder / "state.svg")
-        row = {
-            "id": finding.id,
-            "fingerprint": finding.fingerprint,
-            "severity": finding.severity,
-            "status": status,
-            "recipe": finding.recipe,
-            "oracle": finding.oracle,
-            "arm": finding.arm,
-            "role": finding.role,
-            "symptom": finding.symptom,
-            "sentence": finding.sentence,
-            "reach": finding.reach,
-            "flake": finding.flake,
-            "case_id": finding.case.id,
-            "minimal_id": finding.minimal.id,
-            "why_suspected": finding.why_suspected,
-            "sighting_of": cause,
-        }
-        marks = ", ".join("?" * len(row))
-        with closing(self._connect()) as db, db:
-            db.execute(
-                f"insert or replace into findings ({', '.join(row)}) values ({marks})",
-                tuple(row.values()),
-            )
+        row = msgspec.structs.asdict(finding)
+        row |= {"case_id": finding.case.id, "minimal_id": finding.minimal.id}
+        row |= {"status": status, "sighting_of": cause}
+        with self._database() as db:
+            db.execute(_KEEP, row)
             if status != "suspected":  # what another case did not show is shown now
                 db.execute(
                     "update findings set status = 'sighting', sighting_of = ? "
@@ -115,7 +113,7 @@ class Store:
         status = self.add(finding, script)
         if name != finding.id:
             cause = self._cause_of(finding) or finding.id
-            with closing(self._connect()) as db, db:
+            with self._database() as db:
                 db.execute("delete from findings where id = ?", (name,))
                 db.execute(
                     "update findings set sighting_of = ? where sighting_of = ?", (cause, name)
@@ -131,7 +129,7 @@ class Store:
     def _gather(self, finding: Finding) -> None:
         """What was new and needs more than this one is a sighting of it."""
         others = [o for o in self.findings() if o.id != finding.id and same_cause(o, finding)]
-        with closing(self._connect()) as db, db:
+        with self._database() as db:
             for other in others:
                 db.execute(
                     "update findings set status = 'sighting', sighting_of = ? "
@@ -145,36 +143,26 @@ class Store:
 
     def sightings(self, finding_id: str) -> list[Finding]:
         """What else was seen of a finding's cause."""
-        return [f for f in self.findings("sighting") if self._sighting_of(f.id) == finding_id]
-
-    def _sighting_of(self, finding_id: str) -> str:
-        with closing(self._connect()) as db:
-            row = db.execute(
-                "select sighting_of from findings where id = ?", (finding_id,)
-            ).fetchone()
-        return str(row[0]) if row else ""
+        ids = self._rows("select id from findings where sighting_of = ?", finding_id)
+        return [one for one in self.findings("sighting") if (one.id,) in ids]
 
     def findings(self, status: Status = "new") -> list[Finding]:
         """Stored findings, most severe first; one is as severe as its severest sighting, but for a
         known issue, which has a severity of its own."""
-        with closing(self._connect()) as db:
-            ids = db.execute("select id from findings where status = ?", (status,)).fetchall()
-            seen = db.execute("select sighting_of, severity from findings").fetchall()
-        order: dict[Severity, int] = {"high": 0, "medium": 1, "low": 2}
+        seen = self._rows("select sighting_of, severity from findings")
         loaded = []
-        for (name,) in ids:
+        for (name,) in self._rows("select id from findings where status = ?", status):
             finding = load_finding(self.out / "findings" / name)
             severities = [finding.severity, *(how for of, how in seen if of == name)]
-            most = min(severities, key=order.__getitem__)
+            most = min(severities, key=SEVERITIES.index)
             if most != finding.severity and not finding.known_issue:
                 finding.severity, finding.why_severity = most, "that of its severest sighting"
             loaded.append(finding)
-        return sorted(loaded, key=lambda f: (order[f.severity], f.fingerprint))
+        return sorted(loaded, key=lambda f: (SEVERITIES.index(f.severity), f.fingerprint))
 
     def fingerprints(self) -> frozenset[str]:
         """Of everything that was seen, however it counts."""
-        with closing(self._connect()) as db:
-            return frozenset(row[0] for row in db.execute("select fingerprint from findings"))
+        return frozenset(name for (name,) in self._rows("select fingerprint from findings"))
 
     def suspected(self) -> list[Finding]:
         """One case of each divergence that no script shows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.draw.coverage import Pair, missing, table
 from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.report.glossary import NOT_FILTERED, plural
+from narrowfuzz.report.glossary import NOT_FILTERED
 from narrowfuzz.report.judged import JUDGED, Judged
-from narrowfuzz.report.outcome import Ended, hits_of
+from narrowfuzz.report.outcome import Ended
+from narrowfuzz.report.tally import counted
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.rules.texts import title_of
+from narrowfuzz.trace.words import few, plural
 from narrowfuzz.triage.finding import Finding, report
 from narrowfuzz.triage.trials import Answer, trials_line
 
@@ -32,23 +34,21 @@ _UNMET, _NEVER = 6, 6
 def rule_counts(counts: Counter[Any]) -> dict[str, dict[str, list[int]]]:
     """rule -> recipe -> [judged, inconclusive, not applicable]."""
     found: dict[str, dict[str, list[int]]] = {}
-    for key, n in counts.items():
-        if not (isinstance(key, tuple) and len(key) == 3):
-            continue
-        rule, recipe, status = key
+    for rule, recipe, status in counted(counts, "rule"):
         cell = found.setdefault(rule, {}).setdefault(recipe, [0, 0, 0])
-        cell[0 if status in JUDGED else 1 if status == "inconclusive" else 2] += n
+        place = 0 if status in JUDGED else 1 if status == "inconclusive" else 2
+        cell[place] += counts["rule", rule, recipe, status]
     return found
 
 
 def pairs_seen(counts: Counter[Any]) -> frozenset[Pair]:
     """The pairs of features that met in some case."""
-    return frozenset(key[1] for key in counts if isinstance(key, tuple) and key[0] == "pair")
+    return frozenset(pair for (pair,) in counted(counts, "pair"))
 
 
 def trials_seen(counts: Counter[Any]) -> dict[str, Answer]:
     """Entry -> what its script said, of the entries that were tried."""
-    return dict(key[1] for key in counts if isinstance(key, tuple) and key[0] == "trial")
+    return dict(answer for (answer,) in counted(counts, "trial"))
 
 
 def print_summary(
@@ -58,66 +58,59 @@ def print_summary(
     known, with ``verbose`` also the tables of rules and pairs."""
     tally, store, ledger = ended.tally, ended.store, ended.ledger
     if said := ended.soundness():
-        console.print(f"\n[bold]{escape(said)}[/]", soft_wrap=True)
-    console.print(f"\n[bold]{escape(ended.verdict())}[/]", soft_wrap=True)
+        console.print(f"\n[bold]{escape(said)}[/]")
+    console.print(f"\n[bold]{escape(ended.verdict())}[/]")
     _print_judged(console, around, ended)
     for finding in store.findings():
         _print_finding(console, ended, finding)
     for finding in store.suspected():
         console.print(
             f"[yellow]not reproduced in a fresh process[/] {finding.id}: "
-            f"{escape(finding.sentence)}: {escape(finding.why_suspected)}",
-            soft_wrap=True,
+            f"{escape(finding.sentence)}: {escape(finding.why_suspected)}"
         )
     for note in ended.notes:
-        console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+        console.print(f"[yellow]note[/] {escape(note)}")
     if not ended.filtered and store.findings():
-        around.print(f"\n{escape(NOT_FILTERED)}", soft_wrap=True)
+        around.print(f"\n{escape(NOT_FILTERED)}")
     _print_known(around, ended.known)
-    print_unmet(
-        around,
-        hits_of(tally.counts),
-        ended.applying,
-        "Known issues that may affect you, not met by this run:",
-        ended.list_known,
-    )
+    if not ended.subject:  # of a model it was said at the head
+        head = "Known issues that may affect you, not met by this run:"
+        print_unmet(around, ended.unmet, head, ended.list_known)
     if verbose:
         if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
-            around.print(line, soft_wrap=True)
+            around.print(line)
         _print_rules(around, tally.counts)
         _print_pairs(around, pairs_seen(tally.counts), ended.whole)
     page = escape(str(store.out / "report.html"))
-    around.print(f"\nOutput: {escape(str(store.out))}; the page: {page}", soft_wrap=True)
+    around.print(f"\nOutput: {escape(str(store.out))}; the page: {page}")
     if ended.lacking and not ended.accepted.counting(store.findings()):
-        console.print(f"Not enough was checked: {escape('; '.join(ended.lacking))}", soft_wrap=True)
+        console.print(f"Not enough was checked: {escape('; '.join(ended.lacking))}")
 
 
 def _print_finding(console: Console, ended: Ended, finding: Finding) -> None:
     console.print()
     if why := ended.accepted.why(finding):
-        console.print(f"[dim]does not count: {escape(why)}[/]", soft_wrap=True)
+        console.print(f"[dim]does not count: {escape(why)}[/]")
     script = ended.store.out / "findings" / finding.id / "repro.py"
     said = report(finding, ended.replay(finding))
-    console.print(escape(f"{said}\n  script: {script}"), soft_wrap=True)
+    console.print(escape(f"{said}\n  script: {script}"))
     like = ended.like(finding)
     if like and not finding.known_issue:  # which its report says
-        console.print(f"  {escape(like)}", soft_wrap=True)
+        console.print(f"  {escape(like)}")
     for other in ended.store.sightings(finding.id):
-        console.print(f"  also seen as: {escape(other.sentence)} ({other.id})", soft_wrap=True)
+        console.print(f"  also seen as: {escape(other.sentence)} ({other.id})")
 
 
 def _print_judged(console: Console, around: Console, ended: Ended) -> None:
     counts, tally, never = ended.tally.counts, ended.tally, ended.share.never
-    names = ", ".join(" ".join(one) for one in never[:_NEVER])
-    more = f" and {len(never) - _NEVER} more" if len(never) > _NEVER else ""
-    rest = f"; not checked: {escape(names)}{more}" if never else ""
-    console.print(f"{ended.judged()}{rest}", soft_wrap=True)
+    names = few([" ".join(one) for one in never], _NEVER)
+    rest = f"; not checked: {escape(names)}" if never else ""
+    console.print(f"{ended.judged()}{rest}")
     _print_layers(around, ended.share)
     digest = f"; digest of the cases: {tally.digest}" if ended.counted else ""
     around.print(
         f"{plural(counts['cases'], 'case')} of {plural(counts['specs'], 'configuration')}, "
-        f"{plural(counts['compiles'], 'compile')}, in {tally.seconds:.0f} s{digest}",
-        soft_wrap=True,
+        f"{plural(counts['compiles'], 'compile')}, in {tally.seconds:.0f} s{digest}"
     )
 
 
@@ -132,7 +125,7 @@ def _print_layers(console: Console, share: Judged) -> None:
         line = f"{how} {len(seen)} of {plural(len(every), 'linear')} checked one by one"
         if rest:
             line += f"; as part of the whole model: {', '.join(rest)}"
-        console.print(escape(line), soft_wrap=True)
+        console.print(escape(line))
 
 
 def _print_rules(console: Console, counts: Counter[Any]) -> None:
@@ -151,7 +144,7 @@ def _print_rules(console: Console, counts: Counter[Any]) -> None:
                 continue
             cells = ["/".join(map(_short, row[r])) if r in row else "-" for r in shown]
             view.add_row(f"{rule.name} {title_of(rule.name)}", *cells)
-        console.print(view)
+        console.print(view, soft_wrap=False)
 
 
 def _print_pairs(console: Console, seen: frozenset[Pair], whole: frozenset[Pair]) -> None:
@@ -161,37 +154,30 @@ def _print_pairs(console: Console, seen: frozenset[Pair], whole: frozenset[Pair]
     view.add_column("of", justify="right")
     for name, met, there in table(seen & whole, whole):
         view.add_row(name, str(met), str(there))
-    console.print(view)
+    console.print(view, soft_wrap=False)
     never = missing(seen, whole)
     if never:
-        more = f" and {len(never) - 12} more" if len(never) > 12 else ""
-        console.print(f"never met: {escape(', '.join(never[:12]))}{more}", soft_wrap=True)
+        console.print(f"never met: {escape(few(never, 12))}")
 
 
 def _short(n: int) -> str:
     return str(n) if n < 10_000 else f"{n / 1000:.0f}k"
 
 
-def print_unmet(
-    console: Console, hits: Mapping[str, int], applying: Sequence[Entry], head: str, command: str
-) -> None:
-    """What is known of the configuration, and did not come up so far; ``command`` lists what is
-    known of its recipes and arms, which is more: it knows no model."""
-    unmet = [entry for entry in applying if entry.id not in hits]
+def print_unmet(console: Console, unmet: Sequence[Entry], head: str, command: str) -> None:
+    """What is known and did not come up so far; ``command`` lists all of it."""
     if not unmet:
         return
     console.print(f"\n{head}")
     for entry in unmet[:_UNMET]:
         console.print(
             f"  {entry.id} ({entry.severity}): {escape(entry.title)}. "
-            f"[dim]What helps: {escape(entry.workaround)}[/]",
-            soft_wrap=True,
+            f"[dim]What helps: {escape(entry.workaround)}[/]"
         )
     if len(unmet) > _UNMET:
         console.print(
             f"  and {len(unmet) - _UNMET} more: the page of the run lists them; whatever the model "
-            f"is like: {escape(command)}",
-            soft_wrap=True,
+            f"is like: {escape(command)}"
         )
 
 
@@ -202,8 +188,7 @@ def _print_known(console: Console, known: Sequence[tuple[Entry, int]]) -> None:
         script = escape(_relative(entry.path))
         console.print(
             f"  {entry.id} ({entry.severity}, {plural(hits, 'time')}): {escape(entry.title)}. "
-            f"[dim]What helps: {escape(entry.workaround)}. Script: {script}[/]",
-            soft_wrap=True,
+            f"[dim]What helps: {escape(entry.workaround)}. Script: {script}[/]"
         )
 
 

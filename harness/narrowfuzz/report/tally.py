@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,11 @@ class Found:
     cases: int
     #: Since the campaign began.
     seconds: float
+
+
+def counted(counts: Iterable[Any], kind: str) -> list[tuple[Any, ...]]:
+    """What workers have counted of one kind: such a key begins with its name, and is a tuple."""
+    return [key[1:] for key in counts if isinstance(key, tuple) and key[0] == kind]
 
 
 @dataclass

@@ -15,7 +15,7 @@ import msgspec
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward, Forward, Stimulus
 from narrowfuzz.case.spec import Case, dump_case
-from narrowfuzz.ledger.severity import SMALL, Severity, Use, Weighed, severity, weighed
+from narrowfuzz.ledger.severity import SMALL, Severity, Use, Weighed, weighed
 from narrowfuzz.models.catalog import FIXED_BY_OWN, MODELS, title_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Expect, Given, Present, Refuses, Runs
@@ -382,7 +382,7 @@ def effect_words(finding: Finding) -> str:
     if isinstance(finding.expect, Runs | Refuses):
         return "it fails with an error or an end of the process, so no wrong number goes unseen"
     if finding.oracle == "census":
-        return _OF_CENSUS[severity("silent", effect, "gaussian")]
+        return _OF_CENSUS[weighed("silent", effect, "gaussian").severity]
     if isinstance(finding.expect, Present):
         return "a result that training needs is missing"
     if finding.came:

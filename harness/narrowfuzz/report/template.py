@@ -1,0 +1,17 @@
+"""Templates of pages."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+
+def rendered(package: str, name: str, **values: Any) -> str:
+    """A package's template with these values, which are escaped unless they say that they are
+    markup."""
+    engine = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return engine.from_string(files(package).joinpath(name).read_text()).render(values)
