@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from narrowfuzz.arms import processes as ranks
 from narrowfuzz.arms.ladder import none_runs, unavailable
 from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.kind import CONTEXT
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.sharded_specs import SHARDABLE, _contexts, sharded_specs
@@ -24,7 +25,6 @@ from narrowfuzz.plants.registry import planted
 from narrowfuzz.play import processes
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import RULES
-from narrowfuzz.rules.rule import in_context
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import run_script
@@ -111,7 +111,7 @@ def test_a_fault_is_seen(on_cpu: None, fault: str, rules: set[str]) -> None:
 def test_every_rule_judges_something(on_cpu: None) -> None:
     ran = [judged(case(sharding)) for sharding in ({"context": 1}, {"context": 2})]
     told = {v.oracle for one in ran for v in one.verdicts if v.status == "ok"}
-    assert told == {rule.name for rule in RULES if in_context in rule.cases}
+    assert told == {rule.name for rule in RULES if CONTEXT in rule.cases}
 
 
 @pytest.mark.heavy

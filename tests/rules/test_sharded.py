@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from narrowfuzz.case.kind import MESH, PIPELINE
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
@@ -14,7 +15,6 @@ from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import RULES
-from narrowfuzz.rules.rule import in_pipeline, on_mesh
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
 from narrowfuzz.trace.verdict import Verdict
@@ -313,7 +313,7 @@ def test_a_script_shows_it(
 
 
 def test_every_rule_of_ranks_has_a_fault() -> None:
-    every = {rule.name for rule in RULES if {in_pipeline, on_mesh} & set(rule.cases)}
+    every = {rule.name for rule in RULES if {PIPELINE, MESH} & set(rule.cases)}
     assert every == set().union(*(fault[4] for fault in FAULTS))
 
 

@@ -105,13 +105,12 @@ def laid_out(spec: Spec) -> Mesh | Resumed | Pipeline | Context:
 
 
 def _pipeline(spec: Spec) -> Pipeline:
-    own = spec.sharding
-    return Pipeline(own.stages, own.schedule, spec.steps, spec.microbatches)
+    return Pipeline(copies_of(spec), spec.sharding.schedule, spec.steps, spec.microbatches)
 
 
 def _context(spec: Spec) -> Context:
     own = spec.sharding
-    return Context(own.context, own.rotates, spec.steps, spec.microbatches)
+    return Context(own.ranks, own.rotates, spec.steps, spec.microbatches)
 
 
 def _mesh(spec: Spec) -> Mesh | Resumed:

@@ -109,7 +109,7 @@ class Judge(Observer):
 
         if model is None or not model.own or not any(map(elsewhere, verdicts)):
             return list(verdicts)
-        tensors = tensors_of(case, self.converting(case.spec))
+        tensors = tensors_of(case, self.recipe(case.spec))
         return [
             at_its_module(self.programs.of(case.spec, ARMS[v.arm]), tensors, v)
             if elsewhere(v)

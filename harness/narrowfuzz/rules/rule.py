@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from narrowfuzz.case.layout import CONTEXT, MESH, ONE, PIPELINE, Layout, layout_of
+from narrowfuzz.case.kind import CONVERTED, Kind, kind_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.trace.address import At
@@ -55,35 +55,6 @@ Reads = Literal[
 ]
 
 
-def by_events(spec: Spec) -> bool:
-    """A library's own layers, which are judged event by event."""
-    return bool(spec.layer)
-
-
-def converted(spec: Spec) -> bool:
-    """A model that a recipe converts, in one process."""
-    return _laid_out(spec, ONE)
-
-
-def in_context(spec: Spec) -> bool:
-    """Ranks that share the rows of each sequence."""
-    return _laid_out(spec, CONTEXT)
-
-
-def in_pipeline(spec: Spec) -> bool:
-    """Ranks that are stages of a pipeline."""
-    return _laid_out(spec, PIPELINE)
-
-
-def on_mesh(spec: Spec) -> bool:
-    """Ranks that share data and linears."""
-    return _laid_out(spec, MESH)
-
-
-def _laid_out(spec: Spec, layout: Layout) -> bool:
-    return layout_of(spec) is layout and not by_events(spec)
-
-
 @dataclass(frozen=True)
 class Rule:
     """A rule over traces: its strength, what it reads, and whose cases it judges. What it says
@@ -103,12 +74,12 @@ class Rule:
     reruns: bool = False
     #: True: also judges what happened in a run that did not come to its end.
     unfinished: bool = False
-    #: Whose cases it judges: those of which one of these is true.
-    cases: tuple[Callable[[Spec], bool], ...] = (converted,)
+    #: Whose cases it judges.
+    cases: tuple[Kind, ...] = CONVERTED
 
     def applies(self, spec: Spec) -> bool:
         """Does it judge the cases of this Spec?"""
-        return any(are(spec) for are in self.cases)
+        return kind_of(spec) in self.cases
 
 
 exact, bound = partial(Rule, "exact"), partial(Rule, "bound")
@@ -159,15 +130,10 @@ __all__ = [
     "Reads",
     "Rule",
     "bound",
-    "by_events",
-    "converted",
     "diverged",
     "exact",
     "first",
-    "in_context",
-    "in_pipeline",
     "number",
-    "on_mesh",
     "plain",
     "ratio",
     "relation",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from narrowfuzz.case.kind import CONTEXT, CONVERTED, LAYERS, MESH, ON_RANKS, PIPELINE, kind_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.census import check_census
 from narrowfuzz.rules.contract import check_contract
@@ -62,12 +63,7 @@ from narrowfuzz.rules.rule import (
     Reads,
     Rule,
     bound,
-    by_events,
-    converted,
     exact,
-    in_context,
-    in_pipeline,
-    on_mesh,
     ratio,
     relation,
     seen,
@@ -117,16 +113,16 @@ _ALL: tuple[Reads, ...] = (*_RESULTS, *_CODES)
 _STATES: tuple[Reads, ...] = ("results", "states")
 _BIAS: tuple[Reads, ...] = ("bias gradient",)
 #: Whose linears are judged one by one.
-_LINEARS = (converted, on_mesh)
+_LINEARS = (*CONVERTED, MESH)
 
 #: Of ranks that share data and linears.
-shared = partial(whole, cases=(on_mesh,))
-shared_bound = partial(bound, scope="case", cases=(on_mesh,))
+shared = partial(whole, cases=(MESH,))
+shared_bound = partial(bound, scope="case", cases=(MESH,))
 #: Exact, of a training and of its steps in another arrangement.
 trained = partial(relation, scope="case")
 #: Of a library's own layers: what they leave, or what was seen inside.
-of_state = partial(whole, reads=_STATES, unfinished=True, cases=(by_events,))
-inside = partial(whole, level="A", unfinished=True, cases=(by_events,))
+of_state = partial(whole, reads=_STATES, unfinished=True, cases=(LAYERS,))
+inside = partial(whole, level="A", unfinished=True, cases=(LAYERS,))
 
 
 def scaled(name: str, tensor: str) -> Rule:
@@ -147,7 +143,7 @@ RULES: tuple[Rule, ...] = (
         of_ranks.check_contract,
         reads=("run",),
         unfinished=True,
-        cases=(on_mesh, in_pipeline, in_context),
+        cases=ON_RANKS,
     ),
     of_state("contract", of_events.check_contract, reads=("run",)),
     whole("census", check_census, reads=("conversion",)),
@@ -172,17 +168,17 @@ RULES: tuple[Rule, ...] = (
     bound("O16", check_bias_gradient, _SEEN | {"O25"}, _BIAS),
     bound("O21", check_gradient_sum, _SEEN | {"O16"}, level="A", scope="case"),
     # on ranks, and of whole runs in one process
-    bound("O16", check_bias_gradient, _SHARED, _BIAS, cases=(on_mesh,)),
+    bound("O16", check_bias_gradient, _SHARED, _BIAS, cases=(MESH,)),
     shared_bound("S5", check_products, _SHARED, level="A"),
-    shared("S1", results.check_equal, _MULTIPLIED, cases=(on_mesh, in_context)),
-    ratio("O9", check_context, _CONTRACT, cases=(in_context,)),
-    shared("S12", results.check_stages, _CONTRACT, cases=(in_pipeline,)),
+    shared("S1", results.check_equal, _MULTIPLIED, cases=(MESH, CONTEXT)),
+    ratio("O9", check_context, _CONTRACT, cases=(CONTEXT,)),
+    shared("S12", results.check_stages, _CONTRACT, cases=(PIPELINE,)),
     shared_bound("S2", results.check_gradients, _RANKS),
     shared("S8", results.check_precomputed, _RANKS, _RESULTS, reruns=True),
-    shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=(on_mesh, in_pipeline)),
+    shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=(MESH, PIPELINE)),
     shared("S10", results.check_processes, _RANKS),
     shared("S11", check_resumed, _RANKS),
-    shared("S4", results.check_agreement, _RANKS | {"S2", "O9"}, cases=(on_mesh, in_context)),
+    shared("S4", results.check_agreement, _RANKS | {"S2", "O9"}, cases=(MESH, CONTEXT)),
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
     whole("O12", check_checkpoint, _WHOLE),
     whole("O8", check_strict, _WHOLE),
@@ -231,7 +227,7 @@ RULES: tuple[Rule, ...] = (
         _STATE | {"O13"},
         _STATES,
         unfinished=True,
-        cases=(by_events,),
+        cases=(LAYERS,),
     ),
     # what a run sets aside for good, a later one finds
     of_state("O1", twins.check_company, _BALANCED, reads=("company",)),
@@ -244,7 +240,7 @@ RULES: tuple[Rule, ...] = (
 #: twice, what is said of a converted model.
 BY_NAME: dict[str, Rule] = {
     rule.name: rule
-    for mine in (by_events, in_pipeline, in_context, on_mesh, converted)
+    for mine in (LAYERS, PIPELINE, CONTEXT, MESH, *CONVERTED)
     for rule in RULES
     if mine in rule.cases
 }
@@ -252,4 +248,5 @@ BY_NAME: dict[str, Rule] = {
 
 def rules_of(spec: Spec) -> dict[str, Rule]:
     """The rules that judge this Spec's cases, in order, by name."""
-    return {rule.name: rule for rule in RULES if rule.applies(spec)}
+    kind = kind_of(spec)
+    return {rule.name: rule for rule in RULES if kind in rule.cases}
