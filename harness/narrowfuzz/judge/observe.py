@@ -41,7 +41,7 @@ from narrowfuzz.machine.device import Device
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
-from narrowfuzz.recipe.recipe import Recipe, converting, no_tap, unknown
+from narrowfuzz.recipe.recipe import Recipe, no_tap, parted, unknown
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.trace import Change, RunError, Trace
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict
@@ -333,8 +333,9 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
 def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -> dict[str, Plan]:
     """The other recipes that promise to run this Spec, and whose scales are all powers of two."""
     peers: dict[str, Plan] = {}
-    for name, recipe in converting(recipes).items():
-        other = msgspec.structs.replace(spec, recipe=name, backend="")
+    models, _ = parted(recipes.values())
+    for recipe in models:
+        name, other = recipe.name, msgspec.structs.replace(spec, recipe=recipe.name, backend="")
         if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other, device):
             continue
         plan = recipe.plan(other)
