@@ -13,7 +13,7 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.strategies import schedule_cases
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
-from narrowfuzz.recipe.recipe import load_every, with_layers
+from narrowfuzz.recipe.recipe import load_every
 
 #: Recipe -> schedules of five events a second, at least.
 TARGETS = {"reference.delayed": 100.0, "te.delayed": 20.0}
@@ -22,7 +22,7 @@ _FIVE = (Open(), Forward(), Close(), Backward(of=(0,)), Step())
 
 def schedules_part(recipe: str, seconds: float) -> dict[str, Any]:
     """Rates of one recipe, a third of the time for each of three rounds."""
-    library = with_layers(load_every())[recipe]
+    library = load_every()[recipe]
     library.prepare()
     judge = Judge(load_every(), load_ledger())
     five = [_five(recipe, number) for number in range(400)]

@@ -17,7 +17,7 @@ from narrowfuzz.case.events import (
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.recipe.recipe import load_every, with_layers
+from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.store import Store
 from narrowfuzz.triage.triage import triage
 
@@ -40,7 +40,7 @@ LARGE = Spec(
 def main(folder: str) -> None:
     """Judge, triage the backward's state, store."""
     torch.set_num_threads(1)
-    judge = Judge(with_layers(load_every()), Ledger([]))
+    judge = Judge(load_every(), Ledger([]))
     case = Case(spec=LARGE, data=DataSpec(seed=5))
     judgement = judge.judge(case)
     wanted = [v for v in judgement.causes if v.symptom == "backward scale not updated"]

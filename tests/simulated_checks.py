@@ -25,7 +25,7 @@ from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.plants.hopper import PLANTS
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.power.effect import digest, draw
-from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, runnable, with_layers
+from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, runnable
 from narrowfuzz.rules import BY_NAME as RULES
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import run_script
@@ -198,9 +198,9 @@ def check_a_linear_waits_for_the_device_four_times() -> None:
 
 
 def check_schedules_run() -> None:
-    stateful = with_layers(load_every())
-    recipe = stateful["reference.delayed"]
-    judge = Judge(stateful, Ledger([]), device=DEVICE)
+    recipes = load_every()
+    recipe = recipes["reference.delayed"]
+    judge = Judge(recipes, Ledger([]), device=DEVICE)
     for case in draw([recipe], 8):
         assert not judge.judge(case).causes
 

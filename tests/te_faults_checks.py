@@ -14,7 +14,7 @@ from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import load_every, with_layers
+from narrowfuzz.recipe.recipe import load_every
 from te_on_cpu.environment import enter
 
 #: Fault -> its recipe, and how many schedules are drawn.
@@ -57,7 +57,7 @@ def planted_and_lifted(fault: Plant) -> str:
 
 def hunted(fault: Plant, name: str, cases: int) -> str:
     """The rules that showed the fault in so many schedules, "" if none did."""
-    recipe = with_layers(load_every())[name]
+    recipe = load_every()[name]
     judge = Judge(load_every(), load_ledger())
     shown: set[str] = set()
 

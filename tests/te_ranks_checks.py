@@ -14,7 +14,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe.recipe import load_every, with_layers
+from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.layers import of_layers
 from narrowfuzz.triage.script.played import write_played_script
@@ -58,7 +58,7 @@ def shown_by(judge: Judge, faulty: Case, cause: Verdict, fault: str) -> list[boo
     """Does its script show it, with the fault and without?"""
     with planted("", fault):
         evidence = judge.observe(faulty)
-    text = write_played_script(of_layers(evidence, cause, with_layers(load_every())["te.delayed"]))
+    text = write_played_script(of_layers(evidence, cause, load_every()["te.delayed"]))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "repro.py"
         path.write_text(text)
@@ -70,7 +70,7 @@ def main(named: list[str]) -> None:
     prepare()
     enter()
     settle()
-    judge = Judge(with_layers(load_every()), load_ledger())
+    judge = Judge(load_every(), load_ledger())
     for name, (ranks, settings, checkpoint) in CLEAN.items():
         if named and name not in named:
             continue

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from fresh import python
+from narrowfuzz.case.kind import LINEAR
 from narrowfuzz.plugin import Harness
 from narrowfuzz.rules import RULES
-from narrowfuzz.rules.rule import converted
 from narrowfuzz.triage.verify import RunScript
 
 pytest_plugins = ("pytester",)
@@ -249,5 +249,5 @@ def test_every_rule_has_a_property() -> None:
     names = [promise.name for promise in told]
     assert len(names) == len(set(names))
     judged = {rule for promise in told for rule in promise.rules}
-    assert judged == {rule.name for rule in RULES if converted in rule.cases}
+    assert judged == {rule.name for rule in RULES if LINEAR in rule.cases}
     assert all(set(promise.compiled) <= set(promise.rules) for promise in told)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from fresh import command, ends
 from narrowfuzz.case.events import Backward, Close, Forward, Open
-from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.plants.legal_plain import PLANTS
 from narrowfuzz.power import hunt as hunting
 from narrowfuzz.power import score as scoring
 from narrowfuzz.power.effect import digest
-from narrowfuzz.power.hunt import Limits, control, in_our_reference, size_of, targets
+from narrowfuzz.power.hunt import Limits, control, in_our_reference, targets
 from narrowfuzz.power.recall import percentile, recall, summarise, wilson
 from narrowfuzz.power.record import (
     Controlled,
@@ -30,6 +30,7 @@ from narrowfuzz.power.record import (
     to_json,
 )
 from narrowfuzz.report.tally import Tally
+from narrowfuzz.triage.forms import form_of
 
 FILE = """
 from contextlib import contextmanager, nullcontext
@@ -202,10 +203,11 @@ class TestDigest:
 
 
 def test_size_is_elements_or_events() -> None:
-    assert size_of(Case(spec=Spec(recipe="r", m=2, k=3, n=5), data=DataSpec())) == 6 + 15 + 10
+    linear = Spec(recipe="r", m=2, k=3, n=5)
+    assert form_of(linear).size(linear) == 6 + 15 + 10
     events = (Open(), Forward(), Close(), Backward(of=(0,)))
     spec = Spec(recipe="r", model="library_linear", events=events)
-    assert size_of(Case(spec=spec, data=DataSpec())) == 4
+    assert form_of(spec).size(spec) == 4
 
 
 def test_which_faults_are_in_our_own_references() -> None:

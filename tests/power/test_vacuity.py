@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz.arms.seen import see_cast
+from narrowfuzz.case.kind import LAYERS, LINEAR
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.cli import main
 from narrowfuzz.judge.judge import Judge
@@ -23,11 +24,11 @@ from narrowfuzz.power.perturbation import outputs
 from narrowfuzz.power.probe import Passes
 from narrowfuzz.power.report import print_vacuity, vacuity_json
 from narrowfuzz.power.vacuity import drawn, measure, passes
-from narrowfuzz.recipe.recipe import load_every, load_recipes, with_layers
+from narrowfuzz.recipe.recipe import load_every, load_recipes
 from narrowfuzz.report.terminal import console
 from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.rule import Rule, by_events, converted, plain
+from narrowfuzz.rules.rule import Rule, plain
 from narrowfuzz.trace.snapshots import At
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
@@ -111,8 +112,8 @@ class TestProbe:
 
 
 def test_every_rule_has_perturbations() -> None:
-    for are, falsifies in ((converted, reads.FALSIFIES), (by_events, schedules.FALSIFIES)):
-        told = {read for rule in RULES if are in rule.cases for read in rule.reads}
+    for kind, falsifies in ((LINEAR, reads.FALSIFIES), (LAYERS, schedules.FALSIFIES)):
+        told = {read for rule in RULES if kind in rule.cases for read in rule.reads}
         assert told == set(falsifies)
 
 
@@ -256,7 +257,7 @@ class TestBlocks:
 
 
 def test_a_measurement_counts_every_pass_and_can_be_repeated() -> None:
-    recipes = [load_recipes()["torch.bf16"], with_layers(load_every())["reference.delayed"]]
+    recipes = [load_recipes()["torch.bf16"], load_every()["reference.delayed"]]
     found = measure(judge(), recipes, cases=4, seed=1)
     assert {recipe for _, recipe in found} == {"torch.bf16", "reference.delayed"}
     assert found["contract", "torch.bf16"].number >= 4

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from narrowfuzz.case.kind import CONVERTED, LAYERS
 from narrowfuzz.cli import main
 from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.rules import BY_NAME, RULES
-from narrowfuzz.rules.rule import by_events, converted
 from narrowfuzz.rules.texts import explained, pages, rows_of, with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,12 +45,12 @@ def test_the_pages_say_what_the_command_says(page: str, which: str) -> None:
 
 
 def test_only_rules_that_exist_are_explained_and_each_kind_of_case_has_its_row() -> None:
-    pages_of = {converted: {"rules"}, by_events: {"sharding", "schedules"}}
+    pages_of = {LAYERS: {"sharding", "schedules"}} | {kind: {"rules"} for kind in CONVERTED}
     assert {name for row in explained() for name in row.names} == set(BY_NAME)
     for rule in RULES:
         pages = {row.page for row in rows_of(rule.name)}
-        for are in rule.cases:
-            assert pages & pages_of.get(are, {"sharding"}), (rule.name, are)
+        for kind in rule.cases:
+            assert pages & pages_of.get(kind, {"sharding"}), (rule.name, kind)
 
 
 def test_what_a_rule_is_said_to_catch_is_an_injected_bug() -> None:

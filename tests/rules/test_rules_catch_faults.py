@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
+from narrowfuzz.case.kind import LINEAR
 from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
@@ -18,7 +19,6 @@ from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import load_recipes, obstacles
 from narrowfuzz.rules import BY_NAME, RULES
-from narrowfuzz.rules.rule import converted
 from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 
 prepare()
@@ -395,7 +395,7 @@ def test_a_rule_judges_the_clean_library_and_stays_silent(
 
 def test_every_rule_has_a_fault() -> None:
     of_users = {"O24"}  # tests/own_models: what is wrong there is wrong in a user's file
-    every = {rule.name for rule in RULES if converted in rule.cases}
+    every = {rule.name for rule in RULES if LINEAR in rule.cases}
     assert {hunt.oracle for hunt in HUNTS} | of_users == every
 
 

@@ -16,7 +16,7 @@ from narrowfuzz.case.events import Close, Forward, Open, Settings
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.numerics.delayed import Policy, Slot
 from narrowfuzz.numerics.follow import shared
-from narrowfuzz.recipe.recipe import load_every, with_layers
+from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.causes import root_of
 from narrowfuzz.rules.evidence import Evidence, OwnLayers
@@ -172,4 +172,4 @@ def test_what_one_process_shows_explains_what_ranks_show() -> None:
 def test_what_is_not_carried_is_refused(changes: dict[str, Any], why: str) -> None:
     of = msgspec.structs.replace(spec(), **{"settings": Settings(), **changes})
     with pytest.raises(ValueError, match=why):
-        with_layers(load_every())[of.recipe].check(of)
+        load_every()[of.recipe].check(of)

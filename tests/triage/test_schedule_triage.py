@@ -34,7 +34,7 @@ from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import delayed
 from narrowfuzz.recipe.delayed_subject import carries
-from narrowfuzz.recipe.recipe import load_every, with_layers
+from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.store import Store, load_finding
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of
@@ -100,7 +100,7 @@ def plain(*events: Event) -> Case:
 
 
 def judge() -> Judge:
-    return Judge(with_layers(load_every()), Ledger([]))
+    return Judge(load_every(), Ledger([]))
 
 
 def cause_of(judgement: Judgement, rule: str) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -54,6 +54,9 @@ AFTER: dict[str, tuple[Event, ...]] = {
     ),
 }
 
+#: An optimizer whose steps change nothing, and its options.
+_NO_STEP: tuple[str, dict[str, Any]] = "SGD", {"lr": 0.0}
+
 
 def named(spec: Spec, tensors: Mapping[str, T]) -> Mapping[str, T]:
     """The tensors with parameters called as in the model."""
@@ -62,15 +65,22 @@ def named(spec: Spec, tensors: Mapping[str, T]) -> Mapping[str, T]:
 
 
 def events_of(spec: Spec) -> tuple[Event, ...]:
-    """One event of the player for each of the Spec's."""
-    return tuple(_events(spec))
+    """One event of the player for each of a converted model's."""
+    return tuple(_events(spec, lambda used: ()))
 
 
-def _events(spec: Spec) -> Iterator[Event]:
+def events_of_layers(spec: Spec) -> tuple[Event, ...]:
+    """One event of the player for each of a library's own layers': these are handed their settings
+    where they come, which a converted model has."""
+    return tuple(_events(spec, lambda used: (plain(used),)))
+
+
+def _events(
+    spec: Spec, hand: Callable[[Settings], tuple[library.Settings, ...]]
+) -> Iterator[Event]:
     forwards = backwards = turn = steps = 0
     for event, used in with_settings(spec.training, spec.settings):
-        # a library's layers are handed their settings, a converted model has them
-        handed = (plain(used),) if spec.layer else ()
+        handed = hand(used)
         match event:
             case Open(enabled=enabled):
                 yield "open", (*handed, True)[0] if enabled else None
@@ -101,8 +111,9 @@ def job_of(spec: Spec, arm: Arm, device: str, events: tuple[Event, ...] | None =
     """The training of a converted model on an arm in one process, its ``tied`` names left out:
     whoever builds the model asks it. Of other ``events`` than the Spec's the optimizer's steps
     change nothing."""
+    stepping = OPTIMIZERS[spec.optimizer] if events is None else _NO_STEP
     return replace(
-        _job(spec, device, events),
+        _job(spec, device, events_of(spec) if events is None else events, stepping),
         lifecycle=spec.lifecycle,
         kernels="native" if arm.native else "default",
         recompute=Recompute(arm.checkpoint, *MODELS[spec.model].recomputed(spec)),
@@ -110,13 +121,13 @@ def job_of(spec: Spec, arm: Arm, device: str, events: tuple[Event, ...] | None =
     )
 
 
-def _job(spec: Spec, device: str, events: tuple[Event, ...] | None = None) -> Job:
-    """What is trained on, and how, of any Spec."""
-    own = events is None
-    events = events_of(spec) if events is None else events
+def _job(
+    spec: Spec, device: str, events: tuple[Event, ...], stepping: tuple[str, dict[str, Any]]
+) -> Job:
+    """What is trained on, and how, of any Spec; ``stepping``: the optimizer and its options."""
     steps = any(event == "step" for event, *_ in events)
     narrow = [how[-1] for event, *how in events if event in ("open", "forward")]
-    optimizer, options = OPTIMIZERS[spec.optimizer] if own else ("SGD", {"lr": 0.0})
+    optimizer, options = stepping if steps else ("", {})
     return Job(
         events,
         dtype=str(DTYPES[spec.dtype]).removeprefix("torch."),
@@ -125,8 +136,8 @@ def _job(spec: Spec, device: str, events: tuple[Event, ...] | None = None) -> Jo
         output_shape=spec.output_shape,
         ids=takes_ids(spec.model),
         input_grad=spec.layout != "frozen_first",
-        optimizer=optimizer if steps else "",
-        options=options if steps else {},
+        optimizer=optimizer,
+        options=options,
         autocast=True in narrow,
         input_layout=spec.input_layout,
         grad_layout=spec.grad_layout,
@@ -159,7 +170,8 @@ def job_of_layers(spec: Spec, device: str, *, recomputed: bool, caching: bool) -
         caching=caching,
         settings=plain(spec.settings),
     )
-    return replace(_job(spec, device), layers=layers)
+    job = _job(spec, device, events_of_layers(spec), OPTIMIZERS[spec.optimizer])
+    return replace(job, layers=layers)
 
 
 def plain(settings: Settings) -> library.Settings:

@@ -47,7 +47,8 @@ def _filled_from(spec: Spec) -> dict[str, str]:
 
 def copies_of(spec: Spec) -> int:
     """How often its model stands in a row, as stages of a pipeline; 0: it stands alone."""
-    return layout_of(spec).copies(spec.sharding)
+    copies = layout_of(spec).copies
+    return 0 if copies is None else copies(spec.sharding)
 
 
 def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:

@@ -30,6 +30,7 @@ from narrowfuzz.arms.tensors import as_rows, fp32_array
 from narrowfuzz.arms.transfer import on_host
 from narrowfuzz.arms.zoo import linear_names, tied_names
 from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.kind import kind_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.machine.machine import lacking_kernel, onednn_stays
 from narrowfuzz.models.catalog import MODELS
@@ -195,7 +196,7 @@ class _Run:
         self.layers: LayerWatch | None = None
         self.running = Running()
         self.watch: EagerWatch | None = None
-        if tap and not self.arm.compiler and not spec.direct:
+        if tap and not self.arm.compiler and kind_of(spec).one_by_one:
             self.layers = LayerWatch(self.training)
             # a dispatch mode runs Python for every kernel, of which emulated formats run thousands:
             # on a Spec's first draw, with attention on every fourth, and with a checkpoint only
@@ -311,7 +312,7 @@ class _Run:
             )
         multiplied = multiplied_of(recorded.products)
         trace = Trace(self.arm.name, outputs, multiplied=multiplied, census=census)
-        if not self.tap or not plan.quantised or not spec.direct:
+        if not self.tap or not plan.quantised or kind_of(spec).one_by_one:
             return replace(trace, attention=attention, operators=operators)
         seen = [seen_of(gemm, inverse=program.recipe.inverse_scales) for gemm in recorded.gemms]
         if self.arm.compiler:

@@ -32,7 +32,7 @@ from narrowfuzz.draw.specs import specs
 from narrowfuzz.draw.strategies import batches
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe.recipe import Recipe, converting, load_every, runnable, select
+from narrowfuzz.recipe.recipe import Recipe, load_recipes, runnable, select
 from narrowfuzz.report.issue import replay_of
 from narrowfuzz.report.store import Store
 from narrowfuzz.trace.verdict import Verdict, fingerprint
@@ -61,8 +61,8 @@ def cases(
     prepare()
     (made, *others) = register(model if isinstance(model, str) else _where(model, sys._getframe(1)))
     wanted = recipes or (f"torch.{made.fixed['dtype']}",)
-    _RECIPES.update(load_every(files, wanted))
-    chosen = select(converting(_RECIPES), wanted).values()
+    _RECIPES.update(load_recipes(files, wanted))
+    chosen = select(_RECIPES, wanted).values()
     able = [here for recipe in chosen if (here := runnable(recipe, "cpu"))]
     if not able:
         raise ValueError(f"none of {', '.join(wanted)} can run here")

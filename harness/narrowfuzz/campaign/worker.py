@@ -330,11 +330,11 @@ class Worker:
         return (*(a for a in arms if not a.compiler), compiled[chosen])
 
     def _draw(self, case: Case, arms: Sequence[Arm], i: int, draws: _Draws) -> Judgement:
-        """A Spec's first draws meet every rule on every rung, later ones those where it pays:
-        compiled ones the compiled rungs only."""
+        """A Spec's first draw, on ranks the only one, meets every rule on every rung, later ones
+        those where it pays: compiled ones the compiled rungs only."""
         only = None if arms == self.judge.rungs(case.spec) else frozenset(a.name for a in arms)
         compiled = any(a.compiler for a in arms)
-        if i == 0 or case.spec.sharded:
+        if i == 0:
             return self._judge(case, RULES, only)
         if i == 1 or not compiled:
             rules, focus = (*_CORE, next(self.relations)), None if i == 1 else next(self.focus)

@@ -18,7 +18,7 @@ from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.stimulus import possible
 from narrowfuzz.draw.strategies import EXACT, OF_OPERATORS, WILD
 from narrowfuzz.models.catalog import COMPOSED, of_kind
-from narrowfuzz.recipe.recipe import Recipe, converting, with_layers
+from narrowfuzz.recipe.recipe import Recipe, parted
 
 #: (dimension, value).
 Feature = tuple[str, str]
@@ -67,25 +67,24 @@ def universe(
 ) -> frozenset[Pair]:
     """All pairs that the generator can draw of these models; ``native``: on PyTorch's own kernels,
     too; ``sharded``: on ranks."""
+    converting, stateful = parted(recipes.values())
+    playable = {recipe.name: _playable(recipe) for recipe in converting}
+    playable |= {recipe.name: possible(recipe.carries()) for recipe in stateful}
     happening = frozenset(
         (("recipe", name), ("schedule", feature))
-        for name, recipe in recipes.items()
-        for feature in _playable(recipe)
+        for name, able in playable.items()
+        for feature in able
     )
     eager = (EAGER.name, EAGER_NATIVE.name) if native else (EAGER.name,)
     taken = [name for rung in rungs for name in (eager if rung == "none" else (rung,))]
     taken += [SHARDED.name] if sharded else []
-    found = _of_converted(converting(recipes), taken, models) | happening
-    for recipe in with_layers(recipes).values():
-        found |= _of_library(recipe)
-    return found
+    found = _of_converted({recipe.name: recipe for recipe in converting}, taken, models)
+    return happening.union(found, *map(_of_library, stateful))
 
 
 def _playable(recipe: Recipe) -> frozenset[str]:
-    """Features that a training may have under this recipe; an infinity is a converted model's
-    data's."""
-    if recipe.own_layers:
-        return possible(recipe.carries())
+    """Features that the training of a converted model may have under this recipe; an infinity is
+    its data's."""
     lacking = {"inf"} | (set() if recipe.autocasts else story.OF_AUTOCAST)
     return story.OF_CONVERTED - lacking
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.kind import MESHES, kind_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.causes import root_of
-from narrowfuzz.rules.rule import on_mesh
 from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 
 
@@ -83,7 +83,7 @@ def fold(
 def _above(verdict: Verdict, roots: Sequence[Verdict], spec: Spec) -> Sequence[Verdict]:
     """What a verdict may be a consequence of. What is known of one parameter on ranks says nothing
     of another: the ledger is asked of each."""
-    if not on_mesh(spec) or verdict.oracle == "contract":
+    if kind_of(spec) not in MESHES or verdict.oracle == "contract":
         return roots
 
     def of_another(root: Verdict) -> bool:

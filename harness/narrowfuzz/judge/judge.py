@@ -15,6 +15,7 @@ import msgspec
 from narrowfuzz.arms.modules import at_its_module
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import base_of
+from narrowfuzz.case.kind import kind_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.fold import Judgement, fold
 from narrowfuzz.judge.observe import Observer, tensors_of
@@ -76,7 +77,8 @@ class Judge(Observer):
             self.run_arms(earlier)
             self.programs.clear()  # its models are dead by now
         asked = self.rules if rules is None else rules
-        chosen = [rule for rule in asked if rule.applies(case.spec)]
+        kind = kind_of(case.spec)
+        chosen = [rule for rule in asked if kind in rule.cases]
         repeat = repeat and any(rule.name == "O1" for rule in chosen)
         family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
@@ -109,7 +111,7 @@ class Judge(Observer):
 
         if model is None or not model.own or not any(map(elsewhere, verdicts)):
             return list(verdicts)
-        tensors = tensors_of(case, self.converting(case.spec))
+        tensors = tensors_of(case, self.recipe(case.spec))
         return [
             at_its_module(self.programs.of(case.spec, ARMS[v.arm]), tensors, v)
             if elsewhere(v)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import msgspec
 from torch.nn import Linear
@@ -29,6 +30,7 @@ from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import SHARDED, Arm, base_of, climb, references, with_checkpoint
 from narrowfuzz.case.data import make_model_tensors, make_tensors
 from narrowfuzz.case.event_data import with_events
+from narrowfuzz.case.kind import CONVERTED, LAYERS, ON_RANKS, Kind, kind_of
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.batch import Drawn, drawn_together
@@ -39,14 +41,22 @@ from narrowfuzz.machine.device import Device
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
-from narrowfuzz.recipe.recipe import Recipe, converting, no_tap, unknown
+from narrowfuzz.recipe.recipe import Recipe, no_tap, parted, unknown
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.rule import by_events
 from narrowfuzz.trace.trace import Change, RunError, Trace
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict
 
 #: Plans that are kept: those of some Specs and of their models' linears.
 _PLANS = 256
+
+
+class _Look(NamedTuple):
+    """How much of a case is run: on which of its rungs, if not on all; which of several things is
+    looked at, if not all; and whether every rung runs twice."""
+
+    only: frozenset[str] | None
+    focus: int | None
+    repeat: bool
 
 
 @dataclass
@@ -76,16 +86,10 @@ class Observer:
             raise ValueError(unknown("recipe", spec.recipe, self.recipes))
         return self.recipes[spec.recipe]
 
-    def converting(self, spec: Spec) -> Recipe:
-        """The Spec's recipe, which converts a model. Raises ValueError as ``recipe``."""
-        recipe = self.recipe(spec)
-        recipe.backend(spec)
-        return recipe
-
     def _plan(self, spec: Spec) -> Plan:
         """The recipe's plan on this device, or that of a plain linear where conversion leaves the
-        Spec's alone. Raises ValueError as ``recipe``."""
-        recipe, plan = self.converting(spec), self.plan_of_converted(spec)
+        Spec's alone. Raises ValueError as ``recipe``, and for an unknown backend."""
+        recipe, plan = self.recipe(spec), self.plan_of_converted(spec)
         if spec.model != "linear" or not plan.quantised or recipe.converted is None:
             return plan
         linear = Linear(spec.k, spec.n, spec.bias, device="meta")
@@ -94,14 +98,16 @@ class Observer:
         return unquantised(spec.dtype).added_by(self.device.accumulators, spec.dtype)
 
     def _plan_of_converted(self, spec: Spec) -> Plan:
-        """The recipe's plan of what it converts. Raises ValueError as ``recipe``."""
-        return self.converting(spec).plan(spec).added_by(self.device.accumulators, spec.dtype)
+        """The recipe's plan of what it converts. Raises ValueError as ``plan``."""
+        recipe = self.recipe(spec)
+        recipe.backend(spec)
+        return recipe.plan(spec).added_by(self.device.accumulators, spec.dtype)
 
     def draw(self, cases: Sequence[Case]) -> None:
         """These cases of one Spec are judged next: what can be made for all of them at once is."""
         spec = cases[0].spec
-        if spec.direct and not spec.sharded:
-            make = partial(tensors_of, recipe=self.converting(spec))
+        if not kind_of(spec).one_by_one:
+            make = partial(tensors_of, recipe=self.recipe(spec))
             same = [case for case in cases if case.spec == spec]
             self._drawn = drawn_together(same, self.plan(spec), make)
 
@@ -137,11 +143,8 @@ class Observer:
         ValueError naming what of it its recipe cannot play."""
         recipe = self.recipe(case.spec)
         recipe.check(case.spec)
-        if by_events(case.spec):
-            return self._observe_events(case, recipe, only, focus=focus)
-        if case.spec.sharded:
-            return self._observe_sharded(case, recipe, only)
-        evidence = self._observe(case, recipe, only, focus=focus, repeat=repeat)
+        look = _Look(only, focus, repeat)
+        evidence = _OBSERVED[kind_of(case.spec)](self, case, recipe, look)
         if (unseen := evidence.unseen) is not None:
             self.unseen.setdefault(recipe.name, unseen)
         return evidence
@@ -150,127 +153,105 @@ class Observer:
         """What every rung of a case leaves, unjudged. Raises ValueError as ``observe``."""
         return self.observe(case, repeat=False).traces
 
-    def _observe_events(
-        self, case: Case, recipe: Recipe, only: frozenset[str] | None, *, focus: int | None
-    ) -> Evidence:
+    def _observe_layers(self, case: Case, recipe: Recipe, look: _Look) -> Evidence:
+        """Of a library's own layers."""
         return observe_library(
             case,
             self.programs.subject(recipe),
-            self._chosen(case.spec, only),
+            self._chosen(case.spec, look.only),
             self.ledger.deviations(case),
             recipe.refusal(case.spec, self.device.torch),
-            focus,
+            look.focus,
             partial(run_on_ranks, prepare=recipe.prepare, device=self.device.torch),
         )
 
-    def _observe(
-        self,
-        case: Case,
-        recipe: Recipe,
-        only: frozenset[str] | None,
-        *,
-        focus: int | None,
-        repeat: bool,
-    ) -> Evidence:
-        model, plan = MODELS[case.spec.model], self.plan(case.spec)
+    def _observe_model(self, case: Case, recipe: Recipe, look: _Look) -> Evidence:
+        """Of a converted model, or a linear, in one process."""
+        spec, model = case.spec, MODELS[case.spec.model]
         drawn = self._drawn.pop(case, None) or Drawn(tensors_of(case, recipe))
         tensors = drawn.tensors
-        traces, repeats = self._run(case.spec, tensors, only, focus=focus, repeat=repeat)
-        return Evidence(
-            case=case,
-            focus=focus,
-            plan=plan,
-            unconverted=not plan.quantised and self.plan_of_converted(case.spec).quantised,
-            accumulators=self.device.accumulators,
-            tensors=tensors,
+        traces, repeats = self._run(spec, tensors, look)
+        return replace(
+            self._of_converted(case, tensors, traces),
+            focus=look.focus,
             prepared=drawn.reference,
             traces={arm: trace for arm, trace in traces.items() if not trace.void},
             void={arm: trace.void for arm, trace in traces.items() if trace.void},
             repeats=repeats,
-            elides=frozenset(a.name for a in climb(case.spec) if a.fuses),
-            approximate=frozenset(
-                a.name for a in climb(case.spec) if approximate(a, self.device.torch)
-            ),
-            deviations=self.ledger.deviations(self.as_known(case)),
-            refusal=recipe.refusal(_refused(case.spec, traces), self.device.torch),
+            elides=frozenset(a.name for a in climb(spec) if a.fuses),
+            approximate=frozenset(a.name for a in climb(spec) if approximate(a, self.device.torch)),
+            refusal=recipe.refusal(_refused(spec, traces), self.device.torch),
             forbidden=model.forbidden,
             batch_invariant=recipe.backend(case.spec) in recipe.batch_invariant,
             rerun=partial(self._rerun, case),
-            peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
-            twin=None
-            if model.random or model.forbidden
-            else lambda: twin_outputs(case.spec, tensors),
-            plan_of=self.plan_of_converted,
+            peers=lambda: power_of_two_peers(self.recipes, spec, self.device.torch),
+            twin=None if model.random or model.forbidden else lambda: twin_outputs(spec, tensors),
             plan_of_other=self.plan,
-            gradients=gradient_names(case.spec),
+            gradients=gradient_names(spec),
             excused=self._excused(case, recipe, tensors) if model.own else None,
             unconverted_error=(
                 partial(self._unconverted_error, case, recipe, tensors) if model.own else None
             ),
             unread=self._unread(case, recipe, tensors, traces),
-            tied=ties(case.spec),
-            layers=() if recipe.functional else layer_names(case.spec),
+            tied=ties(spec),
+            layers=() if recipe.functional else layer_names(spec),
             pointwise=model.pointwise,
             last=model.last,
-            regions=model.recomputed(case.spec)[0],
-            functions=partial(derivatives_of, case.spec, self.device.torch) if model.own else None,
+            regions=model.recomputed(spec)[0],
+            functions=partial(derivatives_of, spec, self.device.torch) if model.own else None,
         )
 
-    def _observe_sharded(self, case: Case, recipe: Recipe, only: frozenset[str] | None) -> Evidence:
-        spec, tensors = case.spec, tensors_of(case, recipe)
-        traces = sharded_traces(spec, recipe, tensors, self._chosen(spec, only), self.device.torch)
+    def _observe_ranks(self, case: Case, recipe: Recipe, look: _Look) -> Evidence:
+        """Of a converted model on ranks."""
+        spec, device, tensors = case.spec, self.device.torch, tensors_of(case, recipe)
+        traces = sharded_traces(spec, recipe, tensors, self._chosen(spec, look.only), device)
         bare = replace(recipe, convert=lambda model, spec: model, tap=no_tap)
         arm = with_checkpoint(SHARDED, spec.checkpoint)
-        return Evidence(
-            case=case,
-            plan=self.plan(spec),
-            unconverted=not self.plan(spec).quantised and self.plan_of_converted(spec).quantised,
-            accumulators=self.device.accumulators,
-            tensors=tensors,
-            traces=traces,
-            deviations=self.ledger.deviations(self.as_known(case)),
-            refusal=next(
-                filter(
-                    None, (recipe.refusal(piece, self.device.torch) for piece in pieces_of(spec))
-                ),
-                "",
-            ),
+        refusals = (recipe.refusal(piece, device) for piece in pieces_of(spec))
+        return replace(
+            self._of_converted(case, tensors, traces),
+            refusal=next(filter(None, refusals), ""),
             twin=(lambda: twin_outputs(spec, tensors)) if layout_of(spec).approximate else None,
-            plan_of=self.plan_of_converted,
             layers=layer_names(spec),
             styles=MODELS[spec.model].styles(spec),
-            unconverted_run=partial(run_sharded, spec, bare, tensors, arm, self.device.torch),
+            unconverted_run=partial(run_sharded, spec, bare, tensors, arm, device),
             laid_out=lambda sharding: run_sharded(
-                msgspec.structs.replace(spec, sharding=sharding),
-                recipe,
-                tensors,
-                arm,
-                self.device.torch,
+                msgspec.structs.replace(spec, sharding=sharding), recipe, tensors, arm, device
             ),
+        )
+
+    def _of_converted(
+        self, case: Case, tensors: dict[str, F32], traces: Mapping[str, Trace]
+    ) -> Evidence:
+        """What every converted model's has."""
+        plan = self.plan(case.spec)
+        return Evidence(
+            case=case,
+            traces=traces,
+            deviations=self.ledger.deviations(self.as_known(case)),
+            plan=plan,
+            tensors=tensors,
+            plan_of=self.plan_of_converted,
+            accumulators=self.device.accumulators,
+            unconverted=not plan.quantised and self.plan_of_converted(case.spec).quantised,
         )
 
     def _chosen(self, spec: Spec, only: frozenset[str] | None) -> list[Arm]:
         return [arm for arm in self.rungs(spec) if only is None or arm.name in only]
 
     def _run(
-        self,
-        spec: Spec,
-        tensors: dict[str, F32],
-        only: frozenset[str] | None,
-        *,
-        focus: int | None = None,
-        repeat: bool = False,
+        self, spec: Spec, tensors: dict[str, F32], look: _Look
     ) -> tuple[dict[str, Trace], dict[str, Trace]]:
         traces: dict[str, Trace] = {}
         repeats: dict[str, Trace] = {}
-        for arm in self._chosen(spec, only):
+        for arm in self._chosen(spec, look.only):
             program = self.programs.of(spec, arm)
-            traces[arm.name] = self.programs.tapped(program, tensors, spec, focus)
+            traces[arm.name] = self.programs.tapped(program, tensors, spec, look.focus)
             ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
             if ended and arm is base_of(spec):
                 break  # other rungs would only say the same
             seeded = not keeps_generators(arm, spec, self.device.torch)
-            if not ended and repeat and seeded:
+            if not ended and look.repeat and seeded:
                 sizes = {result.size for result in traces[arm.name].outputs.values()}
                 again = self.programs.of(spec, arm)
                 with poisoned(sizes, self.device.torch):
@@ -323,6 +304,14 @@ class Observer:
         return msgspec.structs.replace(case, spec=spec)
 
 
+#: What is run of a case of each kind.
+_OBSERVED: Mapping[Kind, Callable[[Observer, Case, Recipe, _Look], Evidence]] = {
+    LAYERS: Observer._observe_layers,
+    **dict.fromkeys(CONVERTED, Observer._observe_model),
+    **dict.fromkeys(ON_RANKS, Observer._observe_ranks),
+}
+
+
 def _refused(spec: Spec, traces: Mapping[str, Trace]) -> Spec:
     """The Spec whose sizes a recipe may refuse: of a user's model, whose linears are of any size,
     those of the linear that failed."""
@@ -345,8 +334,9 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
 def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -> dict[str, Plan]:
     """The other recipes that promise to run this Spec, and whose scales are all powers of two."""
     peers: dict[str, Plan] = {}
-    for name, recipe in converting(recipes).items():
-        other = msgspec.structs.replace(spec, recipe=name, backend="")
+    models, _ = parted(recipes.values())
+    for recipe in models:
+        name, other = recipe.name, msgspec.structs.replace(spec, recipe=recipe.name, backend="")
         if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other, device):
             continue
         plan = recipe.plan(other)

@@ -105,8 +105,7 @@ def _compare(
     else:
         drawn = draw(chosen, number, ladders=ladders)
     if compiled:
-        models, _ = parted(chosen)
-        drawn += draw(models, min(number, _COMPILED_THERE), "inductor")
+        drawn += draw(chosen, min(number, _COMPILED_THERE), "inductor")
 
     def seen() -> str:
         judge = session.new_judge(Ledger([]))
@@ -135,8 +134,8 @@ def draw(
     kind: Compile = "none",
     ladders: Callable[[Spec], int] = rarely,
 ) -> list[Case]:
-    """So many cases of the models among the recipes, and of the stateful ones, always the same; of
-    a hundred direct ones so many have ladder data."""
+    """So many cases of the models among the recipes, and of the stateful ones, which no compiler
+    sees, always the same; of a hundred direct ones so many have ladder data."""
     models, stateful = parted(recipes)
     drawn: list[Case] = []
     if models:
@@ -144,7 +143,7 @@ def draw(
     if plain := [recipe for recipe in models if unconverted(recipe)]:
         alone = batches(operator_specs(plain, of_kind("operator"), compile=kind), draws=1)
         drawn += [case for batch in examples(alone, number) for case in batch]
-    if stateful:
+    if stateful and kind == "none":
         drawn += examples(schedule_cases(stateful), number)
     return drawn
 

@@ -16,7 +16,7 @@ from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.supervisor import play
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE
 from narrowfuzz.case.features import FEATURES
-from narrowfuzz.case.spec import COMPILED, Case, Checkpoint, ModelName
+from narrowfuzz.case.spec import COMPILED, Checkpoint, ModelName
 from narrowfuzz.machine.device import asked_here, check_device
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.power.effect import LIFTED, THERE, effect
@@ -25,6 +25,7 @@ from narrowfuzz.recipe.recipe import Recipe, load_every, obstacle
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.summary import pairs_seen
 from narrowfuzz.report.tally import Tally
+from narrowfuzz.triage.forms import form_of
 
 #: A fault that only a compiled rung shows is hunted this many times longer.
 COMPILED_TIMES = 10.0
@@ -150,7 +151,7 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
     ) as store:
         suspected = tuple(f"{f.fingerprint}: {f.why_suspected}" for f in store.suspected())
     if tally.found:
-        best = tally.found[0]
+        best, spec = tally.found[0], tally.found[0].finding.minimal.spec
         return record(
             found=True,
             seconds=round(best.seconds - tally.ready, 2),
@@ -158,7 +159,7 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
             oracle=best.finding.oracle,
             arm=best.finding.arm,
             fingerprint=best.finding.fingerprint,
-            size=size_of(best.finding.minimal),
+            size=form_of(spec).size(spec),
             sentence=best.finding.sentence,
             suspected=suspected,
         )
@@ -214,11 +215,3 @@ def lacking(controls: Iterable[Controlled]) -> tuple[str, ...]:
 def in_our_reference(recipes: Sequence[str]) -> bool:
     """Can it hit nothing but reference recipes?"""
     return all(glob.startswith("reference.") for glob in recipes)
-
-
-def size_of(case: Case) -> int:
-    """Elements of input, weight and output gradient; of a schedule, its events."""
-    spec = case.spec
-    if spec.layer:
-        return len(spec.events)
-    return spec.tokens * spec.k + spec.k * spec.n + spec.tokens * spec.n

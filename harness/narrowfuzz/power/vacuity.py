@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
+from narrowfuzz.case.kind import CONVERTED, LAYERS, kind_of
 from narrowfuzz.case.spec import Case, Compile, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.specs import of_rung
@@ -27,11 +28,11 @@ from narrowfuzz.recipe.recipe import Recipe, load_every, processes, select, unkn
 from narrowfuzz.report.terminal import console
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.applied import checks
-from narrowfuzz.rules.rule import Rule, by_events, converted
+from narrowfuzz.rules.rule import Rule
 from narrowfuzz.triage.session import SessionOptions, open_session
 
-#: What falsifies what the rules of these cases read.
-_FALSIFIES = {converted: reads.FALSIFIES, by_events: schedules.FALSIFIES}
+#: What falsifies what the rules of a kind of case read.
+_FALSIFIES = {**dict.fromkeys(CONVERTED, reads.FALSIFIES), LAYERS: schedules.FALSIFIES}
 #: Data draws of one Spec, and relations that each of them meets besides all other rules.
 DRAWS, RELATIONS = 4, 6
 
@@ -102,7 +103,7 @@ def measure(
 def passes(judge: Judge, case: Case, rules: Sequence[Rule]) -> Iterator[Pass]:
     """Every pass of these rules on one case."""
     evidence = once_each(judge.observe(case))
-    falsify = falsifying(rules, next(t for are, t in _FALSIFIES.items() if are(case.spec)))
+    falsify = falsifying(rules, _FALSIFIES[kind_of(case.spec)])
     with suppress(Undivided):  # ran although its plan has no blocks for it: that is a finding
         for at, check, seen in checks(evidence, rules):
             yield from probe(check, seen, falsify, at.layer)

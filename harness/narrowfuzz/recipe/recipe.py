@@ -310,16 +310,6 @@ def parted(recipes: Iterable[Recipe]) -> tuple[list[Recipe], list[Recipe]]:
     return kinds
 
 
-def converting(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """Those that convert models."""
-    return {recipe.name: recipe for recipe in parted(recipes.values())[0]}
-
-
-def with_layers(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """Those that bring a library's own layers."""
-    return {recipe.name: recipe for recipe in parted(recipes.values())[1]}
-
-
 #: Recipes that leave every operator as torch has it.
 UNCONVERTED = ("torch.fp32", "torch.bf16", "torch.fp16")
 
@@ -332,7 +322,8 @@ def unconverted(recipe: Recipe) -> bool:
 
 def load_recipes(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, Recipe]:
     """All recipes that convert a model, by name. Raises ValueError as ``load_every``."""
-    return converting(load_every(extra_files, names))
+    models, _ = parted(load_every(extra_files, names).values())
+    return {recipe.name: recipe for recipe in models}
 
 
 def _files(extra: Sequence[Path]) -> list[Path]:

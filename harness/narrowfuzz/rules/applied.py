@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from narrowfuzz.case.spec import Spec
+from narrowfuzz.case.kind import LINEAR, MESHES, MODEL, Kind, kind_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.kernels import check_kernels, check_weight_copies
 from narrowfuzz.rules.layers import layer_evidences
-from narrowfuzz.rules.rule import Check, Rule, converted, on_mesh
+from narrowfuzz.rules.rule import Check, Rule
 from narrowfuzz.rules.sharded.products import parts_of_calls
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Verdict
@@ -19,32 +20,41 @@ from narrowfuzz.trace.verdict import Verdict
 Applied = tuple[At, Check, Any]
 
 
-#: How the linears of a whole run are found, to be judged one by one: each with its place.
-_LINEARS: Mapping[Callable[[Spec], bool], Callable[[Any], Iterator[tuple[At, Evidence]]]] = {
-    converted: layer_evidences,
-    on_mesh: parts_of_calls,
+@dataclass(frozen=True)
+class _Parts:
+    """What rules are applied to of a kind of case, besides the whole run."""
+
+    #: Its linears, each with its place.
+    linears: Callable[[Evidence], Iterator[tuple[At, Evidence]]] = lambda evidence: iter(())
+    #: What is checked of the kernels that its compiled graphs called.
+    kernels: tuple[Check, ...] = ()
+
+
+_PARTS: Mapping[Kind, _Parts] = {
+    LINEAR: _Parts(lambda evidence: iter([(At(), evidence)])),
+    MODEL: _Parts(layer_evidences, (check_kernels, check_weight_copies)),
+    **dict.fromkeys(MESHES, _Parts(parts_of_calls)),
 }
 
 
 def checks(evidence: Evidence, rules: Sequence[Rule]) -> Iterator[Applied]:
-    """Rules of the whole run and of a single linear, a model's linears one by one, and the kernels
-    its compiled graphs called. Of a case whose eager run raised, few rules have something to judge:
-    the contract, and in a library's layers what happened until then."""
-    spec, ran = evidence.spec, evidence.ran
-    direct = spec.direct and converted(spec)
+    """Rules of the whole run, those of a linear on each of its linears, and what is checked of
+    kernels. Of a case whose eager run raised, few rules have something to judge: the contract, and
+    in a library's layers what happened until then."""
+    parts, ran = _PARTS.get(kind_of(evidence.spec), _Parts()), evidence.ran
     for rule in rules:
-        if (ran or rule.unfinished) and (rule.scope == "case" or direct):
+        if rule.scope == "case" and (ran or rule.unfinished):
             yield At(), rule.check, evidence
-    if not ran or direct:
+    if not ran:
         return
-    layered = [rule for rule in rules if rule.scope == "layer" and not rule.reruns]
-    for are, linears in _LINEARS.items():
-        for layer, seen in linears(evidence) if are(spec) else ():
-            yield from ((layer, rule.check, seen) for rule in layered)
-    if converted(spec):
-        names = frozenset(rule.name for rule in rules)
-        for check in (check_kernels, check_weight_copies):
-            yield At(), partial(_named, check=check, names=names), evidence
+    for place, linear in parts.linears(evidence):
+        for rule in rules:
+            # what was seen inside of a model is not run again by itself
+            if rule.scope == "layer" and (linear.rerun is not None or not rule.reruns):
+                yield place, rule.check, linear
+    names = frozenset(rule.name for rule in rules)
+    for check in parts.kernels:
+        yield At(), partial(_named, check=check, names=names), evidence
 
 
 def _named(evidence: Evidence, check: Check, names: frozenset[str]) -> Iterator[Verdict]:

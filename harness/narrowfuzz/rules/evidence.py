@@ -23,7 +23,7 @@ from narrowfuzz.numerics.scales import Scale
 from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.operators.linear import Reference, alone
 from narrowfuzz.trace.expect import Given
-from narrowfuzz.trace.trace import Change, Derivative, RunError, Seen, Trace
+from narrowfuzz.trace.trace import Change, Derivative, LayerCall, RunError, Seen, Trace
 
 #: Runs the eager arm again on other tensors, possibly of another Spec, possibly after an event of
 #: a relation ("" for none).
@@ -224,12 +224,11 @@ class Evidence:
         trace = self.traces.get(self.base)
         if trace is None or trace.error is not None or not self.plan.quantised:
             return None
-        calls = [c for c in trace.calls if not self.left_alone(self.base, c.module)]
-        if not (self.spec.direct or calls):
-            return None
-        if trace.sites or any(c.sites for c in calls):
+        seen: list[Trace | LayerCall] = [trace]
+        seen += [call for call in trace.calls if not self.left_alone(self.base, call.module)]
+        if any(one.sites for one in seen):
             return ""
-        return next((w for w in (trace.unobserved, *(c.unobserved for c in calls)) if w), "")
+        return next((one.unobserved for one in seen if one.unobserved), None)
 
     def backward_of(self, role: Role) -> bool:
         """False for gradients where there was no backward."""

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from narrowfuzz.case.layout import layout_of
-from narrowfuzz.case.spec import Spec
+from narrowfuzz.case.kind import CONVERTED, Kind
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Expect, Is, Same, bits, number
@@ -55,46 +54,6 @@ Reads = Literal[
 ]
 
 
-def by_events(spec: Spec) -> bool:
-    """A library's own layers, which are judged event by event."""
-    return bool(spec.layer)
-
-
-def converted(spec: Spec) -> bool:
-    """A model that a recipe converts, in one process."""
-    return not (spec.sharded or by_events(spec))
-
-
-def on_ranks(spec: Spec) -> bool:
-    """The same on ranks."""
-    return spec.sharded and not by_events(spec)
-
-
-def on_mesh(spec: Spec) -> bool:
-    """Ranks in groups, which share data and linears."""
-    return on_ranks(spec) and not layout_of(spec).together
-
-
-def in_stages(spec: Spec) -> bool:
-    """Ranks that have some of several models in a row."""
-    return on_ranks(spec) and layout_of(spec).copies(spec.sharding) > 0
-
-
-def alike(spec: Spec) -> bool:
-    """Ranks that all have the one model."""
-    return on_ranks(spec) and not in_stages(spec)
-
-
-def compilable(spec: Spec) -> bool:
-    """Ranks that may be compiled."""
-    return on_ranks(spec) and layout_of(spec).compiles
-
-
-def approximate(spec: Spec) -> bool:
-    """Ranks that one process vouches for but in float64."""
-    return on_ranks(spec) and layout_of(spec).approximate
-
-
 @dataclass(frozen=True)
 class Rule:
     """A rule over traces: its strength, what it reads, and whose cases it judges. What it says
@@ -114,12 +73,8 @@ class Rule:
     reruns: bool = False
     #: True: also judges what happened in a run that did not come to its end.
     unfinished: bool = False
-    #: Whose cases it judges: those of which one of these is true.
-    cases: tuple[Callable[[Spec], bool], ...] = (converted,)
-
-    def applies(self, spec: Spec) -> bool:
-        """Does it judge the cases of this Spec?"""
-        return any(are(spec) for are in self.cases)
+    #: Whose cases it judges.
+    cases: tuple[Kind, ...] = CONVERTED
 
 
 exact, bound = partial(Rule, "exact"), partial(Rule, "bound")
@@ -169,19 +124,11 @@ __all__ = [
     "Check",
     "Reads",
     "Rule",
-    "alike",
-    "approximate",
     "bound",
-    "by_events",
-    "compilable",
-    "converted",
     "diverged",
     "exact",
     "first",
-    "in_stages",
     "number",
-    "on_mesh",
-    "on_ranks",
     "plain",
     "ratio",
     "relation",

@@ -9,6 +9,17 @@ from __future__ import annotations
 
 from functools import partial
 
+from narrowfuzz.case.kind import (
+    ALIKE,
+    APPROXIMATE,
+    COMPILABLE,
+    CONVERTED,
+    IN_STAGES,
+    LAYERS,
+    MESHES,
+    ON_RANKS,
+    kind_of,
+)
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.census import check_census
 from narrowfuzz.rules.contract import check_contract
@@ -62,16 +73,8 @@ from narrowfuzz.rules.repeat import check_repeat
 from narrowfuzz.rules.rule import (
     Reads,
     Rule,
-    alike,
-    approximate,
     bound,
-    by_events,
-    compilable,
-    converted,
     exact,
-    in_stages,
-    on_mesh,
-    on_ranks,
     ratio,
     relation,
     seen,
@@ -121,16 +124,16 @@ _ALL: tuple[Reads, ...] = (*_RESULTS, *_CODES)
 _STATES: tuple[Reads, ...] = ("results", "states")
 _BIAS: tuple[Reads, ...] = ("bias gradient",)
 #: Whose linears are judged one by one.
-_LINEARS = (converted, on_mesh)
+_LINEARS = (*CONVERTED, *MESHES)
 
 #: Of ranks that share data and linears.
-shared = partial(whole, cases=(on_mesh,))
-shared_bound = partial(bound, scope="case", cases=(on_mesh,))
+shared = partial(whole, cases=MESHES)
+shared_bound = partial(bound, scope="case", cases=MESHES)
 #: Exact, of a training and of its steps in another arrangement.
 trained = partial(relation, scope="case")
 #: Of a library's own layers: what they leave, or what was seen inside.
-of_state = partial(whole, reads=_STATES, unfinished=True, cases=(by_events,))
-inside = partial(whole, level="A", unfinished=True, cases=(by_events,))
+of_state = partial(whole, reads=_STATES, unfinished=True, cases=(LAYERS,))
+inside = partial(whole, level="A", unfinished=True, cases=(LAYERS,))
 
 
 def scaled(name: str, tensor: str) -> Rule:
@@ -151,7 +154,7 @@ RULES: tuple[Rule, ...] = (
         of_ranks.check_contract,
         reads=("run",),
         unfinished=True,
-        cases=(on_ranks,),
+        cases=ON_RANKS,
     ),
     of_state("contract", of_events.check_contract, reads=("run",)),
     whole("census", check_census, reads=("conversion",)),
@@ -176,17 +179,17 @@ RULES: tuple[Rule, ...] = (
     bound("O16", check_bias_gradient, _SEEN | {"O25"}, _BIAS),
     bound("O21", check_gradient_sum, _SEEN | {"O16"}, level="A", scope="case"),
     # on ranks, and of whole runs in one process
-    bound("O16", check_bias_gradient, _SHARED, _BIAS, cases=(on_mesh,)),
+    bound("O16", check_bias_gradient, _SHARED, _BIAS, cases=MESHES),
     shared_bound("S5", check_products, _SHARED, level="A"),
-    shared("S1", results.check_equal, _MULTIPLIED, cases=(alike,)),
-    ratio("O9", check_put_together, _CONTRACT, cases=(approximate,)),
-    shared("S12", results.check_stages, _CONTRACT, cases=(in_stages,)),
+    shared("S1", results.check_equal, _MULTIPLIED, cases=ALIKE),
+    ratio("O9", check_put_together, _CONTRACT, cases=APPROXIMATE),
+    shared("S12", results.check_stages, _CONTRACT, cases=IN_STAGES),
     shared_bound("S2", results.check_gradients, _RANKS),
     shared("S8", results.check_precomputed, _RANKS, _RESULTS, reruns=True),
-    shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=(compilable,)),
+    shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=COMPILABLE),
     shared("S10", results.check_processes, _RANKS),
     shared("S11", check_resumed, _RANKS),
-    shared("S4", results.check_agreement, _RANKS | {"S2", "O9"}, cases=(alike,)),
+    shared("S4", results.check_agreement, _RANKS | {"S2", "O9"}, cases=ALIKE),
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
     whole("O12", check_checkpoint, _WHOLE),
     whole("O8", check_strict, _WHOLE),
@@ -236,7 +239,7 @@ RULES: tuple[Rule, ...] = (
         _STATE | {"O13"},
         _STATES,
         unfinished=True,
-        cases=(by_events,),
+        cases=(LAYERS,),
     ),
     # what a run sets aside for good, a later one finds
     of_state("O1", twins.check_company, _BALANCED, reads=("company",)),
@@ -249,7 +252,7 @@ RULES: tuple[Rule, ...] = (
 #: twice, what is said of a converted model.
 BY_NAME: dict[str, Rule] = {
     rule.name: rule
-    for mine in (by_events, in_stages, compilable, approximate, alike, on_mesh, on_ranks, converted)
+    for mine in (LAYERS, *ON_RANKS, *CONVERTED)
     for rule in RULES
     if mine in rule.cases
 }
@@ -257,4 +260,5 @@ BY_NAME: dict[str, Rule] = {
 
 def rules_of(spec: Spec) -> dict[str, Rule]:
     """The rules that judge this Spec's cases, in order, by name."""
-    return {rule.name: rule for rule in RULES if rule.applies(spec)}
+    kind = kind_of(spec)
+    return {rule.name: rule for rule in RULES if kind in rule.cases}

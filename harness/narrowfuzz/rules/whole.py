@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.case.kind import kind_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
@@ -51,7 +52,7 @@ def _not_exact(evidence: Evidence) -> str:
     """Why another kernel need not leave the same bits, or "" if it must: whoever sums exactly has
     nothing to round but the result."""
     roles = ROLES if evidence.spec.trains else ROLES[:1]
-    if not evidence.spec.direct or not all(on_lattice(evidence, role) for role in roles):
+    if kind_of(evidence.spec).one_by_one or not all(on_lattice(evidence, role) for role in roles):
         return "kernels sum in their own order"
     return "the bias may be fused" if evidence.spec.bias else ""
 
@@ -119,7 +120,7 @@ def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
         if eager is None or eager.error is not None or trace.error is not None:
             yield plain("O9", arm, "output", "not_applicable")
             continue
-        if evidence.spec.direct:
+        if not kind_of(evidence.spec).one_by_one:
             yield plain("O9", arm, "output", "not_applicable", "bounds judge a single linear")
             continue
         if evidence.twin is None:

@@ -37,7 +37,7 @@ def avoided_by(judge: Judge, case: Case, verdict: Verdict) -> list[str]:
         return []
     if case.history or ARMS[verdict.arm].compiler:
         return []
-    recipe = judge.converting(case.spec)
+    recipe = judge.recipe(case.spec)
     runs = _Tries(judge, case, verdict.arm, time.monotonic() + _SECONDS)
     return [
         *_backends(judge, recipe, case, runs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import EAGER, base_of
+from narrowfuzz.case.kind import LAYERS, LINEAR, MODEL, ON_RANKS, Kind, kind_of
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge
@@ -79,24 +80,24 @@ def worst_of(evidence: Evidence, verdict: Verdict) -> Effect:
     """
     if verdict.oracle == "census":
         return Effect(_OF_CENSUS.get(verdict.symptom, LARGE))
-    if evidence.spec.sharded:
-        return _of_ranks(evidence)
     if verdict.at.what == "function" and evidence.functions is not None:
         return Effect(max((d.off for d in evidence.functions() if d.wrong), default=SMALL))
     if verdict.at.what == "operator":
         return _of_operator(evidence, verdict)
-    if verdict.at.layer:
-        layers = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
-        arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
-        own = next((seen for seen in layers if arm in seen.traces), None)
-        if own is not None:
-            return _worst((_of_linear(own, arm), _of_recompute(evidence, verdict.arm)))
-    if evidence.spec.direct:
-        return _of_linear(evidence, verdict.arm)
-    return _of_model(evidence, verdict.arm)
+    return _EFFECTS[kind_of(evidence.spec)](evidence, verdict)
 
 
-def _of_ranks(evidence: Evidence) -> Effect:
+def _of_model(evidence: Evidence, verdict: Verdict) -> Effect:
+    """Of the layer that the verdict is about, else of the whole run."""
+    layers = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
+    arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
+    own = next((seen for seen in layers if arm in seen.traces), None)
+    if own is None:
+        return _of_whole(evidence, verdict.arm)
+    return _worst((_of_linear(own, arm), _of_recompute(evidence, verdict.arm)))
+
+
+def _of_ranks(evidence: Evidence, verdict: Verdict) -> Effect:
     """Of what ranks return and send back, against their pieces of the rows in one process; of a
     pipeline or a context, of all that its ranks have."""
     if run_of(evidence) is None:
@@ -163,7 +164,7 @@ def _of_recompute(evidence: Evidence, arm: str) -> Effect:
     return excess(runs[1], runs[0], runs[0]) if runs else Effect()
 
 
-def _of_model(evidence: Evidence, arm: str) -> Effect:
+def _of_whole(evidence: Evidence, arm: str) -> Effect:
     runs = _both(evidence, arm)
     if not runs:
         return _UNKNOWN
@@ -175,11 +176,20 @@ def _of_model(evidence: Evidence, arm: str) -> Effect:
 
 
 def _both(evidence: Evidence, arm: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """The results of the eager run and of this arm's; None unless both have any."""
+    """The results of the eager run and of this arm's; None unless both have any: of a library's
+    layers on ranks each rank has its own."""
     eager, guilty = evidence.traces.get(evidence.base), evidence.traces.get(arm)
-    if eager is None or guilty is None or eager.error or guilty.error:
+    if eager is None or guilty is None or eager.error or guilty.error or not guilty.outputs:
         return None
     return eager.outputs, guilty.outputs
+
+
+_EFFECTS: Mapping[Kind, Callable[[Evidence, Verdict], Effect]] = {
+    LINEAR: lambda evidence, verdict: _of_linear(evidence, verdict.arm),
+    MODEL: _of_model,
+    LAYERS: lambda evidence, verdict: _of_whole(evidence, verdict.arm),
+    **dict.fromkeys(ON_RANKS, _of_ranks),
+}
 
 
 def _told(effect: Effect) -> Effect:

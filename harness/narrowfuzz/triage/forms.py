@@ -11,15 +11,18 @@ import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE
-from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.case.kind import LAYERS, LINEAR, MODEL, ON_RANKS, Kind, kind_of
+from narrowfuzz.case.spec import Case, Spec, Spike
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.numerics.plan import OPERANDS, Role
+from narrowfuzz.numerics.reference import canonical_operands
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.evidence import Evidence, OwnLayers
-from narrowfuzz.rules.rule import by_events, converted
 from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.triage.finding import Story
 from narrowfuzz.triage.layer import first_of, linear_of
 from narrowfuzz.triage.minimise_library import simpler_cases
 from narrowfuzz.triage.script.choice import script_of
@@ -30,7 +33,10 @@ from narrowfuzz.triage.script.parts import Tensors
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.script.short import write_short_script
+from narrowfuzz.triage.story import tell
 
+#: Rules about one operand of one GEMM.
+OPERAND_RULES = ("O2", "O3", "O4")
 #: Writes a script; raises ValueError where there is none.
 Write = Callable[[], str]
 
@@ -47,7 +53,7 @@ def _only_as_dear(case: Case, arm: str) -> Case:
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of case."""
+    """What triage does with a kind of case."""
 
     #: Writers of scripts that may show a divergence of it, the simplest first.
     scripts: Callable[[Judge, Case, Verdict], Iterator[Write]]
@@ -59,23 +65,40 @@ class Form:
     cheapest: Callable[[Case, str], Case] = _only_as_dear
     #: Every simpler case that is tried on its own data; None: its fields are reset one by one.
     neighbours: Callable[[Case], Iterator[tuple[str, Case]]] | None = None
+    #: An element that may be all it takes, which is tried first.
+    hint: Callable[[Judge, Case, Verdict], Spike | None] = lambda judge, case, verdict: None
+    #: What happened event by event, where a state is kept from one to the next.
+    story: Callable[[Evidence, Verdict], Story | None] = lambda evidence, verdict: None
     #: One process runs it on the case's own tensors: these are shown, and what may strike by chance
     #: is run again and again.
     one_process: bool = False
+    #: How large a case is, of several that show the same.
+    size: Callable[[Spec], int] = lambda spec: (
+        spec.tokens * spec.k + spec.k * spec.n + spec.tokens * spec.n
+    )
 
 
 def form_of(spec: Spec) -> Form:
-    """The kind of the cases of this Spec."""
-    return next(form for are, form in _FORMS.items() if are(spec))
+    """What it does with the cases of this Spec."""
+    return _FORMS[kind_of(spec)]
 
 
-def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Write]:
-    """Of a model in one process, or of the call, or the linear, in it that went wrong."""
-    device = judge.device.torch
-    at, recipe = verdict.at, judge.recipe(case.spec)
+def _scripts_of_linear(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Write]:
+    if verdict.at.what == "operator":
+        yield _of_call(judge, case, verdict)
+        return
+    recipe, device = judge.recipe(case.spec), judge.device.torch
+    yield partial(script_of, case, verdict, recipe, device=device)
+    # the player may see what the short form does not
+    tensors = tensors_of(case, recipe)
+    yield lambda: write_played_script(of_model(case, verdict, recipe, tensors, device))
+
+
+def _scripts_of_model(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Write]:
+    """Of the call, or the linear, in it that went wrong, or of all of it."""
+    at, recipe, device = verdict.at, judge.recipe(case.spec), judge.device.torch
     if at.what == "operator":
-        call = call_of(judge, case, verdict)
-        yield lambda: write_short_script(of_operator(call, verdict, device))
+        yield _of_call(judge, case, verdict)
         return
     # what was handed another tensor was not the layer's doing
     own = at.layer and at.what != "function" and (at.phase != "recompute" or at.side)
@@ -86,9 +109,12 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Write]:
         yield partial(script_of, alone, verdict.of_linear(), recipe, layer[1], device=device)
     first, values = first_of(judge, case, verdict), _values(case, verdict, recipe)
     yield partial(script_of, case, first, recipe, values, device=device)
-    if case.spec.direct:  # the player may see what the short form does not
-        tensors = tensors_of(case, recipe)
-        yield lambda: write_played_script(of_model(case, verdict, recipe, tensors, device))
+
+
+def _of_call(judge: Judge, case: Case, verdict: Verdict) -> Write:
+    """Of the call of an operator that went wrong."""
+    call = call_of(judge, case, verdict)
+    return lambda: write_short_script(of_operator(call, verdict, judge.device.torch))
 
 
 def _values(case: Case, verdict: Verdict, recipe: Recipe) -> Tensors | None:
@@ -120,11 +146,31 @@ def _lost_layers(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> s
     return write_played_script(of_layers(unseen, verdict, recipe, device=device))
 
 
-_FORMS: dict[Callable[[Spec], bool], Form] = {
-    converted: Form(_scripts, one_process=True),
+def _largest(judge: Judge, case: Case, verdict: Verdict) -> Spike | None:
+    """The largest element of the operand row a quantiser rule was broken in."""
+    if verdict.oracle not in OPERAND_RULES or not verdict.at.index:
+        return None
+    role: Role = verdict.role  # type: ignore[assignment]
+    tensors = tensors_of(case, judge.recipe(case.spec))
+    a, b = canonical_operands(role, tensors)
+    row = (a if verdict.at.side == "a" else b)[verdict.at.index[0]]
+    name, _ = OPERANDS[role][verdict.at.side == "b"]
+    value = row[np.argmax(np.abs(row))]
+    bits = f"0x{int(np.float32(value).view(np.uint32)):08x}"
+    return Spike(name, 0, 0, bits)
+
+
+_FORMS: dict[Kind, Form] = {
+    LINEAR: Form(_scripts_of_linear, hint=_largest, one_process=True),
+    MODEL: Form(_scripts_of_model, one_process=True),
     # every rung is cheap, and regions stand where the Spec says what is checkpointed
-    by_events: Form(
-        _scripts_of_layers, _lost_layers, lambda case, arm: case, neighbours=simpler_cases
+    LAYERS: Form(
+        _scripts_of_layers,
+        _lost_layers,
+        lambda case, arm: case,
+        neighbours=simpler_cases,
+        story=tell,
+        size=lambda spec: len(spec.events),
     ),
-    lambda spec: True: Form(_scripts_of_ranks),
+    **dict.fromkeys(ON_RANKS, Form(_scripts_of_ranks)),
 }

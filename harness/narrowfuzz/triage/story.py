@@ -15,11 +15,8 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import State, Story
 
 
-def tell(evidence: Evidence, verdict: Verdict) -> Story | None:
-    """The story of one first cause; None of a model that a recipe converts, which keeps no state
-    from event to event."""
-    if evidence.library is None:
-        return None
+def tell(evidence: Evidence, verdict: Verdict) -> Story:
+    """The story of one first cause in a library's own layers."""
     event = verdict.at.event
     slot = told_slot(verdict) or _followed(evidence.in_one_process)
     traces = dict(evidence.in_one_process)

@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME as ARMS
-from narrowfuzz.case.spec import Case, Dtype, Spec, Spike
+from narrowfuzz.case.spec import Case, Dtype, Spec
 from narrowfuzz.judge.fold import Judgement
 from narrowfuzz.judge.judge import Judge
-from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import describe
-from narrowfuzz.numerics.plan import OPERANDS, Role
-from narrowfuzz.numerics.reference import canonical_operands
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.evidence import Evidence
@@ -33,7 +29,6 @@ from narrowfuzz.triage.finding import (
     OUT_OF_TIME,
     Finding,
     Flake,
-    Story,
     Triaged,
     View,
     finding_id,
@@ -47,7 +42,6 @@ from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import lacking_of, needless_of, needs_of
 from narrowfuzz.triage.prove import Proof, proven, unseen
 from narrowfuzz.triage.script.recipe_source import conversion_of
-from narrowfuzz.triage.story import tell
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.triage.view import view_of
 
@@ -58,8 +52,6 @@ _MARGIN = 8.0
 _REPEATS, _SHORT = 20, 10.0
 #: So many times longer takes a fresh process that compiles what ran before.
 _BUILDING = 3.0
-#: Rules about one operand of one GEMM.
-OPERAND_RULES = ("O2", "O3", "O4")
 
 
 def triage(
@@ -200,9 +192,7 @@ def _smallest(
         shows,
         builds=_BUILDS if ARMS[verdict.arm].compiler else 0,
         seconds=seconds,
-        hint=_hint(case, verdict, judge)
-        if case.spec.direct and form_of(case.spec).one_process
-        else None,
+        hint=form_of(case.spec).hint(judge, case, verdict),
     )
     tried = replace(
         drawn, search=search, plainest=_plainest(judge, case, search.case, verdict, seconds)
@@ -352,7 +342,7 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
     case, minimal, verdict, search = shown.case, shown.minimal, shown.verdict, shown.search
     plainest = shown.plainest or minimal
     evidence = observed(judge, minimal, verdict)
-    effect, (story, view, conversion) = worst_of(evidence, verdict), _looks(judge, shown, evidence)
+    effect, form = worst_of(evidence, verdict), form_of(minimal.spec)
     weight = weighed_of(verdict, minimal, effect.share)
     return msgspec.structs.replace(
         _unproven(judge, case, minimal, verdict),
@@ -369,23 +359,10 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         needs=needs_of(plainest, verdict) if search else [],
         needless=needless_of(case, plainest, verdict) if search else [],
         avoided=avoided_by(judge, minimal, verdict) if search else [],
-        conversion=conversion,
-        story=story,
-        view=view,
+        conversion=conversion_of(judge.recipe(minimal.spec), minimal.spec),
+        story=form.story(evidence, verdict),
+        view=_view(judge, shown, evidence) if form.one_process else None,
     )
-
-
-def _looks(
-    judge: Judge, shown: _Shown, evidence: Evidence
-) -> tuple[Story | None, View | None, str]:
-    """What there is to see of a finding: of a library's layers event by event, else its tensor, and
-    how its model is converted."""
-    if (story := tell(evidence, shown.verdict)) is not None:
-        return story, None, ""
-    spec = shown.minimal.spec
-    conversion = conversion_of(judge.converting(spec), spec)
-    view = _view(judge, shown, evidence) if form_of(spec).one_process else None
-    return None, view, conversion
 
 
 def _view(judge: Judge, shown: _Shown, evidence: Evidence) -> View | None:
@@ -405,20 +382,6 @@ def _playable(judge: Judge, spec: Spec) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
-    """The largest element of the operand row a quantiser rule was broken in."""
-    if verdict.oracle not in OPERAND_RULES or not verdict.at.index:
-        return None
-    role: Role = verdict.role  # type: ignore[assignment]
-    tensors = tensors_of(case, judge.converting(case.spec))
-    a, b = canonical_operands(role, tensors)
-    row = (a if verdict.at.side == "a" else b)[verdict.at.index[0]]
-    name, _ = OPERANDS[role][verdict.at.side == "b"]
-    value = row[np.argmax(np.abs(row))]
-    bits = f"0x{int(np.float32(value).view(np.uint32)):08x}"
-    return Spike(name, 0, 0, bits)
 
 
 def needed(name: str, spec: Spec) -> tuple[Rule, ...]:

@@ -53,12 +53,18 @@ class Layout:
     title: str = ""
     #: Its ranks may be compiled.
     compiles: bool = True
-    #: How often the model stands in a row, as its player's ``chained`` makes it; 0: alone.
-    copies: Callable[[Sharding], int] = lambda sharding: 0
+    #: How often the model stands in a row, as its player's ``chained`` makes it;
+    #: None: it stands alone.
+    copies: Callable[[Sharding], int] | None = None
     #: Are sums cut over its ranks, and so come in another order?
     cuts_sums: Callable[[Sharding], bool] = lambda sharding: False
     #: Its results are compared with a float64 run of one process.
     approximate: bool = False
+
+    @property
+    def chained(self) -> bool:
+        """Does each rank have some of several models in a row?"""
+        return self.copies is not None
 
     @property
     def player(self) -> ModuleType:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.arms import events_data
-from narrowfuzz.arms.jobs import events_of, job_of_layers, plain
+from narrowfuzz.arms.jobs import events_of_layers, job_of_layers, plain
 from narrowfuzz.case import data
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward, Forward, numbered
@@ -195,7 +195,7 @@ def _plays(
     for run, own in zip(runs, given, strict=True):
         spec = run.case.spec
         data = _tensors(run.case, constants)
-        text = f"events = {_wrapped([_text(event, names) for event in events_of(spec)])}"
+        text = f"events = {_wrapped([_text(event, names) for event in events_of_layers(spec)])}"
         head = "" if _alike(runs) else f"import types\n{_spec(spec)}\n"
         if head + data + text != shown:
             shown = head + data + text
@@ -230,7 +230,8 @@ def _named(runs: Sequence[Run]) -> dict[Any, str]:
     found: dict[Any, str] = {}
     for run in runs:
         spec = run.case.spec
-        opened = [x for _, *how in events_of(spec) for x in how if isinstance(x, library.Settings)]
+        handed = (x for _, *how in events_of_layers(spec) for x in how)
+        opened = [x for x in handed if isinstance(x, library.Settings)]
         inside = [how["inside"] for how in run.hows.values() if how["inside"] is not None]
         for settings in (plain(spec.settings), *opened, *inside):
             found.setdefault(settings, f"settings_{len(found)}" if found else "settings")
