@@ -66,9 +66,11 @@ def excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def forgets_own_models() -> Iterator[None]:
-    """A user's model that a test registers is none of the next test's."""
-    before = set(MODELS)
+    """A user's model that a test registers is none of the next test's, nor is the folder that it
+    was imported from: whoever asks for a version looks through all of ``sys.path``."""
+    before, paths = set(MODELS), [*sys.path]
     yield
+    sys.path[:] = paths
     if before == MODELS.keys():
         return
     from narrowfuzz.own_models import register

@@ -68,11 +68,11 @@ LOOKS = [
 
 
 def judged(look: Look) -> tuple[Verdict, Evidence]:
-    """The first cause that the rule names, and the run that shows it."""
+    """What the rule names first where it judges alone, and the run that shows it."""
     case = Case(spec=Spec(recipe=look.recipe, **(SIZES | look.spec)), data=DataSpec(**look.data))
     judge = Judge(load_recipes(), Ledger([]), EAGER)
     with builtin_faults()[look.fault].plant():
-        verdict = next(v for v in judge.judge(case).causes if v.oracle == look.oracle)
+        verdict, *_ = judge.judge(case, [BY_NAME[look.oracle]]).causes
         evidence = observed(judge, case, verdict)
     assert isinstance(evidence, Evidence)
     return verdict, evidence

@@ -221,12 +221,12 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, Recipe], list[str]]:
 def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:
     """Every entry, those that workers may try apart: what is installed in a worker's process only
     is absent here, and may have entries, too."""
-    from narrowfuzz.ledger.ledger import Ledger, load_entries, stands
+    from narrowfuzz.ledger.ledger import Ledger, standing
 
-    standing = [(entry, stands(entry, device)) for entry in load_entries(folders)]
+    every = standing(device, folders)
     return Ledger(
-        [entry for entry, how in standing if how != "other"],
-        unnamed=[entry for entry, how in standing if how == "other"],
+        [entry for entry, how in every if how != "other"],
+        unnamed=[entry for entry, how in every if how == "other"],
     )
 
 
