@@ -26,12 +26,13 @@ from narrowfuzz.draw.strategies import (
     often,
 )
 from narrowfuzz.models.catalog import COMPOSED
-from narrowfuzz.recipe.recipe import load_recipes, runnable
+from narrowfuzz.recipe.recipe import runnable
+from samples import recipes
 
 #: One worker draws for all of them.
 pytestmark = pytest.mark.xdist_group("drawn specs")
 #: As a campaign on CPU draws them.
-RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
+RECIPES = {n: able for n, r in recipes().items() if (able := runnable(r, "cpu"))}
 ALL = list(RECIPES.values())
 
 

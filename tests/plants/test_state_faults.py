@@ -25,7 +25,8 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import delayed
-from narrowfuzz.recipe.recipe import load_every, with_layers
+from narrowfuzz.recipe.recipe import with_layers
+from samples import every_recipe
 
 #: One worker draws for all of them.
 pytestmark = pytest.mark.xdist_group("state faults")
@@ -93,7 +94,7 @@ FOUND_BY: dict[str, set[str]] = {
 @cache
 def cases() -> tuple[Case, ...]:
     """The same different schedules each time, over dtypes, bias and data."""
-    recipe = with_layers(load_every())[NAME]
+    recipe = with_layers(every_recipe())[NAME]
     different = dict.fromkeys(drawn(schedules(NAME, carries=recipe.carries()), 3 * BUDGET, start=1))
     return tuple(
         case(spec, dtype=recipe.dtypes[i % 2], bias=i % 3 == 0, data=i)
@@ -112,7 +113,7 @@ def library(**fields: Any) -> Spec:
 
 @cache
 def judge() -> Judge:
-    return Judge(load_every(), Ledger([]))
+    return Judge(every_recipe(), Ledger([]))
 
 
 def first_found(fault: Plant) -> tuple[int, Judgement]:

@@ -14,13 +14,14 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.trace.address import At
 from narrowfuzz.triage.finding import Finding, Triaged
 from narrowfuzz.triage.first_bad import first_bad, with_first_bad
 from narrowfuzz.triage.needs import needless_of
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
+from samples import recipes
 
 MADE = """
 import sys, torch
@@ -56,7 +57,7 @@ def test_a_huge_number_alone_is_no_bad_value() -> None:
 @pytest.mark.parametrize("sharding", [{"data": 2, "tensor": 2}, {"data": 2}])
 def test_on_ranks_it_names_the_rank(sharding: dict[str, Any]) -> None:
     spec = Spec(recipe="torch.bf16", m=32, k=32, n=32, sharding=Sharding(**sharding))
-    case, recipe = Case(spec=spec, data=DataSpec(seed=3)), load_recipes()["torch.bf16"]
+    case, recipe = Case(spec=spec, data=DataSpec(seed=3)), recipes()["torch.bf16"]
     assert isinstance(recipe, Recipe)
     plant = ("", "rank-makes-nan")
     with planted(*plant):
