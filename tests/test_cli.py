@@ -190,7 +190,6 @@ def test_options_reach_the_campaign(nf: Run, monkeypatch: pytest.MonkeyPatch, he
     assert (config.arms, config.plant, config.out) == (("eager*",), ("", "gemm-gain"), Path("new"))
 
 
-@pytest.mark.heavy
 def test_each_resumed_run_draws_something_new(
     nf: Run, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
