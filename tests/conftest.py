@@ -25,6 +25,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what tests have imported lives as long as the process
+    gc.set_threshold(20_000)  # torch's graphs are objects by the thousand, and few are in cycles
 
 
 @pytest.hookimpl(tryfirst=True)
