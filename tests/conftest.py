@@ -25,6 +25,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what tests have imported lives as long as the process
+    gc.set_threshold(20_000)  # torch's graphs are objects by the thousand, and few are in cycles
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -66,9 +67,11 @@ def excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def forgets_own_models() -> Iterator[None]:
-    """A user's model that a test registers is none of the next test's."""
-    before = set(MODELS)
+    """A user's model that a test registers is none of the next test's, nor is the folder that it
+    was imported from: whoever asks for a version looks through all of ``sys.path``."""
+    before, paths = set(MODELS), [*sys.path]
     yield
+    sys.path[:] = paths
     if before == MODELS.keys():
         return
     from narrowfuzz.own_models import register

@@ -9,10 +9,11 @@ from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.machine import machine
-from narrowfuzz.recipe.recipe import load_recipes, obstacles
+from narrowfuzz.recipe.recipe import obstacles
+from samples import recipes
 
 _LACKS = machine().without("fp8")
-_RECIPES = load_recipes()
+_RECIPES = recipes()
 #: Of a test that is about the real FP8 multiply.
 needs_fp8 = pytest.mark.skipif(bool(_LACKS), reason=_LACKS)
 
@@ -35,9 +36,7 @@ def skip_without_backend(spec: Spec) -> None:
 def skip_without_kernel(case: Case) -> None:
     """Skip where no kernel of this CPU runs the case, which is then no subject of any rule."""
     skip_without_backend(case.spec)
-    if machine().lacks and (
-        void := Judge(load_recipes(), Ledger([])).observe(case, repeat=False).void
-    ):
+    if machine().lacks and (void := Judge(recipes(), Ledger([])).observe(case, repeat=False).void):
         pytest.skip(next(iter(void.values())))
 
 

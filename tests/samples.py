@@ -6,7 +6,7 @@ from functools import cache
 
 from narrowfuzz.ledger.ledger import Ledger, load_entries
 from narrowfuzz.operators import DEVIATIONS
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe, load_every, parted
 
 
 def of_operators() -> Ledger:
@@ -15,6 +15,12 @@ def of_operators() -> Ledger:
 
 
 @cache
-def recipes() -> dict[str, Recipe]:
+def every_recipe() -> dict[str, Recipe]:
     """The shipped ones, read once."""
-    return load_recipes()
+    return load_every()
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    """Those that convert a model."""
+    return {recipe.name: recipe for recipe in parted(every_recipe().values())[0]}

@@ -13,9 +13,9 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import rules_of
 from narrowfuzz.trace.verdict import BAD, fingerprint
+from samples import recipes
 
 prepare()
 settle()
@@ -36,7 +36,7 @@ def fingerprints(case: Case, fault: str) -> list[str]:
     """Of every bad verdict that the fault alone brings, causes or not."""
 
     def bad() -> set[str]:
-        judgement = Judge(load_recipes(), Ledger([])).judge(case)
+        judgement = Judge(recipes(), Ledger([])).judge(case)
         rules = [UNWRITTEN[fault]] if fault in UNWRITTEN else rules_of(case.spec)
         told = [v for v in judgement.verdicts if v.status in BAD and v.oracle in rules]
         return {fingerprint(v, judgement.family) for v in told}

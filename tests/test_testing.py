@@ -16,7 +16,7 @@ def test_a_sound_model_passes_on_drawn_cases() -> None:
     block = narrowfuzz.cases(f"{EXAMPLES / 'llama.py'}:block", ["torchao.float8.tensorwise"])
     seen = []
 
-    @settings(ONCE, max_examples=6)
+    @settings(ONCE, max_examples=3)
     @given(block)
     def passes(case: narrowfuzz.Case) -> None:
         assert case.spec.model.startswith("llama.py:block#")
@@ -25,7 +25,7 @@ def test_a_sound_model_passes_on_drawn_cases() -> None:
         seen.append(case)
 
     passes()
-    assert len(seen) == 6
+    assert len(seen) == 3
 
 
 TEST = """

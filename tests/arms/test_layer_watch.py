@@ -21,12 +21,13 @@ from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
 from narrowfuzz.play.layers import LayerWatch
 from narrowfuzz.play.player import Training
-from narrowfuzz.recipe.recipe import load_recipes, runnable
+from narrowfuzz.recipe.recipe import runnable
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.trace.trace import LayerCall, Trace
+from samples import recipes
 
 PLAIN, ROWWISE = "torch.bf16", "torchao.float8.rowwise"
-RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
+RECIPES = {n: able for n, r in recipes().items() if (able := runnable(r, "cpu"))}
 MODES: tuple[Checkpoint, ...] = get_args(Checkpoint)
 PLACES = [
     (name, mode)

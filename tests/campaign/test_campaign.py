@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from fresh import command, python
+from fresh import python
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.journal import Journal
@@ -42,6 +42,7 @@ from narrowfuzz.campaign.slices import FIRST
 from narrowfuzz.campaign.supervisor import Supervisor
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
+from narrowfuzz.cli import main
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.judge.programs import Programs
 from narrowfuzz.machine.device import Device
@@ -179,9 +180,14 @@ def test_a_clean_campaign_ends_with_0_and_says_what_it_judged(tmp_path: Path) ->
     assert environment["versions"]["torch"] != "absent" and environment["policies"]
     assert "New findings: 0" in run.output and "Traceback" not in run.output
 
-    again = campaign(out, "--minutes", "0.05", "--recipe", "torch.fp32", *EAGER, "--resume")
+
+@pytest.mark.heavy
+def test_a_campaign_that_goes_on_has_no_digest(tmp_path: Path) -> None:
+    args = ("--recipe", "torch.fp32", *EAGER)
+    campaign(tmp_path / "out", "--cases", "4", *args)
+    again = campaign(tmp_path / "out", "--minutes", "0.05", *args, "--resume")
     assert again.code == 0, again.output
-    assert "Digest" not in again.output
+    assert "digest of the cases" not in again.output
 
 
 @pytest.fixture(scope="module")
@@ -232,9 +238,13 @@ def test_its_script_shows_the_fault_and_only_the_fault(gained: Run, scripts: Run
 
 
 @pytest.mark.slow
-def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
-    folder = gained.folder / "findings" / gained.finding("O5").id
-    assert "fixed" in command("replay", folder, cwd=gained.folder).stdout
+def test_without_the_fault_its_finding_replays_as_fixed(
+    gained: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(gained.folder)
+    with pytest.raises(SystemExit, match="0"):
+        main(["replay", str(gained.folder / "findings" / gained.finding("O5").id)])
+    assert "fixed" in capsys.readouterr().out
 
 
 @pytest.mark.heavy

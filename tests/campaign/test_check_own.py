@@ -11,6 +11,7 @@ from typing import Any
 
 import fresh
 import pytest
+from narrowfuzz.triage.verify import RunScript
 from own_models.test_own_models import ANOTHER_IN_RECOMPUTE, EVERY_SECOND, HEAD, SIZES
 
 pytestmark = pytest.mark.slow
@@ -141,8 +142,9 @@ def test_a_filter_and_other_sizes_are_said_and_judged(tmp_path: Path) -> None:
 
 
 def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    scripts: RunScript,
+) -> None:  # fmt: skip
     (tmp_path / "mine.py").write_text(HEAD + ANOTHER_IN_RECOMPUTE)
     ran = check(
         tmp_path, "mine.py:build", "--cases", "2", "--minutes", "0.5", "--checkpoint", "full"
@@ -152,13 +154,13 @@ def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(
     assert ran.summary["soundness"].startswith("Found ")
     (found,) = [f for f in ran.summary["findings"] if f["sentence"].startswith("model.feed_forw")]
     assert found["sentence"].startswith("model.feed_forward: "), found["sentence"]
-    folder = str(ran.folder / "findings" / found["id"])
-    assert narrowfuzz(tmp_path, "replay", folder, "--model", "mine.py:build").code == 1
+    folder = ran.folder / "findings" / found["id"]
     (tmp_path / "other.py").write_text(TINY)
     monkeypatch.chdir(tmp_path)
-    assert fresh.ends("replay", folder, "--model", "other.py:build") == 2
+    for model, code in (("mine.py:build", 1), ("other.py:build", 2)):
+        assert fresh.ends("replay", str(folder), "--model", model) == code
     assert "is about mine.py:build, not about other.py:build" in capsys.readouterr().err
-    fresh.python(f"{folder}/repro.py", cwd="/", code=1)
+    assert scripts(folder / "repro.py").code == 1
 
 
 @pytest.mark.heavy

@@ -16,11 +16,11 @@ from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32, FORMATS
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, Plan
 from narrowfuzz.numerics.scales import mx_scale
-from narrowfuzz.recipe.recipe import load_recipes
 from numpy.typing import NDArray
+from samples import recipes
 
 EXAMPLES = settings(max_examples=60, deadline=None, database=None, derandomize=True)
-RECIPES = load_recipes()
+RECIPES = recipes()
 BF16 = ml_dtypes.bfloat16
 TENSORWISE = "torchao.float8.tensorwise"
 

@@ -14,9 +14,9 @@ from narrowfuzz.numerics.accumulator import HOPPER
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.outcomes import MOST_STEPS
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, Plan
-from narrowfuzz.recipe.recipe import load_recipes
+from samples import recipes
 
-RECIPES = load_recipes()
+RECIPES = recipes()
 GEMMS: tuple[Gemm, ...] = get_args(Gemm)
 #: E2M1 has eight magnitudes and its tensor scale no powers of two: of NVFP4 no ladder is judged.
 LAID = sorted(name for name in RECIPES if "nvfp4" not in name)

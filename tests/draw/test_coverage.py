@@ -21,11 +21,12 @@ from narrowfuzz.draw.coverage import DIMENSIONS, Pair, features, missing, pairs,
 from narrowfuzz.draw.specs import specs, trainings
 from narrowfuzz.draw.strategies import batches, cases
 from narrowfuzz.numerics.accumulator import CPU, HOPPER, Accumulators
-from narrowfuzz.recipe.recipe import load_recipes, runnable
+from narrowfuzz.recipe.recipe import runnable
+from samples import recipes
 
 #: One worker draws for all of them.
 pytestmark = pytest.mark.xdist_group("drawn cases")
-RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
+RECIPES = {n: able for n, r in recipes().items() if (able := runnable(r, "cpu"))}
 RUNGS: tuple[Compile, ...] = get_args(Compile)
 NATIVE = natives(BY_NAME, "cpu")
 WHOLE = universe(RECIPES, RUNGS, native=NATIVE)

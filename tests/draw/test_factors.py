@@ -8,7 +8,8 @@ from typing import NamedTuple, get_args
 import pytest
 from narrowfuzz.case.spec import Checkpoint, Compile, ModelName
 from narrowfuzz.draw import factors
-from narrowfuzz.recipe.recipe import load_recipes, runnable
+from narrowfuzz.recipe.recipe import runnable
+from samples import recipes
 
 #: One worker draws for all of them.
 pytestmark = pytest.mark.xdist_group("drawn factors")
@@ -21,8 +22,8 @@ class Row(NamedTuple):
 
 
 def rows_of(*names: str) -> dict[tuple[str, str], Row]:
-    recipes = {name: replace(load_recipes()[name], backends=("one",)) for name in names}
-    return {(name, factor): Row(*told) for name, factor, *told in factors.rows(recipes)}
+    chosen = {name: replace(recipes()[name], backends=("one",)) for name in names}
+    return {(name, factor): Row(*told) for name, factor, *told in factors.rows(chosen)}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_what_cannot_be_drawn_has_a_reason() -> None:
 def test_what_is_not_drawn_without_a_reason_is_a_hole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factors, "EAGER_DRAWS", 10)
     monkeypatch.setattr(factors, "COMPILED_DRAWS", 0)
-    recipe = load_recipes()["torchao.mxfp8.floor"]
+    recipe = recipes()["torchao.mxfp8.floor"]
     rows = factors.rows({"one": replace(recipe, leaves_out={}, autocast=None)})
     lacking = {factor: row[-1] for _, factor, *row in rows}
     assert lacking["dtype"].split(", ")[-1] == "fp16" and "True" in lacking["autocast"]
@@ -72,7 +73,7 @@ def test_what_is_not_drawn_without_a_reason_is_a_hole(monkeypatch: pytest.Monkey
 
 def test_no_recipe_that_runs_here_has_a_hole_of_its_own() -> None:
     """What a recipe takes is drawn or has a reason, and every reason is one of a value."""
-    for recipe in load_recipes().values():
+    for recipe in recipes().values():
         for value in recipe.leaves_out:
             field, _, name = value.partition("=")
             assert name not in recipe.dtypes if field == "dtype" else field == "autocast"

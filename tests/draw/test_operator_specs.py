@@ -19,9 +19,10 @@ from narrowfuzz.draw.strategies import OF_OPERATORS, WILD, batches
 from narrowfuzz.models.catalog import COMPOSED, MODELS, of_kind
 from narrowfuzz.models.operators import OPERATORS, models_of_operators
 from narrowfuzz.operators import BY_NAME
-from narrowfuzz.recipe.recipe import UNCONVERTED, load_recipes, unconverted
+from narrowfuzz.recipe.recipe import UNCONVERTED, unconverted
+from samples import recipes
 
-RECIPES = load_recipes()
+RECIPES = recipes()
 PLAIN = [RECIPES[name] for name in UNCONVERTED]
 ALONE = of_kind("operator")
 

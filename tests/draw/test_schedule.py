@@ -77,7 +77,7 @@ def drawn(
 
 @cache
 def many() -> tuple[Spec, ...]:
-    return drawn(2000)
+    return drawn(1000)
 
 
 def few() -> tuple[Spec, ...]:

@@ -11,8 +11,8 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.operators.linear import alone
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.rule import same_bits
+from samples import recipes
 
 DATA = (
     DataSpec(regime="lattice", seed=1),
@@ -35,7 +35,7 @@ def cases(spec: Spec) -> list[Case]:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.recipe)
 def test_references_made_together_are_those_made_alone(spec: Spec) -> None:
-    recipe = load_recipes()[spec.recipe]
+    recipe = recipes()[spec.recipe]
     plan = recipe.plan(spec)
     drawn = drawn_together(cases(spec), plan, lambda case: tensors_of(case, recipe))
     for case in cases(spec):
@@ -61,7 +61,7 @@ def test_references_made_together_are_those_made_alone(spec: Spec) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.recipe)
 def test_a_case_is_judged_as_if_it_had_been_drawn_alone(spec: Spec) -> None:
-    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}))
+    judge = Judge(recipes(), Ledger([]), frozenset({"eager"}))
     judge.draw(cases(spec))
     together = [judge.judge(case).verdicts for case in cases(spec)]
     assert together == [judge.judge(case).verdicts for case in cases(spec)]

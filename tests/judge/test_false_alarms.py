@@ -12,7 +12,7 @@ from kernels import skip_without_kernel
 from narrowfuzz.case.spec import load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
-from narrowfuzz.recipe.recipe import load_every
+from samples import every_recipe
 
 ALARMS = json.loads((Path(__file__).parents[1] / "false_alarms.json").read_text())
 #: TransformerEngine's are judged in a process of their own.
@@ -25,7 +25,7 @@ def test_what_was_no_bug_is_not_called_one(alarm: dict[str, Any]) -> None:
     case = load_case(json.dumps(alarm["case"]).encode())
     if not case.spec.layer:
         skip_without_kernel(case)
-    judgement = Judge(load_every(), load_ledger()).judge(case)
+    judgement = Judge(every_recipe(), load_ledger()).judge(case)
     assert judgement.ran
     assert [v.sentence() for v in judgement.causes] == []
 

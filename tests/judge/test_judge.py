@@ -20,15 +20,15 @@ from narrowfuzz.judge.programs import Programs
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import load_every, load_recipes, runnable
+from narrowfuzz.recipe.recipe import runnable
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.layer import linear_of
-from samples import of_operators, recipes
+from samples import every_recipe, of_operators, recipes
 
-HERE = [name for name, recipe in load_recipes().items() if runnable(recipe, "cpu")]
+HERE = [name for name, recipe in recipes().items() if runnable(recipe, "cpu")]
 
 ROWWISE, BF16 = "torchao.float8.rowwise", "torch.bf16"
 CLIMB = Spec(recipe=BF16, model="mlp_gelu", checkpoint="full", compile="inductor")
@@ -284,7 +284,7 @@ def test_a_relation_of_a_dynamic_case_runs_on_its_own_rows() -> None:
 @pytest.mark.parametrize("mode", ["no_grad", "inference"])
 def test_without_a_backward_the_forward_is_judged(mode: Any) -> None:
     spec = Spec(recipe="torchao.float8.tensorwise", grad_mode=mode, m=32, k=32, n=64)
-    judged = Judge(load_recipes(), load_ledger()).judge(Case(spec=spec, data=DataSpec(seed=3)))
+    judged = Judge(recipes(), load_ledger()).judge(Case(spec=spec, data=DataSpec(seed=3)))
     for rule in ("O2", "O3", "O4", "O5", "O6"):
         status = {v.status for v in judged.verdicts if v.oracle == rule and v.role == "output"}
         assert status == {"ok"}, rule
@@ -334,7 +334,7 @@ def test_an_unwritten_result_is_seen_although_memory_held_the_right_one() -> Non
 
 def test_a_case_that_a_relation_runs_is_announced_before_it_runs() -> None:
     run: list[Case] = []
-    judge = Judge(load_recipes(), Ledger([]), before_rerun=run.append)
+    judge = Judge(recipes(), Ledger([]), before_rerun=run.append)
     case = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
     judge.judge(case)
     assert {other.data for other in run} == {case.data}
@@ -359,7 +359,7 @@ def test_a_recipe_refuses_what_it_has_no_model_for(
     name: str, model: Any, says: str, events: tuple[Event, ...]
 ) -> None:
     """A converting recipe the layers of a library, a library's recipe all but its own."""
-    judge = Judge(load_every(), Ledger([]))
+    judge = Judge(every_recipe(), Ledger([]))
     case = Case(spec=Spec(recipe=name, model=model, events=events), data=DataSpec())
     after = Case(spec=Spec(recipe=BF16), data=DataSpec(), history=(case,))
     asked: tuple[Callable[[], Any], ...] = (
@@ -380,7 +380,7 @@ def test_plain_steps_of_a_librarys_layers_are_judged_event_by_event(
     changes: dict[str, int], events: int
 ) -> None:
     spec = Spec(recipe="reference.delayed", model="library_linear", **changes)  # type: ignore[arg-type]
-    judge, case = Judge(load_every(), Ledger([])), Case(spec=spec, data=DataSpec())
+    judge, case = Judge(every_recipe(), Ledger([])), Case(spec=spec, data=DataSpec())
     evidence = judge.observe(case)
     assert len(evidence.spec.events) == len(evidence.traces["eager"].moments) == events
     judgement = judge.judge(case)
@@ -393,6 +393,5 @@ def test_a_call_that_is_forbidden_has_no_float64_twin() -> None:
         spec=Spec(recipe="torch.fp32", dtype="fp32", model="sdpa_mask_and_causal", k=16, n=8),
         data=DataSpec(),
     )
-    recipes = {"torch.fp32": load_recipes()["torch.fp32"]}
-    evidence = Judge(recipes, Ledger([])).observe(case)
+    evidence = Judge(recipes(), Ledger([])).observe(case)
     assert evidence.twin is None

@@ -16,7 +16,7 @@ from narrowfuzz.arms import sharded
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
-from narrowfuzz.recipe.recipe import load_recipes
+from samples import recipes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 _FLOAT8 = {"recipe": "torchao.float8.tensorwise", "backend": "emulated"}
@@ -38,7 +38,7 @@ WRAPPER: dict[str, Any] = {
 
 @cache
 def judge() -> Judge:
-    return Judge(load_recipes(), load_ledger())
+    return Judge(recipes(), load_ledger())
 
 
 def run(specs: tuple[dict[str, Any], ...], times: int) -> Iterator[float]:

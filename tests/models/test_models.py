@@ -18,11 +18,11 @@ from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import COMPOSED, MODELS
 from narrowfuzz.models.model import heads_of
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.triage.script.parts import model_source
+from samples import recipes
 
 ALL: tuple[ModelName, ...] = get_args(ModelName)
-BF16 = load_recipes()["torch.bf16"]
+BF16 = recipes()["torch.bf16"]
 
 
 def spec_of(model: str, **changes: Any) -> Spec:

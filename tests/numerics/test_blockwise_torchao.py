@@ -15,12 +15,12 @@ from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import OPERANDS, OperandPlan
 from narrowfuzz.operators.linear import alone
-from narrowfuzz.recipe.recipe import load_recipes
+from samples import recipes
 
 torch = pytest.importorskip("torch")
 torchao = pytest.importorskip("torchao")
 
-RECIPE = load_recipes()["torchao.blockwise_fp8"]
+RECIPE = recipes()["torchao.blockwise_fp8"]
 EPS = 1e-12
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from narrowfuzz.case.spec import Case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import load_recipes
+from samples import recipes
 
 #: A case that shows each fault which no table of tests/rules or test_state_faults.py has,
 #: as generation found it; docs/faults.md says which five are written by hand.
@@ -145,11 +144,6 @@ def test_the_table_of_rows_names_faults_that_exist() -> None:
     known = {entry.id for entry in load_ledger().entries}
     assert not named - set(builtin_faults()) - known
     assert not set(CASES) - named
-
-
-@cache
-def recipes() -> dict[str, Any]:
-    return load_recipes()
 
 
 def causes(case: Case) -> set[str]:

@@ -25,7 +25,7 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import delayed
-from narrowfuzz.recipe.recipe import load_every
+from samples import every_recipe
 
 #: One worker draws for all of them.
 pytestmark = pytest.mark.xdist_group("state faults")
@@ -93,7 +93,7 @@ FOUND_BY: dict[str, set[str]] = {
 @cache
 def cases() -> tuple[Case, ...]:
     """The same different schedules each time, over dtypes, bias and data."""
-    recipe = load_every()[NAME]
+    recipe = every_recipe()[NAME]
     different = dict.fromkeys(drawn(schedules(NAME, carries=recipe.carries()), 3 * BUDGET, start=1))
     return tuple(
         case(spec, dtype=recipe.dtypes[i % 2], bias=i % 3 == 0, data=i)
@@ -112,7 +112,7 @@ def library(**fields: Any) -> Spec:
 
 @cache
 def judge() -> Judge:
-    return Judge(load_every(), Ledger([]))
+    return Judge(every_recipe(), Ledger([]))
 
 
 def first_found(fault: Plant) -> tuple[int, Judgement]:

@@ -17,7 +17,7 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.machine.machine import machine
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
-from narrowfuzz.recipe.recipe import Emit, Recipe, lacks, load_recipes, obstacles, runnable
+from narrowfuzz.recipe.recipe import Emit, Recipe, lacks, obstacles, runnable
 from narrowfuzz.report.listing import listed, print_listing
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.quantiser import check_cast, check_scale
@@ -28,9 +28,10 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.script.recipe_source import recipe_source
 from narrowfuzz.triage.verify import RunScript
+from samples import recipes
 from torch import nn
 
-RECIPES = load_recipes()
+RECIPES = recipes()
 HERE = [
     pytest.param(name, backend, marks=[needs_fp8] * (backend == "real"))
     for name, recipe in RECIPES.items()
@@ -110,7 +111,7 @@ def test_what_cannot_run_here_says_why() -> None:
 
 
 def test_a_public_operator_without_a_kernel_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load_recipes()["torch.scaled_mm"]
+    recipe = RECIPES["torch.scaled_mm"]
     before = obstacles(recipe, "cpu")
 
     def refuse(*args: Any, **kw: Any) -> None:
@@ -134,14 +135,13 @@ def test_a_public_operator_without_a_kernel_is_unavailable(monkeypatch: pytest.M
 def test_a_float8_recipe_needs_the_kernel_of_its_scales(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipes = load_recipes()
     here = machine()
     lacking = dataclasses.replace(
         here, kernels={**here.kernels, "fp8": "some", "fp8_rowwise": "some", kind: ""},
         lacks={kind: "no such kernel"},
     )  # fmt: skip
     for name in ("tensorwise", "rowwise", "rowwise_gw_hp"):
-        recipe = recipes[f"torchao.float8.{name}"]
+        recipe = RECIPES[f"torchao.float8.{name}"]
         probe = recipe.unavailable.func  # type: ignore[attr-defined]
         monkeypatch.setitem(probe.__globals__, "machine", lambda: lacking)
         needs = "fp8" if name == "tensorwise" else "fp8_rowwise"

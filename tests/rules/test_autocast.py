@@ -16,7 +16,7 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import load_recipes, runnable
+from narrowfuzz.recipe.recipe import runnable
 from narrowfuzz.triage.layer import linear_of
 from narrowfuzz.triage.script.model import of_model
 from narrowfuzz.triage.script.played import write_played_script
@@ -27,7 +27,7 @@ FLOAT8 = ["torchao.float8.tensorwise", "torchao.float8.rowwise"]
 GW_HP, MX = "torchao.float8.rowwise_gw_hp", "torchao.mxfp8.rceil"
 PLACES = [
     (name, backend)
-    for name, r in load_recipes().items()
+    for name, r in recipes().items()
     if name in (*FLOAT8, MX) and (able := runnable(r, "cpu"))
     for backend in able.backends
 ]

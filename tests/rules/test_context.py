@@ -23,14 +23,15 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play import processes
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.table import rules_of
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import run_script
+from samples import recipes
 from scripts_of_findings import assert_shows
 
-RECIPES = load_recipes()
+RECIPES = recipes()
 BF16 = RECIPES["torch.bf16"]
 assert isinstance(BF16, Recipe)
 BRIDGE = Path(__file__).parents[1] / "context_bridge.py"

@@ -14,11 +14,12 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.plants.patching import replaced
-from narrowfuzz.recipe.recipe import load_recipes, obstacles
+from narrowfuzz.recipe.recipe import obstacles
 from narrowfuzz.rules import BY_NAME as RULES
 from narrowfuzz.trace.verdict import BAD
+from samples import recipes
 
-RECIPES = load_recipes()
+RECIPES = recipes()
 MIXED = ("torchao.float8.rowwise_gw_hp", "torchao.mxfp8.rceil_wgrad_with_hp")
 
 

@@ -28,15 +28,16 @@ from narrowfuzz.machine.machine import Machine
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults, find_plant
 from narrowfuzz.play.kernels import without_onednn
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.whole import check_ratio, check_strict
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
+from samples import recipes
 
 pytestmark = pytest.mark.skipif(
     not natives(BY_NAME, "cpu"), reason="oneDNN cannot be switched off here"
 )
-RECIPES = load_recipes()
+RECIPES = recipes()
 ROWWISE, TENSORWISE = "torchao.float8.rowwise", "torchao.float8.tensorwise"
 #: K of several sums of eight, and data whose sums bf16 cannot hold.
 WIDE = {"recipe": "torch.bf16", "m": 64, "k": 64}
@@ -248,6 +249,7 @@ WRONG_ATTENTION = """
 from contextlib import contextmanager
 from narrowfuzz import Plant
 from narrowfuzz.plants.patching import replaced
+from samples import recipes
 
 @contextmanager
 def plant():

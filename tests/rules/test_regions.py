@@ -18,10 +18,11 @@ from narrowfuzz.draw.specs import trainings
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import load_every, load_recipes, runnable
+from narrowfuzz.recipe.recipe import runnable
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.verify import RunScript
+from samples import every_recipe, recipes
 
 B0, B1 = Backward(of=(0,)), Backward(of=(1,))
 LOOK = Forward(mode="no_grad")
@@ -31,7 +32,7 @@ TOGETHER = (Open(), Forward(), LOOK, Forward(), Close(), B0, Backward(of=(2,)), 
 
 @cache
 def judge() -> Judge:
-    return Judge(load_every(), Ledger([]))
+    return Judge(every_recipe(), Ledger([]))
 
 
 def spec_of(*events: Event, **fields: Any) -> Spec:
@@ -108,7 +109,7 @@ def test_regions_are_around_forwards_alone() -> None:
 
 @settings(ONCE, max_examples=60)
 @given(trainings([r for n in ("torch.fp32", "torchao.float8.rowwise")
-                  if (r := runnable(load_recipes()[n], "cpu"))]))  # fmt: skip
+                  if (r := runnable(recipes()[n], "cpu"))]))  # fmt: skip
 def test_drawn_regions_are_valid_and_stand_around_forwards(spec: Spec) -> None:
     judge().recipe(spec).check(spec)
     standing = Standing()
@@ -130,7 +131,7 @@ def test_what_torch_makes_of_casts_that_selective_checkpoints_share_is_known() -
     case = case_of(*TOGETHER, model="mlp_gelu", checkpoint="selective")
     (cause,) = judge().judge(case).causes
     assert "fails only in recompute" in cause.symptom
-    known = Judge(load_every(), load_ledger()).judge(case)
+    known = Judge(every_recipe(), load_ledger()).judge(case)
     assert not known.causes
     assert {v.explained_by for v in known.known} == {"sac-autocast-cached-cast"}
 

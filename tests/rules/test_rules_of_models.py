@@ -16,7 +16,6 @@ from narrowfuzz.operators.attention_statistics import OFF_BESIDE_A_MASK
 from narrowfuzz.play.attention_scores import scores
 from narrowfuzz.play.check import statistics
 from narrowfuzz.play.watches import Attended
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.kernels import CALLS, check_kernels, check_weight_copies
 from narrowfuzz.rules.layers import layer_evidences, layer_spec, layer_tensors
@@ -39,8 +38,9 @@ from narrowfuzz.trace.trace import (
     Trace,
 )
 from narrowfuzz.trace.verdict import Verdict
+from samples import recipes
 
-RECIPES = load_recipes()
+RECIPES = recipes()
 ROWWISE = "torchao.float8.rowwise"
 ARM = "aot_eager"
 

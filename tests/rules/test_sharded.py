@@ -12,7 +12,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.table import rules_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
@@ -21,9 +21,10 @@ from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.triage import _still
 from narrowfuzz.triage.verify import RunScript
+from samples import recipes
 from scripts_of_findings import assert_shows
 
-RECIPES = load_recipes()
+RECIPES = recipes()
 TENSORWISE = "torchao.float8.tensorwise"
 
 

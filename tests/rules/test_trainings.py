@@ -43,7 +43,6 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
@@ -117,7 +116,7 @@ def test_what_cannot_come_is_refused_with_the_event_and_the_reason(
         judge().judge(case)
 
 
-@given(trainings(list(load_recipes().values())))
+@given(trainings(list(recipes().values())))
 def test_what_is_drawn_is_valid_and_shrinks_to_valid(spec: Spec) -> None:
     autocasts = recipes()[spec.recipe].autocasts
     check_events(spec, autocasts=autocasts)
@@ -328,7 +327,7 @@ def test_a_rollback_needs_no_step() -> None:
 
 
 def test_what_partial_recompute_is_drawn_of_can_be_played() -> None:
-    found = drawn_in_lots(partly_recomputed(list(load_recipes().values())), 200)
+    found = drawn_in_lots(partly_recomputed(list(recipes().values())), 200)
     for spec in found:
         check_events(spec, autocasts=recipes()[spec.recipe].autocasts)
     assert any(spec.events for spec in found)

@@ -14,7 +14,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_entries
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules import BY_NAME, RULES
 from narrowfuzz.rules.relations_shape import check_variants, variants
 from narrowfuzz.rules.relations_state import telling
@@ -23,6 +23,7 @@ from narrowfuzz.trace.expect import Is, Present, Refuses, Runs, Same, Within, bi
 from narrowfuzz.trace.meaning import broken, meaning, shortened, times
 from narrowfuzz.trace.trace import ChangeKind
 from narrowfuzz.trace.verdict import Verdict
+from samples import recipes
 
 SEEN = json.loads((Path(__file__).parents[1] / "fingerprints.json").read_text())
 #: Words that only the code uses.
@@ -68,7 +69,7 @@ def test_every_variant_of_a_case_says_what_was_done_to_it() -> None:
     spec = Spec(recipe="torch.fp32", dtype="fp32", m=64, k=64, n=64, batch=2, bias=True,
                 input_layout="transposed")  # fmt: skip
     case = Case(spec=spec, data=DataSpec(seed=1))
-    recipe = load_recipes()["torch.fp32"]
+    recipe = recipes()["torch.fp32"]
     assert isinstance(recipe, Recipe)
     tensors = tensors_of(case, recipe)
     names = {rule.name for rule in RULES if getattr(rule.check, "func", None) is check_variants}
@@ -148,7 +149,7 @@ def test_a_bias_that_is_ignored_is_named_and_no_other_error_is_called_so(
     fault: str, ignored: bool
 ) -> None:
     spec = Spec(recipe="torchao.float8.rowwise", m=32, k=64, n=32, bias=True)
-    judge = Judge(load_recipes(), Ledger([]))
+    judge = Judge(recipes(), Ledger([]))
     with planted("", fault):
         verdicts = judge.judge(Case(spec=spec, data=DataSpec(seed=1)), [BY_NAME["O5"]]).verdicts
     (bad,) = {v.sentence().partition(" at ")[0] for v in verdicts if v.status == "diverged"}

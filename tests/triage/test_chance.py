@@ -8,13 +8,13 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Is, bits
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import report
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
+from samples import recipes
 
 FAULT = "bit-of-scale-flips"
 CASE = Case(
@@ -29,7 +29,7 @@ SEEN = Verdict(
 
 
 def judge() -> Judge:
-    return Judge(load_recipes(), Ledger([]), select_arms(()))
+    return Judge(recipes(), Ledger([]), select_arms(()))
 
 
 def test_a_case_that_does_not_repeat_itself_is_the_finding(scripts: RunScript) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from narrowfuzz.case.spec import Spec
-from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.triage.script.recipe_source import conversion_of
+from samples import recipes
 
 
 def source(name: str, backend: str) -> str:
-    recipe = load_recipes()[name]
+    recipe = recipes()[name]
     assert isinstance(recipe, Recipe)
     return conversion_of(recipe, Spec(recipe=name, backend=backend))
 

@@ -11,15 +11,15 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Entry, Ledger, load_ledger
 from narrowfuzz.ledger.severity import weighed
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.finding import report
 from narrowfuzz.triage.known import known_issue
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
+from samples import recipes
 
-RECIPES = load_recipes()
+RECIPES = recipes()
 LEDGER = load_ledger()
 BARE = Judge(RECIPES, Ledger([]), frozenset({"eager"}))
 MX = Spec(recipe="torchao.mxfp8.rceil", backend="wrapper", m=32, k=32, n=32, bias=True)

@@ -34,7 +34,6 @@ from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import delayed
 from narrowfuzz.recipe.delayed_subject import carries
-from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.store import Store, load_finding
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of
@@ -50,6 +49,7 @@ from narrowfuzz.triage.script.layers import of_layers
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, ScriptRun, run_script
+from samples import every_recipe
 from te_on_cpu.environment import CHOICE, ensure
 
 HERE = Path(__file__).parents[1]
@@ -100,7 +100,7 @@ def plain(*events: Event) -> Case:
 
 
 def judge() -> Judge:
-    return Judge(load_every(), Ledger([]))
+    return Judge(every_recipe(), Ledger([]))
 
 
 def cause_of(judgement: Judgement, rule: str) -> Verdict:

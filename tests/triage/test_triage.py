@@ -16,7 +16,6 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.ledger.severity import SMALL
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.verdict import BAD, Verdict
 from narrowfuzz.triage.effect import Effect, effect_of, excess, observed, worst_of
@@ -24,6 +23,7 @@ from narrowfuzz.triage.finding import Triaged
 from narrowfuzz.triage.needs import lacking_of
 from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import ScriptRun
+from samples import recipes
 
 CASE = Case(
     spec=Spec(
@@ -56,7 +56,7 @@ def seen(judge: Judge) -> Verdict:
 
 def triaged(scripts: Scripts) -> tuple[Triaged, list[Triaged]]:
     """The finding, and what was told before it."""
-    judge = Judge(load_recipes(), Ledger([]), select_arms(()))
+    judge = Judge(recipes(), Ledger([]), select_arms(()))
     told: list[Triaged] = []
     with builtin_faults()["gemm-gain"].plant():
         done = triage(
@@ -98,7 +98,7 @@ def test_what_no_script_shows_is_told_once_as_suspected() -> None:
 
 
 def test_what_shows_again_as_a_consequence_shows_every_time() -> None:
-    judge = Judge(load_recipes(), Ledger([]), select_arms(()))
+    judge = Judge(recipes(), Ledger([]), select_arms(()))
     with builtin_faults()["gemm-gain"].plant():
         judgement = judge.judge(CASE)
         follows = next(
@@ -136,7 +136,7 @@ def test_what_is_missing_under_another_name_takes_no_more(drawn: dict[str, Any])
     spec = Spec(recipe=recipe, backend="wrapper", bias=True)
     spec = msgspec.structs.replace(spec, **drawn)
     case = Case(spec=spec, data=DataSpec(seed=7))
-    judge = Judge(load_recipes(), Ledger([]), select_arms(("eager",)))
+    judge = Judge(recipes(), Ledger([]), select_arms(("eager",)))
     cause = next(v for v in judge.judge(case).causes if v.oracle == "contract")
     found = triage(judge, case, cause, seconds=20.0, scripts=Scripts(True)).finding
     assert found.fingerprint == "contract--backward--eager--no grad_parameter--torchao.mxfp8"
@@ -158,7 +158,7 @@ def test_what_has_no_plan_has_an_effect_too() -> None:
     """MXFP8 that takes a dimension of no whole blocks: nothing says what it should have been."""
     spec = Spec(recipe="torchao.mxfp8.rceil_wgrad_with_hp", m=159, k=129, n=64)
     case = Case(spec=spec, data=DataSpec(seed=3))
-    judge = Judge(load_recipes(), Ledger([]), select_arms(("eager",)))
+    judge = Judge(recipes(), Ledger([]), select_arms(("eager",)))
     with builtin_faults()["mx-ragged-block-dropped"].plant():
         (cause,) = judge.judge(case).causes
         assert effect_of(observed(judge, case, cause), cause) == SMALL
@@ -209,7 +209,7 @@ def test_a_nan_of_other_elements_is_no_effect_of_a_wrong_cast() -> None:
     not."""
     spec = Spec(recipe="torchao.mxfp8.floor", backend="linear")
     case = Case(spec=spec, data=DataSpec(values="scale_ends", seed=6722))
-    judge = Judge(load_recipes(), Ledger([]), select_arms(("eager",)))
+    judge = Judge(recipes(), Ledger([]), select_arms(("eager",)))
     cause = next(v for v in judge.judge(case).causes if "scale byte 0" in v.symptom)
     evidence = observed(judge, case, cause)
     assert np.isnan(evidence.traces["eager"].outputs["output"]).any()
@@ -219,18 +219,18 @@ def test_a_nan_of_other_elements_is_no_effect_of_a_wrong_cast() -> None:
 
 @pytest.mark.parametrize("recipe", ["torch.bf16", "torchao.float8.rowwise"])
 def test_whether_there_are_scales_and_what_the_backend_is_goes_with_it(recipe: str) -> None:
-    judge, backend = Judge(load_recipes(), Ledger([])), load_recipes()[recipe].backends[0]
+    judge, backend = Judge(recipes(), Ledger([])), recipes()[recipe].backends[0]
     case = Case(spec=Spec(recipe=recipe, backend=backend), data=DataSpec())
     seen = Verdict("O1", "eager", "output", "diverged", "differs on repeat")
     found = unconfirmed(judge, case, seen).finding
     assert found.scaled == (recipe != "torch.bf16")
-    assert found.backend_words == load_recipes()[recipe].backend_words[backend] != ""
+    assert found.backend_words == recipes()[recipe].backend_words[backend] != ""
     left_alone = unconfirmed(judge, case, replace(seen, unconverted=True)).finding
     assert not left_alone.scaled, "a linear that conversion leaves alone has none either"
 
 
 def test_a_recipe_that_says_what_backends_are_says_it_of_each() -> None:
-    telling = [recipe for recipe in load_recipes().values() if recipe.backend_words]
+    telling = [recipe for recipe in recipes().values() if recipe.backend_words]
     assert len(telling) > 10
     for recipe in telling:
         assert {*recipe.backends} <= recipe.backend_words.keys(), recipe.name

@@ -12,7 +12,6 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
 from narrowfuzz.judge.judge import Judge, verdicts_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.address import At
@@ -24,6 +23,7 @@ from narrowfuzz.triage.pair import Compared
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.view import BARS, CELLS, ELEMENTS, SHADES, binned, far, heat, view_of
 from report.test_accepted import FINDING
+from samples import recipes
 from test_triage import Scripts
 
 ROWWISE, MX = "torchao.float8.rowwise", "torchao.mxfp8.rceil"
@@ -68,11 +68,11 @@ LOOKS = [
 
 
 def judged(look: Look) -> tuple[Verdict, Evidence]:
-    """The first cause that the rule names, and the run that shows it."""
+    """What the rule names first where it judges alone, and the run that shows it."""
     case = Case(spec=Spec(recipe=look.recipe, **(SIZES | look.spec)), data=DataSpec(**look.data))
-    judge = Judge(load_recipes(), Ledger([]), EAGER)
+    judge = Judge(recipes(), Ledger([]), EAGER)
     with builtin_faults()[look.fault].plant():
-        verdict = next(v for v in judge.judge(case).causes if v.oracle == look.oracle)
+        verdict, *_ = judge.judge(case, [BY_NAME[look.oracle]]).causes
         evidence = observed(judge, case, verdict)
     assert isinstance(evidence, Evidence)
     return verdict, evidence
@@ -98,7 +98,7 @@ CLEAN = Case(spec=Spec(recipe=ROWWISE, **SIZES), data=DataSpec())
 
 
 def clean() -> Evidence:
-    evidence = Judge(load_recipes(), Ledger([])).observe(CLEAN, EAGER, repeat=False)
+    evidence = Judge(recipes(), Ledger([])).observe(CLEAN, EAGER, repeat=False)
     assert isinstance(evidence, Evidence)
     return evidence
 
@@ -193,7 +193,7 @@ def test_a_late_element_is_among_those_that_are_told() -> None:
 
 def test_triage_keeps_the_view_of_the_case_as_it_was_drawn() -> None:
     spec = Spec(recipe=ROWWISE, backend="emulated", m=16, k=32, n=16)
-    case, judge = Case(spec=spec, data=DataSpec(seed=3)), Judge(load_recipes(), Ledger([]), EAGER)
+    case, judge = Case(spec=spec, data=DataSpec(seed=3)), Judge(recipes(), Ledger([]), EAGER)
     with builtin_faults()["gemm-gain"].plant():
         verdict = next(v for v in judge.judge(case).causes if v.oracle == "O5")
         done = triage(judge, case, verdict, seconds=3.0, plant=("", "gemm-gain"),

@@ -29,7 +29,7 @@ from narrowfuzz.ledger.exits import (
     FailOn,
     fails,
 )
-from narrowfuzz.ledger.ledger import Ledger, load_entries, stands
+from narrowfuzz.ledger.ledger import Ledger, standing
 from narrowfuzz.machine.device import check_device, default_workers, enter
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.machine.overlay import laid
@@ -214,10 +214,10 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, Recipe], list[str]]:
 def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:
     """Every entry, those that workers may try apart: what is installed in a worker's process only
     is absent here, and may have entries, too."""
-    standing = [(entry, stands(entry, device)) for entry in load_entries(folders)]
+    every = standing(device, folders)
     return Ledger(
-        [entry for entry, how in standing if how != "other"],
-        unnamed=[entry for entry, how in standing if how == "other"],
+        [entry for entry, how in every if how != "other"],
+        unnamed=[entry for entry, how in every if how == "other"],
     )
 
 

@@ -45,7 +45,7 @@ def applying(
     found = [
         entry
         for entry in entries
-        if stands(entry, device) != "absent" and any(_may_show(entry, facts) for facts in known)
+        if any(_may_show(entry, facts) for facts in known) and stands(entry, device) != "absent"
     ]
     return sorted(found, key=lambda entry: (SEVERITIES.index(entry.severity), entry.id))
 

@@ -266,14 +266,19 @@ def load_ledger(
 
     Raises ValueError naming a file that is not valid.
     """
-    installed = functools.cache(_installed)  # entries speak of the same few packages
-    standing = [(entry, stands(entry, device, installed)) for entry in load_entries(folders)]
+    every = standing(device, folders)
     return Ledger(
-        [entry for entry, how in standing if how == "named"],
-        unnamed=[entry for entry, how in standing if how == "other"],
+        [entry for entry, how in every if how == "named"],
+        unnamed=[entry for entry, how in every if how == "other"],
         shows=shows,
         device=device,
     )
+
+
+def standing(device: str = "cpu", folders: Sequence[Path] = ()) -> list[tuple[Entry, Standing]]:
+    """Every entry, and how it stands to what is installed here."""
+    installed = functools.cache(_installed)  # entries speak of the same few packages
+    return [(entry, stands(entry, device, installed)) for entry in load_entries(folders)]
 
 
 def load_entries(folders: Sequence[Path] = ()) -> list[Entry]:

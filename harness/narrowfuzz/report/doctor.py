@@ -73,19 +73,18 @@ def _arms(torch_there: bool) -> list[dict[str, str]]:
 
 
 def _verified(found: dict[str, str]) -> dict[str, Any]:
-    from narrowfuzz.ledger.ledger import load_entries, stands
+    from narrowfuzz.ledger.ledger import standing
 
     records = load_verified()
     here = any((r.torch, r.torchao) == (found["torch"], found["torchao"]) for r in records)
-    entries = load_entries()
-    named = sum(stands(entry) == "named" for entry in entries)
+    every = [how for _, how in standing()]
     remedy = "the others are tried by their scripts when they would explain something"
     if in_checkout():
         remedy += "; python benchmarks/versions.py tries them all, and keeps what it saw"
     return {
         "records": [record.sentence() for record in records],
         "these_versions": here,
-        "named": f"{named} of {len(entries)} known issues name what is installed here",
+        "named": f"{every.count('named')} of {len(every)} known issues name what is installed here",
         "remedy": "" if here else remedy,
     }
 
