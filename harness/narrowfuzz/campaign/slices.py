@@ -69,7 +69,8 @@ FIRST: tuple[Slice, ...] = (
 )
 #: Then these, again and again. One slice has time for forty eager models, while a compiled one may
 #: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, small
-#: models, any models, and blocks that partial recompute may break take turns.
+#: models, any models, and blocks that partial recompute may break take turns. There are three
+#: dtypes of sixty operators, a dozen of which a slice has time for.
 AGAIN: tuple[Slice, ...] = (
     _SMALL,
     _RECOMPUTED,
@@ -84,6 +85,7 @@ AGAIN: tuple[Slice, ...] = (
     _BLOCKS,
     _MODELS,
     _PARTITIONED,
+    _OPERATORS,
     _MODELS,
     _SMALL,
     _LINEARS,
