@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -62,14 +63,14 @@ class Operator:
     name: str
     kind: Kind
     #: Positions of positional arguments, and names of all, that it writes.
-    writes: tuple[tuple[int, str], ...]
+    writes: tuple[tuple[int, str], ...] = ()
     #: What it writes it does not read first.
-    overwrites: bool
+    overwrites: bool = False
     #: What it writes it reads first.
-    rewrites: bool
-    random: bool
+    rewrites: bool = False
+    random: bool = False
     #: Of a collective, the names of its arguments that come in and that go out.
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
 
 #: What is known already, by the identity of what is kept beside it: an ``OpOverload``'s hash is
@@ -78,7 +79,7 @@ _KNOWN: dict[int, tuple[Any, Operator]] = {}
 
 
 def operator(func: Any) -> Operator:
-    """What is known of an ``OpOverload``."""
+    """What is known of an ``OpOverload``, or of an operator that takes functions."""
     known = _KNOWN.get(id(func))
     if known is None:
         known = _KNOWN[id(func)] = (func, _facts(func))
@@ -86,6 +87,8 @@ def operator(func: Any) -> Operator:
 
 
 def _facts(func: Any) -> Operator:
+    if isinstance(func, HigherOrderOperator):  # flex_attention: it has no schema
+        return Operator(func.name(), "plain")
     schema = func._schema
     namespace, _, rest = schema.name.partition("::")
     writes = tuple(

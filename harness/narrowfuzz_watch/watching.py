@@ -34,6 +34,8 @@ def _compiled() -> bool:
 class Watching(TorchDispatchMode):
     """Sees every operator of one thread. Compiled graphs are compiled and run as without it."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, folder: Path, full: bool) -> None:
         super().__init__()
         self.folder = folder

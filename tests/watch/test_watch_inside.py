@@ -122,6 +122,18 @@ def test_the_operator_is_named_with_its_phase_and_module(
     assert all(operand.state == "ok" for operand in first.operands)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_an_operator_that_takes_functions_runs_and_is_named(tmp_path: Path) -> None:
+    """flex attention: a mode sees its call, and none of the kernels that it is made of."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    x = torch.randn(1, 2, 8, 16)
+    with torch.no_grad(), narrowfuzz.watch(tmp_path) as watched:
+        flex_attention(x, x, x)
+        flex_attention(x, x, x, score_mod=lambda score, *place: score * float("nan"))
+    assert found(watched.report).at.name == "flex_attention"
+
+
 def test_what_is_written_over_is_copied_into_the_same_memory() -> None:
     scratch = Scratch(1024)
     turned, gaps, large = torch.randn(4, 8).t(), torch.randn(8, 8)[:, :3], torch.randn(512)

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from narrowfuzz.operators import arguments_of, of_function
 from narrowfuzz.play import player
 from narrowfuzz.play.own import floats_in, tensors_in
+from narrowfuzz.play.watches import Watch
 
 #: How often the same is asked: a counter that is looked at every second or every third time shows.
 CALLS = 4
@@ -180,7 +180,7 @@ def multiplications(model: nn.Module, call: Callable[[], Any]) -> int:
     return found
 
 
-class Kernels(TorchDispatchMode):
+class Kernels(Watch):
     """The kernels that run in it, by name, each with the shapes that it returns."""
 
     def __init__(self) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from narrowfuzz.play.watches import Watch
 
 _TABLES = (torch.ops.aten.embedding.default, torch.ops.aten._embedding_bag.default)
 
@@ -32,7 +33,7 @@ class Lookup:
         return self.ids.numel() == flat.numel() and torch.equal(self.ids, flat)
 
 
-class _Lookups(TorchDispatchMode):
+class _Lookups(Watch):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[Lookup] = []

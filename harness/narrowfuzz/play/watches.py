@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -105,7 +106,15 @@ KNOWN = {
 }
 
 
-class AttentionWatch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
+    """Lets operators that take functions run, and what a model compiles itself be compiled, as they
+    are without it."""
+
+    supports_higher_order_operators = True
+    ignore_compile_internals = classmethod(lambda cls: True)  # type: ignore[assignment]
+
+
+class AttentionWatch(Watch):
     """Records the arguments of attention kernels, forward and backward; ``running`` names the
     module that calls one."""
 
@@ -118,6 +127,8 @@ class AttentionWatch(TorchDispatchMode):
         if any(is_traceable_wrapper_subclass(a) for a in args if isinstance(a, torch.Tensor)):
             return NotImplemented  # the library's own tensor comes first
         result = func(*args, **(kwargs or {}))
+        if isinstance(func, HigherOrderOperator):
+            return result  # what it calls comes here no more
         self.note(func, args, kwargs or {}, result)
         return result
 
@@ -175,6 +186,8 @@ class KernelWatch(AttentionWatch):
         self.products: list[Product] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **(kwargs or {}))  # what it calls comes here no more
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
         # operands first: compiled code may let the result overwrite them, and reuses its buffers as
         # soon as the GEMM has read them
