@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from narrowfuzz.models.model import Arguments, Model, heads_of
-from narrowfuzz.models.relations import of_attention, of_gradients, of_loss, of_norm
+from narrowfuzz.models.relations import (
+    of_attention,
+    of_gradients,
+    of_loss,
+    of_norm,
+    of_steps,
+    of_steps_on_a_table,
+)
 
 
 def _operator(
@@ -139,6 +146,7 @@ def _step(optimizer: str, operator: str) -> Model:
         lambda spec: (spec.k,),
         operator,
         values=_OF_STEPS,
+        relations=of_steps(),
         fixed={"optimizer": optimizer, "grad_mode": "train"},
     )
 
@@ -210,6 +218,7 @@ _MUONS = tuple(
         lambda spec: (spec.n, spec.k),
         "muon_step",
         takes_ids=True,
+        relations=of_steps_on_a_table(),
         columns="ids",
         values=_OF_STEPS,
         fixed={"optimizer": optimizer, "grad_mode": "train"},

@@ -27,6 +27,8 @@ class Relation:
     hides: Hides | None = None
     #: Does it hold in fp16, whose small numbers do not round relatively?
     in_fp16: bool = True
+    #: Does it hold of a training's steps, and of the parameters that they leave?
+    steps: bool = False
     #: Why it does not hold of these operands of a Spec, "" where it does.
     excludes: Callable[[Any, Mapping[str, Any]], str] = lambda spec, operands: ""
 
@@ -143,3 +145,19 @@ def of_norm(weight: str, bias: str = "") -> tuple[Relation, ...]:
             in_fp16=False,
         ),
     )
+
+
+def of_steps() -> tuple[Relation, ...]:
+    """Of an optimizer's steps on x weight + bias + the sum of x: all that is negated here leaves
+    the weight's gradients, and so the weight, as they are, and negates the bias."""
+    operands = dict.fromkeys(("input", "grad_output", "bias"), -1.0)
+    negated = dict.fromkeys(("output", "grad_input", "bias.grad", "bias"), -1.0)
+    results = {**negated, "weight.grad": 1.0, "weight": 1.0}
+    return (Relation("everything negated but the weight", operands, results, steps=True),)
+
+
+def of_steps_on_a_table() -> tuple[Relation, ...]:
+    """Of an optimizer's steps on a table whose rows are the output."""
+    operands = {"table": -1.0, "grad_output": -1.0}
+    results = dict.fromkeys(("output", "table.grad", "table"), -1.0)
+    return (Relation("the negated table and grad_output", operands, results, steps=True),)

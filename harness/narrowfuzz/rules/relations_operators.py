@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.relations import Relation
 from narrowfuzz.numerics.formats import F32, FORMATS, Format
+from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import BY_CHANCE, Evidence, same_bits
 from narrowfuzz.rules.rule import diverged, first, number, plain
 from narrowfuzz.rules.whole import role_of
@@ -50,16 +51,19 @@ def _followed(
     if after.error is not None:
         yield plain(NAME, evidence.base, "output", "inconclusive", "the rerun failed")
         return
-    for result, times in relation.results.items():
-        if result in base.outputs and result in after.outputs:
-            yield _compared(evidence, relation, result, times, after.outputs[result], other)
+    for result in base.outputs:
+        part, kind, _ = name_of(result)
+        if kind in relation.results and not part and result in after.outputs:
+            yield _compared(evidence, relation, result, after.outputs[result], other)
 
 
 def changed_by(relation: Relation, evidence: Evidence) -> Mapping[str, F32]:
     """The operands that are not what they were."""
     made = {}
-    for name, by in relation.operands.items():
-        x = evidence.tensors[name]
+    for name, x in evidence.tensors.items():
+        by = relation.operands.get(name_of(name).kind)
+        if by is None:
+            continue
         rows = _hidden(relation, evidence, x)
         with np.errstate(all="ignore"):
             made[name] = np.where(rows, np.float32(by) * x, x) if relation.hides else by * x
@@ -83,12 +87,12 @@ def _excluded(relation: Relation, evidence: Evidence, changed: Mapping[str, F32]
         "it must raise an error": bool(MODELS[spec.model].forbidden),
         "nothing to change": not changed,
         BY_CHANCE: chance,
-        "a training, whose parameters change": spec.scheduled,
+        "a training, whose parameters change": spec.scheduled and not relation.steps,
         "numbers of fp16 may be subnormal on the way": narrow,
     }
     if any(why.values()) or not (relation.scales or relation.hides):
         return next((words for words, is_so in why.items() if is_so), "")
-    if not all(np.isfinite(outputs[name]).all() for name in relation.results if name in outputs):
+    if not all(np.isfinite(x).all() for x in outputs.values()):
         return "numbers beyond their range"
     operands = (*evidence.tensors.values(), *changed.values())
     if not all(_far_from_the_ends(x, spec.dtype) for x in operands):
@@ -103,12 +107,13 @@ def _far_from_the_ends(x: F32, dtype: str) -> bool:
 
 
 def _compared(
-    evidence: Evidence, relation: Relation, result: str, times: float, got: F32, other: OtherRun
+    evidence: Evidence, relation: Relation, result: str, got: F32, other: OtherRun
 ) -> Verdict:
-    before = evidence.traces[evidence.base].outputs[result]
+    kind = name_of(result).kind
+    before, times = evidence.traces[evidence.base].outputs[result], relation.results[kind]
     with np.errstate(all="ignore"):
         want = np.float32(times) * before
-    operand = "input" if result == "grad_input" else result.removesuffix(".grad")
+    operand = "input" if kind == "grad_input" else kind.removesuffix(".grad")
     judged = np.ones(before.shape, dtype=bool)
     if operand in relation.operands:
         judged &= ~_hidden(relation, evidence, before)
