@@ -654,7 +654,10 @@ def invariance(
 def bounds(
     operator: Annotated[
         list[str] | None,
-        typer.Option(metavar="GLOB", help="Some operators, as addresses name them; may repeat."),
+        typer.Option(
+            metavar="GLOB",
+            help="Only these operators, as findings name them (attention_backward); may repeat.",
+        ),
     ] = None,
     cases: Annotated[
         int, typer.Option(metavar="N", help="Cases of each model, in fp32 and in bf16.")

@@ -1,4 +1,5 @@
-"""Events with something left out or put elsewhere that changes no training."""
+"""Rewrites of a list of events that leave the training what it was: something is left out, or put
+elsewhere."""
 
 from __future__ import annotations
 

@@ -169,7 +169,8 @@ BY_NAME = {arm.name: arm for arm in (*LADDER, *_OF_LIBRARY)}
 
 
 def base_of(spec: Spec) -> Arm:
-    """The rung that a Spec's others, and its runs on other data, are compared with."""
+    """What a Spec's other arms, and its runs on other data, are compared with: eager, or eager
+    without oneDNN."""
     return EAGER_NATIVE if spec.native else EAGER
 
 

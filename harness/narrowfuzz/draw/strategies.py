@@ -35,7 +35,8 @@ WILD: tuple[ValueClass, ...] = (
     "inf_nan",
 )
 
-#: Of an operator alone, as well: what stalls a sum, and what leads attention to one key.
+#: Of an operator alone, as well: equal numbers, at which sums stall, and rows of which softmax
+#: picks one key.
 OF_OPERATORS: tuple[ValueClass, ...] = (*WILD, "equal", "equal", "outlier_rows", "aligned")
 
 #: Regimes of one linear that runs once, whose sums are judged to the bit.
@@ -229,8 +230,8 @@ def cases(
     vary: frozenset[str] = FACTORS,
     ladders: Callable[[Spec], int] = rarely,
 ) -> Case:
-    """One Spec with one DataSpec, for property tests; in so many of a hundred direct ones it is
-    ladder data."""
+    """One Spec with one DataSpec, for property tests (campaigns draw ``batches``); in so many of a
+    hundred direct ones it is ladder data."""
     some = of_rung(recipes, compile, largest=largest, vary=vary)
     spec, gemm = draw(_grounds(some, ladders))
     return Case(spec=spec, data=draw(_ladders(gemm) if gemm else _data(spec)))

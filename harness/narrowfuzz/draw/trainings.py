@@ -1,7 +1,6 @@
 """What may happen to a model that a library has converted: which events, and how they are drawn.
 
-The vocabulary is the one of a library's own layers. What a converted model has not is refused with
-the event and the reason.
+The vocabulary is the one of a library's own layers.
 """
 
 from __future__ import annotations

@@ -64,12 +64,12 @@ class Judge(Observer):
         What diverges where PyTorch's own kernels ran in place of oneDNN's is judged on both: what
         oneDNN's show as well is not theirs.
 
-        With a ``focus`` one of a model's linears is looked at, this many-th in turn, and of other
-        things a part: the cheap way to see many draws of one Spec. ``repeat`` runs every rung a
-        second time if O1 is asked for. A ratio rule's divergence counts only if every one of
-        FRESH_DRAWS other draws of the Spec shows it (``confirm``), else it is inconclusive; so does
-        a gradient that a user's model lacks, of fewer draws. What differs between two runs of a
-        user's model is named by the module that makes the difference.
+        With a ``focus`` only the linear of a model that has this number (modulo how many there are)
+        is checked, and a part of other things: the cheap way to see many draws of one Spec.
+        ``repeat`` runs every rung a second time if O1 is asked for. A ratio rule's divergence
+        counts only if every one of FRESH_DRAWS other draws of the Spec shows it (``confirm``), else
+        it is inconclusive; so does a gradient that a user's model lacks, of fewer draws. What
+        differs between two runs of a user's model is named by the module that makes the difference.
         What the case says ran before it runs first. Raises ValueError if its recipe or backend does
         not exist.
         """

@@ -19,7 +19,7 @@ class Relation:
 
     #: What the other run is of, as findings say it: ``the negated grad_output``.
     words: str
-    #: Operand -> its factor.
+    #: Operand -> its factor: ``input`` is the query of attention, ``grad_input`` its gradient.
     operands: Mapping[str, float] = field(hash=False)
     #: Result -> its factor. Of others nothing is said.
     results: Mapping[str, float] = field(hash=False)

@@ -1,7 +1,7 @@
 """What operators of torch may return: their references and bounds, one file each.
 
 Calls of those that define ``OPERATOR``, or several ``OPERATORS``, are judged one by one (rule O25);
-nothing else registers them.
+nothing else registers them. Exact relations between two calls are in ``models/relations.py``.
 """
 
 from __future__ import annotations

@@ -147,16 +147,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Taps:
-    """What of a training is recorded. ``keeps``: results; ``watch``: the calls of these linears;
-    ``tap`` shows what is multiplied, where ranks are threads this rank's part of what the
-    ``shared`` one shows; ``around`` surrounds all that runs. Of a library's layers what
-    they quantise and multiply if one ``listens``, the parameters before the first event
-    (``begins``), and after each event ``states`` and what is ``pending``."""
+    """What of a training is recorded. Of a library's layers what they quantise and multiply if one
+    ``listens``, the parameters before the first event (``begins``), and after each event ``states``
+    and what is ``pending``."""
 
+    #: Its results.
     keeps: bool = True
+    #: The calls of these linears.
     watch: tuple[str, ...] = ()
+    #: A context manager that shows the operands of multiplies; where ranks are threads, this rank's
+    #: part of what the ``shared`` one shows.
     tap: Callable[..., Any] | None = None
     shared: Callable[..., Any] | None = None
+    #: Surrounds all that runs.
     around: Callable[[], Any] | None = None
     listens: bool = False
     begins: bool = False

@@ -1,4 +1,6 @@
-"""What kernels are handed, in eager runs and inside what a compiler makes, as live tensors.
+"""Dispatch modes that record what kernels are handed, as live tensors, in eager runs and inside
+what a compiler makes: ``AttentionWatch`` of attention, ``KernelWatch`` of matrix multiplies as
+well.
 
 A dispatch mode entered inside a compiled artefact's call sees the kernels that are called with
 their operands, and the generated code stays as it was. (A mode around torch.compile would change

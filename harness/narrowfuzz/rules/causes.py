@@ -1,6 +1,7 @@
 """Causes and consequences: which of several divergences explains another.
 
-What may explain what is each rule's ``upstream`` (``table.py``); ``judge/fold.py`` applies it.
+What may explain what is each rule's ``upstream`` (``table.py``), but for the exceptions in
+``root_of``; ``judge/fold.py`` applies it.
 """
 
 from __future__ import annotations

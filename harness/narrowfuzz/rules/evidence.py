@@ -44,7 +44,8 @@ class OwnLayers:
     policy: Callable[[Settings], Policy | None]
     #: Modules of the library that resize windows of maxima.
     resizing: frozenset[str] = frozenset()
-    #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
+    #: Runs the most expensive arm again, after all others and without clearing any state; None: not
+    #: done for this case.
     after_others: Callable[[], Trace] | None = None
     #: What a rank leaves that runs alone on an arm of ranks, and the plain run of another Spec.
     alone: Callable[[str, int], Trace] | None = None

@@ -1,4 +1,5 @@
-"""Relations of values: transform a tensor, run eager again, and know how the result must move.
+"""Relations of values of a linear: transform a tensor, run eager again, and know how the result
+must move.
 
 R1-R4, R12, R14 and R15 rerun the eager arm; R13 only sorts what was seen. Outside a relation's
 precondition it is not applicable: skipped, never loosened.

@@ -1,5 +1,5 @@
-"""The rules, in the order they are judged. On one arm a divergence is explained by one of a rule
-that stands above its own here, or by one of its own rule; ``upstream`` says of which rules.
+"""The rules, in the order they are judged. A divergence may be a consequence of one of a rule that
+stands above its own here, or of its own rule; ``upstream`` says of which rules.
 
 A name stands in it twice where the same promise is checked in another way, or in another order, of
 other cases.

@@ -1,4 +1,8 @@
-"""How ranks share a training, or one process has it: each way is a record, a module each."""
+"""How ranks share a training, or one process has it: each way is a record, a module each.
+
+A new one is a field of ``Sharding``, a module here, its place in ``LAYOUTS`` before MESH, which
+takes what is left, and its player, ``play/<name>.py``.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Layout:
 
     #: What that module is called, and its function play_<name>.
     name: str
-    #: Is it what a sharding asks for?
+    #: Does this sharding ask for it? The first of ``LAYOUTS`` is taken.
     asked: Callable[[Sharding], bool]
     #: May ranks share this model so?
     takes: Callable[[ModelName], bool]
@@ -41,14 +41,15 @@ class Layout:
     placement: Placement
     #: What is drawn of it, in this order; (): a strategy of its own draws it.
     drawn: tuple[Choice, ...] = ()
-    #: What a recipe must say that it is laid out by.
+    #: What a recipe's ``shards`` must have; None: anything.
     by: Shards | None = None
     #: All ranks are one group, which runs the case once.
     together: bool = False
     #: Ranks may be threads of one process.
     threads: bool = True
-    #: The only arm that it runs on besides eager, and what that does, where PyTorch runs it on GPUs
-    #: alone; its player says with ``unavailable()`` why no CPU does. "": it runs on those of all.
+    #: The name and the title of an arm of its own, besides eager, of a layout that PyTorch runs on
+    #: GPUs alone (its player says with ``unavailable()`` why no CPU does); "": it runs on the arms
+    #: of all.
     arm: str = ""
     title: str = ""
     #: Its ranks may be compiled.

@@ -1,4 +1,5 @@
-"""What slots owe to an event: who stages and who updates, before anything is calculated."""
+"""What an event changes of each amax and scale, before anything is calculated: which are staged,
+and which are updated."""
 
 from __future__ import annotations
 
