@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fresh import HERE, ends, python
 from ledger.test_ledger import entry
-from narrowfuzz.ledger.causes import by_cause, counted, same_cause
+from narrowfuzz.ledger.by_patch import by_cause, counted, same_cause
 from narrowfuzz.ledger.filed import Issue, Place
 from narrowfuzz.ledger.ledger import KINDS, Entry, load_entries, stands
 from narrowfuzz.report import listing

@@ -36,9 +36,9 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.job import Taps
+from narrowfuzz.play.mesh import of_this_thread
 from narrowfuzz.play.player import Trace as Played
 from narrowfuzz.play.ranks import Disagree, on_ranks
-from narrowfuzz.play.sharded import of_this_thread
 from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace
 

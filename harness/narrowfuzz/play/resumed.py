@@ -23,8 +23,8 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.job import Taps
+from narrowfuzz.play.mesh import OnMesh, on_mesh
 from narrowfuzz.play.player import Kept, Trace, Training, in_order, innermost
-from narrowfuzz.play.sharded import OnMesh, on_mesh
 
 
 def play_resumed(

@@ -13,7 +13,7 @@ from rich.table import Table
 from narrowfuzz.arms.ladder import select_arms, unavailable
 from narrowfuzz.case.arm import BY_NAME, LADDER
 from narrowfuzz.ledger.advice import applying
-from narrowfuzz.ledger.causes import by_cause, counted, same_cause
+from narrowfuzz.ledger.by_patch import by_cause, counted, same_cause
 from narrowfuzz.ledger.ledger import KINDS, load_entries
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.machine.machine import machine

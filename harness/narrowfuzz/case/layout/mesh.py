@@ -102,7 +102,7 @@ def _cuts(spec: Spec) -> dict[str, int]:
 
 
 MESH = Layout(
-    "sharded",
+    "mesh",
     lambda sharding: True,
     _takes,
     _fit,

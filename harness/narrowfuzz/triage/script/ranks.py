@@ -19,7 +19,7 @@ from narrowfuzz.case.arm import BY_NAME, EAGER, Arm
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.play import job, processes, ranks, sharded
+from narrowfuzz.play import job, mesh, processes, ranks
 from narrowfuzz.play.job import Compile, Job, Taps
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe.recipe import Recipe
@@ -41,7 +41,7 @@ from narrowfuzz.triage.script.played import Played
 from narrowfuzz.triage.script.recipe_source import recipe_source
 
 #: Modules whose source they are made of, with their layout's player.
-_RANKS = (job, ranks, processes, sharded)
+_RANKS = (job, ranks, processes, mesh)
 _RAISES = """\
 try:
     on_ranks_here()

@@ -75,7 +75,7 @@ class OnMesh:
             keep_norm(trace, run)
 
 
-def play_sharded(
+def play_mesh(
     make: Callable[[], nn.Module],
     tensors: Mapping[str, torch.Tensor],
     *,
