@@ -114,6 +114,7 @@ def snapshot() -> list[dict[Any, int]]:
         "scatter_add",
         "scatter_add_",
         "gelu",
+        "pow.Tensor_Scalar",
         "silu_backward",
         "tanh_backward",
         "sigmoid",

@@ -202,6 +202,7 @@ HUNTS = [
             ("tanh-gradient-of-bf16", "torch.fp32", "softcap", {}),
             ("sigmoid-in-bf16", "torch.fp32", "sigmoid", {}),
             ("logsumexp-drops-ragged-classes", "torch.bf16", "z_loss", {"k": 37}),
+            ("power-by-logarithm", "torch.fp32", "rms_norm_by_hand", {}),
             ("mean-counts-padding", "torch.bf16", "rms_norm_by_hand", {"k": 40}),
             ("rms-norm-epsilon-outside-root", "torch.fp32", "rms_norm", {}),
             ("rms-norm-mean-of-padding", "torch.bf16", "rms_norm", {"k": 48}),

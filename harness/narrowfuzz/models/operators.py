@@ -274,6 +274,7 @@ OPERATORS: tuple[Model, ...] = (
             "NormalisedByHand",
             partial(_by_hand, centred=centred),
             "mean",
+            "pow",
             "sum",
             relations=of_norm("weight"),
         )

@@ -46,7 +46,28 @@ def _ragged_classes(run: Any) -> Any:
     return logsumexp
 
 
+def _by_logarithm(run: Any) -> Any:
+    """A power is 2^(exponent log2 |x|), whose logarithm is as bf16 holds it."""
+    import torch
+
+    def power(x: Any, exponent: Any) -> Any:
+        logarithm = x.float().abs().log2().bfloat16().float()
+        size = torch.exp2(float(exponent) * logarithm)
+        odd = float(exponent) % 2 == 1
+        return (size * x.float().sign() if odd else size).to(x.dtype)
+
+    return power
+
+
 PLANTS = [
+    of_operator(
+        "power-by-logarithm",
+        "norm",
+        "squares are powers of two of a rounded logarithm",
+        "https://github.com/tenstorrent/tt-metal/issues/52675",
+        plant=partial(changed, "pow.Tensor_Scalar", _by_logarithm),
+        operator="pow",
+    ),
     of_operator(
         "gelu-always-approximated",
         "activation",

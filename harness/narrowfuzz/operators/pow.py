@@ -1,0 +1,63 @@
+"""``torch.pow`` with a number as exponent: of squares a norm that is written by hand takes the
+mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.formats import FORMATS
+from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Expected, Operator, Read
+from narrowfuzz.operators.sampled import elements
+from narrowfuzz.operators.sum import FLUSHED
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Exponents that torch multiplies, or takes the square root, for, and how often the result is
+#: rounded on its way, besides at its end. All others go to the C library's or a GPU's pow.
+_ROUNDINGS = {0.0: 0, 0.5: 1, 1.0: 0, 2.0: 0, 3.0: 1}
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    x, exponent = named["self"], named["exponent"]
+    if x.dtype != result.dtype:
+        raise ValueError("of whole numbers")
+    if isinstance(exponent, complex) or float(exponent) not in _ROUNDINGS:
+        raise ValueError(f"with {exponent} as exponent")
+    return Read({"input": x}, {"output": result}, {"exponent": float(exponent)})
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """The power in fp32; a cube is two products, each rounded, in bf16 and fp16 to that dtype.
+    Square roots of a GPU's fast mathematics are one unit off."""
+    x, exponent = call.tensors["input"].astype(np.float64), call.settings["exponent"]
+    dtype = call.dtypes["output"]
+    unit, least = UNIT[dtype]
+    roundings = _ROUNDINGS[exponent]
+    with np.errstate(all="ignore"):
+        centre = x**exponent
+        radius = roundings * (1.01 * max(unit, U32) * np.abs(centre) + least * np.abs(x))
+        radius = radius + (FLUSHED if exponent not in (0.0, 1.0) else 0.0)
+        radius = np.where(np.isfinite(centre), radius, 0.0)
+    unknown = np.isneginf(x) & (exponent == 0.5)  # C's pow gives infinity, a square root NaN
+    return {"output": Expected.within(centre, radius, FORMATS[dtype], unknown)}
+
+
+def _title(call: OperatorCall) -> str:
+    shape = list(call.tensors["input"].shape)
+    dtype = TORCH_DTYPE[call.dtypes["input"]]
+    return f"torch.pow, exponent {call.settings['exponent']:g}, of a {dtype} tensor of {shape}"
+
+
+OPERATOR = Operator(
+    name="pow",
+    words="powers",
+    kernels=("aten::pow.Tensor_Scalar",),
+    read=_read,
+    expected=partial(elements, _expected),
+    expression="torch.pow(input, {exponent})",
+    title=_title,
+)
