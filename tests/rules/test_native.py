@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from draws import drawn
@@ -101,6 +102,24 @@ def test_onednn_is_on_again_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), without_onednn():
         _ = 1 / int(enabled())
     assert enabled()
+
+
+@pytest.mark.parametrize(("error", "status"), [(2.0**-7, "ok"), (2.0**-5, "diverged")])
+def test_a_large_row_may_round_by_its_own_size(error: float, status: str) -> None:
+    """Where eager computes a gradient in fp32 that an arm computes in bf16."""
+    case = case_of("both", recipe="torch.fp32", dtype="fp32", model="mlp_gelu", autocast=True)
+    evidence = judge().observe(case)
+    exact = {name: x.copy() for name, x in evidence.exact.items()}
+    (name,) = (name for name in exact if name == "grad_input")
+    exact[name].reshape(-1, exact[name].shape[-1])[2] *= 1e4
+    given = {name: exact[name].astype(np.float32)}
+    wrong = {name: given[name] * np.float32(1.0 + error)}
+    traces = {
+        arm: replace(trace, outputs=wrong if arm == "eager_native" else given)
+        for arm, trace in evidence.traces.items()
+    }
+    (verdict,) = check_ratio(replace(evidence, traces=traces, twin=lambda: exact))
+    assert verdict.status == status
 
 
 @pytest.mark.parametrize("model", ["linear", "llama_block"])

@@ -30,6 +30,8 @@ class Slice(NamedTuple):
 
 _LINEARS, _MODELS = Slice("none", 5.0, "linears"), Slice("none", 2.5, "models")
 _OPERATORS = Slice("none", 2.5, "operators")
+#: Sixty of them in three dtypes have their turn in a few of these.
+_MORE_OPERATORS = Slice("none", 5.0, "operators")
 #: On ranks: a case takes as long as ten of one process.
 _SHARDED = Slice("sharded", 3.0)
 _COMPILED_LINEARS = Slice("inductor", 4.0, "linears")
@@ -69,12 +71,11 @@ FIRST: tuple[Slice, ...] = (
 )
 #: Then these, again and again. One slice has time for forty eager models, while a compiled one may
 #: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, small
-#: models, any models, and blocks that partial recompute may break take turns. There are three
-#: dtypes of sixty operators, a dozen of which a slice has time for.
+#: models, any models, and blocks that partial recompute may break take turns.
 AGAIN: tuple[Slice, ...] = (
     _SMALL,
     _RECOMPUTED,
-    _OPERATORS,
+    _MORE_OPERATORS,
     _MODELS,
     _MODELS,
     _SMALL,
@@ -85,7 +86,7 @@ AGAIN: tuple[Slice, ...] = (
     _BLOCKS,
     _MODELS,
     _PARTITIONED,
-    _OPERATORS,
+    _MORE_OPERATORS,
     _MODELS,
     _SMALL,
     _LINEARS,

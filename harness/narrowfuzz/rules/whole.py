@@ -111,7 +111,8 @@ def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
     """O9: an arm's error against float64 is at most a small multiple of eager's.
 
     Judged for each result as a whole and row by row, root mean square; the floor is what K
-    roundings of the result's own size may cost. Where eager and float64 are finite, so is the arm.
+    roundings of the size of the result, or of a larger row, may cost. Where eager and float64 are
+    finite, so is the arm.
     """
     eager = evidence.traces.get(EAGER)
     for arm, trace in evidence.traces.items():
@@ -186,18 +187,20 @@ def ratio_limit(spec: Spec) -> tuple[float, float]:
 
 def _worse(spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any) -> Verdict | None:
     got, base, exact = map(np.atleast_1d, (got, base, exact))  # a parameter may be a single number
-    large, floor = ratio_limit(spec)
-    floor *= float(np.sqrt(np.mean(exact**2)))
+    large, rounding = ratio_limit(spec)
+    whole = float(np.sqrt(np.mean(exact**2)))
     error, allowed = got - exact, base - exact
     for axis, ratio in ((None, large if got.size >= SMALL else SMALL_RATIO), (-1, SMALL_RATIO)):
+        # a row that is larger than the others rounds by its own size
+        floor = rounding * np.maximum(whole, np.sqrt(np.mean(exact**2, axis=axis)))
         far = np.sqrt(np.mean(error**2, axis=axis))
         limit = ratio * np.sqrt(np.mean(allowed**2, axis=axis)) + floor
         bad = np.atleast_1d(far > limit)
         if bad.any():
             row = int(np.argmax(bad))
-            worst, most = np.atleast_1d(far)[row], np.atleast_1d(limit)[row]
+            worst, most, least = (np.atleast_1d(x)[row] for x in (far, limit, floor))
             at, came = At(name=name, index=() if axis is None else (row,)), f"error {number(worst)}"
-            expect, factor = Near(bits(most), bits((most - floor) / ratio)), float(worst / most)
+            expect, factor = Near(bits(most), bits((most - least) / ratio)), float(worst / most)
             symptom, role = "error beyond eager's", role_of(name)
             return diverged("O9", arm, role, symptom, at, came, expect, factor=factor)
     return None

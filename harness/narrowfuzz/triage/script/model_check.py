@@ -115,7 +115,10 @@ def beyond_text(spec: Spec, verdict: Verdict) -> str:
     results = f"[t.results[{at.name!r}]{row or ''} for t in (exact, eager, trace)]"
     exact = f"exact.results[{at.name!r}]"
     ratio = f"{large} if {exact}.numel() >= {SMALL} and not {bool(row)} else {SMALL_RATIO}"
-    least = f"{floor!r} * {exact}.square().mean().sqrt().item()"
+    size = f"{exact}.square().mean()"
+    if row:  # a row's own roundings
+        size = f"max({size}, {exact}{row}.square().mean())"
+    least = f"{floor!r} * {size}.sqrt().item()"
     return f"beyond(*{results}, ratio={ratio}, floor={least})"
 
 
