@@ -43,7 +43,8 @@ def calls_of(
         for grad in grads:
             parameter.grad = grad.to(parameter.dtype)
             optimizer.step()
-    return operators_of(watch.operators)
+    # its corrections are powers of beta
+    return operators_of(call for call in watch.operators if call.operator != "pow")
 
 
 def statuses(call: OperatorCall, known: dict[str, str] = KNOWN) -> dict[str, str]:
@@ -141,4 +142,4 @@ def test_what_has_no_reference_is_no_call(why: str) -> None:
         parameter.grad = torch.ones(8)
         with OperatorWatch() as watch:
             optimizer.step()
-    assert not watch.operators
+    assert {call.operator for call in watch.operators} <= {"pow"}
