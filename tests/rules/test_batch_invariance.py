@@ -72,5 +72,10 @@ def test_a_row_that_is_summed_otherwise_alone_breaks_it() -> None:
     }
 
 
+def test_a_promise_of_no_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_invariant: unknown backend 'nativ'"):
+        replace(recipes()["torch.fp32"], batch_invariant=("nativ",))
+
+
 def test_where_nothing_is_promised_it_is_within_the_bound() -> None:
     assert not [v for v in judged(as_(SplitWhereAlone), ()) if v.status in BAD]

@@ -46,7 +46,7 @@ def test_they_hold_of_torchs_own_kernels(model: str, dtype: str) -> None:
     assert [v for v in verdicts if v.status == "ok"] or "ignored" in model
 
 
-def test_what_a_mask_hides_may_not_show(recwarn: pytest.WarningsRecorder) -> None:
+def test_what_a_mask_hides_may_not_show() -> None:
     """Far inside the bound of the same results in float64, which O25 holds them to."""
     case = case_of("sdpa_padding")
     with builtin_faults()["attention-padding-shows-through"].plant():

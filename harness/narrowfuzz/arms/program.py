@@ -39,7 +39,7 @@ from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.play import converted, player
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.job import Compile, Event, Job, Taps
-from narrowfuzz.play.kernels import without_onednn
+from narrowfuzz.play.kernels import eagerly, without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 from narrowfuzz.play.names import name_of
 from narrowfuzz.play.running import Running
@@ -329,7 +329,9 @@ class _Run:
                 stack.enter_context(without_onednn())
             if self.arm.compiler:
                 stack.enter_context(self.program._tap.recording(self.tap))
-            elif self.layers is not None:
+            else:
+                stack.enter_context(eagerly())
+            if self.layers is not None:
                 stack.enter_context(set_checkpoint_early_stop(False))
                 stack.enter_context(self.layers.recording())
                 stack.callback(self.running.leave)
@@ -337,7 +339,7 @@ class _Run:
                 stack.enter_context(self._tapped(self.layers.emit, self.layers.wanted))
                 if self.watch is not None:
                     stack.enter_context(self.watch)
-            elif self.tap:
+            elif self.tap and not self.arm.compiler:
                 stack.enter_context(self._tapped(self._emit))
             yield
 

@@ -19,6 +19,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.job import Taps
+from narrowfuzz.play.kernels import eagerly
 from narrowfuzz.play.player import Trace
 
 
@@ -28,13 +29,14 @@ def twin_outputs(spec: Spec, tensors: dict[str, F32]) -> dict[str, F64]:
     model, job = MODELS[spec.model], job_of(spec, EAGER, "cpu")
     job = replace(job, dtype="float64", autocast=False, tied=ties(spec))
     try:
-        run = play(
-            Trace(),
-            lambda: model.build(spec, dtype=torch.float64, device="cpu"),
-            {name: torch.from_numpy(x.astype(np.float64)) for name, x in tensors.items()},
-            job=job,
-            taps=Taps(),
-        )
+        with eagerly():
+            run = play(
+                Trace(),
+                lambda: model.build(spec, dtype=torch.float64, device="cpu"),
+                {name: torch.from_numpy(x.astype(np.float64)) for name, x in tensors.items()},
+                job=job,
+                taps=Taps(),
+            )
     except Exception:
         if not model.own:
             raise

@@ -23,11 +23,12 @@ import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from narrowfuzz.operators import arguments_of, of_function
 from narrowfuzz.play import player
+from narrowfuzz.play.kernels import eagerly
 from narrowfuzz.play.own import floats_in, tensors_in
-from narrowfuzz.play.watches import Watch
 
 #: How often the same is asked: a counter that is looked at every second or every third time shows.
 CALLS = 4
@@ -81,7 +82,7 @@ def asked(model: nn.Module, call: Callable[[], Any], *, foreign: int = 0) -> Ans
     """``call``, which calls the model: torch's generator begins at 0, the others at ``foreign``.
     Their states are afterwards as they were."""
     answer = Answer()
-    with _kept_generators(), ExitStack() as hooks:
+    with eagerly(), _kept_generators(), ExitStack() as hooks:
         for name, module in model.named_modules():
             _watch(answer.seen, name, module, hooks)
         player.seed(0)
@@ -180,8 +181,10 @@ def multiplications(model: nn.Module, call: Callable[[], Any]) -> int:
     return found
 
 
-class Kernels(Watch):
+class Kernels(TorchDispatchMode):
     """The kernels that run in it, by name, each with the shapes that it returns."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()

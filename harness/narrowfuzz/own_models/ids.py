@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from narrowfuzz.play.watches import Watch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _TABLES = (torch.ops.aten.embedding.default, torch.ops.aten._embedding_bag.default)
 
@@ -33,7 +32,9 @@ class Lookup:
         return self.ids.numel() == flat.numel() and torch.equal(self.ids, flat)
 
 
-class _Lookups(Watch):
+class _Lookups(TorchDispatchMode):
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.found: list[Lookup] = []

@@ -30,6 +30,7 @@ from narrowfuzz.own_models.calls import (
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
 from narrowfuzz.own_models.source import Source, raised
 from narrowfuzz.play.dtypes import DTYPES
+from narrowfuzz.play.kernels import eagerly
 from narrowfuzz.play.own import OwnModel, by_place, imported
 
 _HOW = "it must return a module and what that is called with: a tensor, a tuple, or a dict by name"
@@ -39,7 +40,7 @@ def tried(source: Source) -> Model:
     """Build it, call it several times, and see. Raises ValueError for what cannot be judged."""
     module, given = _built(source)
     linears, dtype = _linears(source, module)
-    with one_thread():
+    with one_thread(), eagerly():
         own, found = _driven(source, module, given)
         called, example = _calling(own, source), own.given[own.driven]
         ids = not example.is_floating_point()

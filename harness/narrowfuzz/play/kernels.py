@@ -1,9 +1,9 @@
-"""Whose kernels multiply on a CPU: oneDNN's, or PyTorch's own."""
+"""Whose kernels run: oneDNN's or PyTorch's own on a CPU, and none that a model compiles itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -20,3 +20,10 @@ def without_onednn() -> Iterator[None]:
         yield
     finally:
         onednn.enabled = before
+
+
+def eagerly() -> AbstractContextManager[None]:
+    """Parts that a model compiles itself run as they are written: what is eager is eager, modes see
+    its kernels, and hooks are not traced."""
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance

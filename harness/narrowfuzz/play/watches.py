@@ -108,17 +108,11 @@ KNOWN = {
 }
 
 
-class Watch(TorchDispatchMode):
-    """Lets operators that take functions run, and what a model compiles itself be compiled, as they
-    are without it."""
-
-    supports_higher_order_operators = True
-    ignore_compile_internals = classmethod(lambda cls: True)  # type: ignore[assignment]
-
-
-class AttentionWatch(Watch):
+class AttentionWatch(TorchDispatchMode):
     """Records the arguments of attention kernels, forward and backward; ``running`` names the
     module that calls one."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, running: Callable[[], str] = lambda: "") -> None:
         super().__init__()

@@ -202,6 +202,12 @@ class Recipe:
                 f"recipe {self.name!r} needs {missing}, or subject and carries if it brings a "
                 "library's own layers"
             )
+        for name in self.batch_invariant:
+            if name not in self.backends:
+                raise ValueError(
+                    f"recipe {self.name!r}: batch_invariant: "
+                    + unknown("backend", name, self.backends, of=self.name)
+                )
 
     @property
     def own_layers(self) -> bool:

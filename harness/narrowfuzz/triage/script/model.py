@@ -118,12 +118,15 @@ def of_model(
     if len(compilers) == 1:
         constants["compiler"] = repr(runs[0].arm.compiler)
     tapped = ("tap",) if own_check.tapped else ()
+    # parts that a user's model compiles itself run as they did
+    own_parts = any(MODELS[run.spec.model].own for run in runs) and not any(compilers)
+    stance = '\ntorch.compiler.set_stance("force_eager")' if own_parts else ""
     models = dict.fromkeys(run.spec.model for run in runs)
     return Played(
         verdict,
         recipe.name,
         f"{spec.recipe}, {spec.model}",
-        f"{_IMPORTS}\ntorch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
+        f"{_IMPORTS}\ntorch.set_num_threads(1){stance}\ndtype = {TORCH_NAME[spec.dtype]}",
         "play",
         SOURCES,
         constants,
