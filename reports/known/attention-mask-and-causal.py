@@ -13,15 +13,18 @@ q, k, v = (torch.randn(1, 1, 6, 8) for _ in range(3))
 mask = torch.rand(6, 6) < 0.7
 mask.fill_diagonal_(True)
 both = F.scaled_dot_product_attention(q, k, v, attn_mask=mask & torch.ones(6, 6, dtype=torch.bool).tril())
+kernels = [("cpu", SDPBackend.FLASH_ATTENTION), ("cpu", SDPBackend.MATH)]
+if torch.cuda.is_available() and torch.empty(1, device="cuda").device.type == "cuda":
+    kernels += [("cuda", SDPBackend.EFFICIENT_ATTENTION), ("cuda", SDPBackend.MATH)]
 bad, grown = 0, torch.zeros(6, 6, requires_grad=True)
-for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
+for device, backend in kernels:
     try:
         with sdpa_kernel(backend):
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=True)
-        print(f"{backend.name} runs: as with both masks: {torch.allclose(out, both)}")
+            out = F.scaled_dot_product_attention(*(t.to(device) for t in (q, k, v)), attn_mask=mask.to(device), is_causal=True)
+        print(f"{device} {backend.name} runs: as with both masks: {torch.allclose(out.cpu(), both, atol=1e-5)}")
         bad += 1
     except RuntimeError as error:
-        print(f"{backend.name} raises: {str(error)[:100]}")
+        print(f"{device} {backend.name} raises: {str(error)[:100]}")
 for title, how in (("dropout", {"attn_mask": mask, "dropout_p": 0.1}), ("a mask that requires a gradient", {"attn_mask": grown})):
     try:
         F.scaled_dot_product_attention(q, k, v, is_causal=True, **how)

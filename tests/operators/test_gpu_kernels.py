@@ -121,6 +121,53 @@ def test_a_wrong_result_is_seen(number: int) -> None:
         assert found == [name]
 
 
+def of_slope(name: str, dtype: torch.dtype) -> OperatorCall:
+    """A backward of tanh or the logistic function as an H200 answers it, to the bit: each operation
+    rounds to the operands' dtype (all 65,536 results of a forward, four gradients)."""
+    make = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(64, 64, generator=make).to(dtype) for _ in range(2))
+    y = getattr(torch, name)(x)
+    with OperatorWatch() as watch:
+        getattr(torch.ops.aten, f"{name}_backward")(dy, y)
+    (call,) = operators_of(watch.operators)
+    stepwise = dy * (1 - y * y) if name == "tanh" else dy * (1 - y) * y
+    return replace(call, outputs={"grad_input": stepwise.float().numpy()}, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_slopes_are_rounded_on_a_gpu(dtype: torch.dtype) -> None:
+    known = {"tanh_gradient_narrow_square": "narrow-square"}
+    tanh, sigmoid = of_slope("tanh", dtype), of_slope("sigmoid", dtype)
+    (of_tanh,) = judge_call("eager", tanh, None, known)
+    (of_sigmoid,) = judge_call("eager", sigmoid)
+    assert (of_tanh.status, of_sigmoid.status) == ("known", "ok")
+    (unexplained,) = judge_call("eager", tanh)
+    assert unexplained.status == "diverged"
+    for call in (tanh, sigmoid):
+        spoilt = replace(
+            call, outputs={"grad_input": call.outputs["grad_input"] * np.float32(1.05)}
+        )
+        (neighbour,) = judge_call("eager", spoilt, None, known)
+        assert neighbour.status == "diverged"
+
+
+def test_atomic_additions_of_subnormal_numbers_may_be_nothing() -> None:
+    source, ids = torch.full((64,), 1e-39), torch.arange(64) // 63
+    source[63] = 1.0
+    with OperatorWatch() as watch:
+        torch.scatter_add(torch.zeros(2), 0, ids, source)
+    (call,) = operators_of(watch.operators)
+    answered = np.array([0.0, 1.0], dtype=np.float32)
+    flushed = replace(call, outputs={"output": answered}, device="cuda")
+    (verdict,) = judge_call("eager", flushed)
+    assert verdict.status == "ok"
+    (elsewhere,) = judge_call("eager", replace(flushed, device="cpu"))
+    assert elsewhere.status == "diverged", "a CPU keeps them"
+    normal = replace(flushed, tensors={**call.tensors, "source": call.tensors["source"] * 2.0**20})
+    (neighbour,) = judge_call("eager", normal)
+    assert neighbour.status == "diverged"
+
+
 def cudnn_call(dtype: torch.dtype, keys: int, fill: float) -> OperatorCall:
     """A backward of cuDNN's with a mask of one row, as a CPU's kernel answers it."""
     make = torch.Generator().manual_seed(keys)

@@ -90,6 +90,22 @@ def test_what_is_nan_stays_nan(kind: str, rounds: bool) -> None:
     assert statuses(replace(call, outputs={**call.outputs, "param": zeroed}))["param"] == "diverged"
 
 
+def test_on_a_gpu_stochastic_rounding_is_known_to_lose_nan() -> None:
+    """As an H200 answered each NaN that its arithmetic makes: with -0."""
+    known = {"stochastic_rounding_loses_nan": "nan-lost"}
+    grads = gradients(1.0)
+    grads[0][3, 5] = torch.nan
+    call = calls_of("AdamW8bit", "bf16", grads, bf16_stochastic_round=True)[0]
+    lost = np.where(np.isnan(call.outputs["param"]), np.float32(-0.0), call.outputs["param"])
+    answered = {**call.outputs, "param": lost}
+    on_gpu = replace(call, outputs=answered, device="cuda")
+    assert statuses(on_gpu, known)["param"] == "known"
+    assert statuses(replace(call, outputs=answered), known)["param"] == "diverged", "no CPU's NaN"
+    other = np.where(np.isnan(call.outputs["param"]), np.float32(1.0), call.outputs["param"])
+    neighbour = replace(on_gpu, outputs={**call.outputs, "param": other})
+    assert statuses(neighbour, known)["param"] == "diverged"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_moment_that_is_lost_is_known(kind: str) -> None:
     first, second, _ = calls_of(kind, "fp32", gradients(1.0, rest=0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.relations import of_attention, of_gradients
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.rules import BY_NAME
-from narrowfuzz.rules.relations_operators import changed_by
+from narrowfuzz.rules.relations_operators import _followed, changed_by
 from narrowfuzz.trace.verdict import Verdict
 from samples import of_operators, recipes
 
@@ -83,3 +84,36 @@ def test_where_nothing_is_said(case: Case, why: str) -> None:
 def test_a_relation_knows_whether_it_scales() -> None:
     negated, times_8 = of_gradients("weight")
     assert (negated.scales, times_8.scales) == (False, True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_a_nan_may_be_an_infinity(device: str) -> None:
+    """cuDNN's attention answers an infinite gradient with either, by its sign; a number it may not
+    answer with."""
+    case = case_of("sdpa", m=2)
+    judge = Judge(recipes(), of_operators(), arms=frozenset({"eager"}))
+    evidence: Any = judge.observe(case)
+    base = evidence.traces[evidence.base]
+    outputs = {**base.outputs, "key.grad": base.outputs["key.grad"].copy()}
+    outputs["key.grad"][0, 0], outputs["key.grad"][0, 1] = np.nan, np.inf
+    calls = tuple(replace(call, device=device) for call in base.operators)
+    answered = replace(base, outputs=outputs, operators=calls)
+    other = {**outputs, "key.grad": -outputs["key.grad"]}
+    other["key.grad"][0, 0] = -np.inf
+
+    def rerun(tensors: Any, spec: Spec, arm: str) -> Any:
+        return replace(answered, outputs=other)
+
+    (relation,) = [r for r in of_gradients("key") if r.operands["grad_output"] == -1.0]
+    changed = replace(evidence, traces={evidence.base: answered}, rerun=rerun)
+    found = {
+        v.role: v.status
+        for v in _followed(changed, relation, answered, changed_by(relation, changed))
+    }
+    assert found["grad_parameter"] == ("ok" if device == "cuda" else "diverged")
+    other["key.grad"][0, 0] = 1.0
+    found = {
+        v.role: v.status
+        for v in _followed(changed, relation, answered, changed_by(relation, changed))
+    }
+    assert found["grad_parameter"] == "diverged"

@@ -88,9 +88,7 @@ class Generator:
         self.plan_of = plan_of
         named = (*filter(config.asks, WIDE), *(m for m in config.models if MODELS[m].own))
         self.models = tuple(m for m in named if any(recipe.takes(m) for recipe in recipes))
-        #: Operators alone, and the recipes that leave them as torch has them.
-        here = ("", asked_here(config.device))
-        self.operators = tuple(m for m in ALONE if config.asks(m) and MODELS[m].device in here)
+        #: The recipes that leave operators as torch has them.
         self.plain = [recipe for recipe in recipes if unconverted(recipe)]
         #: They are drawn by themselves: other slices draw what they drew without them.
         self.apart = copy.copy(rng)
@@ -109,7 +107,12 @@ class Generator:
             )
             for kind in get_args(Compile)
         }
-        pairs = list(itertools.product(self.plain, self.operators))
+        here = asked_here(config.device)
+        pairs = [
+            (recipe, model)
+            for recipe, model in itertools.product(self.plain, filter(config.asks, ALONE))
+            if MODELS[model].runs_on(here, recipe.dtypes)
+        ]
         self.alone = {kind: Deck(pairs, self.apart) for kind in get_args(Compile)}
         arms = select_arms(config.arms)
         ranks = on_ranks(arms, config.device)
@@ -147,7 +150,7 @@ class Generator:
             "recomputed": self.fragile,
             "linears": self.linears,
             "either": self.models or self.linears,
-            "operators": self.plain and self.operators,
+            "operators": self.alone["none"].cards,
         }
         kinds = {*rungs, *(["sharded"] if self.shardable else [])}
         layers = [s for s in order if s.kind in kinds and self.recipes and few.get(s.models, True)]

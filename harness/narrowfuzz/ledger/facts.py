@@ -190,6 +190,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "message": _of_verdict(attrgetter("got")),
     #: The result that it is about: output, embedding.weight.grad@1.
     "result": _of_verdict(attrgetter("at.name")),
+    #: The run whose results it is about, besides the case's own: "the negated grad_output".
+    "other_run": _of_verdict(attrgetter("at.run")),
     #: What a conversion changed is at modules that it replaced, as it was asked to.
     "swapped": _of_verdict(attrgetter("swapped")),
     #: The recipe's own rule that a refusal was for, in its words.

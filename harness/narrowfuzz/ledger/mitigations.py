@@ -116,11 +116,33 @@ def a_copy_of_what_is_written_through_an_unsafe_view() -> Iterator[None]:
         mode.__torch_dispatch__ = usual
 
 
+@contextmanager
+def a_mask_of_minus_infinity() -> Iterator[None]:
+    """Attention gets a mask of bools as one of 0 and -infinity in the queries' dtype."""
+    import torch
+    from torch.nn import functional
+
+    usual = functional.scaled_dot_product_attention
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *more: Any, **how: Any):  # type: ignore[no-untyped-def]
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            zero = torch.zeros((), dtype=query.dtype, device=query.device)
+            attn_mask = torch.where(attn_mask, zero, -torch.inf)
+        return usual(query, key, value, attn_mask, *more, **how)
+
+    functional.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = usual
+
+
 #: By the name that an entry gives; each is entered around all that builds and runs a case.
 CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a_copy_of_what_is_written_through_an_unsafe_view": (
         a_copy_of_what_is_written_through_an_unsafe_view
     ),
+    "a_mask_of_minus_infinity": a_mask_of_minus_infinity,
     "a_name_for_each_stored_reduction": a_name_for_each_stored_reduction,
     "without_slp_vectorizer": without_slp_vectorizer,
 }

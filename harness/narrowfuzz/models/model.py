@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,6 +87,8 @@ class Model:
     relations: tuple[Relation, ...] = ()
     #: The type of device that it runs on, "" for all: torch has no kernel for it on others.
     device: str = ""
+    #: Types of device, and the dtypes that torch has no kernel of it for there.
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     #: Why it must raise an error, as the documentation says; "" of others.
     forbidden: str = ""
     #: False of a user's that is called with other values than its defaults.
@@ -111,6 +113,10 @@ class Model:
         from narrowfuzz.play.dtypes import DTYPES
 
         return self.own and dtype == DTYPES[spec.dtype]
+
+    def runs_on(self, device: str, dtypes: Collection[str]) -> bool:
+        """Has torch kernels for it on this type of device, in each of these dtypes?"""
+        return self.device in ("", device) and not set(dtypes) & set(self.lacks.get(device, ()))
 
     def recomputed(self, spec: Any) -> tuple[tuple[str, ...], bool]:
         """Submodules that a Spec's checkpoint wraps one by one, and whether it wraps the whole."""

@@ -148,6 +148,7 @@ def _step(optimizer: str, operator: str) -> Model:
         values=_OF_STEPS,
         relations=of_steps(),
         fixed={"optimizer": optimizer, "grad_mode": "train"},
+        device="cpu" if optimizer == "adagrad_fused" else "",
     )
 
 
@@ -449,6 +450,7 @@ OPERATORS: tuple[Model, ...] = (
             values=("inf_nan", "subnormal", "near_max"),
             relations=of_gradients("weight"),
             compiled=False,
+            lacks={"cuda": ("bf16",)},
         )
         for name, title, scale in (
             ("unscaled_gradient", "gradients that are unscaled by a power of two", 2.0**16),

@@ -121,6 +121,17 @@ def _moment_lost(call: OperatorCall) -> dict[str, Expected]:
     return {"bounded_param": Expected.between(ends[0], ends[1], unknown)}
 
 
+def _nan_lost(call: OperatorCall) -> dict[str, Expected]:
+    """Stochastic rounding counts a NaN's bits up as those of a number: NaN, 0 or an infinity."""
+    if not (call.settings["options"][ROUNDS] and call.dtypes["param"] == "bf16"):
+        return {}
+    right, got = _expected(call)["param"], call.outputs["param"].astype(np.float64)
+    lost = np.isnan(right.lo) & ((got == 0.0) | np.isinf(got))
+    return {
+        "param": replace(right, lo=np.where(lost, got, right.lo), hi=np.where(lost, got, right.hi))
+    }
+
+
 def _title(call: OperatorCall) -> str:
     shape, dtype = list(call.tensors["param"].shape), TORCH_DTYPE[call.dtypes["param"]]
     return (
@@ -147,6 +158,12 @@ OPERATOR = Operator(
             "not, and the next step divides by epsilon",
             ("cpu", "cuda"),
             _moment_lost,
+        ),
+        Deviation(
+            "stochastic_rounding_loses_nan",
+            "a NaN that is rounded to bf16 by chance becomes 0 or an infinity",
+            ("cuda",),
+            _nan_lost,
         ),
     ),
     helper="trained",

@@ -194,7 +194,7 @@ def _asked(
         for model in recipe.models(models):
             if model in MODELS and not MODELS[model].by_default:
                 continue  # a neighbour of what is asked for
-            if model in MODELS and MODELS[model].device not in ("", asked_here(device)):
+            if model in MODELS and not MODELS[model].runs_on(asked_here(device), recipe.dtypes):
                 continue
             mine = able if model in MODELS else [EAGER]
             if model not in MODELS or not shardable(model, getattr(recipe, "shards", ())):

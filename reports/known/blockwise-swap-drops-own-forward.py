@@ -1,0 +1,43 @@
+"""quantize_ with Float8BlockwiseLinearConfig replaces a subclass of nn.Linear by a plain blockwise linear: its forward, parameters and children are gone.
+"""
+import os, sys
+sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
+os.environ["OMP_NUM_THREADS"] = "1"
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+if not torch.cuda.is_available() or torch.empty(1, device="cuda").device.type != "cuda":
+    print("cannot tell: the kernels are a GPU's, and there is no GPU")
+    sys.exit(125)
+from torchao.prototype.blockwise_fp8_training import kernels
+from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinearConfig
+from torchao.quantization import quantize_
+
+for kernel in vars(kernels).values():
+    if hasattr(kernel, "configs"):  # to try each candidate takes a minute a shape
+        kernel.configs = kernel.configs[:1]
+
+
+def converted(model):
+    quantize_(model.to("cuda", torch.bfloat16), Float8BlockwiseLinearConfig(), lambda module, name: isinstance(module, nn.Linear))
+    return model
+
+
+class LoraLinear(nn.Linear):
+    def __init__(self, size, rank=4):
+        super().__init__(size, size, bias=False)
+        self.up = nn.Parameter(torch.randn(size, rank))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.up @ self.up.t()
+
+
+torch.manual_seed(0)
+model, x = nn.Sequential(LoraLinear(128)).to("cuda", torch.bfloat16), torch.randn(128, 128).to("cuda", torch.bfloat16)
+want, names = model(x), set(dict(model.named_parameters()))
+converted(model)
+got, left = model(x), set(dict(model.named_parameters()))
+error = ((got - want).norm() / want.norm()).item()
+print(f"{type(model[0]).__name__}: output differs by {error:.0%} (FP8 alone: below 10%); parameters gone: {sorted(names - left)}")
+sys.exit(1 if error > 0.2 or names != left else 0)
