@@ -49,14 +49,14 @@ def needs_what_it_was_seen_on(name: str) -> None:
     neighbour, entry = NEIGHBOURS[name], entry_of(name)
     if stands(entry) != "named":
         pytest.skip("it names other versions")
+    of_machine = {f: entry.when[f] for f in OF_MACHINE if f in entry.when}
+    if not holds(of_machine, Context(neighbour.case, machine.machine())):
+        pytest.skip(f"another machine than it was seen on: {of_machine}")
     if neighbour.compiled:
         # what the cure does not cure is tests/ledger/test_cures.py's
         if entry.cure and not machine.compiler().startswith(("g++ 11.", "g++ 12.")):
             pytest.skip(f"another compiler than it was seen on: {machine.compiler()}")
         return
-    of_machine = {f: entry.when[f] for f in OF_MACHINE if f in entry.when}
-    if not holds(of_machine, Context(neighbour.case, machine.machine())):
-        pytest.skip(f"another machine than it was seen on: {of_machine}")
     if neighbour.case.spec.sharded:  # these arms run wherever PyTorch does
         return
     if why := void(name):

@@ -7,6 +7,7 @@ artefacts live in a folder named by everything that shapes them, because a monke
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import getpass
 import hashlib
@@ -98,11 +99,25 @@ def prepare(fault: str = "") -> None:
     )
 
 
+#: glibc, mallopt(3): blocks of at least so many bytes are mapped one by one, and given back when
+#: they are freed.
+_M_MMAP_THRESHOLD, _MAPPED = -3, 2**20
+
+
+def _return_large_blocks() -> None:
+    """Below 2.38 glibc seldom uses a freed block again that was aligned, as torch's are (its bug
+    14581): beside small blocks that live, a worker's heap grew by gigabytes in ten minutes."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED)
+
+
 def settle() -> None:
     """Make torch single-threaded and quiet. Call once in each process that runs cases."""
     import torch
 
     torch.set_num_threads(1)
+    _return_large_blocks()
     # else a GPU may add sums of splits in the operands' dtype, and fp32 in TF32: no plan says so
     of_gpus = torch.backends.cuda.matmul
     of_gpus.allow_fp16_reduced_precision_reduction = False
