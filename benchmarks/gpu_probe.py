@@ -33,7 +33,7 @@ from narrowfuzz.machine.device import Device, check_device, enter
 from narrowfuzz.machine.environment import prepare, versions
 from narrowfuzz.machine.policy import cast_policies
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.operators import OPERATORS
+from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.play.watches import ATTENTION, AttentionWatch
 from narrowfuzz.power.effect import digest
 from narrowfuzz.recipe.recipe import load_recipes
