@@ -40,7 +40,7 @@ from narrowfuzz.case.spec import Case, Spec, load_case
 from narrowfuzz.draw.coverage import pairs
 from narrowfuzz.judge.judge import Judgement
 from narrowfuzz.machine.device import Device, enter, forks
-from narrowfuzz.machine.environment import prepare
+from narrowfuzz.machine.environment import prepare, return_memory
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import parted, processes
 from narrowfuzz.report.judged import called, happened, hindered, looked_at
@@ -296,6 +296,7 @@ class Worker:
                     break
                 if not (self._draw(case, arms, i, draws).ran or self.config.cases):
                     break  # a program that raises does so on every draw
+        return_memory()
 
     @contextmanager
     def _compiles_counted(self) -> Iterator[Callable[[], tuple[float, float]]]:

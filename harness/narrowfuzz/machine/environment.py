@@ -107,9 +107,19 @@ _M_MMAP_THRESHOLD, _MAPPED = -3, 2**20
 def _return_large_blocks() -> None:
     """Below 2.38 glibc seldom uses a freed block again that was aligned, as torch's are (its bug
     14581): beside small blocks that live, a worker's heap grew by gigabytes in ten minutes."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED)
+    _of_glibc("mallopt", _M_MMAP_THRESHOLD, _MAPPED)
+
+
+def return_memory() -> None:
+    """Give back what is free inside the heap: smaller blocks are not used again either."""
+    _of_glibc("malloc_trim", 0)
+
+
+def _of_glibc(name: str, *arguments: int) -> None:
+    """Call a function of glibc; nothing where there is another C library."""
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function(*arguments)
 
 
 def settle() -> None:
