@@ -19,10 +19,11 @@ MODULES = {
 HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
 #: The import packages that harness/ holds.
-OURS = {"narrowfuzz", "narrowfuzz_watch", "te_on_cpu"}
+OURS = {"narrowfuzz", "narrowfuzz_watch", "te_on_cpu", "triton_on_cpu"}
 #: Every package, in order: each may import those before it, and no other.
 ORDER = (
-    "te_on_cpu", "narrowfuzz_watch", "numerics", "play", "models", "case", "trace", "operators",
+    "te_on_cpu", "triton_on_cpu", "narrowfuzz_watch", "numerics", "play", "models", "case", "trace",
+    "operators",
     "rules", "machine", "recipe", "watch", "draw", "arms", "ledger", "judge", "own_models",
     "plants", "triage", "report", "campaign", "power", "cli", "plugin", "__main__",
 )  # fmt: skip
@@ -31,6 +32,7 @@ ORDER = (
 ALONE = {
     "arms": {"numerics", "play", "models", "case", "trace", "operators", "machine", "recipe"},
     "te_on_cpu": set(),
+    "triton_on_cpu": set(),
     "narrowfuzz_watch": set(),
     "numerics": set(),
     "play": set(),
@@ -162,17 +164,9 @@ def test_what_runs_in_a_watched_command_needs_torch_and_the_standard_library_onl
     assert not wrong
 
 
-def test_the_emulated_extension_imports_nothing_of_ours() -> None:
-    assert {name.split(".")[0] for module in of("te_on_cpu") for name in ours(module)} == {
-        "te_on_cpu"
-    }
-
-
-def test_watching_imports_nothing_else_of_ours() -> None:
-    modules = of("narrowfuzz_watch")
-    assert {name.split(".")[0] for module in modules for name in ours(module)} == {
-        "narrowfuzz_watch"
-    }
+@pytest.mark.parametrize("package", ["te_on_cpu", "triton_on_cpu", "narrowfuzz_watch"])
+def test_it_imports_nothing_else_of_ours(package: str) -> None:
+    assert {name.split(".")[0] for module in of(package) for name in ours(module)} == {package}
 
 
 def test_strategies_load_neither_torch_nor_arms_nor_rules() -> None:

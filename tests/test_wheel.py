@@ -24,7 +24,8 @@ def build(source: Path, into: Path) -> set[str]:
 @pytest.mark.slow
 def test_a_wheel_installs_our_packages_and_nothing_else(tmp_path: Path) -> None:
     names = build(ROOT, tmp_path)
-    assert {name.split("/")[0] for name in names} == {"narrowfuzz", "narrowfuzz_watch", "te_on_cpu"}
+    ours = {"narrowfuzz", "narrowfuzz_watch", "te_on_cpu", "triton_on_cpu"}
+    assert {name.split("/")[0] for name in names} == ours
     assert "narrowfuzz/_content/recipes/torchao_float8.py" in names
     assert "narrowfuzz/properties/test_rules.py" in names
     assert "narrowfuzz_watch/site/sitecustomize.py" in names
@@ -33,7 +34,7 @@ def test_a_wheel_installs_our_packages_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_emulated_extension_has_a_wheel_of_its_own(tmp_path: Path) -> None:
-    names = build(ROOT / "harness" / "te_on_cpu", tmp_path)
-    modules = {f"te_on_cpu/{path.name}" for path in (ROOT / "harness/te_on_cpu").glob("*.py")}
-    assert names == modules
+@pytest.mark.parametrize("package", ["te_on_cpu", "triton_on_cpu"])
+def test_what_stands_in_for_a_gpu_has_a_wheel_of_its_own(package: str, tmp_path: Path) -> None:
+    names = build(ROOT / "harness" / package, tmp_path)
+    assert names == {f"{package}/{path.name}" for path in (ROOT / "harness" / package).glob("*.py")}

@@ -1,0 +1,162 @@
+"""Operations on Triton's numbers, as an NVIDIA GPU makes them (PTX ISA, floating-point
+instructions)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from numpy.typing import NDArray
+
+from triton_on_cpu.casts import Stored, as_fp32, converted, is_stored
+
+Numbers = NDArray[Any]
+Binary = Callable[[Any, Any], Any]
+Unary = Callable[[Any], Any]
+
+
+def wide(x: Stored, dtype: Any) -> Numbers:
+    """As numpy can compute with them."""
+    return as_fp32(x, dtype) if is_stored(dtype) else x
+
+
+def narrow(x: Numbers, dtype: Any) -> Stored:
+    """Rounded once, and as the interpreter keeps them; truths as they are."""
+    if x.dtype == np.bool_ or not is_stored(dtype):
+        return x
+    return converted(x.astype(np.float32), tl.float32, dtype)
+
+
+def one_nan(x: Numbers) -> Numbers:
+    """With the NaN that a GPU's arithmetic makes, whose bits are all 1 but the sign. A clamp tells it
+    from x86's, which has the sign."""
+    if not np.issubdtype(x.dtype, np.floating):
+        return x
+    whole = np.dtype(f"i{x.dtype.itemsize}")
+    nan = np.full((), np.iinfo(whole).max, whole).view(x.dtype)
+    return np.where(np.isnan(x), nan, x)
+
+
+def smaller(a: Numbers, b: Numbers) -> Numbers:
+    """``min``: a number where one of both is NaN, and -0 below +0."""
+    return _zeros(np.fmin(a, b), a, b, negative=np.logical_or)
+
+
+def larger(a: Numbers, b: Numbers) -> Numbers:
+    """``max``, likewise."""
+    return _zeros(np.fmax(a, b), a, b, negative=np.logical_and)
+
+
+def smaller_or_nan(a: Numbers, b: Numbers) -> Numbers:
+    """``min.NaN``: NaN where one of both is."""
+    return _zeros(np.minimum(a, b), a, b, negative=np.logical_or)
+
+
+def larger_or_nan(a: Numbers, b: Numbers) -> Numbers:
+    """``max.NaN``, likewise."""
+    return _zeros(np.maximum(a, b), a, b, negative=np.logical_and)
+
+
+def _zeros(found: Numbers, a: Numbers, b: Numbers, *, negative: Binary) -> Numbers:
+    sign = np.where(negative(np.signbit(a), np.signbit(b)), -1.0, 1.0)
+    zero = np.copysign(np.zeros((), found.dtype), sign)
+    return np.where((a == 0) & (b == 0), zero, found).astype(found.dtype)
+
+
+def clamped(x: Numbers, least: Numbers, most: Numbers, *, propagates: bool) -> Numbers:
+    """``tl.clamp``. Unless it ``propagates`` NaN, that becomes the lower end. Where the ends are
+    one number and its negative, Triton takes ``min.xorsign.abs``, and NaN becomes the end of its sign
+    (seen on an H200 with Triton 3.6)."""
+    if propagates:
+        return larger_or_nan(smaller_or_nan(x, most), least)
+    found = smaller(larger(x, least), most)
+    if not _opposite(least, most):
+        return found
+    return np.where(np.isnan(x), np.copysign(most, x), found).astype(found.dtype)
+
+
+def _opposite(least: Numbers, most: Numbers) -> bool:
+    """Are the ends one number everywhere, and its negative?"""
+    return bool(np.size(most) and (most == np.ravel(most)[0]).all() and (least == -most).all())
+
+
+def largest_of(x: Numbers, axis: Any, *, keepdims: bool) -> Numbers:
+    """``tl.max``: NaN only where there is nothing else."""
+    some = np.where(np.isnan(x), -np.inf, x).max(axis=axis, keepdims=keepdims)
+    return np.where(np.isnan(x).all(axis=axis, keepdims=keepdims), np.nan, some).astype(x.dtype)
+
+
+def smallest_of(x: Numbers, axis: Any, *, keepdims: bool) -> Numbers:
+    """``tl.min``, likewise."""
+    return -largest_of(-x, axis, keepdims=keepdims)
+
+
+def fused(a: Numbers, b: Numbers, c: Numbers) -> NDArray[np.float32]:
+    """a b + c in fp32, rounded to odd: rounded once more to fewer bits it is as if it had been
+    rounded once (Boldo and Melquiond 2008). Of fp32 itself see ``fused_fp32``."""
+    return _odd_fp32(_odd_sum(a, b, c))
+
+
+def fused_fp32(a: Numbers, b: Numbers, c: Numbers) -> NDArray[np.float32]:
+    """``fma.rn.f32``."""
+    return _odd_sum(a, b, c).astype(np.float32)
+
+
+def _odd_sum(a: Numbers, b: Numbers, c: Numbers) -> NDArray[np.float64]:
+    """a b + c in fp64, rounded to odd: the product of two numbers of fp32 is exact there, and what
+    the sum loses is too (Knuth)."""
+    product, c = np.multiply(a, b, dtype=np.float64), np.asarray(c, np.float64)
+    total = product + c
+    part = total - product
+    lost = (product - (total - part)) + (c - part)
+    bits = np.array(total).view(np.int64)
+    inexact = np.isfinite(total) & np.isfinite(lost) & (lost != 0) & (bits & 1 == 0)
+    away = (lost > 0) == (total > 0)
+    return (bits + np.where(inexact, np.where(away, 1, -1), 0)).view(np.float64)
+
+
+def _odd_fp32(x: NDArray[np.float64]) -> NDArray[np.float32]:
+    near = x.astype(np.float32)
+    beyond = np.abs(near.astype(np.float64)) > np.abs(x)
+    cut = np.where(beyond, np.nextafter(near, np.float32(0)), near).astype(np.float32)
+    inexact = np.isfinite(x) & (cut.astype(np.float64) != x)
+    return (
+        (np.atleast_1d(cut).view(np.int32) | np.atleast_1d(inexact))
+        .view(np.float32)
+        .reshape(np.shape(x))
+    )
+
+
+def flushed(x: Numbers) -> Numbers:
+    """Subnormal numbers of fp32 as zeros: what libdevice's functions and ``.ftz`` take them for."""
+    if x.dtype != np.float32:
+        return x
+    return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
+
+
+def exactly(function: Unary) -> Unary:
+    """In fp64, rounded once: numpy's own functions of fp32 are off by a unit here and there, 2^127
+    among them. A GPU's are within two."""
+    return lambda x: function(x.astype(np.float64)).astype(x.dtype)
+
+
+def erf(x: Numbers) -> Numbers:
+    return torch.erf(torch.from_numpy(np.array(x, np.float64))).numpy().astype(x.dtype)
+
+
+def product(a: Stored, of_a: Any, b: Stored, of_b: Any, c: Stored) -> Numbers:
+    """``tl.dot``: operands are exact in the type that is added up in; the order is numpy's."""
+    operands = (wide(x, dtype).astype(c.dtype) for x, dtype in ((a, of_a), (b, of_b)))
+    return np.asarray(np.matmul(*operands) + c)
+
+
+def e8m0_up(x: Numbers) -> NDArray[np.int64]:
+    """``cvt.rp.satfinite.ue8m0x2.f32`` of one number: its exponent's byte, rounded up; 255 of
+    NaN."""
+    bits = np.abs(x).astype(np.float32).view(np.uint32).astype(np.int64)
+    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
+    up = np.where(exponent == 0, mantissa > 0x400000, mantissa > 0)
+    return np.where(np.isnan(x), 255, np.minimum(exponent + up, 254))

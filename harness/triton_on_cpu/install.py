@@ -1,0 +1,110 @@
+"""Make Triton's kernels run on the CPU, in Triton's interpreter, with the numbers of a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+from typing import Any
+
+_installed: list[str] = []
+#: What the interpreter must have; a release without is another program.
+_BUILDER = (
+    "binary_op", "cast_impl", "create_clampf", "create_dot", "create_erf", "create_fma",
+    "create_fp_to_fp", "create_fp_to_si", "create_fp_to_ui", "create_inline_asm",
+    "create_maximumf", "create_maxnumf", "create_minimumf", "create_minnumf", "unary_op",
+)  # fmt: skip
+_MODULE = (
+    "GridExecutor",
+    "InterpreterBuilder",
+    "ReduceOps",
+    "ScanOps",
+    "TensorHandle",
+    "_patch_lang_tensor",
+)
+
+
+def install() -> str:
+    """Interpret every kernel that is defined from here on; Triton's version.
+
+    Patches Triton and torch for the rest of the process, so call it before the library whose
+    kernels are to run is imported, in a process that is for it. A second call does nothing. Raises
+    ValueError with the reason where there is no Triton, where it is imported already, or where its
+    interpreter is another than those that are known.
+    """
+    if _installed:
+        return _installed[0]
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError("there is no Triton: pip install triton==3.6.0, or --with triton==3.6.0")
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(
+            "Triton is imported already, without its interpreter; call install() before, in a "
+            "process of its own, or set TRITON_INTERPRET=1"
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton
+    from triton.runtime import interpreter
+
+    _check(interpreter, triton.__version__)
+    from triton_on_cpu.repairs import repair
+
+    repair(interpreter)
+    _one_at_a_time(interpreter)
+    _one_candidate()
+    _as_if_compiled()
+    _installed.append(triton.__version__)
+    return _installed[0]
+
+
+def _check(interpreter: Any, version: str) -> None:
+    lacking = [name for name in _MODULE if not hasattr(interpreter, name)]
+    builder = getattr(interpreter, "InterpreterBuilder", None)
+    lacking += [name for name in _BUILDER if not hasattr(builder, name)]
+    if lacking:
+        raise ValueError(
+            f"the interpreter of Triton {version} is another than that of 3.6: it has no "
+            f"{', '.join(lacking)}; install triton==3.6.0"
+        )
+
+
+def _one_at_a_time(interpreter: Any) -> None:
+    """A launch patches ``triton.language`` for the whole process."""
+    launch, lock = interpreter.GridExecutor.__call__, threading.RLock()
+
+    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return launch(self, *args, **kwargs)
+
+    interpreter.GridExecutor.__call__ = alone
+
+
+def _one_candidate() -> None:
+    """To time candidates needs a GPU: the first that is left is taken. ``kernel.configs`` says
+    which there are."""
+    from triton.runtime.autotuner import Autotuner
+
+    run = Autotuner.run
+
+    def of_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        every, self.configs = self.configs, self.configs[:1]
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            self.configs = every
+
+    Autotuner.run = of_first
+
+
+def _as_if_compiled() -> None:
+    """torch says that there is Triton, and takes interpreted kernels for its own."""
+    import torch._library.triton as registry
+    import torch.library
+    import torch.utils._triton as question
+
+    question.has_triton = question.has_triton_package = lambda: True
+
+    def itself(kernel: Any) -> Any:
+        return kernel
+
+    torch.library.wrap_triton = registry.wrap_triton = itself

@@ -1,0 +1,68 @@
+"""Triton's kernels on a CPU: checks in a process of their own, for the interpreter is patched."""
+
+from __future__ import annotations
+
+import os
+import re
+from xml.etree import ElementTree
+
+import pytest
+from fresh import HERE, python
+from narrowfuzz.machine.overlay import folder_of
+
+CHECKS = HERE / "triton_on_cpu_checks.py"
+NAMES = re.findall(r"^def (check_\w+)", CHECKS.read_text(), re.MULTILINE)
+TRITON = "triton==3.6.0"
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """Triton is nobody's dependency here: it lies in a folder of its own."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder_of(TRITON)), str(HERE)])}
+
+
+@pytest.fixture(scope="module")
+def failures(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    report = tmp_path_factory.mktemp("triton") / "report.xml"
+    done = python(
+        "-m", "pytest", "-q", "-o", "python_functions=check_*", f"--junitxml={report}",
+        "-p", "no:cacheprovider", CHECKS, env={**environment, "TRITON_INTERPRET": "1"}, code=None,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    cases = ElementTree.parse(report).iter("testcase")
+    return {
+        case.attrib["name"]: "".join(part.text or "" for part in case.iter("failure"))
+        for case in cases
+    }
+
+
+@pytest.mark.xdist_group("triton")
+@pytest.mark.parametrize("name", NAMES)
+def test_check(name: str, failures: dict[str, str]) -> None:
+    assert failures[name] == ""
+
+
+@pytest.mark.xdist_group("triton")
+def test_without_triton_it_says_what_to_install() -> None:
+    done = python("-c", "import triton_on_cpu; triton_on_cpu.install()", code=None)
+    assert "there is no Triton: pip install triton==3.6.0" in done.stderr
+
+
+@pytest.mark.xdist_group("triton")
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("import triton", "Triton is imported already, without its interpreter"),
+        (
+            "import os; os.environ['TRITON_INTERPRET'] = '1'; "
+            "from triton.runtime import interpreter as i; del i.ScanOps",
+            "is another than that of 3.6: it has no ScanOps",
+        ),
+    ],
+)
+def test_another_triton_is_refused(before: str, says: str, environment: dict[str, str]) -> None:
+    program = f"{before}; import triton_on_cpu; triton_on_cpu.install()"
+    done = python("-c", program, env={**environment, "TRITON_INTERPRET": None}, code=None)
+    assert says in done.stderr
