@@ -31,8 +31,8 @@ def narrow(x: Numbers, dtype: Any) -> Stored:
 
 
 def one_nan(x: Numbers) -> Numbers:
-    """With the NaN that a GPU's arithmetic makes, whose bits are all 1 but the sign. A clamp tells it
-    from x86's, which has the sign."""
+    """With the NaN that a GPU's arithmetic makes, whose bits are all 1 but the sign. A clamp tells
+    it from x86's, which has the sign."""
     if not np.issubdtype(x.dtype, np.floating):
         return x
     whole = np.dtype(f"i{x.dtype.itemsize}")
@@ -68,8 +68,8 @@ def _zeros(found: Numbers, a: Numbers, b: Numbers, *, negative: Binary) -> Numbe
 
 def clamped(x: Numbers, least: Numbers, most: Numbers, *, propagates: bool) -> Numbers:
     """``tl.clamp``. Unless it ``propagates`` NaN, that becomes the lower end. Where the ends are
-    one number and its negative, Triton takes ``min.xorsign.abs``, and NaN becomes the end of its sign
-    (seen on an H200 with Triton 3.6)."""
+    one number and its negative, Triton takes ``min.xorsign.abs``, and NaN becomes the end of its
+    sign (seen on an H200 with Triton 3.6)."""
     if propagates:
         return larger_or_nan(smaller_or_nan(x, most), least)
     found = smaller(larger(x, least), most)

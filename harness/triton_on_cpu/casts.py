@@ -59,8 +59,8 @@ def converted(x: Stored, source: Any, target: Any, *, to_zero: bool = False) -> 
 
     FP8 saturates (``cvt.rn.satfinite``), and NaN becomes the one NaN of the format, whose bits are
     all 1 but the sign; from bf16 to fp32 it keeps its own. What E5M2 has no number for becomes one
-    in bf16: Triton moves its exponent, so infinity is 65,536 there (seen on an H200 with Triton 3.6;
-    to fp16 and fp32 it is infinity).
+    in bf16: Triton moves its exponent, so infinity is 65,536 there (seen on an H200 with Triton
+    3.6; to fp16 and fp32 it is infinity).
     """
     if source == tl.float8e5 and target == tl.bfloat16:
         return _moved_exponents(x)

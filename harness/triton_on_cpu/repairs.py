@@ -135,8 +135,8 @@ class _Results:
 
 
 def _count(interpreter: Any) -> None:
-    """A tensor of one number bounds a loop: numpy 2.4 makes no int of an array with a dimension, and
-    the interpreter's have one."""
+    """A tensor of one number bounds a loop: numpy 2.4 makes no int of an array with a dimension,
+    and the interpreter's have one."""
     usual = interpreter._patch_lang_tensor
 
     def patch(tensor: Any, scope: Any) -> None:

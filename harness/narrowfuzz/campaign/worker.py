@@ -40,7 +40,7 @@ from narrowfuzz.case.spec import Case, Spec, load_case
 from narrowfuzz.draw.coverage import pairs
 from narrowfuzz.judge.judge import Judgement
 from narrowfuzz.machine.device import Device, enter, forks
-from narrowfuzz.machine.environment import prepare, return_memory
+from narrowfuzz.machine.environment import prepare, resident, return_memory
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import parted, processes
 from narrowfuzz.report.judged import called, happened, hindered, looked_at
@@ -57,6 +57,8 @@ from narrowfuzz.triage.verify import RunScript, run_script
 
 _RELATIONS = tuple(o for o in RULES if o.reruns)
 _CORE = tuple(o for o in RULES if not o.reruns)
+#: Bytes: graphs that were compiled hold some 20 MB each.
+_LARGE = 3 * 2**30
 _REPORT_EVERY = 0.5
 #: What one side of a comparison shows alone is made smaller in so many seconds, all together.
 _TOGETHER_SECONDS = 20.0
@@ -255,11 +257,13 @@ class Worker:
     def worn_out(self) -> bool:
         """True once compiled code has cost this process more memory than a fresh one would, or its
         turn is over."""
-        turn = time.monotonic() - self.began > self.config.turn_seconds
-        if self.config.cases:
-            turn = self.judged - self.place.judged >= self.config.turn_cases
+        if self.config.cases:  # what is counted is the same on every machine
+            turn, large = self.judged - self.place.judged >= self.config.turn_cases, False
+        else:
+            turn = time.monotonic() - self.began > self.config.turn_seconds
+            large = resident() > _LARGE
         compiled = self.judge.programs.compiles >= self.config.recycle_compiles
-        return compiled or (turn and self.kinds > 1)
+        return compiled or large or (turn and self.kinds > 1)
 
     @property
     def has_enough(self) -> bool:
