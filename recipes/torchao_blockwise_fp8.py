@@ -5,16 +5,19 @@ Plan from torchao 0.18 ``prototype/blockwise_fp8_training/linear.py`` fp8_blockw
     input, grad_output   one scale for 128 elements along the contracted axis
     weight               one scale for each 128 x 128 square
 
-The quantisers (``kernels.py``) are Triton only, so nothing of it runs without a GPU; the module
-also holds torch versions of them, and tests/numerics compares our reference with those. Backends:
+The quantisers (``kernels.py``) are Triton only. On a CPU Triton's interpreter runs them, repaired
+(harness/triton_on_cpu: their codes and scales are those of an H200), where Triton is laid over:
+``--with triton==3.6.0``. The module also holds torch versions of them, and tests/numerics compares
+our reference with those. Backends:
 
-    scaled_mm  torch.nn.functional.scaled_mm with block scales
+    scaled_mm  torch.nn.functional.scaled_mm with block scales, which a CPU has no kernel for
     triton     the library's own GEMM kernels (``use_triton``)
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +27,8 @@ from narrowfuzz.numerics.formats import E4M3FN
 from narrowfuzz.numerics.plan import Fp32Scale, GemmPlan, OperandPlan, Plan
 from narrowfuzz.recipe.recipe import Emit, Recipe, every_linear
 
+#: Does Triton's interpreter run the kernels? No compiler sees into it.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 BLOCK = 128
 _SCALE = Fp32Scale(eps=1e-12, power_of_two=False)
 _RUN = OperandPlan(E4M3FN, "block", BLOCK, _SCALE)
@@ -42,7 +47,13 @@ _PLAN = Plan(
 def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
     from narrowfuzz.recipe.recipe import named
     from torch import nn
-    from torchao.prototype.blockwise_fp8_training import kernels
+
+    on_cpu = not next(model.parameters()).is_cuda
+    if on_cpu:
+        import triton_on_cpu
+
+        triton_on_cpu.install()
+    from torchao.prototype.blockwise_fp8_training import kernels, linear
     from torchao.prototype.blockwise_fp8_training.linear import (
         Float8BlockwiseLinear,
         Float8BlockwiseLinearConfig,
@@ -52,9 +63,13 @@ def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
     def is_linear(module: Any, name: str) -> bool:
         return isinstance(module, nn.Linear) and named(name, only)
 
+    if on_cpu:
+        linear.is_sm_at_least_90 = lambda: True
     for kernel in vars(kernels).values():
-        if hasattr(kernel, "configs"):  # all tile alike along K; to try each takes a minute a shape
-            kernel.configs = kernel.configs[:1]
+        # all tile alike along K; to try each takes a minute a shape, and the interpreter is slow
+        # for many programs
+        if hasattr(kernel, "configs"):
+            kernel.configs = kernel.configs[-1:] if on_cpu else kernel.configs[:1]
     quantize_(model, Float8BlockwiseLinearConfig(), is_linear)
     for module in model.modules():
         if isinstance(module, Float8BlockwiseLinear):
@@ -101,9 +116,14 @@ def _refusal(spec: Spec, device: str) -> str:
 
 
 def _unavailable(backend: str, device: str) -> str:
+    there = importlib.util.find_spec("triton") is not None
+    if device == "cpu" and not (there and INTERPRETED):
+        return "quantises with Triton kernels: needs a GPU, or --with triton==3.6.0 on a CPU"
+    if device == "cpu":
+        return "torch has no kernel for block scales on a CPU" if backend == "scaled_mm" else ""
     if device != "cuda":
-        return "quantises with Triton kernels only (blockwise_fp8_training/kernels.py): needs a GPU"
-    if importlib.util.find_spec("triton") is None:
+        return "quantises with Triton kernels: needs a real GPU, or a CPU"
+    if not there:
         return "quantises with Triton kernels: needs triton"
     import torch
 
@@ -118,6 +138,13 @@ RECIPES = [
         family="torchao.blockwise_fp8",
         title="1x128 blocks, 128x128 for the weight, E4M3, fp32 scales",
         backends=("scaled_mm", "triton"),
+        backend_words={
+            "scaled_mm": "torch.nn.functional.scaled_mm multiplies the blocks",
+            "triton": "the library's own kernels multiply the blocks"
+            + (", in Triton's interpreter" if INTERPRETED else ""),
+        },
+        eager=("triton",) if INTERPRETED else (),
+        environment={"TRITON_INTERPRET": "1"} if INTERPRETED else {},
         package="torchao>=0.18",
         plan=lambda spec: _PLAN,
         convert=_convert,

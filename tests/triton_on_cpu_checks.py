@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,10 @@ triton_on_cpu.install()
 
 import triton_operations  # noqa: E402
 import triton_torchao  # noqa: E402
+from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike  # noqa: E402
+from narrowfuzz.judge.judge import Judge, Judgement  # noqa: E402
+from narrowfuzz.ledger.ledger import load_ledger  # noqa: E402
+from narrowfuzz.recipe.recipe import load_recipes  # noqa: E402
 from triton_on_cpu import arithmetic  # noqa: E402
 from triton_on_cpu.install import install  # noqa: E402
 
@@ -70,6 +75,50 @@ def check_rounding_to_e4m3_toward_zero_is_refused() -> None:
     x, y = torch.ones(256), torch.empty(256, dtype=torch.float8_e4m3fn)
     with pytest.raises(Exception, match="toward zero"):
         triton_operations.launched(triton_operations.cut, x, y, triton_operations.TYPES["e4m3"][1])
+
+
+NAN = Spike(tensor="input", row=3, col=5, bits="0x7fc00000")
+#: Of these nothing is multiplied, or no more than a forward, and the error is all that is judged.
+REFUSED = ("blockwise-noncontiguous-input", "blockwise-shape-refusals")
+#: Cases of torchao's blockwise FP8, and the known issue that each shows.
+KNOWN = {
+    "": {},
+    "blockwise-nan-hidden": {"data": DataSpec(seed=1, spikes=(NAN,))},
+    "blockwise-noncontiguous-input": {"input_layout": "transposed"},
+    "blockwise-shape-refusals": {"m": 64},
+    "blockwise-swap-drops-module-state": {"model": "hooked"},
+    "blockwise-swap-drops-own-forward": {"model": "own_forward"},
+}
+
+
+def blockwise(known: str) -> Judgement:
+    how = {"m": 128, "k": 128, "n": 128, "data": DataSpec(seed=1), **KNOWN[known]}
+    data = how.pop("data")
+    spec = Spec(recipe="torchao.blockwise_fp8", backend="triton", **how)
+    judge = Judge(load_recipes(), load_ledger(), arms=frozenset({"eager"}))
+    case = Case(spec=spec, data=data)
+    judgement = judge.judge(case)
+    found = {judge.known_as(case, verdict) for verdict in judgement.known}
+    assert found == ({known} if known else set())
+    return judgement
+
+
+@pytest.mark.parametrize("known", KNOWN)
+def check_blockwise_fp8_is_judged(known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry explains its case, and nothing of a wrong kernel beside it."""
+    assert not blockwise(known).causes
+    from torchao.prototype.blockwise_fp8_training import linear
+
+    name = "triton_fp8_blockwise_weight_quant_transposed_rhs"
+    usual = getattr(linear, name)
+
+    def halved(*args: Any, **kwargs: Any) -> Any:
+        codes, scale = usual(*args, **kwargs)
+        return codes, scale * 0.5
+
+    monkeypatch.setattr(linear, name, halved)
+    if known not in REFUSED:
+        assert "O3" in {verdict.oracle for verdict in blockwise(known).causes}
 
 
 def check_it_is_installed_once() -> None:

@@ -8,6 +8,8 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
+
 _installed: list[str] = []
 #: What the interpreter must have; a release without is another program.
 _BUILDER = (
@@ -69,11 +71,11 @@ def _check(interpreter: Any, version: str) -> None:
 
 
 def _one_at_a_time(interpreter: Any) -> None:
-    """A launch patches ``triton.language`` for the whole process."""
+    """A launch patches ``triton.language`` for the whole process. NaN is no news to it."""
     launch, lock = interpreter.GridExecutor.__call__, threading.RLock()
 
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with lock:
+        with lock, np.errstate(all="ignore"):
             return launch(self, *args, **kwargs)
 
     interpreter.GridExecutor.__call__ = alone

@@ -7,20 +7,31 @@ import torch
 from torch import nn
 
 torch.set_num_threads(1)
-if not torch.cuda.is_available() or torch.empty(1, device="cuda").device.type != "cuda":
-    print("cannot tell: the kernels are a GPU's, and there is no GPU")
-    sys.exit(125)
-from torchao.prototype.blockwise_fp8_training import kernels
+device = "cuda" if torch.cuda.is_available() and torch.empty(1, device="cuda").device.type == "cuda" else "cpu"
+if device == "cpu":
+    try:  # Triton's interpreter has the kernels' numbers: --with triton==3.6.0, or pip install triton==3.6.0
+        import triton_on_cpu
+
+        triton_on_cpu.install()
+    except (ImportError, ValueError) as why:
+        print(f"cannot tell: the kernels are Triton's, and there is no GPU; {why}")
+        sys.exit(125)
+from torchao.prototype.blockwise_fp8_training import kernels, linear
 from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinearConfig
 from torchao.quantization import quantize_
 
+if device == "cpu":
+    linear.is_sm_at_least_90 = lambda: True
 for kernel in vars(kernels).values():
     if hasattr(kernel, "configs"):  # to try each candidate takes a minute a shape
-        kernel.configs = kernel.configs[:1]
+        kernel.configs = kernel.configs[-1:]
 
 
 def converted(model):
-    quantize_(model.to("cuda", torch.bfloat16), Float8BlockwiseLinearConfig(), lambda module, name: isinstance(module, nn.Linear))
+    quantize_(model.to(device, torch.bfloat16), Float8BlockwiseLinearConfig(), lambda module, name: isinstance(module, nn.Linear))
+    for module in model.modules():
+        if hasattr(module, "use_triton"):
+            module.use_triton = device == "cpu"
     return model
 
 
@@ -32,11 +43,11 @@ for sizes in ((64, 128), (128, 64)):
     except AssertionError as error:
         print(f"{sizes[0]} to {sizes[1]} features: refused with the words {str(error)!r}")
         bad += "128" not in str(error)
-for triton, tokens in ((False, 1), (False, 4), (True, 4)):
+for triton, tokens in ((False, 1), (False, 4), (True, 4)) if device == "cuda" else ((True, 4),):
     model = converted(nn.Sequential(nn.Linear(128, 128, bias=False)))
     model[0].use_triton, ran = triton, ""
     try:
-        y = model(torch.randn(tokens, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True))
+        y = model(torch.randn(tokens, 128, device=device, dtype=torch.bfloat16, requires_grad=True))
         ran = "forward, and then "
         y.sum().backward()
         print(f"{tokens} tokens, use_triton={triton}: runs")

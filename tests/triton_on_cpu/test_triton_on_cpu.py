@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -31,11 +32,12 @@ def failures(
         "-p", "no:cacheprovider", CHECKS, env={**environment, "TRITON_INTERPRET": "1"}, code=None,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    cases = ElementTree.parse(report).iter("testcase")
-    return {
-        case.attrib["name"]: "".join(part.text or "" for part in case.iter("failure"))
-        for case in cases
-    }
+    found: dict[str, str] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = case.attrib["name"].partition("[")[0]
+        said = "".join(part.text or "" for part in case.iter("failure"))
+        found[name] = found.get(name, "") + said
+    return found
 
 
 @pytest.mark.xdist_group("triton")
@@ -66,3 +68,14 @@ def test_another_triton_is_refused(before: str, says: str, environment: dict[str
     program = f"{before}; import triton_on_cpu; triton_on_cpu.install()"
     done = python("-c", program, env={**environment, "TRITON_INTERPRET": None}, code=None)
     assert says in done.stderr
+
+
+#: A campaign on a CPU over Triton's interpreter.
+INTERPRETED = ("-m", "narrowfuzz", "run", "--with", TRITON, "--arm", "eager", "--workers", "1")
+
+
+@pytest.mark.xdist_group("triton")
+def test_blockwise_fp8_is_judged_on_a_cpu(tmp_path: Path) -> None:
+    command = ("--recipe", "torchao.blockwise_fp8", "--cases", "12", "--seed", "1")
+    done = python(*INTERPRETED, *command, "--out", tmp_path / "run")
+    assert "12 cases of" in done.stdout and "New findings: 0" in done.stdout, done.stdout

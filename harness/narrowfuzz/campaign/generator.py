@@ -98,9 +98,10 @@ class Generator:
         #: Those that a compiled rung has time for.
         self.quick = tuple(m for m in self.models if MODELS[m].compiled)
         #: Recipes and models of each rung: all have their turn on the most expensive one.
+        compilable = [recipe for recipe in recipes if recipe.compiles]
         self.decks: dict[Compile, tuple[Deck[Any], ...]] = {
             kind: (
-                Deck(recipes, rng),
+                Deck(recipes if kind == "none" else compilable, rng),
                 Deck(self.models if kind == "none" else self.quick, rng),
                 Deck(self.small, rng),
                 Deck(self.fragile, rng),
@@ -152,7 +153,8 @@ class Generator:
             "either": self.models or self.linears,
             "operators": self.alone["none"].cards,
         }
-        kinds = {*rungs, *(["sharded"] if self.shardable else [])}
+        able = {rung for rung in rungs if rung == "none" or self.decks[rung][0].cards}
+        kinds = {*able, *(["sharded"] if self.shardable else [])}
         layers = [s for s in order if s.kind in kinds and self.recipes and few.get(s.models, True)]
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
 

@@ -251,6 +251,11 @@ class Recipe:
             return True
         return row.package == self.models_of and (row.kind != "operator" or unconverted(self))
 
+    @property
+    def compiles(self) -> bool:
+        """Has it a backend that a compiler sees?"""
+        return not set(self.backends) <= set(self.eager)
+
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec a model of its cannot play, and why."""
         if self.own_layers:

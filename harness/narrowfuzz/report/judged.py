@@ -197,6 +197,8 @@ def _asked(
             if model in MODELS and not MODELS[model].runs_on(asked_here(device), recipe.dtypes):
                 continue
             mine = able if model in MODELS else [EAGER]
+            if not recipe.compiles:
+                mine = [arm for arm in mine if not arm.compiler]
             if model not in MODELS or not shardable(model, getattr(recipe, "shards", ())):
                 mine = [arm for arm in mine if not arm.sharded]
             shards = getattr(recipe, "shards", ())
