@@ -14,6 +14,7 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.ledger.facts import OF_MACHINE, Context, holds
 from narrowfuzz.ledger.ledger import Entry, known_dir, load_entries, stands
 from narrowfuzz.machine.machine import machine
+from narrowfuzz.machine.overlay import folder_of
 from narrowfuzz.triage.verify import CANNOT, RunScript, run_script
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -24,10 +25,16 @@ ENTRIES = load_entries()
 ALLOWED = {"torch", "torchao"} | set(sys.stdlib_module_names)
 #: Where no GPU is, TransformerEngine runs on an emulated extension.
 EMULATES = {"transformer_engine", "te_on_cpu"}
+#: And Triton's kernels run in its interpreter.
+INTERPRETS = {"triton_on_cpu"}
 
 
 def emulates(entry: Entry) -> bool:
     return "transformer_engine" in entry.versions
+
+
+def interprets(entry: Entry) -> bool:
+    return "import triton_on_cpu" in script(entry).read_text()
 
 
 def script(entry: Entry) -> Path:
@@ -38,6 +45,7 @@ def script(entry: Entry) -> Path:
 def test_a_script_is_short_and_stands_alone(entry: Entry) -> None:
     source = script(entry).read_text()
     allowed = ALLOWED | EMULATES if emulates(entry) else ALLOWED
+    allowed |= INTERPRETS if interprets(entry) else set()
     assert len(source.splitlines()) <= 60
     for node in ast.walk(ast.parse(source)):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -69,6 +77,10 @@ def test_a_known_divergence_still_shows(entry: Entry, scripts: RunScript) -> Non
     device = entry.devices[0]
     if stands(entry, device) != "named":
         pytest.skip("it names other versions")
+    if interprets(entry):
+        over = {"PYTHONPATH": str(folder_of("triton==3.6.0")), "TRITON_INTERPRET": "1"}
+        python(script(entry), env=over, code=1)
+        return
     if device == "cuda":  # as far as it goes without one
         result = run_script(script(entry), device="simulated")
     else:
