@@ -137,14 +137,40 @@ def flushed(x: Numbers) -> Numbers:
     return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
 
 
+def flushing(function: Unary) -> Unary:
+    """Of subnormal numbers it makes what it makes of zero."""
+    return lambda x: function(flushed(x))
+
+
 def exactly(function: Unary) -> Unary:
     """In fp64, rounded once: numpy's own functions of fp32 are off by a unit here and there, 2^127
-    among them. A GPU's are within two."""
+    among them."""
     return lambda x: function(x.astype(np.float64)).astype(x.dtype)
 
 
+def sqrt(x: Numbers) -> Numbers:
+    """``sqrt.approx.ftz``, rounded correctly."""
+    return np.asarray(np.sqrt(flushed(x)))
+
+
+def rsqrt(x: Numbers) -> Numbers:
+    """``rsqrt.approx.ftz``, rounded correctly."""
+    return np.asarray(exactly(lambda wide: 1.0 / np.sqrt(wide))(flushed(x)))
+
+
 def erf(x: Numbers) -> Numbers:
-    return torch.erf(torch.from_numpy(np.array(x, np.float64))).numpy().astype(x.dtype)
+    """libdevice's, rounded correctly."""
+    wide = torch.erf(torch.from_numpy(np.array(flushed(x), np.float64)))
+    return np.asarray(wide.numpy().astype(x.dtype))
+
+
+def whole(x: Numbers, target: Any) -> NDArray[Any]:
+    """``cvt.rzi``: it cuts the fraction off and saturates, and NaN is 0."""
+    ends = np.iinfo(target)
+    cut = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0))
+    inside = (cut > float(ends.min)) & (cut < float(ends.max))
+    beyond = np.where(cut >= float(ends.max), ends.max, ends.min).astype(target)
+    return np.where(inside, np.where(inside, cut, 0.0).astype(target), beyond)
 
 
 def product(a: Stored, of_a: Any, b: Stored, of_b: Any, c: Stored) -> Numbers:

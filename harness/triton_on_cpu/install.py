@@ -51,7 +51,7 @@ def install() -> str:
     _check(interpreter, triton.__version__)
     from triton_on_cpu.repairs import repair
 
-    repair(interpreter)
+    repair()
     _one_at_a_time(interpreter)
     _one_candidate()
     _as_if_compiled()

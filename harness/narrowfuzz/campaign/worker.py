@@ -57,7 +57,7 @@ from narrowfuzz.triage.verify import RunScript, run_script
 
 _RELATIONS = tuple(o for o in RULES if o.reruns)
 _CORE = tuple(o for o in RULES if not o.reruns)
-#: Bytes: graphs that were compiled hold some 20 MB each.
+#: Bytes that a worker may hold between two batches before it makes room for a fresh one.
 _LARGE = 3 * 2**30
 _REPORT_EVERY = 0.5
 #: What one side of a comparison shows alone is made smaller in so many seconds, all together.
