@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
-from narrowfuzz.campaign.slices import Models
-from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
+from narrowfuzz.campaign.slices import FIRST, Models
+from narrowfuzz.case.spec import Case, Compile, DataSpec, ModelName, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import load_recipes
 
@@ -83,3 +85,12 @@ def test_where_no_linear_is_drawn_a_model_is_whatever_a_slice_holds_still() -> N
         "aot_eager", "either", lambda: not found, lambda batch: found.append(batch[0].spec.model)
     )
     assert set(found) == {"mlp_gelu"}
+
+
+def test_what_no_compiler_sees_has_no_slice_on_a_compiled_rung() -> None:
+    """Triton's interpreter, say: there would be no backend to draw."""
+    seen, unseen = RECIPES[PLAIN], replace(RECIPES[PLAIN], eager=RECIPES[PLAIN].backends)
+    for recipe, compiled in ((seen, True), (unseen, False)):
+        of = Generator(Config(out=Path()), [recipe], [], random.Random(1), recipe.plan)
+        kinds = {one.kind for one in of.slices(FIRST, get_args(Compile))}
+        assert "none" in kinds and bool(kinds - {"none", "sharded"}) == compiled
