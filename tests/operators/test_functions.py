@@ -284,7 +284,6 @@ def test_what_nobody_judges_is_named_with_the_reason() -> None:
     smoothed = "smoothed labels with class weights, or targets that are probabilities"
     assert watch.unjudged == {
         "softplus": "no reference",
-        "mm": "no reference",  # the linear's is judged by its layer
         "cross entropies with smoothed labels": smoothed,
     }
     trace = Trace("eager", operators=operators_of(watch.operators), unjudged=watch.unjudged)

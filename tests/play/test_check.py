@@ -72,10 +72,10 @@ def test_gradients_add_up_in_their_own_dtype() -> None:
 
 def test_an_error_is_held_to_eagers() -> None:
     exact = torch.zeros(4).double()
-    assert not beyond(exact, exact + 1, exact + 9, ratio=10.0, floor=0.0)[1]
-    assert beyond(exact, exact + 1, exact + 11, ratio=10.0, floor=0.0)[1]
-    assert not beyond(exact, exact, exact + 1, ratio=10.0, floor=2.0)[1]
-    assert beyond(exact, exact + 1, exact * math.nan, ratio=10.0, floor=0.0)[1]
+    assert not beyond(exact, exact + 1, exact + 9, usual=0.0, ratio=10.0, floor=0.0)[1]
+    assert beyond(exact, exact + 1, exact + 11, usual=0.0, ratio=10.0, floor=0.0)[1]
+    assert not beyond(exact, exact, exact + 1, usual=0.0, ratio=10.0, floor=2.0)[1]
+    assert beyond(exact, exact + 1, exact * math.nan, usual=0.0, ratio=10.0, floor=0.0)[1]
 
 
 def test_a_backward_belongs_to_its_forward() -> None:

@@ -603,6 +603,24 @@ class TestRatio:
         verdict = self.judge(got)
         assert (verdict.status, verdict.at) == ("diverged", At(name="output", index=(7,)))
 
+    def test_a_row_that_eager_has_right_by_luck_may_be_as_wrong_as_others(self) -> None:
+        """The seventh has no error; ten times what the others have is too much there, too."""
+        eager = self.eager.copy()
+        eager[7] = 1.0
+        for times, status in ((5, "ok"), (14, "diverged")):
+            got = eager.copy()
+            got[7] += np.float32(times * 2.0**-8)
+            assert self.judge(got, eager=eager).status == status
+
+    def test_a_small_result_that_eager_has_right_by_luck_may_err_as_its_kind_does(self) -> None:
+        grads = {f"{name}.weight.grad": self.exact[:3] for name in "abc"}
+        eager = {name: self.eager[:3] for name in grads} | {"a.weight.grad": self.exact[:3]}
+        for times, status in ((5, "ok"), (14, "diverged")):
+            got = eager | {"a.weight.grad": np.float32(1 + times * 2.0**-8) * self.eager[:3] ** 0}
+            traces = {"eager": Trace("", eager), "inductor": Trace("", got)}
+            (verdict,) = found(check_ratio, evidence_of(traces, exact=grads))
+            assert verdict.status == status
+
     def test_an_inf_is_found_where_eager_is_finite(self) -> None:
         got = self.eager.copy()
         got[3, 4] = np.inf

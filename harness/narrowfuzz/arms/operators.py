@@ -110,12 +110,16 @@ class OperatorWatch(AttentionWatch):
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         super().note(func, args, kwargs, result)
         operator = BY_KERNEL.get(func.name())
-        if operator is not None:
+        if operator is not None and not (operator.of_linears and self.of_linear()):
             named = by_name(func, args, kwargs)
             if operator.overwrites:
                 result = {name: named[name] for name in operator.overwrites}
                 named, self._before = named | self._before, {}
             self.record(operator, named, result)
+
+    def of_linear(self) -> bool:
+        """May a product be a linear's, which is judged elsewhere? In compiled graphs all are."""
+        return True
 
     def record(self, operator: Operator, named: Any, result: Any) -> LiveCall | None:
         """Record a call of a kernel or a function, of its arguments by name, or the calls that one
@@ -249,6 +253,20 @@ class EagerWatch(OperatorWatch):
         self._linears = frozenset(linears)
         #: What a function calls that may be judged as one call; None outside of such functions.
         self.within: dict[str, str] | None = None
+        #: The products of no linear that have a backward: autograd's numbers of them.
+        self._products: set[int] = set()
+
+    def of_linear(self) -> bool:
+        """A gradient's product belongs to what autograd's node was made for. With gradients on it
+        is a forward's, or a recompute's."""
+        if in_backward() and not torch.is_grad_enabled():
+            node = torch._C._current_autograd_node()
+            return node is None or node._sequence_nr() not in self._products
+        if self.running() in self._linears:
+            return True
+        if torch.is_grad_enabled():
+            self._products.add(torch.autograd._get_sequence_nr() - 1)
+        return False
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         super().note(func, args, kwargs, result)

@@ -79,6 +79,16 @@ MODELS: dict[str, Model] = {
             often=2, smaller=("linear", "rmsnorm_linear"),
         ),
         Model(
+            "looped_experts", "a mixture of four experts in a loop, two for each row",
+            "LoopedExperts", lambda spec: (spec.k, spec.n, 4, 2), "mlp", compiled=False,
+            smaller=("linear", "mlp_swiglu"),
+        ),
+        Model(
+            "grouped_experts", "three experts in groups of rows, one for each, and a shared one",
+            "GroupedExperts", lambda spec: (spec.k, spec.n, 3, 1, True), "mlp",
+            smaller=("linear", "mlp_swiglu"),
+        ),
+        Model(
             "dropout", "MLP with dropout", "DroppedOut", _sides, "mlp", random=True, last="down",
             often=2,
         ),

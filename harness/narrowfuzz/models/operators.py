@@ -59,6 +59,10 @@ def _by_hand(spec: Any, *, centred: bool) -> Arguments:
     return spec.k, centred
 
 
+def _product(spec: Any, *, bias: bool) -> Arguments:
+    return spec.k, spec.n, bias
+
+
 def _collects(spec: Any, *, add: str, flat: bool) -> Arguments:
     return spec.k, spec.n, add, flat
 
@@ -66,6 +70,16 @@ def _collects(spec: Any, *, add: str, flat: bool) -> Arguments:
 def _activated(spec: Any, *, function: str, how: Mapping[str, Any]) -> Arguments:
     return spec.k, function, dict(how)
 
+
+def _grouped(spec: Any, *, sizes: tuple[int, ...], behind: int) -> Arguments:
+    experts = min(spec.n, max(1, _EXPERTS // spec.k**2))
+    return spec.k, experts, sizes, behind
+
+
+#: Rows of a group: none, one, and about the tiles that kernels work in.
+_UNEVEN = (1, 0, 16, 17, 15, 128, 129, 127)
+#: Elements of all experts' matrices, at most.
+_EXPERTS = 2**17
 
 #: By the kernel that the device has for it.
 _ATTENTION = tuple(
@@ -284,6 +298,24 @@ OPERATORS: tuple[Model, ...] = (
             ("layer_norm_by_hand", "a layer norm that is written out", True),
         )
     ),
+    *(
+        _operator(
+            operator,
+            title,
+            "Product",
+            partial(_product, bias=bias),
+            operator,
+            "mm",
+            values=("equal", "outlier_rows", "heavy_tail"),
+            columns="columns",
+            relations=of_gradients("weight"),
+            wide=True,
+        )
+        for operator, title, bias in (
+            ("mm", "a product of matrices, and no linear", False),
+            ("addmm", "the same plus a row", True),
+        )
+    ),
     _operator(
         "bmm",
         "products of matrices, head by head",
@@ -292,6 +324,23 @@ OPERATORS: tuple[Model, ...] = (
         "bmm",
         values=("equal", "outlier_rows", "heavy_tail"),
         relations=of_gradients("weight"),
+    ),
+    *(
+        _operator(
+            f"grouped_{name}",
+            f"products of groups of rows, {title}",
+            "GroupedProducts",
+            partial(_grouped, sizes=sizes, behind=behind),
+            "grouped_mm",
+            values=("equal", "outlier_rows", "heavy_tail"),
+            columns="experts",
+            relations=of_gradients("up", "down"),
+        )
+        for name, title, sizes, behind in (
+            ("uneven", "none, one, and about 16 and 128 of them", _UNEVEN, 0),
+            ("tail", "about 16 and 128, and rows that are no group's", _UNEVEN, 5),
+            ("last", "all in the last group", (0,), 0),
+        )
     ),
     _operator(
         "attention_by_hand",

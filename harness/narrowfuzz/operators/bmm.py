@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import gamma
-from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.numerics.formats import F64, FORMATS, Format
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sampled import along, spread
 from narrowfuzz.operators.sum import FLUSHED, unit_of
@@ -29,8 +29,9 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     return Read({"input": a, "mat2": b}, {"output": result}, {})
 
 
-def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """Sums of K products in fp32, in any order, rounded once.
+def products(a: F64, b: F64, fmt: Format, twice: bool) -> Expected:
+    """[B, M, K] times [B, K, N]: sums of K products in fp32, in any order, rounded once; units that
+    round to odd err ``twice`` as much.
 
     Proof. Each product is rounded to fp32 at most, or not at all (an FMA, or factors of few bits),
     and K - 1 additions are rounded: gamma_K of the sum of magnitudes (Higham 3.1). A GPU's tensor
@@ -39,22 +40,30 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     other operand. Where all products are multiples of one power of two, and add up to at most 2^24
     of it, there is nothing to round.
     """
-    a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
-    fmt, count = FORMATS[call.dtypes["output"]], a.shape[-1]
     with np.errstate(all="ignore"):
         size = np.abs(a) @ np.abs(b)
         unit = _least_unit(a, 2) * _least_unit(b, 1)
         exact = (size <= unit * 2.0**24) & (unit >= FLUSHED)
         exact &= ~(_subnormal(a).any(2, keepdims=True) | _subnormal(b).any(1, keepdims=True))
-        twice = 2 if call.device == "cuda" or call.dtypes["input"] == "bf16" else 1
-        radius = np.where(exact, 0.0, gamma(twice * count) * size)
+        radius = np.where(exact, 0.0, gamma((2 if twice else 1) * a.shape[-1]) * size)
         radius = radius + np.where(exact, 0.0, _flushed(a, b))
         finite = np.isfinite(a).all((1, 2), keepdims=True) & np.isfinite(b).all(
             (1, 2), keepdims=True
         )
         unknown = np.asarray(~(size < fmt.max * 0.5) | ~finite)
         centre = a @ b
-    return {"output": Expected.within(centre, radius, fmt, unknown)}
+    return Expected.within(centre, radius, fmt, unknown)
+
+
+def rounds_to_odd(call: OperatorCall) -> bool:
+    """May the units that multiply round to odd, or cut?"""
+    return call.device == "cuda" or call.dtypes["input"] == "bf16"
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
+    fmt = FORMATS[call.dtypes["output"]]
+    return {"output": products(a, b, fmt, rounds_to_odd(call))}
 
 
 def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:

@@ -138,6 +138,8 @@ class Operator:
     #: May another run of this very call return other bits, since its kernel adds up in no fixed
     #: order, as torch documents?
     unordered: Callable[[OperatorCall], bool] = lambda call: False
+    #: Do linears call it, too? What they multiply is judged layer by layer.
+    of_linears: bool = False
     #: A function of ``play/`` that the expression calls, which scripts have the source of.
     helper: str = ""
 

@@ -1,4 +1,4 @@
-"""Batched products that are multiplied wrongly."""
+"""Products of matrices outside of linears that are multiplied wrongly."""
 
 from __future__ import annotations
 
@@ -46,28 +46,68 @@ def _one_before(run: Any) -> Any:
     return bmm
 
 
+def _square(run: Any) -> Any:
+    """A bias is added to the columns of a square product."""
+
+    def addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        square = bias.ndim == 1 and len(a) == b.shape[1] > 1
+        return run(bias[:, None] if square else bias, a, b, beta=beta, alpha=alpha)
+
+    return addmm
+
+
+def _large(run: Any) -> Any:
+    """The last row of more than sixteen is that before it."""
+
+    def mm(a: Any, b: Any) -> Any:
+        right = run(a, b)
+        if len(a) > 16:
+            right[-1] = right[-2]
+        return right
+
+    return mm
+
+
 PLANTS = [
     of_operator(
-        f"bmm-{id}", "product", title, source, partial(changed, "bmm", make), operator="bmm"
-    )
-    for id, title, source, make in (
-        (
-            "drops-ragged-tail",
-            "products behind the last eight are left out",
-            "the class of loads by whole vectors",
-            _ragged,
-        ),
-        (
-            "sums-in-bf16",
-            "partial sums of a batched product are rounded to bf16",
-            "https://github.com/pytorch/pytorch/issues/83863",
-            _narrow,
-        ),
-        (
-            "of-matrix-before",
-            "the last of several matrices is multiplied by the one before",
-            "the class of https://github.com/flashinfer-ai/flashinfer/issues/3604",
-            _one_before,
-        ),
-    )
+        "addmm-bias-of-columns",
+        "product",
+        "the bias of a square product is added along its rows",
+        "the class of sums that broadcast",
+        partial(changed, "addmm", _square),
+        operator="addmm",
+    ),
+    of_operator(
+        "mm-repeats-row",
+        "product",
+        "the last row of a product of more than 16 is that before it",
+        "the class of tiles that overlap",
+        partial(changed, "mm", _large),
+        operator="mm",
+    ),
+    *(
+        of_operator(
+            f"bmm-{id}", "product", title, source, partial(changed, "bmm", make), operator="bmm"
+        )
+        for id, title, source, make in (
+            (
+                "drops-ragged-tail",
+                "products behind the last eight are left out",
+                "the class of loads by whole vectors",
+                _ragged,
+            ),
+            (
+                "sums-in-bf16",
+                "partial sums of a batched product are rounded to bf16",
+                "https://github.com/pytorch/pytorch/issues/83863",
+                _narrow,
+            ),
+            (
+                "of-matrix-before",
+                "the last of several matrices is multiplied by the one before",
+                "the class of https://github.com/flashinfer-ai/flashinfer/issues/3604",
+                _one_before,
+            ),
+        )
+    ),
 ]

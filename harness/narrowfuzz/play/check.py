@@ -77,14 +77,21 @@ def not_the_sum(whole: Results, *parts: Results) -> Sentence:
 
 
 def beyond(
-    exact: torch.Tensor, eager: torch.Tensor, got: torch.Tensor, *, ratio: float, floor: float
+    exact: torch.Tensor,
+    eager: torch.Tensor,
+    got: torch.Tensor,
+    *,
+    usual: float,
+    ratio: float,
+    floor: float,
 ) -> Sentence:
-    """A root mean square error larger than ``ratio`` times eager's and ``floor``."""
+    """A root mean square error larger than ``ratio`` times eager's, or what is ``usual`` of such
+    results, and ``floor``."""
 
     def rms(t: torch.Tensor) -> float:
         return t.double().square().mean().sqrt().item()
 
-    far, limit = rms(got - exact), ratio * rms(eager - exact) + floor
+    far, limit = rms(got - exact), ratio * max(rms(eager - exact), usual) + floor
     finite = bool(got.isfinite().all())
     sentence = f"error {far:.4g}, tolerance {limit:.4g}, {'finite' if finite else 'not finite'}"
     return sentence, not finite or far > limit

@@ -118,6 +118,82 @@ class TwoBlocks(nn.Module):
         return x
 
 
+class Router(nn.Module):
+    """The ``top_k`` experts of each row, and their weights, which add up to 1. Its own is no
+    linear's: filters of conversions leave routers alone."""
+
+    def __init__(self, dim: int, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.weight = nn.Parameter(torch.randn(experts, dim))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = F.softmax(F.linear(x, self.weight).float(), dim=-1)
+        weights, chosen = scores.topk(self.top_k, dim=-1)
+        return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), chosen
+
+
+class LoopedExperts(nn.Module):
+    """A mixture of experts, one after the other: each gets the rows that chose it, if any, and
+    zeros to whole blocks of 32."""
+
+    def __init__(self, dim: int, hidden: int, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.router = Router(dim, experts, top_k)
+        self.experts = nn.ModuleList(SwiGLU(dim, hidden, False) for _ in range(experts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(rows)
+        y = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            row, slot = torch.where(chosen == number)
+            padded = F.pad(rows[row], (0, 0, 0, -len(row) % 32))
+            y = y.index_add(0, row, expert(padded)[: len(row)] * weights[row, slot, None])
+        return y.reshape(x.shape)
+
+
+class GroupedExperts(nn.Module):
+    """A mixture of experts whose rows are sorted by expert and multiplied in groups, and an expert
+    that all rows share. ``before``: rows are weighted before they are multiplied."""
+
+    def __init__(self, dim: int, hidden: int, experts: int, top_k: int, before: bool) -> None:
+        super().__init__()
+        self.before = before
+        self.router = Router(dim, experts, top_k)
+        self.shared = SwiGLU(dim, hidden, False)
+        self.w1 = nn.Parameter(torch.randn(experts, hidden, dim))
+        self.w2 = nn.Parameter(torch.randn(experts, dim, hidden))
+        self.w3 = nn.Parameter(torch.randn(experts, hidden, dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(rows)
+        of_expert = chosen.flatten()
+        numbers = torch.arange(len(self.w1), device=x.device)
+        offs = (of_expert[:, None] == numbers).sum(0).cumsum(0).to(torch.int32)
+        order = of_expert.argsort(stable=True)
+        row, weight = order // chosen.shape[1], weights.flatten()[order, None]
+        h = rows[row] * weight if self.before else rows[row]
+        h = F.silu(grouped(h, self.w1, offs)) * grouped(h, self.w3, offs)
+        h = grouped(h, self.w2, offs)
+        y = torch.zeros_like(rows).index_add(0, row, h if self.before else h * weight)
+        return (y + self.shared(rows)).reshape(x.shape)
+
+
+def grouped(rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """Rows in groups that end at ``offs`` times the transposed matrix of each. torch's kernel takes
+    whole 16 bytes, hence the zeros, and no float64, which is multiplied group by group."""
+    if rows.dtype == torch.float64:
+        ends = offs.tolist()
+        pairs = zip([0, *ends], ends, weights, strict=False)
+        return torch.cat([rows[i:j] @ weight.t() for i, j, weight in pairs])
+    outputs, features = weights.shape[1:]
+    rows = F.pad(rows, (0, -features % 8))
+    weights = F.pad(weights, (0, -features % 8, 0, -outputs % 8))
+    return torch._grouped_mm(rows, weights.transpose(1, 2), offs=offs)[:, :outputs]
+
+
 class TiedHead(nn.Module):
     """Token ids -> embedding -> linear -> norm -> head, whose weight is the embedding's."""
 

@@ -63,6 +63,60 @@ class Products(nn.Module):
         return torch.bmm(rows, self.weight).transpose(0, 1).reshape(x.shape)
 
 
+class Product(nn.Module):
+    """Rows times a matrix that no linear holds, plus a row of it; or without that."""
+
+    def __init__(self, dim: int, columns: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(dim, columns))
+        self.bias = nn.Parameter(torch.randn(columns)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        y = rows @ self.weight if self.bias is None else torch.addmm(self.bias, rows, self.weight)
+        return y.reshape(*x.shape[:-1], -1)
+
+
+class GroupedProducts(nn.Module):
+    """Rows in groups, each through matrices of its own to twice their width and back, as experts
+    are. The groups' ``sizes`` take turns until no row is left, those of the last group with the
+    rest; so many rows ``behind`` them are no group's, and hold NaN."""
+
+    def __init__(self, dim: int, experts: int, sizes: tuple[int, ...], behind: int) -> None:
+        super().__init__()
+        self.experts, self.sizes, self.behind = experts, sizes, behind
+        #: Kernels take rows of whole 16 bytes.
+        self.padding = -dim % 8
+        width = dim + self.padding
+        self.up = nn.Parameter(torch.randn(experts, 2 * width, width))
+        self.down = nn.Parameter(torch.randn(experts, 2 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = F.pad(x.reshape(-1, x.shape[-1]), (0, self.padding))
+        offs = self.offsets(len(rows), x.device)
+        unused = rows.new_full((self.behind, rows.shape[1]), float("nan"))
+        hidden = grouped(torch.cat([rows, unused]), self.up.transpose(1, 2), offs)
+        y = grouped(hidden, self.down, offs)
+        return y[: len(rows), : x.shape[-1]].reshape(x.shape)
+
+    def offsets(self, rows: int, device: torch.device) -> torch.Tensor:
+        """Where each group ends."""
+        ends = [0]
+        for number in range(self.experts - 1):
+            ends.append(min(rows, ends[-1] + self.sizes[number % len(self.sizes)]))
+        return torch.tensor([*ends[1:], rows], dtype=torch.int32, device=device)
+
+
+def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """[M, K] in groups that end at ``offs`` times their matrix of [G, K, N]; in float64, which
+    torch's kernel does not take, group by group."""
+    if a.dtype != torch.float64:
+        return torch._grouped_mm(a, b, offs=offs)
+    ends = offs.tolist()
+    parts = [a[i:j] @ m for i, j, m in zip([0, *ends], ends, b, strict=False)]
+    return torch.cat([*parts, a.new_zeros(len(a) - ends[-1], b.shape[-1])])
+
+
 class AttendsByHand(nn.Module):
     """Attention as models write it out: products, softmax, products; causal."""
 

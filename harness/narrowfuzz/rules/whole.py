@@ -3,6 +3,7 @@ eager and its float64 twin."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -111,8 +112,9 @@ def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
     """O9: an arm's error against float64 is at most a small multiple of eager's.
 
     Judged for each result as a whole and row by row, root mean square; the floor is what K
-    roundings of the size of the result, or of a larger row, may cost. Where eager and float64 are
-    finite, so is the arm.
+    roundings of the size of the result, or of a larger row, may cost. Eager's error counts as no
+    less than what is usual of results of that kind: few numbers may be right by luck. Where eager
+    and float64 are finite, so is the arm.
     """
     eager = evidence.traces.get(EAGER)
     for arm, trace in evidence.traces.items():
@@ -132,7 +134,7 @@ def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
 
 def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
     """O9 of one run, against eager's."""
-    judged = False
+    judged, usual = False, _usual(evidence, eager)
     for name in sorted(evidence.exact, key=_rank):
         got, base = trace.outputs.get(name), eager.outputs.get(name)
         exact = evidence.exact[name]
@@ -149,7 +151,7 @@ def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Ver
             return diverged("O9", arm, role_of(name), "not finite", at, came, FINITE)
         if _normalised(evidence.spec, name):
             continue
-        verdict = _worse(evidence.spec, arm, name, got, base, exact)
+        verdict = _worse(evidence.spec, arm, name, got, base, exact, usual[role_of(name)])
         if verdict is not None:
             return verdict
     if not judged:
@@ -167,13 +169,28 @@ def _normalised(spec: Spec, name: str) -> bool:
     return spec.optimizer == "adamw" and role_of(name) == "parameter"
 
 
+def _usual(evidence: Evidence, eager: Trace) -> dict[str, float]:
+    """Of results by their role eager's error, in units of the result: the lower median of all."""
+    errors: defaultdict[str, list[float]] = defaultdict(list)
+    for name, exact in evidence.exact.items():
+        base = eager.outputs.get(name)
+        if base is not None and base.size and np.isfinite(error := _relative(base, exact)):
+            errors[role_of(name)].append(error)
+    middle = {role: sorted(each)[(len(each) - 1) // 2] for role, each in errors.items()}
+    return defaultdict(float, middle)
+
+
+def _relative(base: Any, exact: Any) -> float:
+    """Root mean square of the error, in units of the result."""
+    with np.errstate(all="ignore"):
+        return float(np.sqrt(np.mean((base - exact) ** 2)) / np.sqrt(np.mean(exact**2)))
+
+
 def _lost(evidence: Evidence, base: Any, exact: Any) -> bool:
     """True where eager itself has lost the result."""
-    spec = evidence.spec
-    narrow = spec.narrowed or evidence.plan.quantised
-    with np.errstate(all="ignore"):
-        error = np.sqrt(np.mean((base - exact) ** 2)) / np.sqrt(np.mean(exact**2))
-    return not error < _LOST["bf16" if narrow else spec.dtype]
+    narrow = evidence.spec.narrowed or evidence.plan.quantised
+    limit = _LOST["bf16" if narrow else evidence.spec.dtype]
+    return not _relative(base, exact) < limit
 
 
 def ratio_limit(spec: Spec) -> tuple[float, float]:
@@ -185,16 +202,21 @@ def ratio_limit(spec: Spec) -> tuple[float, float]:
     return _RATIO[dtype], floor + 2.0 * FORMATS[dtype].unit_roundoff
 
 
-def _worse(spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any) -> Verdict | None:
+def _worse(
+    spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any, usual: float
+) -> Verdict | None:
     got, base, exact = map(np.atleast_1d, (got, base, exact))  # a parameter may be a single number
     large, rounding = ratio_limit(spec)
     whole = float(np.sqrt(np.mean(exact**2)))
     error, allowed = got - exact, base - exact
+    usual = max(usual, _relative(base, exact))
     for axis, ratio in ((None, large if got.size >= SMALL else SMALL_RATIO), (-1, SMALL_RATIO)):
         # a row that is larger than the others rounds by its own size
-        floor = rounding * np.maximum(whole, np.sqrt(np.mean(exact**2, axis=axis)))
+        size = np.sqrt(np.mean(exact**2, axis=axis))
+        floor = rounding * np.maximum(whole, size)
         far = np.sqrt(np.mean(error**2, axis=axis))
-        limit = ratio * np.sqrt(np.mean(allowed**2, axis=axis)) + floor
+        mine = np.maximum(np.sqrt(np.mean(allowed**2, axis=axis)), usual * size)
+        limit = ratio * mine + floor
         bad = np.atleast_1d(far > limit)
         if bad.any():
             row = int(np.argmax(bad))

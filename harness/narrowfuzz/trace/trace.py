@@ -216,9 +216,14 @@ class Derivative:
 _CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
+#: Where Dynamo says which error an operator's shape function raised, a line later.
+_FAKE = re.compile(r"^(.* when making fake tensor call)(\n(?s:.*?): got (\w+\(.*\))$)", re.MULTILINE)
+
+
 def message_of(error: BaseException) -> str:
-    """What an exception says, as plain text."""
-    return _CODES.sub("", str(error))
+    """What an exception says, as plain text; of an error that Dynamo met in its first line which
+    error that was."""
+    return _FAKE.sub(r"\1: \3\2", _CODES.sub("", str(error)))
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,11 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
 
 
 def beyond_text(spec: Spec, verdict: Verdict) -> str:
-    """O9's own limit: the same multiple of eager's error, the same floor."""
+    """O9's own limit: the same multiple of eager's error, which counts as no less than is usual,
+    and the same floor."""
+    assert isinstance(verdict.expect, Near)
     at, (large, floor) = verdict.at, ratio_limit(spec)
+    usual = float(read(verdict.expect.eager))
     row = list(at.index[:1])
     results = f"[t.results[{at.name!r}]{row or ''} for t in (exact, eager, trace)]"
     exact = f"exact.results[{at.name!r}]"
@@ -119,7 +122,7 @@ def beyond_text(spec: Spec, verdict: Verdict) -> str:
     if row:  # a row's own roundings
         size = f"max({size}, {exact}{row}.square().mean())"
     least = f"{floor!r} * {size}.sqrt().item()"
-    return f"beyond(*{results}, ratio={ratio}, floor={least})"
+    return f"beyond(*{results}, usual={usual!r}, ratio={ratio}, floor={least})"
 
 
 def _element_check(verdict: Verdict, places: Places) -> Check:

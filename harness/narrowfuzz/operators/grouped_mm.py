@@ -1,0 +1,143 @@
+"""``torch.nn.functional.grouped_mm``: each group of rows times a matrix of its own, as experts that
+get any number of tokens have it, and the gradients of both, which are calls of the same kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.formats import FORMATS
+from narrowfuzz.operators.bmm import products, rounds_to_odd
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
+from narrowfuzz.operators.sampled import along, spread
+from narrowfuzz.trace.trace import OperatorCall
+
+#: More products than this take longer to judge than to compute.
+_MOST = 2**22
+_Place = tuple[slice | int, ...]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What is grouped, by the dimensions of the operands."""
+
+    #: Where a group's rows, columns or products are in each operand, and in the result.
+    input: str
+    mat2: str
+    output: str
+    #: The dimension of the input, and of the result, whose rows do not depend on one another.
+    rows: tuple[int, int]
+
+
+#: ``g``: those of the group; ``i``: its number; ``:``: all.
+_FORMS = {
+    (2, 3): _Form("g:", "i::", "g:", (0, 0)),
+    (3, 2): _Form("i::", ":g", ":g", (1, 0)),
+    (2, 2): _Form(":g", "g:", "i::", (0, 1)),
+    (3, 3): _Form("i::", "i::", "i::", (1, 1)),
+}
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    a, b, offs = named["self"], named["mat2"], named.get("offs")
+    if not result.numel():
+        return None
+    if named.get("bias") is not None:
+        raise ValueError("products of groups with a bias")
+    if b.numel() > _MOST:
+        raise ValueError("more than 2^22 products a row take longer to judge than to compute")
+    tensors = {"input": a, "mat2": b}
+    if offs is not None:
+        _in_order(offs.tolist(), _grouped_length(a, b))
+        tensors["offs"] = offs.float()
+    given = "None" if offs is None else "offs.int()"
+    return Read(tensors, {"output": result}, {"given": given})
+
+
+def _grouped_length(a: Any, b: Any) -> int:
+    """How many rows, columns or products all groups share."""
+    return int(b.shape[-1] if a.ndim == 3 else a.shape[1 if b.ndim == 2 else 0])
+
+
+def _in_order(offs: list[int], length: int) -> None:
+    """Raises ValueError where the documentation says nothing of what such offsets mean."""
+    if any(start > end for start, end in zip([0, *offs], [*offs, length], strict=True)):
+        raise ValueError(f"offsets {offs} of {length} rows run backwards, or beyond the end")
+
+
+def _groups(call: OperatorCall) -> Iterator[tuple[_Place, _Place, _Place]]:
+    """Of each group where its numbers are in the operands, and in the result."""
+    a, b = call.tensors["input"], call.tensors["mat2"]
+    form = _FORMS[a.ndim, b.ndim]
+    ends = [0] * len(a) if "offs" not in call.tensors else call.tensors["offs"].astype(int)
+    start = 0
+    for number, end in enumerate(ends):
+        of = {"g": slice(start, int(end)), "i": number, ":": slice(None)}
+        yield tuple(  # type: ignore[misc]
+            tuple(of[dim] for dim in dims) for dims in (form.input, form.mat2, form.output)
+        )
+        start = int(end)
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """Of each group as of ``torch.bmm``; of a group without products zeros. Of rows and columns
+    behind the last group nothing is known: torch leaves them unwritten, and says that they are
+    ignored."""
+    with np.errstate(invalid="ignore"):  # a NaN of memory that nobody wrote may signal
+        a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
+    fmt, shape = FORMATS[call.dtypes["output"]], call.outputs["output"].shape
+    centre, radius, lo, hi = (np.zeros(shape) for _ in range(4))
+    unknown = np.ones(shape, dtype=bool)
+    for left, right, place in _groups(call):
+        one = products(a[left][None], b[right][None], fmt, rounds_to_odd(call))
+        for whole, part in (
+            (centre, one.centre),
+            (radius, one.radius),
+            (lo, one.lo),
+            (hi, one.hi),
+            (unknown, one.unknown),
+        ):
+            whole[place] = part[0]
+    return {"output": Expected(centre, radius, lo, hi, unknown)}
+
+
+def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
+    """Of a large call some of the rows that do not depend on one another."""
+    a, b = call.tensors["input"], call.tensors["mat2"]
+    of_input, of_output = _FORMS[a.ndim, b.ndim].rows
+    rows = a.shape[of_input]
+    # a row of two dimensions meets one matrix of all, or all of them once
+    each = b.size // (len(b) if a.ndim < b.ndim else 1)
+    if rows * each <= _MOST:
+        return _expected(call)
+    chosen = spread(rows, _MOST // (4 * each))
+    if a.ndim < b.ndim:  # the rows are those that are grouped
+        offs = np.searchsorted(chosen, call.tensors["offs"]).astype(np.float32)
+        call = replace(call, tensors={**call.tensors, "offs": offs})
+    return along(_expected, call, {"input": of_input, "output": of_output}, chosen)
+
+
+def _title(call: OperatorCall) -> str:
+    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
+    dtype = TORCH_DTYPE[call.dtypes["input"]]
+    title = f"torch.nn.functional.grouped_mm of {dtype} tensors of {a} and {b}"
+    if "offs" not in call.tensors:
+        return title
+    offs = call.tensors["offs"].astype(int).tolist()
+    few = offs if len(offs) <= 8 else [*offs[:7], "..."]
+    return f"{title}, groups up to {', '.join(map(str, few))}"
+
+
+OPERATOR = Operator(
+    name="grouped_mm",
+    words="products of groups",
+    kernels=("aten::_grouped_mm",),
+    read=_read,
+    expected=_of_some_rows,
+    expression="torch._grouped_mm(input, mat2, offs={given})",
+    title=_title,
+    optional=("offs",),
+)

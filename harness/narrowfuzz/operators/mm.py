@@ -1,0 +1,117 @@
+"""``torch.mm`` and ``torch.addmm`` outside of linears: heads that share an embedding's weight,
+experts in a loop, and whatever else a model multiplies by itself; forward, and both gradients.
+
+What linears multiply is judged layer by layer, and not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.formats import F64, FORMATS, Format, round_to
+from narrowfuzz.operators.bmm import products, rounds_to_odd
+from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Expected, Operator, Read, either
+from narrowfuzz.operators.sampled import Chosen, along, spread
+from narrowfuzz.trace.trace import OperatorCall
+
+#: More products than this are judged in some rows and columns.
+_MOST = 2**22
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    a, b = named["self"], named["mat2"]
+    if not result.numel() or not a.numel():
+        return None  # nothing, or zeros
+    return Read({"input": a, "mat2": b}, {"output": result}, {})
+
+
+def _read_with_bias(named: Mapping[str, Any], result: Any) -> Read | None:
+    bias, a, b = named["self"], named["mat1"], named["mat2"]
+    if not result.numel() or not a.numel():
+        return None
+    if bias.ndim != 1 or len(bias) != result.shape[1]:
+        raise ValueError("products to which more than a row is added")
+    if named.get("alpha", 1) != 1 or named.get("beta", 1) != 1:
+        raise ValueError("products that are added with a factor")
+    return Read({"bias": bias, "input": a, "mat2": b}, {"output": result}, {})
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """As of ``torch.bmm``. A bias is added before the product is rounded, or after, and that sum is
+    rounded in its turn: what lies between the ends of both."""
+    a, b = (call.tensors[name].astype(np.float64)[None] for name in ("input", "mat2"))
+    fmt = FORMATS[call.dtypes["output"]]
+    twice = rounds_to_odd(call)
+    if "bias" not in call.tensors:
+        return {"output": _first(products(a, b, fmt, twice))}
+    bias = call.tensors["bias"].astype(np.float64)
+    # of the product alone, as wide as fp32 holds it, and as it is when it has been rounded
+    wide, narrow = (products(a, b, f, twice) for f in (FORMATS["fp32"], fmt))
+    with np.errstate(all="ignore"):
+        added = U32 * (np.abs(wide.centre + bias) + wide.radius) + UNIT["fp32"][1]
+        fused = Expected.within(
+            wide.centre + bias, wide.radius + added, fmt, wide.unknown | narrow.unknown
+        )
+        ends = [_rounded(end + bias, fmt) for end in (narrow.lo, narrow.hi)]
+        apart = Expected.between(*ends, narrow.unknown)
+        lost = ~np.isfinite(bias) | ~(np.abs(bias) < fmt.max * 0.5)
+    may = either(fused, apart)
+    return {"output": _first(replace(may, unknown=may.unknown | lost))}
+
+
+def _rounded(x: F64, fmt: Format) -> F64:
+    return np.asarray(round_to(x, fmt, overflow="ieee"))
+
+
+def _first(may: Expected) -> Expected:
+    """Of a stack of one."""
+    return Expected(may.centre[0], may.radius[0], may.lo[0], may.hi[0], may.unknown[0])
+
+
+def _of_some(call: OperatorCall) -> dict[str, Expected]:
+    """Of a large call some rows and columns."""
+    (rows, count), columns = call.tensors["input"].shape, call.tensors["mat2"].shape[1]
+    if rows * count * columns <= _MOST:
+        return _expected(call)
+    few = spread(columns, max(1, _MOST // (16 * count)))
+    some = spread(rows, max(1, _MOST // (4 * count * len(few))))
+    return along(partial(_of_rows, some), call, {"bias": 0, "mat2": 1, "output": 1}, few)
+
+
+def _of_rows(chosen: Chosen, call: OperatorCall) -> dict[str, Expected]:
+    return along(_expected, call, {"input": 0, "output": 0}, chosen)
+
+
+def _title(name: str, call: OperatorCall) -> str:
+    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
+    return f"{name} of {TORCH_DTYPE[call.dtypes['input']]} tensors of {a} and {b}"
+
+
+OPERATORS = (
+    Operator(
+        name="mm",
+        words="products of matrices",
+        kernels=("aten::mm",),
+        read=_read,
+        expected=_of_some,
+        expression="torch.mm(input, mat2)",
+        title=partial(_title, "torch.mm"),
+        of_linears=True,
+    ),
+    Operator(
+        name="addmm",
+        words="products of matrices with a bias",
+        kernels=("aten::addmm",),
+        read=_read_with_bias,
+        expected=_of_some,
+        expression="torch.addmm(bias, input, mat2)",
+        title=partial(_title, "torch.addmm"),
+        of_linears=True,
+    ),
+)

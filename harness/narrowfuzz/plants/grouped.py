@@ -1,0 +1,168 @@
+"""Groups of rows that are multiplied wrongly; and one that is multiplied another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from narrowfuzz.models.operators import models_of_operators
+from narrowfuzz.plants.operators import changed, of_operator
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.sums import WIDER
+
+#: Rows of a tile.
+_TILE = 16
+
+
+def _of(change: Callable[..., None], *dims: tuple[int, int]) -> Callable[[Any], Any]:
+    """``change(run, result, a, b, ends)`` spoils what torch's own kernel makes of operands of these
+    dimensions, in groups that end there."""
+
+    def make(run: Any) -> Any:
+        def grouped_mm(
+            a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+        ) -> Any:
+            result = run(a, b, offs, bias, out_dtype)
+            if offs is not None and (a.ndim, b.ndim) in dims:
+                change(run, result, a, b, offs.tolist())
+            return result
+
+        return grouped_mm
+
+    return make
+
+
+def _full_tile(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
+    """The last row of a group of whole tiles is not written."""
+    for start, end in zip([0, *ends], ends, strict=False):
+        if end > start and (end - start) % _TILE == 0:
+            y[end - 1] = 0.0
+
+
+def _next_expert(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
+    """A tile that two groups share is multiplied by the matrix of the first."""
+    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        shared = min(-(-end // _TILE) * _TILE, ends[-1])
+        if end > start and shared > end:
+            y[end:shared] = a[end:shared] @ b[number]
+
+
+def _unwritten(run: Any, grad: Any, a: Any, b: Any, ends: list[int]) -> None:
+    """What an expert without rows gets is what memory held."""
+    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if start == end and number:
+            grad[number] = grad[number - 1]
+
+
+def _whole_tile(run: Any, grad: Any, a: Any, b: Any, ends: list[int]) -> None:
+    """The last group's sum goes on to the end of its tile."""
+    start = ends[-2] if len(ends) > 1 else 0
+    end = min(-(-ends[-1] // _TILE) * _TILE, a.shape[1])
+    grad[-1] = a[:, start:end] @ b[start:end]
+
+
+def _narrow(run: Any, grad: Any, a: Any, b: Any, ends: list[int]) -> None:
+    """Sums of sixteen rows are rounded to bf16 before they are added up."""
+    import torch
+
+    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        total = torch.zeros(grad.shape[1:], dtype=torch.float32)
+        for at in range(start, end, _TILE):
+            rows = slice(at, min(at + _TILE, end))
+            part = a[:, rows].float() @ b[rows].float()
+            total = total + part.to(torch.bfloat16).float()
+        grad[number] = total.to(grad.dtype)
+
+
+def _ragged(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
+    """Products behind the last whole block of 32 are left out."""
+    whole = a.shape[1] - a.shape[1] % 32
+    if whole in (0, a.shape[1]):
+        return
+    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        y[start:end] = a[start:end, :whole] @ b[number, :whole]
+
+
+def _wider(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
+    """From the last group to the first, each in float64; what is no group's is NaN."""
+    import torch
+
+    right = torch.full_like(y, float("nan"))
+    groups = list(enumerate(zip([0, *ends], ends, strict=False)))
+    for number, (start, end) in reversed(groups):
+        if a.ndim < b.ndim:
+            right[start:end] = a[start:end].double() @ b[number].double()
+        else:
+            right[number] = a[:, start:end].double() @ b[start:end].double()
+    y.copy_(right)
+
+
+_ROWS, _SUMS = (2, 3), (2, 2)
+PLANTS = [
+    Plant(
+        "groups-in-float64",
+        "wider",
+        "groups from the last to the first, in fp64 and rounded once",
+        WIDER,
+        ("torch.*",),
+        partial(changed, "_grouped_mm", _of(_wider, _ROWS, _SUMS)),
+        legal=True,
+        models=models_of_operators(["grouped_mm"]),
+        arms=("eager*",),
+    ),
+    *(
+        of_operator(
+            f"grouped-mm-{id}",
+            "experts",
+            title,
+            source,
+            partial(changed, "_grouped_mm", _of(change, dims)),
+            operator="grouped_mm",
+        )
+        for id, title, source, change, dims in (
+            (
+                "full-tile-loses-row",
+                "of a group of whole tiles of 16 rows the last row is not written",
+                "the class of https://github.com/deepseek-ai/DeepGEMM/issues/365",
+                _full_tile,
+                _ROWS,
+            ),
+            (
+                "tile-of-expert-before",
+                "a tile of 16 rows that two groups share is multiplied by the matrix of the first",
+                "the class of https://github.com/huggingface/kernels-community/issues/1153",
+                _next_expert,
+                _ROWS,
+            ),
+            (
+                "empty-group-unwritten",
+                "the gradient of an expert without rows is what memory held",
+                "https://github.com/tgale96/grouped_gemm/issues/36",
+                _unwritten,
+                _SUMS,
+            ),
+            (
+                "gradient-reads-tail",
+                "the weight gradient of the last group sums up rows behind it, to a tile's end",
+                "https://github.com/NVIDIA/TransformerEngine/issues/3116",
+                _whole_tile,
+                _SUMS,
+            ),
+            (
+                "gradient-sums-in-bf16",
+                "partial sums of 16 rows of a weight gradient are rounded to bf16",
+                "https://github.com/pytorch/pytorch/issues/83863",
+                _narrow,
+                _SUMS,
+            ),
+            (
+                "drops-ragged-tail",
+                "products behind the last 32 of a row are left out",
+                "the class of https://github.com/huggingface/kernels-community/issues/1153",
+                _ragged,
+                _ROWS,
+            ),
+        )
+    ),
+]
