@@ -93,7 +93,8 @@ class Generator:
         #: They are drawn by themselves: other slices draw what they drew without them.
         self.apart = copy.copy(rng)
         #: Those that compile in a few seconds, and those that partial recompute may break.
-        self.small = tuple(m for m in self.models if MODELS[m].kind != "block")
+        of_blocks = {m for m in self.models if MODELS[m].kind == "block"}
+        self.small = tuple(m for m in self.models if MODELS[m].compiled and m not in of_blocks)
         self.fragile = tuple(m for m in FRAGILE if m in self.models)
         #: Those that a compiled rung has time for.
         self.quick = tuple(m for m in self.models if MODELS[m].compiled)

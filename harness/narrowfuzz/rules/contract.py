@@ -31,6 +31,8 @@ CHANGED_IN_PLACE = (
     "the checkpoint saves: compute out of place, as ReLU(inplace=False) does, or checkpoint in full"
 )
 _NO_SIZE = re.compile(r"only .{0,80}\bsupported", re.I)
+#: What torch says where a tensor has no elements, as an expert's has that no row is sent to.
+_EMPTY = re.compile(r"numel\(\) == 0|to have non-zero size|tensor of 0 elements")
 
 
 #: The symptom of what must raise by the documentation and does not.
@@ -151,8 +153,8 @@ def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) ->
         native = evidence.native(arm) and (stage is None or stage.error is not None)
         return f"fails only {'on other kernels' if native else other}", ""
     states_rule = RULE.search(error.message)
-    given = error.sizes or (spec.tokens, spec.k, spec.n)  # a layer's own: an expert may get no rows
-    if 0 in given and not (evidence.refusal and states_rule):
+    empty = 0 in (spec.tokens, spec.k, spec.n) or _EMPTY.search(error.message)
+    if empty and not (evidence.refusal and states_rule):
         return "unclear refusal of an empty dimension", "clarity"
     if not evidence.refusal:
         return "fails although nothing forbids it", ""

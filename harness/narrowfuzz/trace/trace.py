@@ -217,7 +217,9 @@ _CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 #: Where Dynamo says which error an operator's shape function raised, a line later.
-_FAKE = re.compile(r"^(.* when making fake tensor call)(\n(?s:.*?): got (\w+\(.*\))$)", re.MULTILINE)
+_FAKE = re.compile(
+    r"^(.* when making fake tensor call)(\n(?s:.*?): got (\w+\(.*\))$)", re.MULTILINE
+)
 
 
 def message_of(error: BaseException) -> str:
