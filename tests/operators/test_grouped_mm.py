@@ -10,7 +10,7 @@ import pytest
 import torch
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
 from narrowfuzz.operators import BY_NAME
-from narrowfuzz.play.operator_models import GroupedProducts, grouped
+from narrowfuzz.play.operator_models import GroupedProducts, group_ends, grouped
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -109,9 +109,9 @@ def test_offsets_that_mean_nothing_are_said_to_be() -> None:
 
 
 def test_the_model_shares_all_rows_and_hides_the_others() -> None:
-    model = GroupedProducts(5, 4, (1, 0, 16), 3)
-    assert model.offsets(20, torch.device("cpu")).tolist() == [1, 1, 17, 20]
-    assert model.offsets(3, torch.device("cpu")).tolist() == [1, 1, 3, 3]
+    model, cpu = GroupedProducts(5, 4, (1, 0, 16), 3), torch.device("cpu")
+    assert group_ends(4, (1, 0, 16), 20, cpu).tolist() == [1, 1, 17, 20]
+    assert group_ends(4, (1, 0, 16), 3, cpu).tolist() == [1, 1, 3, 3]
     x = torch.randn(20, 5, requires_grad=True)
     y = model(x)
     y.backward(torch.ones_like(y))

@@ -58,7 +58,7 @@ def owners() -> Iterator[Any]:
         float8_utils,
         fsdp_utils,
     )
-    from torchao.prototype.moe_training import config, mxfp8_linear, tensor
+    from torchao.prototype.moe_training import config, mxfp8_grouped_mm, mxfp8_linear, tensor
     from torchao.prototype.mx_formats import mx_tensor
     from torchao.quantization.transform_module import _QUANTIZE_CONFIG_HANDLER
 
@@ -73,6 +73,7 @@ def owners() -> Iterator[Any]:
     yield _load_balancer._HeadTailLoadBalancer
     yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)
     yield from (torch, torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)
+    yield mxfp8_grouped_mm
     yield from (checkpoint, checkpoint._CachedTorchDispatchMode, partitioners, GraphLowering)
     yield from (cpp.CppOverrides, cpp.CppVecOverrides, CppPythonBindingsCodeCache)
     yield from (lowering.lowerings, decomposition.decompositions)

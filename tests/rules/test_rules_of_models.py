@@ -614,7 +614,7 @@ class TestRatio:
 
     def test_a_small_result_that_eager_has_right_by_luck_may_err_as_its_kind_does(self) -> None:
         grads = {f"{name}.weight.grad": self.exact[:3] for name in "abc"}
-        eager = {name: self.eager[:3] for name in grads} | {"a.weight.grad": self.exact[:3]}
+        eager = dict.fromkeys(grads, self.eager[:3]) | {"a.weight.grad": self.exact[:3]}
         for times, status in ((5, "ok"), (14, "diverged")):
             got = eager | {"a.weight.grad": np.float32(1 + times * 2.0**-8) * self.eager[:3] ** 0}
             traces = {"eager": Trace("", eager), "inductor": Trace("", got)}

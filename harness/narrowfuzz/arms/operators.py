@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -14,7 +16,7 @@ from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
-from narrowfuzz.operators import BY_KERNEL, BY_NAME, arguments_of, of_function
+from narrowfuzz.operators import BY_KERNEL, BY_LIBRARY, BY_NAME, arguments_of, of_function
 from narrowfuzz.operators.low_bit_steps import KINDS, ROUNDS, read_low_bit_step
 from narrowfuzz.operators.operator import Operator, Read
 from narrowfuzz.operators.optimizer_steps import LARGEST_PARAMETER, read_step
@@ -306,6 +308,23 @@ class FunctionWatch(TorchFunctionMode):
         operator = of_function(func)
         if operator is None or any(kind not in _PLAIN for kind in types):
             return func(*args, **(kwargs or {}))
+        return self.call(operator, func, args, kwargs)
+
+    def __enter__(self) -> Any:
+        self._stack = ExitStack()
+        for path, operator in BY_LIBRARY.items():
+            module, _, name = path.partition(":")
+            function = getattr(sys.modules.get(module), name, None)
+            if function is not None:
+                self._stack.enter_context(held_everywhere(function, partial(self.call, operator)))
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._stack.close()
+
+    def call(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call it, and record that."""
         inside: dict[str, str] = {}
         self.watch.within = inside
         try:
@@ -341,6 +360,24 @@ def _keep(call: LiveCall, gradient: torch.Tensor) -> None:
     if "grad_output" not in call.tensors and type(gradient) in _PLAIN:
         call.tensors["grad_output"] = copied(gradient)
         call.strides["grad_output"] = tuple(gradient.stride())
+
+
+@contextmanager
+def held_everywhere(function: Any, call: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
+    """Whoever has imported this function of a library calls ``call(function, args, kwargs)``."""
+
+    def standing_in(*args: Any, **kwargs: Any) -> Any:
+        return call(function, args, kwargs)
+
+    name = function.__name__
+    holders = [m for m in list(sys.modules.values()) if vars(m).get(name) is function]
+    for holder in holders:
+        setattr(holder, name, standing_in)
+    try:
+        yield
+    finally:
+        for holder in holders:
+            setattr(holder, name, function)
 
 
 @cache

@@ -115,7 +115,11 @@ class Generator:
             for recipe, model in itertools.product(self.plain, filter(config.asks, ALONE))
             if MODELS[model].runs_on(here, recipe.dtypes)
         ]
-        self.alone = {kind: Deck(pairs, self.apart) for kind in get_args(Compile)}
+        compiled = [(recipe, model) for recipe, model in pairs if MODELS[model].compiled]
+        self.alone = {
+            kind: Deck(pairs if kind == "none" else compiled, self.apart)
+            for kind in get_args(Compile)
+        }
         arms = select_arms(config.arms)
         ranks = on_ranks(arms, config.device)
         #: Each has a rank of its own; 0: ranks compute on the CPU.

@@ -76,6 +76,13 @@ def _grouped(spec: Any, *, sizes: tuple[int, ...], behind: int) -> Arguments:
     return spec.k, experts, sizes, behind
 
 
+def _quantised(spec: Any, *, sizes: tuple[int, ...], mode: str, wgrad_with_hp: bool) -> Arguments:
+    width = spec.k - spec.k % -32
+    experts = min(spec.n, max(1, _EXPERTS // width**2))
+    return spec.k, experts, sizes, mode, wgrad_with_hp
+
+
+_MXFP8_GROUPS = "prototype/moe_training/mxfp8_grouped_mm.py"
 #: Rows of a group: none, one, and about the tiles that kernels work in.
 _UNEVEN = (1, 0, 16, 17, 15, 128, 129, 127)
 #: Elements of all experts' matrices, at most.
@@ -241,6 +248,28 @@ _MUONS = tuple(
     for optimizer, title in (("muon", "muon"), ("muon_plain", "muon without Nesterov's momentum"))
 )
 
+#: Rows that are whole blocks of 32 in each group, and rows that are not.
+_BLOCKS, _RAGGED = (32, 0, 64), (1, 0, 16, 40, 33)
+_QUANTISED_GROUPS = tuple(
+    _operator(
+        f"mxfp8_grouped_{name}",
+        f"MXFP8 products of groups of rows, {title}",
+        "QuantisedGroups",
+        partial(_quantised, sizes=sizes, mode=mode, wgrad_with_hp=hp),
+        "mxfp8_grouped_mm",
+        "grouped_mm",
+        values=("outlier_rows", "heavy_tail", "scale_ends"),
+        columns="experts",
+        compiled=False,
+        lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
+    )
+    for name, title, sizes, mode, hp in (
+        ("rceil", "rceil, whole blocks", _BLOCKS, "rceil", False),
+        ("floor", "floor, groups that share blocks", _RAGGED, "floor", False),
+        ("hp", "rceil, the weight gradient in bf16", _RAGGED, "rceil", True),
+    )
+)
+
 OPERATORS: tuple[Model, ...] = (
     _operator(
         "scale_and_shift",
@@ -334,7 +363,8 @@ OPERATORS: tuple[Model, ...] = (
             "grouped_mm",
             values=("equal", "outlier_rows", "heavy_tail"),
             columns="experts",
-            relations=of_gradients("up", "down"),
+            # of so many weights one is nearly always too small to be scaled
+            relations=of_gradients("up", "down", scaled=False),
         )
         for name, title, sizes, behind in (
             ("uneven", "none, one, and about 16 and 128 of them", _UNEVEN, 0),
@@ -511,6 +541,7 @@ OPERATORS: tuple[Model, ...] = (
         )
     ),
     *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),
+    *(_QUANTISED_GROUPS if _has(_MXFP8_GROUPS, of="torchao") else ()),
     *(_MUONS if _has("optim/_muon.py") else ()),
 )
 

@@ -43,6 +43,10 @@ BY_KERNEL: dict[str, Operator] = {
 BY_FUNCTION: dict[str, Operator] = {
     function: operator for operator in BY_NAME.values() for function in operator.functions
 }
+#: By the name of a function of a library that is a call of it: ``torchao.some:function``.
+BY_LIBRARY: dict[str, Operator] = {
+    function: operator for operator in BY_NAME.values() for function in operator.library
+}
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.formats import FORMATS
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format
 from narrowfuzz.operators.bmm import products, rounds_to_odd
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sampled import along, spread
@@ -51,10 +51,9 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
         raise ValueError("more than 2^22 products a row take longer to judge than to compute")
     tensors = {"input": a, "mat2": b}
     if offs is not None:
-        _in_order(offs.tolist(), _grouped_length(a, b))
+        in_order(offs.tolist(), _grouped_length(a, b))
         tensors["offs"] = offs.float()
-    given = "None" if offs is None else "offs.int()"
-    return Read(tensors, {"output": result}, {"given": given})
+    return Read(tensors, {"output": result}, {})
 
 
 def _grouped_length(a: Any, b: Any) -> int:
@@ -62,24 +61,23 @@ def _grouped_length(a: Any, b: Any) -> int:
     return int(b.shape[-1] if a.ndim == 3 else a.shape[1 if b.ndim == 2 else 0])
 
 
-def _in_order(offs: list[int], length: int) -> None:
+def in_order(offs: list[int], length: int) -> None:
     """Raises ValueError where the documentation says nothing of what such offsets mean."""
     if any(start > end for start, end in zip([0, *offs], [*offs, length], strict=True)):
         raise ValueError(f"offsets {offs} of {length} rows run backwards, or beyond the end")
 
 
-def _groups(call: OperatorCall) -> Iterator[tuple[_Place, _Place, _Place]]:
+def _groups(a: F64, b: F64, offs: F32 | None) -> Iterator[tuple[_Place, _Place, _Place]]:
     """Of each group where its numbers are in the operands, and in the result."""
-    a, b = call.tensors["input"], call.tensors["mat2"]
     form = _FORMS[a.ndim, b.ndim]
-    ends = [0] * len(a) if "offs" not in call.tensors else call.tensors["offs"].astype(int)
     start = 0
-    for number, end in enumerate(ends):
-        of = {"g": slice(start, int(end)), "i": number, ":": slice(None)}
-        yield tuple(  # type: ignore[misc]
+    for number, end in enumerate(map(int, np.zeros(len(a)) if offs is None else offs)):
+        of: dict[str, slice | int] = {"g": slice(start, end), "i": number, ":": slice(None)}
+        left, right, place = (
             tuple(of[dim] for dim in dims) for dims in (form.input, form.mat2, form.output)
         )
-        start = int(end)
+        yield left, right, place
+        start = end
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
@@ -89,10 +87,18 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     with np.errstate(invalid="ignore"):  # a NaN of memory that nobody wrote may signal
         a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
     fmt, shape = FORMATS[call.dtypes["output"]], call.outputs["output"].shape
+    offs = call.tensors.get("offs")
+    return {"output": products_of_groups(a, b, offs, shape, fmt, rounds_to_odd(call))}
+
+
+def products_of_groups(
+    a: F64, b: F64, offs: F32 | None, shape: tuple[int, ...], fmt: Format, twice: bool
+) -> Expected:
+    """Of a result of this ``shape``, group by group as ``bmm.products``."""
     centre, radius, lo, hi = (np.zeros(shape) for _ in range(4))
     unknown = np.ones(shape, dtype=bool)
-    for left, right, place in _groups(call):
-        one = products(a[left][None], b[right][None], fmt, rounds_to_odd(call))
+    for left, right, place in _groups(a, b, offs):
+        one = products(a[left][None], b[right][None], fmt, twice)
         for whole, part in (
             (centre, one.centre),
             (radius, one.radius),
@@ -101,7 +107,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
             (unknown, one.unknown),
         ):
             whole[place] = part[0]
-    return {"output": Expected(centre, radius, lo, hi, unknown)}
+    return Expected(centre, radius, lo, hi, unknown)
 
 
 def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
@@ -137,7 +143,7 @@ OPERATOR = Operator(
     kernels=("aten::_grouped_mm",),
     read=_read,
     expected=_of_some_rows,
-    expression="torch._grouped_mm(input, mat2, offs={given})",
+    expression="torch._grouped_mm(input, mat2, offs=None if offs is None else offs.int())",
     title=_title,
     optional=("offs",),
 )

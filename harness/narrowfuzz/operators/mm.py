@@ -58,8 +58,8 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         fused = Expected.within(
             wide.centre + bias, wide.radius + added, fmt, wide.unknown | narrow.unknown
         )
-        ends = [_rounded(end + bias, fmt) for end in (narrow.lo, narrow.hi)]
-        apart = Expected.between(*ends, narrow.unknown)
+        lo, hi = (_rounded(end + bias, fmt) for end in (narrow.lo, narrow.hi))
+        apart = Expected.between(lo, hi, narrow.unknown)
         lost = ~np.isfinite(bias) | ~(np.abs(bias) < fmt.max * 0.5)
     may = either(fused, apart)
     return {"output": _first(replace(may, unknown=may.unknown | lost))}

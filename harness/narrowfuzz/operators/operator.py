@@ -123,6 +123,8 @@ class Operator:
     #: Functions of torch that are calls of it, where torch composes them of several kernels:
     #: ``torch.nn.functional.rms_norm``.
     functions: tuple[str, ...] = ()
+    #: Functions of a library that are calls of it, by module and name: ``torchao.some:function``.
+    library: tuple[str, ...] = ()
     #: Of a function: tensors whose gradients are results of the same call, and these results. The
     #: gradient that comes in is its tensor ``grad_output``.
     gradients: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Groups of rows that are multiplied wrongly; and one that is multiplied another way."""
+"""Groups of rows that are multiplied wrongly."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.operators import changed, of_operator
-from narrowfuzz.plants.plant import Plant
-from narrowfuzz.plants.sums import WIDER
 
 #: Rows of a tile.
 _TILE = 16
 
 
-def _of(change: Callable[..., None], *dims: tuple[int, int]) -> Callable[[Any], Any]:
+def of_groups(change: Callable[..., None], *dims: tuple[int, int]) -> Callable[[Any], Any]:
     """``change(run, result, a, b, ends)`` spoils what torch's own kernel makes of operands of these
     dimensions, in groups that end there."""
 
@@ -84,85 +81,58 @@ def _ragged(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
         y[start:end] = a[start:end, :whole] @ b[number, :whole]
 
 
-def _wider(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
-    """From the last group to the first, each in float64; what is no group's is NaN."""
-    import torch
-
-    right = torch.full_like(y, float("nan"))
-    groups = list(enumerate(zip([0, *ends], ends, strict=False)))
-    for number, (start, end) in reversed(groups):
-        if a.ndim < b.ndim:
-            right[start:end] = a[start:end].double() @ b[number].double()
-        else:
-            right[number] = a[:, start:end].double() @ b[start:end].double()
-    y.copy_(right)
-
-
 _ROWS, _SUMS = (2, 3), (2, 2)
 PLANTS = [
-    Plant(
-        "groups-in-float64",
-        "wider",
-        "groups from the last to the first, in fp64 and rounded once",
-        WIDER,
-        ("torch.*",),
-        partial(changed, "_grouped_mm", _of(_wider, _ROWS, _SUMS)),
-        legal=True,
-        models=models_of_operators(["grouped_mm"]),
-        arms=("eager*",),
-    ),
-    *(
-        of_operator(
-            f"grouped-mm-{id}",
-            "experts",
-            title,
-            source,
-            partial(changed, "_grouped_mm", _of(change, dims)),
-            operator="grouped_mm",
-        )
-        for id, title, source, change, dims in (
-            (
-                "full-tile-loses-row",
-                "of a group of whole tiles of 16 rows the last row is not written",
-                "the class of https://github.com/deepseek-ai/DeepGEMM/issues/365",
-                _full_tile,
-                _ROWS,
-            ),
-            (
-                "tile-of-expert-before",
-                "a tile of 16 rows that two groups share is multiplied by the matrix of the first",
-                "the class of https://github.com/huggingface/kernels-community/issues/1153",
-                _next_expert,
-                _ROWS,
-            ),
-            (
-                "empty-group-unwritten",
-                "the gradient of an expert without rows is what memory held",
-                "https://github.com/tgale96/grouped_gemm/issues/36",
-                _unwritten,
-                _SUMS,
-            ),
-            (
-                "gradient-reads-tail",
-                "the weight gradient of the last group sums up rows behind it, to a tile's end",
-                "https://github.com/NVIDIA/TransformerEngine/issues/3116",
-                _whole_tile,
-                _SUMS,
-            ),
-            (
-                "gradient-sums-in-bf16",
-                "partial sums of 16 rows of a weight gradient are rounded to bf16",
-                "https://github.com/pytorch/pytorch/issues/83863",
-                _narrow,
-                _SUMS,
-            ),
-            (
-                "drops-ragged-tail",
-                "products behind the last 32 of a row are left out",
-                "the class of https://github.com/huggingface/kernels-community/issues/1153",
-                _ragged,
-                _ROWS,
-            ),
-        )
-    ),
+    of_operator(
+        f"grouped-mm-{id}",
+        "experts",
+        title,
+        source,
+        partial(changed, "_grouped_mm", of_groups(change, dims)),
+        operator="grouped_mm",
+    )
+    for id, title, source, change, dims in (
+        (
+            "full-tile-loses-row",
+            "of a group of whole tiles of 16 rows the last row is not written",
+            "the class of https://github.com/deepseek-ai/DeepGEMM/issues/365",
+            _full_tile,
+            _ROWS,
+        ),
+        (
+            "tile-of-expert-before",
+            "a tile of 16 rows that two groups share is multiplied by the matrix of the first",
+            "the class of https://github.com/huggingface/kernels-community/issues/1153",
+            _next_expert,
+            _ROWS,
+        ),
+        (
+            "empty-group-unwritten",
+            "the gradient of an expert without rows is what memory held",
+            "https://github.com/tgale96/grouped_gemm/issues/36",
+            _unwritten,
+            _SUMS,
+        ),
+        (
+            "gradient-reads-tail",
+            "the weight gradient of the last group sums up rows behind it, to a tile's end",
+            "https://github.com/NVIDIA/TransformerEngine/issues/3116",
+            _whole_tile,
+            _SUMS,
+        ),
+        (
+            "gradient-sums-in-bf16",
+            "partial sums of 16 rows of a weight gradient are rounded to bf16",
+            "https://github.com/pytorch/pytorch/issues/83863",
+            _narrow,
+            _SUMS,
+        ),
+        (
+            "drops-ragged-tail",
+            "products behind the last 32 of a row are left out",
+            "the class of https://github.com/huggingface/kernels-community/issues/1153",
+            _ragged,
+            _ROWS,
+        ),
+    )
 ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.operators import models_of_operators
+from narrowfuzz.plants.grouped import of_groups
 from narrowfuzz.plants.operators import changed
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
@@ -62,6 +63,20 @@ def _ids_from_the_last(run: Any) -> Any:
     return backward
 
 
+def _groups_in_float64(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
+    """From the last group to the first; what is no group's is NaN."""
+    import torch
+
+    right = torch.full_like(y, float("nan"))
+    groups = list(enumerate(zip([0, *ends], ends, strict=False)))
+    for number, (start, end) in reversed(groups):
+        if a.ndim < b.ndim:
+            right[start:end] = a[start:end].double() @ b[number].double()
+        else:
+            right[number] = a[:, start:end].double() @ b[start:end].double()
+    y.copy_(right)
+
+
 @contextmanager
 def _all(make: Callable[[Any], Any], *names: str) -> Iterator[None]:
     with ExitStack() as stack:
@@ -112,6 +127,14 @@ PLANTS = [
         ANY_ORDER,
         plant=partial(_all, _ids_from_the_last, "embedding_dense_backward"),
         models=models_of_operators(["embedding_backward"]),
+    ),
+    _legal(
+        "groups-in-float64",
+        "wider",
+        "products of groups, from the last to the first, in fp64 and rounded once",
+        WIDER,
+        plant=partial(_all, of_groups(_groups_in_float64, (2, 3), (2, 2)), "_grouped_mm"),
+        models=models_of_operators(["grouped_mm"]),
     ),
     _legal(
         "steps-as-a-loop",

@@ -175,13 +175,13 @@ class GroupedExperts(nn.Module):
         order = of_expert.argsort(stable=True)
         row, weight = order // chosen.shape[1], weights.flatten()[order, None]
         h = rows[row] * weight if self.before else rows[row]
-        h = F.silu(grouped(h, self.w1, offs)) * grouped(h, self.w3, offs)
-        h = grouped(h, self.w2, offs)
+        h = F.silu(expert_products(h, self.w1, offs)) * expert_products(h, self.w3, offs)
+        h = expert_products(h, self.w2, offs)
         y = torch.zeros_like(rows).index_add(0, row, h if self.before else h * weight)
         return (y + self.shared(rows)).reshape(x.shape)
 
 
-def grouped(rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+def expert_products(rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     """Rows in groups that end at ``offs`` times the transposed matrix of each. torch's kernel takes
     whole 16 bytes, hence the zeros, and no float64, which is multiplied group by group."""
     if rows.dtype == torch.float64:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from narrowfuzz.play.mxfp8_grouped import mxfp8_grouped
+
 
 class Scaled(nn.Module):
     """Every feature times a weight, plus a bias, whose gradients are sums over the rows; and the
@@ -93,18 +95,55 @@ class GroupedProducts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = F.pad(x.reshape(-1, x.shape[-1]), (0, self.padding))
-        offs = self.offsets(len(rows), x.device)
+        offs = group_ends(self.experts, self.sizes, len(rows), x.device)
         unused = rows.new_full((self.behind, rows.shape[1]), float("nan"))
         hidden = grouped(torch.cat([rows, unused]), self.up.transpose(1, 2), offs)
         y = grouped(hidden, self.down, offs)
         return y[: len(rows), : x.shape[-1]].reshape(x.shape)
 
-    def offsets(self, rows: int, device: torch.device) -> torch.Tensor:
-        """Where each group ends."""
-        ends = [0]
-        for number in range(self.experts - 1):
-            ends.append(min(rows, ends[-1] + self.sizes[number % len(self.sizes)]))
-        return torch.tensor([*ends[1:], rows], dtype=torch.int32, device=device)
+
+class QuantisedGroups(nn.Module):
+    """The same as torchao's MXFP8 multiplies it, emulated: widths and rows are padded with zeros to
+    blocks of 32, and the rows that are no group's lie behind the others."""
+
+    def __init__(
+        self, dim: int, experts: int, sizes: tuple[int, ...], mode: str, wgrad_with_hp: bool
+    ) -> None:
+        super().__init__()
+        self.experts, self.sizes, self.mode, self.wgrad_with_hp = (
+            experts,
+            sizes,
+            mode,
+            wgrad_with_hp,
+        )
+        width = dim - dim % -32
+        self.up = nn.Parameter(torch.randn(experts, 2 * width, width))
+        self.down = nn.Parameter(torch.randn(experts, width, 2 * width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        rows = F.pad(flat, (0, -x.shape[-1] % 32, 0, -len(flat) % 32))
+        offs = group_ends(self.experts, self.sizes, len(flat), x.device)
+        hidden = self.multiply(rows, self.up.transpose(1, 2), offs)
+        y = self.multiply(hidden[: len(flat)], self.down.transpose(1, 2), offs)
+        return y[: len(flat), : x.shape[-1]].reshape(x.shape)
+
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        if a.dtype == torch.float64:
+            return grouped(a, b, offs)
+        padded = F.pad(a, (0, 0, 0, -len(a) % 32)).contiguous()  # torchao wants row after row
+        (output,) = mxfp8_grouped(padded, b, offs, None, self.mode, self.wgrad_with_hp)
+        return output.to(a.dtype)
+
+
+def group_ends(
+    experts: int, sizes: tuple[int, ...], rows: int, device: torch.device
+) -> torch.Tensor:
+    """Where each group ends whose sizes take turns, the last with all rows that are left."""
+    ends = [0]
+    for number in range(experts - 1):
+        ends.append(min(rows, ends[-1] + sizes[number % len(sizes)]))
+    return torch.tensor([*ends[1:], rows], dtype=torch.int32, device=device)
 
 
 def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,14 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Operator
-from narrowfuzz.play import derived, function_call, literal, optimizer_step, unscaled
+from narrowfuzz.play import (
+    derived,
+    function_call,
+    literal,
+    mxfp8_grouped,
+    optimizer_step,
+    unscaled,
+)
 from narrowfuzz.trace.expect import Is, Within, read
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import Verdict
@@ -24,7 +31,7 @@ from narrowfuzz.triage.script.paste import pasted
 from narrowfuzz.triage.script.short import Short
 
 #: Where scripts have what they call from.
-_HELPERS = (literal, optimizer_step, function_call, derived, unscaled)
+_HELPERS = (literal, optimizer_step, function_call, derived, unscaled, mxfp8_grouped)
 #: Tensors of so many elements are written as numbers that can be read.
 _READABLE = 64
 

@@ -1,4 +1,4 @@
-"""torch.nn.functional.grouped_mm: a backward whose gradient is expanded, as that of .sum() is, raises.
+"""torch.nn.functional.grouped_mm: a backward whose gradient is expanded, as that of .sum() is, or transposed raises.
 """
 import os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
@@ -20,6 +20,13 @@ for title, of in (("y.sum()", lambda y: y.sum()), ("(y * 1).sum()", lambda y: (y
     except RuntimeError as error:
         bad += title == "y.sum()" and "strides" in str(error)
         print(f"{title}.backward() raises: {str(error).splitlines()[0]}")
+y = torch._grouped_mm(torch.randn(6, 16).bfloat16().requires_grad_(), w, offs=torch.tensor([3, 6], dtype=torch.int32))
+try:
+    y.backward(torch.ones(32, 6).bfloat16().t())
+    print("a transposed gradient runs")
+except RuntimeError as error:
+    bad += "strides" in str(error)
+    print(f"a transposed gradient of 6 rows raises: {str(error).splitlines()[0]}")
 a, b = (torch.randn(8, 8, requires_grad=True) for _ in range(2))
 (a @ b).sum().backward()
 print("(a @ b).sum().backward() runs")

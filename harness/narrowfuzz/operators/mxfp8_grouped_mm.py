@@ -1,0 +1,110 @@
+"""torchao's MXFP8 products of groups, emulated: both operands of all three products are quantised
+in blocks of 32 along what is contracted, dequantised to bf16 and multiplied group by group.
+
+The plan is that of torchao 0.18 ``prototype/moe_training/mxfp8_grouped_mm.py``, whose blocks of the
+weight gradient lie along all tokens: a group's border may fall inside of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.formats import BF16, E4M3FN, F32, F64, round_to
+from narrowfuzz.numerics.plan import MxScale, OperandPlan
+from narrowfuzz.operators.bmm import rounds_to_odd
+from narrowfuzz.operators.grouped_mm import in_order, products_of_groups
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
+from narrowfuzz.trace.trace import OperatorCall
+
+_BLOCK = 32
+#: What a block with an infinity gets, by the rule of its scale.
+_INF_BYTE = {"floor": 247, "rceil": 254, "ceil": 247, "even": 247}
+#: More products than this take longer to judge than to compute.
+_MOST = 2**24
+_OF = "torchao.prototype.moe_training.mxfp8_grouped_mm"
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    a, b, offs = named["A"], named["B_t"], named["offs"]
+    if named["kernel_preference"].name != "EMULATED" or named["pad_token_groups_for_grouped_mm"]:
+        raise ValueError("MXFP8 products of groups by kernels of a GPU, or of padded groups")
+    if named["bias"] is not None or a.dtype != b.dtype:
+        raise ValueError("MXFP8 products of groups with a bias, or of two dtypes")
+    if not result.numel():
+        return None
+    if a.shape[0] * b[0].numel() > _MOST:
+        raise ValueError("more than 2^24 products take longer to judge than to compute")
+    in_order(offs.tolist(), len(a))
+    mode = named["scale_calculation_mode"].name.lower()
+    how = {"mode": mode, "wgrad_with_hp": named["wgrad_with_hp"]}
+    return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, how)
+
+
+def _dequantised(x: F32, mode: str) -> F64:
+    """Of rows what their blocks stand for, in bf16; NaN in blocks whose scale is not to be told: a
+    byte of 0, which torchao's bf16 does not hold, and rceil just above a power of two."""
+    plan = OperandPlan(E4M3FN, "block", _BLOCK, MxScale(mode, _INF_BYTE[mode]))  # type: ignore[arg-type]
+    found = reference.quantise(x, plan)
+    assert found is not None
+    doubted = (found.scale == 0) & (found.amax > 0)
+    other = reference.scale_as_built(found.amax, plan, "rceil_by_log2")
+    if other is not None:
+        doubted |= other != found.scale
+    values = round_to(found.values, BF16, overflow="ieee")
+    return np.where(reference.spread(doubted, plan), np.nan, values)
+
+
+def _stacked(x: F32, mode: str) -> F64:
+    """The same of several matrices, along their last dimension."""
+    rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+    return _dequantised(rows, mode).reshape(x.shape)
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """Sums in bf16's own kernel, group by group: the bound of ``torch.grouped_mm``."""
+    mode = call.settings["mode"]
+    a, b, offs = (call.tensors[name] for name in ("input", "mat2", "offs"))
+
+    def grouped(left: F64, right: F64, shape: tuple[int, ...]) -> Expected:
+        return products_of_groups(left, right, offs, shape, BF16, rounds_to_odd(call))
+
+    weight = _stacked(b.swapaxes(1, 2), mode).swapaxes(1, 2)
+    found = {"output": grouped(_stacked(a, mode), weight, call.outputs["output"].shape)}
+    if "grad_output" not in call.tensors:
+        return found
+    grad = call.tensors["grad_output"]
+    if "grad_input" in call.outputs:
+        across = _stacked(b, mode).swapaxes(1, 2)
+        found["grad_input"] = grouped(_stacked(grad, mode), across, a.shape)
+    if "grad_weight" in call.outputs:
+        wide = call.settings["wgrad_with_hp"]
+        left, right = (x.T.astype(np.float64) if wide else _stacked(x.T, mode) for x in (a, grad))
+        found["grad_weight"] = grouped(left, right.T, b.shape)
+    return found
+
+
+def _title(call: OperatorCall) -> str:
+    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
+    offs = call.tensors["offs"].astype(int).tolist()
+    dtype = TORCH_DTYPE[call.dtypes["input"]]
+    of = f"torchao's MXFP8 product of groups ({call.settings['mode']}) of {dtype} tensors of"
+    return f"{of} {a} and {b}, groups up to {', '.join(map(str, offs))}"
+
+
+OPERATOR = Operator(
+    name="mxfp8_grouped_mm",
+    words="MXFP8 products of groups",
+    read=_read,
+    expected=_expected,
+    expression="mxfp8_grouped(input, mat2, offs, grad_output, {mode}, {wgrad_with_hp})",
+    title=_title,
+    library=(f"{_OF}:_to_mxfp8_then_scaled_grouped_mm",),
+    gradients={"A": "grad_input", "B_t": "grad_weight"},
+    results=("output", "grad_input", "grad_weight"),
+    optional=("grad_output",),
+    helper="mxfp8_grouped",
+)

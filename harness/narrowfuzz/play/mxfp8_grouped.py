@@ -1,0 +1,35 @@
+"""torchao's MXFP8 product of groups and its backward: what models and scripts call."""
+
+from __future__ import annotations
+
+import torch
+
+
+def mxfp8_grouped(
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    offs: torch.Tensor,
+    grad_output: torch.Tensor | None,
+    mode: str,
+    wgrad_with_hp: bool,
+) -> tuple[torch.Tensor, ...]:
+    """[M, K] in groups that end at ``offs`` times their matrix of [G, K, N], emulated; with a
+    gradient, those of both as well."""
+    from torchao.prototype.moe_training import _to_mxfp8_then_scaled_grouped_mm
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    leaves = [rows, weights]
+    if grad_output is not None:
+        leaves = [t.detach().requires_grad_() for t in leaves]
+    output = _to_mxfp8_then_scaled_grouped_mm(
+        *leaves,
+        offs=offs.int(),
+        kernel_preference=KernelPreference.EMULATED,
+        wgrad_with_hp=wgrad_with_hp,
+        scale_calculation_mode=ScaleCalculationMode(mode),
+    )
+    if grad_output is None:
+        return (output,)
+    output.backward(grad_output)
+    return (output.detach(), *(t.grad for t in leaves if t.grad is not None))

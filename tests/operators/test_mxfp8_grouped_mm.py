@@ -1,0 +1,125 @@
+"""torchao's MXFP8 products of groups: all three results have the values that the plan says, in
+every mode, also where groups share blocks; and what a model's weight wrappers call is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("torchao.prototype.moe_training.mxfp8_grouped_mm")
+
+from narrowfuzz.arms.operators import EagerWatch, operators_of
+from narrowfuzz.operators import BY_NAME
+from narrowfuzz.play.mxfp8_grouped import mxfp8_grouped
+from narrowfuzz.play.operator_models import QuantisedGroups
+from narrowfuzz.rules.operators import judge_call
+from narrowfuzz.trace.trace import OperatorCall
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WHOLE, SHARED = (32, 0, 64), (1, 0, 16, 40, 33)
+OPERATOR = BY_NAME["mxfp8_grouped_mm"]
+
+
+def calls_of(
+    dtype: str, mode: str, sizes: tuple[int, ...] = SHARED, hp: bool = False, scale: float = 1.0
+) -> list[OperatorCall]:
+    torch.manual_seed(0)
+    model = QuantisedGroups(40, 4, sizes, mode, hp).to(DTYPES[dtype])
+    x = (torch.randn(90, 40) * scale).to(DTYPES[dtype]).requires_grad_()
+    with EagerWatch() as watch:
+        y = model(x)
+        y.backward(torch.randn(y.shape).to(y.dtype))
+    return [c for c in operators_of(watch.operators) if c.operator == "mxfp8_grouped_mm"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["floor", "rceil", "ceil", "even"])
+@pytest.mark.parametrize("sizes", [WHOLE, SHARED], ids=["whole", "shared"])
+def test_every_result_has_the_plans_values(dtype: str, mode: str, sizes: tuple[int, ...]) -> None:
+    for scale in (1.0, 2.0**-40, 2.0**40):
+        calls = calls_of(dtype, mode, sizes, scale=scale)
+        assert len(calls) == 2
+        for call in calls:
+            verdicts = list(judge_call("eager", call))
+            assert [v.role.rpartition(".")[2] for v in verdicts] == list(OPERATOR.results)
+            assert all(v.status == "ok" for v in verdicts), [(v.status, v.got) for v in verdicts]
+
+
+def test_a_gradient_in_high_precision_is_that_of_the_operands() -> None:
+    for call in calls_of("bf16", "rceil", hp=True):
+        assert call.settings == {"mode": "rceil", "wgrad_with_hp": True}
+        assert all(v.status == "ok" for v in judge_call("eager", call))
+        other = replace(call, settings={**call.settings, "wgrad_with_hp": False})
+        (wrong,) = (v for v in judge_call("eager", other) if v.status != "ok")
+        assert wrong.role == "mxfp8_grouped_mm.grad_weight"
+
+
+@pytest.mark.parametrize("result", OPERATOR.results)
+def test_another_modes_results_are_seen(result: str) -> None:
+    """Of data that fills the formats: floor's scale may be half of rceil's."""
+    call, other = (calls_of("bf16", mode)[0] for mode in ("rceil", "floor"))
+    mixed = replace(call, outputs={**call.outputs, result: other.outputs[result]})
+    (wrong,) = (v for v in judge_call("eager", mixed) if v.status != "ok")
+    assert wrong.role.endswith(result) and wrong.status == "diverged"
+    assert "MXFP8 product of groups (rceil) of bfloat16" in wrong.remark
+
+
+def test_blocks_whose_scale_is_not_to_be_told_are_left_open() -> None:
+    (call, _) = calls_of("bf16", "floor")
+    tensors = dict(call.tensors)
+    tensors["input"] = tensors["input"].copy()
+    tensors["input"][0] = 2.0**-125
+    may = OPERATOR.expected(replace(call, tensors=tensors))
+    assert may["output"].unknown[0].all() and not may["output"].unknown[20:40].any()
+
+
+def test_weight_wrappers_call_it_too() -> None:
+    from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
+    from torchao.prototype.moe_training.tensor import MXFP8TrainingWeightWrapperTensor
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    config = MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED)
+    plain = torch.randn(2, 64, 32).bfloat16()
+    weight = torch.nn.Parameter(MXFP8TrainingWeightWrapperTensor(plain, config))
+    x = torch.randn(96, 32).bfloat16()
+    with EagerWatch() as watch:
+        offs = torch.tensor([32, 96], dtype=torch.int32)
+        y = torch._grouped_mm(x, weight.transpose(-2, -1), offs=offs)
+        y.backward(torch.ones_like(y))
+    (call,) = (c for c in operators_of(watch.operators) if c.operator == "mxfp8_grouped_mm")
+    assert set(call.outputs) == {"output", "grad_weight"}
+    assert all(v.status == "ok" for v in judge_call("eager", call))
+
+
+def test_what_scripts_call_gives_the_same() -> None:
+    (call, _) = calls_of("bf16", "rceil")
+    given = [torch.from_numpy(call.tensors[n].copy()) for n in ("input", "mat2", "grad_output")]
+    rows, weights, grad = (t.bfloat16() for t in given)
+    weights = weights.transpose(1, 2).contiguous().transpose(1, 2)
+    offs = torch.from_numpy(call.tensors["offs"])
+    found = mxfp8_grouped(rows, weights, offs, grad, "rceil", False)
+    for name, result in zip(OPERATOR.results, found, strict=True):
+        known = slice(int(offs[-1])) if name != "grad_weight" else slice(None)
+        assert np.array_equal(result.float().numpy()[known], call.outputs[name][known])
+
+
+def test_kernels_of_a_gpu_and_padding_are_said_not_to_be_judged() -> None:
+    from torchao.prototype.moe_training import _to_mxfp8_then_scaled_grouped_mm
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    x, w = torch.randn(32, 32).bfloat16(), torch.randn(1, 32, 32).bfloat16().transpose(1, 2)
+    import torchao.prototype.moe_training as home
+
+    with EagerWatch() as watch:
+        home._to_mxfp8_then_scaled_grouped_mm(
+            x,
+            w,
+            torch.tensor([32], dtype=torch.int32),
+            kernel_preference=KernelPreference.EMULATED,
+            pad_token_groups_for_grouped_mm=True,
+        )
+    assert home._to_mxfp8_then_scaled_grouped_mm is _to_mxfp8_then_scaled_grouped_mm
+    assert "of padded groups" in watch.unjudged[OPERATOR.words]
