@@ -110,6 +110,7 @@ class QuantisedGroups(nn.Module):
         self, dim: int, experts: int, sizes: tuple[int, ...], mode: str, wgrad_with_hp: bool
     ) -> None:
         super().__init__()
+
         self.experts, self.sizes, self.mode, self.wgrad_with_hp = (
             experts,
             sizes,
