@@ -35,6 +35,8 @@ def every_way(
         base.index_add(dim, ids, source)
         base.scatter_add(dim, places, source)
         put(base, [*[None] * dim, ids], source, True)
+        base.clone().index_add_(dim, ids, source)
+        base.clone().scatter_add_(dim, places, source)
         for look_up in (
             lambda t: t.index_select(dim, ids),
             lambda t: t.gather(dim, places),
@@ -57,13 +59,13 @@ def test_the_bound_holds_but_for_what_is_known(dtype: str) -> None:
             for base in (torch.zeros(shape), torch.randn(shape, generator=make)):
                 source = torch.randn(several, generator=make).to(DTYPES[dtype])
                 calls = every_way(base.to(DTYPES[dtype]), dim, ids, source)
-                assert len(calls) == 6
+                assert len(calls) == 8
                 for call in calls:
                     (verdict,) = judge_call("eager", call, None, KNOWN)
                     assert verdict.status in ("ok", "known"), (call.operator, shape, verdict.got)
                     met.add((call.operator, verdict.status))
     assert (("index_put", "known") in met) == (dtype != "fp32")
-    assert (("index_add", "known") in met) == (dtype != "fp32")
+    assert (("index_add", "known") in met) == (("index_add_", "known") in met) == (dtype != "fp32")
     assert ("scatter_add", "known") not in met
 
 
@@ -90,6 +92,16 @@ def test_a_number_lost_or_counted_twice_is_seen() -> None:
             (verdict,) = judge_call("eager", replace(call, outputs={"output": wrong}))
             assert verdict.status == "diverged" and verdict.at.index[0] == 2
             assert "[40, 6] into a float32 tensor of [5, 6] over dim 0" in verdict.remark
+
+
+def test_in_place_the_tensor_counts_as_it_was() -> None:
+    ids, rows = torch.tensor([0, 2, 2]), torch.tensor([1.0, 2.0, 3.0])
+    base = torch.tensor([10.0, 20.0, 30.0])
+    (call,) = calls_of(lambda: base.index_add_(0, ids, rows))
+    assert call.tensors["input"].tolist() == [10.0, 20.0, 30.0]
+    assert call.outputs["output"].tolist() == base.tolist() == [11.0, 20.0, 35.0]
+    title = BY_NAME[call.operator].title(call)
+    assert title == "torch.Tensor.index_add_ of [3] into a float32 tensor of [3] over dim 0"
 
 
 def test_a_deviation_excuses_no_other_error() -> None:

@@ -11,7 +11,7 @@ from narrowfuzz.ledger.ledger import Entry, stands
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine
 from narrowfuzz.models.model import Model
-from narrowfuzz.operators import DEVIATIONS, OPERATOR_OF
+from narrowfuzz.operators import DEVIATIONS, OPERATORS_OF
 from narrowfuzz.operators.operator import Deviation
 from narrowfuzz.recipe.recipe import Recipe
 
@@ -102,7 +102,7 @@ def _runs(kernels: Deviation, facts: dict[str, Fact]) -> bool:
     """Can kernels that are known to deviate run there?"""
     called = facts.get(OPERATORS)
     if facts["device"] == "cpu" and isinstance(called, frozenset):  # models are tried on a CPU
-        return "cpu" in kernels.devices and OPERATOR_OF[kernels.name] in called
+        return "cpu" in kernels.devices and not OPERATORS_OF[kernels.name].isdisjoint(called)
     return facts["device"] in kernels.devices
 
 

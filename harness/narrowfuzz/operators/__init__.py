@@ -30,10 +30,9 @@ DEVIATIONS: dict[str, Deviation] = {
     deviation.name: deviation for operator in BY_NAME.values() for deviation in operator.deviations
 }
 #: Whose kernels those are, by the same name.
-OPERATOR_OF: dict[str, str] = {
-    deviation.name: operator.name
-    for operator in BY_NAME.values()
-    for deviation in operator.deviations
+OPERATORS_OF: dict[str, frozenset[str]] = {
+    name: frozenset(o.name for o in BY_NAME.values() if name in {d.name for d in o.deviations})
+    for name in DEVIATIONS
 }
 #: By the name of a kernel of torch that is a call of it: ``aten::sum.dim_IntList``.
 BY_KERNEL: dict[str, Operator] = {

@@ -3,7 +3,7 @@ what ``weight[ids]`` does in backward. Gradients of looked-up rows and experts' 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -177,37 +177,51 @@ def _narrow(name: str) -> Deviation:
     return Deviation(f"{name}_narrow_sums", words, ("cpu",), _narrow_sums)
 
 
-def _operator(name: str, expression: str, **how: Any) -> Operator:
-    return Operator(
+def _operator(name: str, expression: str, read: Any, **how: Any) -> Iterator[Operator]:
+    """The kernel that returns a tensor, and the one that adds to one where that is."""
+    of_both: dict[str, Any] = {"unordered": lambda call: call.device == "cuda", **how}
+    yield Operator(
         name=name,
         words=name,
         kernels=(f"aten::{name}",),
+        read=read,
         expression=expression,
         title=partial(_title, f"torch.{name}"),
-        unordered=lambda call: call.device == "cuda",
-        **how,
+        **of_both,
+    )
+    yield Operator(
+        name=f"{name}_",
+        words=f"{name}_",
+        kernels=(f"aten::{name}_",),
+        overwrites=("self",),
+        read=lambda named, result: read(named, result["self"]),
+        expression=expression.replace(f"{name}(", f"{name}_("),
+        title=partial(_title, f"torch.Tensor.{name}_"),
+        **of_both,
     )
 
 
 OPERATORS = (
-    _operator(
+    *_operator(
         "index_add",
-        "torch.index_add(input, {dim}, index.long(), source)",
+        "input.index_add({dim}, index.long(), source)",
         read=_read,
         expected=partial(_expected, _taken),
         deviations=(_narrow("index_add"),),
     ),
-    _operator(
+    *_operator(
         "scatter_add",
-        "torch.scatter_add(input, {dim}, index.long(), source)",
+        "input.scatter_add({dim}, index.long(), source)",
         read=_read,
         expected=partial(_expected, _scattered),
     ),
-    _operator(
-        "index_put",
-        "torch.ops.aten.index_put(input, [*{before}, index.long()], source, True)",
-        read=_read_put,
-        expected=partial(_expected, _taken),
-        deviations=(_narrow("index_put"),),
+    next(
+        _operator(
+            "index_put",
+            "torch.ops.aten.index_put(input, [*{before}, index.long()], source, True)",
+            read=_read_put,
+            expected=partial(_expected, _taken),
+            deviations=(_narrow("index_put"),),
+        )
     ),
 )

@@ -4,6 +4,7 @@ composes both of products, sums and a reciprocal square root."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F64
-from narrowfuzz.operators.operator import Expected, Operator, Read
+from narrowfuzz.operators.operator import UNIT, Expected, Operator, Read, either
 from narrowfuzz.operators.rows import LARGEST, rows_of, title_of, within
 from narrowfuzz.operators.sum import FLUSHED
 from narrowfuzz.trace.trace import OperatorCall
@@ -43,11 +44,12 @@ def _read_function(named: Mapping[str, Any], result: Any) -> Read | None:
     x, weight = named["input"], named["weight"]
     if x.device.type != "cpu":
         return None  # it is a kernel, which is judged by itself
-    if named["eps"] is None or not x.numel():
-        raise ValueError("no eps is given, and torch takes the dtype's, or it is empty")
+    if not x.numel():
+        raise ValueError("it is empty")
     tensors = {"input": x} | ({} if weight is None else {"weight": weight})
+    eps = None if named["eps"] is None else float(named["eps"])
     shape = tuple(named["normalized_shape"])
-    return Read(tensors, {"output": result}, {"shape": shape, "eps": float(named["eps"])})
+    return Read(tensors, {"output": result}, {"shape": shape, "eps": eps})
 
 
 def _forward(call: OperatorCall) -> dict[str, Expected]:
@@ -74,6 +76,18 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
     """Of the rstd that it was given, so that is exact."""
     rstd = call.tensors["rstd"].astype(np.float64).reshape(-1, 1)
     return _gradients(call, rows_of(call, "grad_out"), rstd, np.zeros_like(rstd), 0.0)
+
+
+def _whole_or_by_default(call: OperatorCall) -> dict[str, Expected]:
+    """Where no eps is given, with that of the input's dtype, as the documentation has it, or with
+    that of fp32, as torch 2.13 has it, which computes in fp32."""
+    if call.settings["eps"] is not None:
+        return _whole(call)
+    own, wide = (
+        _whole(replace(call, settings={**call.settings, "eps": 2.0 * UNIT[dtype][0]}))
+        for dtype in (call.dtypes["input"], "fp32")
+    )
+    return {name: either(own[name], wide[name]) for name in own}
 
 
 def _whole(call: OperatorCall) -> dict[str, Expected]:
@@ -132,7 +146,7 @@ OPERATORS = (
         name="rms_norm",
         words="RMS norms",
         read=_read_function,
-        expected=_whole,
+        expected=_whole_or_by_default,
         expression="called(torch.nn.functional.rms_norm, dict(input=input, "
         "normalized_shape={shape}, weight=weight, eps={eps}), grad_output, 'input', 'weight')",
         title=partial(title_of, "torch.nn.functional.rms_norm"),
