@@ -98,8 +98,11 @@ def _convert(
         "wgrad_with_hp": wgrad_with_hp,
     }
     if spec.backend == "wrapper":
-        chosen = (lambda module, name: _wrapped(module) and named(name, only)) if only else None
-        quantize_(model, MXFP8TrainingOpConfig(**kw), *([chosen] if chosen else []))
+        quantize_(
+            model,
+            MXFP8TrainingOpConfig(**kw),
+            lambda module, name: _wrapped(module, name) and named(name, only),
+        )
         return model
     for name, module in model.named_modules():
         if type(module) is nn.Linear and named(name, only):
@@ -113,16 +116,24 @@ def _convertible(module: Any, name: str, spec: Spec, *, only: tuple[str, ...] = 
     from narrowfuzz.recipe.recipe import named
     from torch import nn
 
-    kind = _wrapped(module) if spec.backend == "wrapper" else type(module) is nn.Linear
+    kind = _wrapped(module, name) if spec.backend == "wrapper" else type(module) is nn.Linear
     return kind and named(name, only)
 
 
-def _wrapped(module: Any) -> bool:
-    """quantize_'s default filter, quant_api.py _is_linear: not MultiheadAttention's out_proj."""
+def _wrapped(module: Any, name: str) -> bool:
+    """quantize_'s default filter, quant_api.py _is_linear: not MultiheadAttention's out_proj; and
+    experts, as the filter of moe_training/README.md chooses them, by name."""
     from torch import nn
 
     exempt = nn.modules.linear.NonDynamicallyQuantizableLinear
-    return isinstance(module, nn.Linear) and not isinstance(module, exempt)
+    linear = isinstance(module, nn.Linear) and not isinstance(module, exempt)
+    return linear or (name.rpartition(".")[2] == "experts" and _stacked(module))
+
+
+def _stacked(module: Any) -> bool:
+    """Are its own parameters stacks of matrices, one for each expert, and nothing else?"""
+    own = list(module.parameters(recurse=False))
+    return bool(own) and all(parameter.ndim == 3 for parameter in own)
 
 
 def _converted(module: Any) -> bool:
@@ -130,8 +141,10 @@ def _converted(module: Any) -> bool:
     from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
     from torchao.prototype.moe_training.tensor import TrainingWeightWrapperBaseTensor
 
-    wrapped = isinstance(getattr(module, "weight", None), TrainingWeightWrapperBaseTensor)
-    return isinstance(module, MXFP8Linear) or (isinstance(module, nn.Linear) and wrapped)
+    own = list(module.parameters(recurse=False))
+    wrapped = any(isinstance(parameter, TrainingWeightWrapperBaseTensor) for parameter in own)
+    kind = isinstance(module, nn.Linear) or _stacked(module)
+    return isinstance(module, MXFP8Linear) or (kind and wrapped)
 
 
 @cache

@@ -123,3 +123,21 @@ def test_kernels_of_a_gpu_and_padding_are_said_not_to_be_judged() -> None:
         )
     assert home._to_mxfp8_then_scaled_grouped_mm is _to_mxfp8_then_scaled_grouped_mm
     assert "of padded groups" in watch.unjudged[OPERATOR.words]
+
+
+def test_experts_that_a_recipe_converts_are_judged_in_a_model() -> None:
+    from narrowfuzz.case.spec import Case, DataSpec, Spec
+    from narrowfuzz.judge.judge import Judge
+    from narrowfuzz.ledger.ledger import Ledger
+    from narrowfuzz.plants.registry import builtin_faults
+    from narrowfuzz.recipe.recipe import load_recipes
+
+    spec = Spec(recipe="torchao.mxfp8.rceil", backend="wrapper", model="grouped_experts", m=64)
+    case = Case(spec=spec, data=DataSpec(seed=3))
+    judge = Judge(load_recipes(), Ledger([]), arms=frozenset({"eager"}))
+    called = [c.operator for c in judge.observe(case).traces["eager"].operators]
+    assert called.count("mxfp8_grouped_mm") == 3
+    assert not judge.judge(case).causes
+    with builtin_faults()["mx-groups-scales-of-first-expert"].plant():
+        causes = Judge(load_recipes(), Ledger([]), arms=frozenset({"eager"})).judge(case).causes
+    assert {(v.oracle, v.role) for v in causes} == {("O25", "mxfp8_grouped_mm.output")}

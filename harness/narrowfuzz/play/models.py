@@ -153,6 +153,21 @@ class LoopedExperts(nn.Module):
         return y.reshape(x.shape)
 
 
+class Experts(nn.Module):
+    """The weights of all experts, each a SwiGLU: [experts, outputs, features]."""
+
+    def __init__(self, dim: int, hidden: int, experts: int) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.randn(experts, hidden, dim))
+        self.w2 = nn.Parameter(torch.randn(experts, dim, hidden))
+        self.w3 = nn.Parameter(torch.randn(experts, hidden, dim))
+
+    def forward(self, rows: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        """Of rows in groups that end at ``offs``, one for each expert."""
+        h = F.silu(expert_products(rows, self.w1, offs)) * expert_products(rows, self.w3, offs)
+        return expert_products(h, self.w2, offs)
+
+
 class GroupedExperts(nn.Module):
     """A mixture of experts whose rows are sorted by expert and multiplied in groups, and an expert
     that all rows share. ``before``: rows are weighted before they are multiplied."""
@@ -161,22 +176,18 @@ class GroupedExperts(nn.Module):
         super().__init__()
         self.before = before
         self.router = Router(dim, experts, top_k)
+        self.experts = Experts(dim, hidden, experts)
         self.shared = SwiGLU(dim, hidden, False)
-        self.w1 = nn.Parameter(torch.randn(experts, hidden, dim))
-        self.w2 = nn.Parameter(torch.randn(experts, dim, hidden))
-        self.w3 = nn.Parameter(torch.randn(experts, hidden, dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self.router(rows)
         of_expert = chosen.flatten()
-        numbers = torch.arange(len(self.w1), device=x.device)
+        numbers = torch.arange(len(self.router.weight), device=x.device)
         offs = (of_expert[:, None] == numbers).sum(0).cumsum(0).to(torch.int32)
         order = of_expert.argsort(stable=True)
         row, weight = order // chosen.shape[1], weights.flatten()[order, None]
-        h = rows[row] * weight if self.before else rows[row]
-        h = F.silu(expert_products(h, self.w1, offs)) * expert_products(h, self.w3, offs)
-        h = expert_products(h, self.w2, offs)
+        h = self.experts(rows[row] * weight if self.before else rows[row], offs)
         y = torch.zeros_like(rows).index_add(0, row, h if self.before else h * weight)
         return (y + self.shared(rows)).reshape(x.shape)
 
@@ -189,9 +200,11 @@ def expert_products(rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tenso
         pairs = zip([0, *ends], ends, weights, strict=False)
         return torch.cat([rows[i:j] @ weight.t() for i, j, weight in pairs])
     outputs, features = weights.shape[1:]
-    rows = F.pad(rows, (0, -features % 8))
-    weights = F.pad(weights, (0, -features % 8, 0, -outputs % 8))
-    return torch._grouped_mm(rows, weights.transpose(1, 2), offs=offs)[:, :outputs]
+    if features % 8 or outputs % 8:
+        rows = F.pad(rows, (0, -features % 8))
+        weights = F.pad(weights, (0, -features % 8, 0, -outputs % 8))
+    y = torch._grouped_mm(rows, weights.transpose(1, 2), offs=offs)[:, :outputs]
+    return y.to(rows.dtype)
 
 
 class TiedHead(nn.Module):
