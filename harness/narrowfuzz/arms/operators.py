@@ -369,8 +369,7 @@ def held_everywhere(function: Any, call: Callable[[Any, Any, Any], Any]) -> Iter
     def standing_in(*args: Any, **kwargs: Any) -> Any:
         return call(function, args, kwargs)
 
-    name = function.__name__
-    holders = [m for m in list(sys.modules.values()) if vars(m).get(name) is function]
+    name, holders = function.__name__, _holders(function, len(sys.modules))
     for holder in holders:
         setattr(holder, name, standing_in)
     try:
@@ -378,6 +377,15 @@ def held_everywhere(function: Any, call: Callable[[Any, Any, Any], Any]) -> Iter
     finally:
         for holder in holders:
             setattr(holder, name, function)
+
+
+@cache
+def _holders(function: Any, loaded: int) -> tuple[Any, ...]:
+    """The modules, of so many that are loaded, that have it by its name."""
+    named = (
+        (m, getattr(m, "__dict__", {}).get(function.__name__)) for m in [*sys.modules.values()]
+    )
+    return tuple(module for module, held in named if held is function)
 
 
 @cache

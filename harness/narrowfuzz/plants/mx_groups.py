@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.operators import OPERATORS
 from narrowfuzz.plants.operators import of_operator
 from narrowfuzz.plants.patching import replaced
 
@@ -47,6 +47,7 @@ def _without_last_block(original: Any, a: Any, a_scale: Any, *rest: Any, **how: 
     return original(a, a_scale, *rest, **how)
 
 
+_OPERATOR = "mxfp8_grouped_mm"
 PLANTS = [
     of_operator(
         f"mx-groups-{id}",
@@ -54,7 +55,7 @@ PLANTS = [
         title,
         source,
         partial(_changed, name, change),
-        operator="mxfp8_grouped_mm",
+        operator=_OPERATOR,
     )
     for id, title, source, name, change in (
         (
@@ -79,5 +80,5 @@ PLANTS = [
             _without_last_block,
         ),
     )
-    if "mxfp8_grouped_rceil" in MODELS  # of torchao
+    if any(_OPERATOR in (model.operators or ()) for model in OPERATORS)  # torchao is there
 ]
