@@ -108,6 +108,8 @@ def snapshot() -> list[dict[Any, int]]:
         "cross_entropy_loss",
         "mean.dim",
         "bmm",
+        "topk",
+        "sort.stable",
         "mm",
         "addmm",
         "_grouped_mm",

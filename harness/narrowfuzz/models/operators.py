@@ -449,6 +449,23 @@ OPERATORS: tuple[Model, ...] = (
         for name in ("index_add", "scatter_add")
         for flat in (False, True)
     ),
+    _operator(
+        "topk",
+        "the largest numbers of each row",
+        "Chosen",
+        lambda spec: (spec.k, min(spec.n, spec.k)),
+        "topk",
+        values=("equal", "outlier"),
+        columns="choices",
+    ),
+    _operator(
+        "sort",
+        "each row in its order",
+        "Chosen",
+        lambda spec: (spec.k, 0),
+        "sort",
+        values=("equal", "outlier"),
+    ),
     *(
         _operator(
             name,

@@ -42,3 +42,17 @@ def singular_values_and_alignment(
         "singular_values": update.svd(compute_uv=False).S.float(),
         "alignment": ((gradient * update).sum() / total).reshape(1).float(),
     }
+
+
+def at_their_places(
+    tensors: Mapping[str, Any], results: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What stands at the places that an ordering names, and of each row how many of them it names
+    twice, or, where it is stable, behind an equal number that stood behind."""
+    dim, places = settings["dim"], results["indices"].long()
+    found = tensors["input"].gather(dim, places)
+    wrong = (places.sort(dim).values.diff(dim=dim) == 0).sum(dim, keepdim=True)
+    if settings["stable"]:
+        equal = found.diff(dim=dim) == 0
+        wrong = wrong + (equal & (places.diff(dim=dim) < 0)).sum(dim, keepdim=True)
+    return {"found": found, "misplaced": wrong.float()}

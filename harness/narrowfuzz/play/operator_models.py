@@ -271,6 +271,23 @@ class Collects(nn.Module):
         return sums.scatter_add(0, places, rows).gather(0, places).reshape(x.shape)
 
 
+class Chosen(nn.Module):
+    """Features times a weight, of which each row keeps its ``count`` largest where they are, as
+    routers choose experts; or all in their order, equal ones as they were."""
+
+    def __init__(self, dim: int, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = x * self.weight
+        if not self.count:
+            return scores.sort(dim=-1, stable=True).values
+        values, places = scores.topk(self.count, dim=-1)
+        return torch.zeros_like(scores).scatter(-1, places, values)
+
+
 class Activated(nn.Module):
     """Features times a weight, through a function of each."""
 

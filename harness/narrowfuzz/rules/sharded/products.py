@@ -172,7 +172,8 @@ def _product(
         gemm = linear.plan.gemms[role]
         rounds = gemm.kernel_rounds
         ends.append(bounds.interval(centre, radius, gemm, linear.spec.dtype))
-        sums.append((centre - radius, centre + radius))
+        with np.errstate(invalid="ignore"):  # both may be infinite
+            sums.append((centre - radius, centre + radius))
         unsure = unsure | linear.reference.may_overflow(role) | np.isnan(centre)
         excused = excused | _rescaled(linear, role)
     # a scale of the whole weight is smaller than this rank's piece would have

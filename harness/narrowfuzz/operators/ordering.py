@@ -1,0 +1,94 @@
+"""``torch.topk`` and ``torch.sort``, by which routers choose experts and rows are brought to them:
+what they return is exact, and which of equal numbers comes first is theirs to choose unless a sort
+is stable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.operators.operator import TORCH_DTYPE, Derived, Expected, Operator, Read
+from narrowfuzz.play.derived import at_their_places
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Larger tensors take longer to judge than to sort; whole numbers below it are numbers of fp32.
+_MOST = 2**20
+
+
+def _read(count: str, falls: str, named: Mapping[str, Any], result: Any) -> Read | None:
+    x, (values, indices) = named["self"], result
+    if not x.ndim or not values.numel():
+        return None
+    if x.numel() > _MOST or not named.get("sorted", True):
+        raise ValueError(f"of more than {_MOST} numbers, or in no order")
+    dim = named.get("dim", -1) % x.ndim
+    settings = {
+        "count": int(named[count]) if count else x.shape[dim],
+        "dim": dim,
+        "falling": bool(named.get(falls, count)),
+        "stable": bool(named.get("stable")),
+    }
+    whole = {"input": x} if x.is_floating_point() else {"input": x.float()}
+    ordered = values if x.is_floating_point() else values.float()
+    return Read(whole, {"values": ordered, "indices": indices.float()}, settings)
+
+
+def _ordered(x: F32, dim: int, count: int, *, falling: bool) -> F32:
+    """NaN counts as the largest number."""
+    rising = np.sort(x, axis=dim)
+    every = np.flip(rising, axis=dim) if falling else rising
+    return np.take(every, np.arange(count), axis=dim)
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """The values in their order; at the places that are named the same values; and no place that
+    is named twice, or, of a stable sort, before an equal one that was before it."""
+    dim, count = call.settings["dim"], call.settings["count"]
+    values = _ordered(call.tensors["input"], dim, count, falling=call.settings["falling"])
+    wrong = np.zeros_like(np.take(values, [0], axis=dim))
+    return {
+        "values": Expected.exactly(values),
+        "found": Expected.exactly(values),
+        "misplaced": Expected.exactly(wrong),
+    }
+
+
+def _title(name: str, call: OperatorCall) -> str:
+    shape, dtype = list(call.tensors["input"].shape), TORCH_DTYPE[call.dtypes["input"]]
+    end = "largest" if call.settings["falling"] else "smallest"
+    first = f"the {call.settings['count']} {end}" if name == "topk" else f"the {end} first"
+    return f"torch.{name}, {first}, along dim {call.settings['dim']} of a {dtype} tensor of {shape}"
+
+
+def _operator(name: str, expression: str, kernels: tuple[str, ...], read: Any) -> Operator:
+    return Operator(
+        name=name,
+        words=name,
+        kernels=kernels,
+        read=read,
+        expected=_expected,
+        expression=expression,
+        title=partial(_title, name),
+        results=("values", "indices", "found", "misplaced"),
+        derived=Derived(("found", "misplaced"), at_their_places),
+    )
+
+
+OPERATORS = (
+    _operator(
+        "topk",
+        "torch.topk(input, {count}, {dim}, largest={falling})",
+        ("aten::topk",),
+        partial(_read, "k", "largest"),
+    ),
+    _operator(
+        "sort",
+        "torch.sort(input, dim={dim}, descending={falling}, stable={stable})",
+        ("aten::sort", "aten::sort.stable"),
+        partial(_read, "", "descending"),
+    ),
+)
