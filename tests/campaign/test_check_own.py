@@ -184,3 +184,21 @@ def test_a_recipe_of_other_dtypes_than_the_models_is_refused(refused: Refused) -
     said = refused(TINY, "--recipe", "torch.bf16")
     assert "torch.bf16 takes bf16 parameters, and those of mine.py:build are fp32" in said
     assert "torch.fp32 leaves it as it is" in said
+
+
+@pytest.mark.parametrize(
+    ("build", "linears", "calls"),
+    [("loop", 17, {"index_add_", "topk"}), ("grouped", 5, {"products of groups", "sort", "topk"})],
+)
+def test_every_call_of_a_mixture_of_experts_is_judged(
+    tmp_path: Path, build: str, linears: int, calls: set[str]
+) -> None:
+    """Of the shipped examples: nothing is left out, and nothing is found but what is known."""
+    file = Path(__file__).parents[2] / "examples" / "own_model" / "experts.py"
+    ran = check(tmp_path, f"{file}:{build}", "--cases", "14")
+    assert ran.code == 0, ran.output
+    said = re.sub(r"\s+", " ", ran.output)
+    assert f"{linears} of {linears} linears one by one" in said
+    judged = said.partition("call by call ")[2].partition(". ")[0]
+    assert all(name in judged for name in ("RMS norms", *calls)), judged
+    assert "Not checked: formulas that it makes of these calls" in said
