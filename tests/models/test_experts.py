@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from narrowfuzz.play.models import GroupedExperts, LoopedExperts, Router, expert_products
+from narrowfuzz.play.models import (
+    CapacityExperts,
+    GroupedExperts,
+    LoopedExperts,
+    Router,
+    expert_products,
+)
 
 
 def weighed(model: LoopedExperts, x: torch.Tensor) -> torch.Tensor:
@@ -66,3 +72,23 @@ def test_padding_reaches_no_result() -> None:
     assert found.shape == (6, 7)
     assert torch.allclose(found[:2], rows[:2] @ weights[0].t(), atol=1e-5)
     assert torch.allclose(found[2:], rows[2:] @ weights[2].t(), atol=1e-5)
+
+
+def test_rows_beyond_an_experts_capacity_have_the_shared_expert_alone() -> None:
+    torch.manual_seed(1)
+    model, x = CapacityExperts(16, 24, 4), torch.randn(40, 16)
+    with torch.no_grad():
+        for parameter in model.experts.parameters():
+            parameter.normal_()
+        model.router.weight[0] = 8.0 * x.mean(0)
+    _, chosen = model.router(x)
+    routed = model(x) - model.shared(x)
+    place = torch.stack([(chosen[:i, 0] == chosen[i, 0]).sum() for i in range(40)])
+    kept = place < 16  # 5/4 of 10 rows, in eights
+    assert not kept.all() and kept.any()
+    assert routed[~kept].abs().max() < 1e-5
+    w1, w2, w3 = (w[chosen[:, 0]] for w in model.experts.parameters())
+    h = torch.nn.functional.silu((w1 @ x[..., None])[..., 0]) * (w3 @ x[..., None])[..., 0]
+    assert torch.allclose(routed[kept], (w2 @ h[..., None])[kept][..., 0], rtol=1e-3, atol=1e-2)
+    exact = model.double()(x.double())
+    assert torch.allclose((exact - model.shared(x.double())).float(), routed, rtol=1e-3, atol=1e-2)

@@ -77,6 +77,18 @@ def test_a_bias_may_be_added_before_or_after_rounding() -> None:
     assert (may.lo[0, 0], may.hi[0, 0]) == (1.0, 1.0 + 2.0**-7)
 
 
+def test_a_kernel_may_begin_with_the_bias() -> None:
+    """2^24 and then 0.5 ten times are 2^24; from the other end they are 2^24 + 4."""
+    call = calls_of("fp32", (1, 10, 1), bias=True)[0]
+    tensors = {
+        "bias": np.float32([2.0**24]),
+        "input": np.full((1, 10), 0.5, np.float32),
+        "mat2": np.ones((10, 1), np.float32),
+    }
+    may = BY_NAME["addmm"].expected(replace(call, tensors=tensors))["output"]
+    assert may.lo[0, 0] <= 2.0**24 and may.hi[0, 0] >= 2.0**24 + 4.0
+
+
 def test_of_large_calls_some_rows_and_columns_are_judged() -> None:
     for call in calls_of("bf16", (300, 128, 512), bias=True):
         may = BY_NAME[call.operator].expected(call)["output"]

@@ -89,6 +89,11 @@ MODELS: dict[str, Model] = {
             smaller=("linear", "mlp_swiglu"),
         ),
         Model(
+            "capacity_experts", "four experts of as many rows each, and a shared one",
+            "CapacityExperts", lambda spec: (spec.k, spec.n, 4), "mlp",
+            smaller=("linear", "mlp_swiglu"),
+        ),
+        Model(
             "dropout", "MLP with dropout", "DroppedOut", _sides, "mlp", random=True, last="down",
             often=2,
         ),

@@ -7,16 +7,14 @@ What linears multiply is judged layer by layer, and not here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.accumulator import U32
-from narrowfuzz.numerics.formats import F64, FORMATS, Format, round_to
+from narrowfuzz.numerics.formats import FORMATS, round_to
 from narrowfuzz.operators.bmm import products, rounds_to_odd
-from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Expected, Operator, Read, either
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read, either
 from narrowfuzz.operators.sampled import Chosen, along, spread
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -43,30 +41,23 @@ def _read_with_bias(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """As of ``torch.bmm``. A bias is added before the product is rounded, or after, and that sum is
-    rounded in its turn: what lies between the ends of both."""
+    """As of ``torch.bmm``. A bias is one product more, of 1, which a kernel may begin with; or it
+    is added to the rounded product, and that sum is rounded in its turn: what lies between the
+    ends of both."""
     a, b = (call.tensors[name].astype(np.float64)[None] for name in ("input", "mat2"))
-    fmt = FORMATS[call.dtypes["output"]]
-    twice = rounds_to_odd(call)
+    fmt, twice = FORMATS[call.dtypes["output"]], rounds_to_odd(call)
+    product = products(a, b, fmt, twice)
     if "bias" not in call.tensors:
-        return {"output": _first(products(a, b, fmt, twice))}
+        return {"output": _first(product)}
     bias = call.tensors["bias"].astype(np.float64)
-    # of the product alone, as wide as fp32 holds it, and as it is when it has been rounded
-    wide, narrow = (products(a, b, f, twice) for f in (FORMATS["fp32"], fmt))
+    one = np.ones((1, a.shape[1], 1))
+    fused = products(
+        np.concatenate([a, one], 2), np.concatenate([b, bias[None, None]], 1), fmt, twice
+    )
     with np.errstate(all="ignore"):
-        added = U32 * (np.abs(wide.centre + bias) + wide.radius) + UNIT["fp32"][1]
-        fused = Expected.within(
-            wide.centre + bias, wide.radius + added, fmt, wide.unknown | narrow.unknown
-        )
-        lo, hi = (_rounded(end + bias, fmt) for end in (narrow.lo, narrow.hi))
-        apart = Expected.between(lo, hi, narrow.unknown)
-        lost = ~np.isfinite(bias) | ~(np.abs(bias) < fmt.max * 0.5)
-    may = either(fused, apart)
-    return {"output": _first(replace(may, unknown=may.unknown | lost))}
-
-
-def _rounded(x: F64, fmt: Format) -> F64:
-    return np.asarray(round_to(x, fmt, overflow="ieee"))
+        lo, hi = (round_to(end + bias, fmt, overflow="ieee") for end in (product.lo, product.hi))
+    apart = Expected.between(lo, hi, product.unknown)
+    return {"output": _first(either(fused, apart))}
 
 
 def _first(may: Expected) -> Expected:

@@ -162,8 +162,9 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.randn(experts, dim, hidden))
         self.w3 = nn.Parameter(torch.randn(experts, hidden, dim))
 
-    def forward(self, rows: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-        """Of rows in groups that end at ``offs``, one for each expert."""
+    def forward(self, rows: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
+        """Of rows in groups that end at ``offs``, one for each expert; or as many rows of each,
+        [experts, rows, features]."""
         h = F.silu(expert_products(rows, self.w1, offs)) * expert_products(rows, self.w3, offs)
         return expert_products(h, self.w2, offs)
 
@@ -192,10 +193,43 @@ class GroupedExperts(nn.Module):
         return (y + self.shared(rows)).reshape(x.shape)
 
 
-def expert_products(rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """Rows in groups that end at ``offs`` times the transposed matrix of each. torch's kernel takes
-    whole 16 bytes, hence the zeros, and no float64, which is multiplied group by group."""
+class CapacityExperts(nn.Module):
+    """A mixture of experts that take as many rows each, a quarter more than their share: what comes
+    behind these is dropped."""
+
+    def __init__(self, dim: int, hidden: int, experts: int) -> None:
+        super().__init__()
+        self.router = Router(dim, experts, 1)
+        self.experts = Experts(dim, hidden, experts)
+        self.shared = SwiGLU(dim, hidden, False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(rows)
+        experts = len(self.router.weight)
+        share = -(-len(rows) * 5 // (4 * experts))
+        capacity = share + -share % 8
+        goes = chosen == torch.arange(experts, device=x.device)
+        place = (goes.cumsum(0) * goes).sum(1) - 1
+        # rows that are dropped share a place behind all others
+        nowhere = experts * capacity
+        slot = torch.where(place < capacity, chosen[:, 0] * capacity + place, nowhere)
+        taken = rows.new_zeros(nowhere + 1, rows.shape[1]).index_add(0, slot, rows)[:-1]
+        y = self.experts(taken.view(experts, capacity, -1), None).flatten(0, 1)
+        y = torch.cat([y, y.new_zeros(1, y.shape[1])]).index_select(0, slot)
+        return (y * weights + self.shared(rows)).reshape(x.shape)
+
+
+def expert_products(
+    rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor | None
+) -> torch.Tensor:
+    """Rows in groups that end at ``offs``, or as many of each, times the transposed matrix of each.
+    torch's kernel takes whole 16 bytes, hence the zeros, and no float64, which is multiplied group
+    by group."""
+    if rows.dtype == torch.float64 and offs is None:
+        return rows @ weights.transpose(1, 2)
     if rows.dtype == torch.float64:
+        assert offs is not None
         ends = offs.tolist()
         pairs = zip([0, *ends], ends, weights, strict=False)
         return torch.cat([rows[i:j] @ weight.t() for i, j, weight in pairs])
@@ -203,7 +237,7 @@ def expert_products(rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tenso
     if features % 8 or outputs % 8:
         rows = F.pad(rows, (0, -features % 8))
         weights = F.pad(weights, (0, -features % 8, 0, -outputs % 8))
-    y = torch._grouped_mm(rows, weights.transpose(1, 2), offs=offs)[:, :outputs]
+    y = torch._grouped_mm(rows, weights.transpose(1, 2), offs=offs)[..., :outputs]
     return y.to(rows.dtype)
 
 
