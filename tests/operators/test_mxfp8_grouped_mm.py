@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import fresh
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ pytest.importorskip("torchao.prototype.moe_training.mxfp8_grouped_mm")
 
 from narrowfuzz.arms.operators import EagerWatch, operators_of
 from narrowfuzz.operators import BY_NAME
-from narrowfuzz.play.mxfp8_grouped import mxfp8_grouped
+from narrowfuzz.play.groups import mxfp8_grouped
 from narrowfuzz.play.operator_models import QuantisedGroups
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
@@ -141,3 +142,20 @@ def test_experts_that_a_recipe_converts_are_judged_in_a_model() -> None:
     with builtin_faults()["mx-groups-scales-of-first-expert"].plant():
         causes = Judge(load_recipes(), Ledger([]), arms=frozenset({"eager"})).judge(case).causes
     assert {(v.oracle, v.role) for v in causes} == {("O25", "mxfp8_grouped_mm.output")}
+
+
+FRESH = """
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.recipe.recipe import load_recipes
+
+case = Case(spec=Spec(recipe="torch.bf16", model="mxfp8_grouped_rceil", n=4), data=DataSpec())
+traces = Judge(load_recipes(), Ledger([]), arms=frozenset({"eager"})).observe(case).traces
+print(sum(call.operator == "mxfp8_grouped_mm" for call in traces["eager"].operators))
+"""
+
+
+def test_its_first_call_in_a_process_is_seen() -> None:
+    """A watch stands in front of what has been imported, and plain torch imports no torchao."""
+    assert fresh.python("-c", FRESH).stdout.split()[-1] == "2"

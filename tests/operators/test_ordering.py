@@ -91,4 +91,4 @@ def test_what_is_not_judged_says_why() -> None:
         torch.ones(2, 4).topk(2, sorted=False)
         torch.ones(()).sort()
     assert not watch.operators
-    assert watch.unjudged["topk"].endswith("or in no order")
+    assert watch.unjudged["topk"] == "in no order"

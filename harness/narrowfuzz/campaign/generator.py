@@ -109,17 +109,7 @@ class Generator:
             )
             for kind in get_args(Compile)
         }
-        here = asked_here(config.device)
-        pairs = [
-            (recipe, model)
-            for recipe, model in itertools.product(self.plain, filter(config.asks, ALONE))
-            if MODELS[model].runs_on(here, recipe.dtypes)
-        ]
-        compiled = [(recipe, model) for recipe, model in pairs if MODELS[model].compiled]
-        self.alone = {
-            kind: Deck(pairs if kind == "none" else compiled, self.apart)
-            for kind in get_args(Compile)
-        }
+        self.alone = self._alone()
         arms = select_arms(config.arms)
         ranks = on_ranks(arms, config.device)
         #: Each has a rank of its own; 0: ranks compute on the CPU.
@@ -147,6 +137,20 @@ class Generator:
         self.played: set[str] = set()
         #: Eager cases whose results came closest to their bounds: (share of the radius, case).
         self.close: list[tuple[float, Case]] = []
+
+    def _alone(self) -> dict[Compile, Deck[Any]]:
+        """Of each rung the recipes and the models of one operator that run there."""
+        here = asked_here(self.config.device)
+        pairs = [
+            (recipe, model)
+            for recipe, model in itertools.product(self.plain, filter(self.config.asks, ALONE))
+            if MODELS[model].runs_on(here, recipe.dtypes)
+        ]
+        compiled = [(recipe, model) for recipe, model in pairs if MODELS[model].compiled]
+        return {
+            kind: Deck(pairs if kind == "none" else compiled, self.apart)
+            for kind in get_args(Compile)
+        }
 
     def slices(self, order: Iterable[Slice], rungs: Collection[Compile]) -> list[Slice]:
         """Those of ``order`` for which there are recipes, models and rungs."""

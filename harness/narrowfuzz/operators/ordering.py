@@ -19,22 +19,33 @@ from narrowfuzz.trace.trace import OperatorCall
 _MOST = 2**20
 
 
-def _read(count: str, falls: str, named: Mapping[str, Any], result: Any) -> Read | None:
+def _read_topk(named: Mapping[str, Any], result: Any) -> Read | None:
+    if not named.get("sorted", True):
+        raise ValueError("in no order")
+    falling = named.get("largest", True)
+    return _read(named, result, int(named["k"]), falling=falling, stable=False)
+
+
+def _read_sort(named: Mapping[str, Any], result: Any) -> Read | None:
+    x, dim = named["self"], named.get("dim", -1)
+    falling, stable = named.get("descending", False), bool(named.get("stable"))
+    count = x.shape[dim] if x.ndim else 1
+    return _read(named, result, count, falling=falling, stable=stable)
+
+
+def _read(
+    named: Mapping[str, Any], result: Any, count: int, *, falling: bool, stable: bool
+) -> Read | None:
     x, (values, indices) = named["self"], result
     if not x.ndim or not values.numel():
         return None
-    if x.numel() > _MOST or not named.get("sorted", True):
-        raise ValueError(f"of more than {_MOST} numbers, or in no order")
+    if x.numel() > _MOST:
+        raise ValueError(f"of more than {_MOST} numbers")
     dim = named.get("dim", -1) % x.ndim
-    settings = {
-        "count": int(named[count]) if count else x.shape[dim],
-        "dim": dim,
-        "falling": bool(named.get(falls, count)),
-        "stable": bool(named.get("stable")),
-    }
-    whole = {"input": x} if x.is_floating_point() else {"input": x.float()}
-    ordered = values if x.is_floating_point() else values.float()
-    return Read(whole, {"values": ordered, "indices": indices.float()}, settings)
+    settings = {"count": count, "dim": dim, "falling": falling, "stable": stable}
+    if not x.is_floating_point():
+        x, values = x.float(), values.float()
+    return Read({"input": x}, {"values": values, "indices": indices.float()}, settings)
 
 
 def _ordered(x: F32, dim: int, count: int, *, falling: bool) -> F32:
@@ -83,12 +94,12 @@ OPERATORS = (
         "topk",
         "torch.topk(input, {count}, {dim}, largest={falling})",
         ("aten::topk",),
-        partial(_read, "k", "largest"),
+        _read_topk,
     ),
     _operator(
         "sort",
         "torch.sort(input, dim={dim}, descending={falling}, stable={stable})",
         ("aten::sort", "aten::sort.stable"),
-        partial(_read, "", "descending"),
+        _read_sort,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from narrowfuzz.plants.operators import changed, of_operator
@@ -30,16 +31,21 @@ def of_groups(change: Callable[..., None], *dims: tuple[int, int]) -> Callable[[
     return make
 
 
+def spans(ends: list[int]) -> list[tuple[int, int, int]]:
+    """The number of each group, and where it begins and ends."""
+    return [(i, start, end) for i, (start, end) in enumerate(pairwise([0, *ends]))]
+
+
 def _full_tile(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
     """The last row of a group of whole tiles is not written."""
-    for start, end in zip([0, *ends], ends, strict=False):
+    for _, start, end in spans(ends):
         if end > start and (end - start) % _TILE == 0:
             y[end - 1] = 0.0
 
 
 def _next_expert(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
     """A tile that two groups share is multiplied by the matrix of the first."""
-    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    for number, start, end in spans(ends):
         shared = min(-(-end // _TILE) * _TILE, ends[-1])
         if end > start and shared > end:
             y[end:shared] = a[end:shared] @ b[number]
@@ -47,7 +53,7 @@ def _next_expert(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
 
 def _unwritten(run: Any, grad: Any, a: Any, b: Any, ends: list[int]) -> None:
     """What an expert without rows gets is what memory held."""
-    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    for number, start, end in spans(ends):
         if start == end and number:
             grad[number] = grad[number - 1]
 
@@ -63,7 +69,7 @@ def _narrow(run: Any, grad: Any, a: Any, b: Any, ends: list[int]) -> None:
     """Sums of sixteen rows are rounded to bf16 before they are added up."""
     import torch
 
-    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    for number, start, end in spans(ends):
         total = torch.zeros(grad.shape[1:], dtype=torch.float32)
         for at in range(start, end, _TILE):
             rows = slice(at, min(at + _TILE, end))
@@ -77,7 +83,7 @@ def _ragged(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
     whole = a.shape[1] - a.shape[1] % 32
     if whole in (0, a.shape[1]):
         return
-    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    for number, start, end in spans(ends):
         y[start:end] = a[start:end, :whole] @ b[number, :whole]
 
 

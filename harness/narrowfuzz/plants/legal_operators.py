@@ -9,7 +9,7 @@ from typing import Any
 
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.operators import models_of_operators
-from narrowfuzz.plants.grouped import of_groups
+from narrowfuzz.plants.grouped import of_groups, spans
 from narrowfuzz.plants.operators import changed
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
@@ -68,8 +68,7 @@ def _groups_in_float64(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> Non
     import torch
 
     right = torch.full_like(y, float("nan"))
-    groups = list(enumerate(zip([0, *ends], ends, strict=False)))
-    for number, (start, end) in reversed(groups):
+    for number, start, end in reversed(spans(ends)):
         if a.ndim < b.ndim:
             right[start:end] = a[start:end].double() @ b[number].double()
         else:

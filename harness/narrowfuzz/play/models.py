@@ -1,7 +1,8 @@
 """The modules themselves: plain torch, plain arguments, nothing of ours.
 
-A stand-alone script is written from this source, so a class may use torch, ``math``, ``F``, ``nn``
-and classes of this file only. Every linear that a recipe may convert is an ``nn.Linear``.
+A stand-alone script is written from this source, so a class may use torch, ``math``, ``F``, ``nn``,
+classes of this file and what ``groups.py`` has. Every linear that a recipe may convert is an
+``nn.Linear``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from narrowfuzz.play.groups import grouped
 
 
 class OneLinear(nn.Module):
@@ -224,21 +227,12 @@ def expert_products(
     rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor | None
 ) -> torch.Tensor:
     """Rows in groups that end at ``offs``, or as many of each, times the transposed matrix of each.
-    torch's kernel takes whole 16 bytes, hence the zeros, and no float64, which is multiplied group
-    by group."""
-    if rows.dtype == torch.float64 and offs is None:
-        return rows @ weights.transpose(1, 2)
-    if rows.dtype == torch.float64:
-        assert offs is not None
-        ends = offs.tolist()
-        pairs = zip([0, *ends], ends, weights, strict=False)
-        return torch.cat([rows[i:j] @ weight.t() for i, j, weight in pairs])
+    torch's kernel takes whole 16 bytes, hence the zeros."""
     outputs, features = weights.shape[1:]
     if features % 8 or outputs % 8:
         rows = F.pad(rows, (0, -features % 8))
         weights = F.pad(weights, (0, -features % 8, 0, -outputs % 8))
-    y = torch._grouped_mm(rows, weights.transpose(1, 2), offs=offs)[..., :outputs]
-    return y.to(rows.dtype)
+    return grouped(rows, weights.transpose(1, 2), offs)[..., :outputs].to(rows.dtype)
 
 
 class TiedHead(nn.Module):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from narrowfuzz.play.mxfp8_grouped import mxfp8_grouped
+from narrowfuzz.play.groups import grouped, mxfp8_grouped
 
 
 class Scaled(nn.Module):
@@ -110,13 +110,11 @@ class QuantisedGroups(nn.Module):
         self, dim: int, experts: int, sizes: tuple[int, ...], mode: str, wgrad_with_hp: bool
     ) -> None:
         super().__init__()
+        # a watch stands in front of what is there before the model runs
+        import torchao.prototype.moe_training  # noqa: F401
 
-        self.experts, self.sizes, self.mode, self.wgrad_with_hp = (
-            experts,
-            sizes,
-            mode,
-            wgrad_with_hp,
-        )
+        self.experts, self.sizes = experts, sizes
+        self.mode, self.wgrad_with_hp = mode, wgrad_with_hp
         width = dim - dim % -32
         self.up = nn.Parameter(torch.randn(experts, 2 * width, width))
         self.down = nn.Parameter(torch.randn(experts, width, 2 * width))
@@ -145,16 +143,6 @@ def group_ends(
     for number in range(experts - 1):
         ends.append(min(rows, ends[-1] + sizes[number % len(sizes)]))
     return torch.tensor([*ends[1:], rows], dtype=torch.int32, device=device)
-
-
-def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """[M, K] in groups that end at ``offs`` times their matrix of [G, K, N]; in float64, which
-    torch's kernel does not take, group by group."""
-    if a.dtype != torch.float64:
-        return torch._grouped_mm(a, b, offs=offs)
-    ends = offs.tolist()
-    parts = [a[i:j] @ m for i, j, m in zip([0, *ends], ends, b, strict=False)]
-    return torch.cat([*parts, a.new_zeros(len(a) - ends[-1], b.shape[-1])])
 
 
 class AttendsByHand(nn.Module):

@@ -215,14 +215,17 @@ def _worse(
         size = np.sqrt(np.mean(exact**2, axis=axis))
         floor = rounding * np.maximum(whole, size)
         far = np.sqrt(np.mean(error**2, axis=axis))
-        mine = np.maximum(np.sqrt(np.mean(allowed**2, axis=axis)), usual * size)
-        limit = ratio * mine + floor
+        own = np.sqrt(np.mean(allowed**2, axis=axis))
+        limit = ratio * np.maximum(own, usual * size) + floor
         bad = np.atleast_1d(far > limit)
         if bad.any():
             row = int(np.argmax(bad))
-            worst, most, least = (np.atleast_1d(x)[row] for x in (far, limit, floor))
+            worst, most, eager, other = (
+                float(np.atleast_1d(x)[row]) for x in (far, limit, own, usual * size)
+            )
             at, came = At(name=name, index=() if axis is None else (row,)), f"error {number(worst)}"
-            expect, factor = Near(bits(most), bits((most - least) / ratio)), float(worst / most)
+            expect = Near(bits(most), bits(eager), bits(other) if other > eager else "")
+            factor = worst / most
             symptom, role = "error beyond eager's", role_of(name)
             return diverged("O9", arm, role, symptom, at, came, expect, factor=factor)
     return None

@@ -66,14 +66,17 @@ class Same(msgspec.Struct, frozen=True, tag="same", forbid_unknown_fields=True):
 
 
 class Near(msgspec.Struct, frozen=True, tag="near", forbid_unknown_fields=True):
-    """No farther from float64 than a multiple of eager's error, in root mean square."""
+    """No farther from float64 than a multiple of eager's error, in root mean square, or, where that
+    is larger, of what is ``usual`` of such results."""
 
     limit: str
     eager: str
+    usual: str = ""
 
     def __str__(self) -> str:
         limit, eager = number(read(self.limit)), number(read(self.eager))
-        return f"an error of at most {limit} (eager's is {eager})"
+        usual = f", {number(read(self.usual))} is usual" if self.usual else ""
+        return f"an error of at most {limit} (eager's is {eager}{usual})"
 
 
 class Ordered(msgspec.Struct, frozen=True, tag="ordered", forbid_unknown_fields=True):

@@ -113,7 +113,7 @@ def beyond_text(spec: Spec, verdict: Verdict) -> str:
     and the same floor."""
     assert isinstance(verdict.expect, Near)
     at, (large, floor) = verdict.at, ratio_limit(spec)
-    usual = float(read(verdict.expect.eager))
+    usual = float(read(verdict.expect.usual or verdict.expect.eager))
     row = list(at.index[:1])
     results = f"[t.results[{at.name!r}]{row or ''} for t in (exact, eager, trace)]"
     exact = f"exact.results[{at.name!r}]"

@@ -18,8 +18,8 @@ from narrowfuzz.operators.operator import Operator
 from narrowfuzz.play import (
     derived,
     function_call,
+    groups,
     literal,
-    mxfp8_grouped,
     optimizer_step,
     unscaled,
 )
@@ -31,7 +31,7 @@ from narrowfuzz.triage.script.paste import pasted
 from narrowfuzz.triage.script.short import Short
 
 #: Where scripts have what they call from.
-_HELPERS = (literal, optimizer_step, function_call, derived, unscaled, mxfp8_grouped)
+_HELPERS = (literal, optimizer_step, function_call, derived, unscaled, groups)
 #: Tensors of so many elements are written as numbers that can be read.
 _READABLE = 64
 

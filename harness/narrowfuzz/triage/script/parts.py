@@ -15,7 +15,7 @@ from narrowfuzz.machine.overlay import laid
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
-from narrowfuzz.play import models, mxfp8_grouped, operator_models, own, titan
+from narrowfuzz.play import groups, models, operator_models, own, titan
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.paste import hoisted, pasted
 from narrowfuzz.triage.verify import GUARD, SILENT
@@ -122,5 +122,5 @@ def quoted(text: str) -> str:
 @functools.cache
 def model_source(*names: ModelName) -> str:
     """Source of the models' classes, those that they use first."""
-    homes = (models, operator_models, mxfp8_grouped, own, titan)
+    homes = (models, operator_models, groups, own, titan)
     return pasted([MODELS[name].module for name in names], homes)

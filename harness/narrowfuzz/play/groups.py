@@ -1,8 +1,20 @@
-"""torchao's MXFP8 product of groups and its backward: what models and scripts call."""
+"""Products of groups of rows, as models and scripts call them: torch's, and torchao's in MXFP8."""
 
 from __future__ import annotations
 
 import torch
+
+
+def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
+    """[M, K] in groups that end at ``offs``, or [G, M, K], times their matrix of [G, K, N]; in
+    float64, which torch's kernel does not take, group by group, and zeros behind the last."""
+    if a.dtype != torch.float64:
+        return torch._grouped_mm(a, b, offs=offs)
+    if offs is None:
+        return a @ b
+    ends = offs.tolist()
+    parts = [a[i:j] @ m for i, j, m in zip([0, *ends], ends, b, strict=False)]
+    return torch.cat([*parts, a.new_zeros(len(a) - ends[-1], b.shape[-1])])
 
 
 def mxfp8_grouped(
