@@ -52,7 +52,7 @@ def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
     if on_cpu:
         import triton_on_cpu
 
-        triton_on_cpu.install()
+        triton_on_cpu.install_torchao()
     from torchao.prototype.blockwise_fp8_training import kernels, linear
     from torchao.prototype.blockwise_fp8_training.linear import (
         Float8BlockwiseLinear,

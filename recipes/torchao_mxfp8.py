@@ -9,10 +9,15 @@ whose grad_weight is not quantised (mx_mm.backward, ``wgrad_with_hp``). Backends
               weight's tensor class
     native    MXFP8Linear with KernelPreference.AUTO, its default: Triton and CUDA casts (floor and
               rceil only, bf16 only) and cuBLAS's MX GEMM, which always returns bf16
+    triton    the same on a CPU, where Triton is laid over (``--with triton==3.6.0``): Triton's
+              interpreter casts, along dim 1 by the library's Triton kernel in place of its CUDA
+              one, and harness/triton_on_cpu multiplies codes and tiled scales
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +31,10 @@ from narrowfuzz.numerics.scales import MxMode
 from narrowfuzz.recipe.recipe import NOT_ROUNDED, Emit, Recipe
 
 BLOCK = 32
+#: Does Triton's interpreter run the kernels?
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+#: What triton_to_mxfp8_dim1 takes multiples of.
+TILE = 128
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class _Variant:
     @property
     def backends(self) -> tuple[str, ...]:
         # utils.py _to_mxfp8_dim1_kernel_wrapper: the kernels know these two modes
-        native = ("native",) if self.mode in ("floor", "rceil") else ()
+        native = ("native", "triton") if self.mode in ("floor", "rceil") else ()
         return ("linear", "wrapper", *native)
 
     @property
@@ -62,7 +71,7 @@ VARIANTS = (
 def _plan(variant: _Variant) -> Any:
     def plan(spec: Spec) -> Plan:
         operand = OperandPlan(E4M3FN, "block", BLOCK, MxScale(variant.mode, variant.inf_byte))
-        if spec.backend == "native":
+        if spec.backend in ("native", "triton"):
             gemm = GemmPlan(operand, operand, scale_roundings=0, rounding=("bf16", "out"))
         else:
             # the compiler may fuse multiply and bias into addmm: no rounding is the kernel's own
@@ -83,6 +92,8 @@ def _plan(variant: _Variant) -> Any:
 def _convert(
     model: Any, spec: Spec, *, mode: str, wgrad_with_hp: bool, only: tuple[str, ...] = ()
 ) -> Any:
+    if spec.backend == "triton":
+        _interpret()
     from narrowfuzz.recipe.recipe import named
     from torch import nn
     from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
@@ -91,7 +102,7 @@ def _convert(
     from torchao.quantization import quantize_
     from torchao.quantization.quantize_.common import KernelPreference
 
-    native = spec.backend == "native"
+    native = spec.backend in ("native", "triton")
     kw: dict[str, Any] = {
         "kernel_preference": KernelPreference.AUTO if native else KernelPreference.EMULATED,
         "scale_calculation_mode": ScaleCalculationMode(mode),
@@ -110,6 +121,31 @@ def _convert(
             module.__class__ = MXFP8Linear
             vars(module).update(kw)
     return model
+
+
+def _kernels_first() -> None:
+    """torchao's kernels can be made to run here only while torchao is imported."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        import triton_on_cpu
+
+        triton_on_cpu.install_torchao()
+
+
+def _interpret() -> None:
+    """Casts along dim 1 by Triton, and products on this CPU, for the rest of the process."""
+    _kernels_first()
+    from types import SimpleNamespace
+
+    from torchao.prototype.moe_training import mxfp8_linear
+    from torchao.prototype.mx_formats import mx_tensor
+    from torchao.prototype.mx_formats.config import MXFP8Dim1CastKernelChoice as Choice
+    from triton_on_cpu.memory import adapt
+    from triton_on_cpu.products import mx_scaled_mm
+
+    mxfp8_linear.MXFP8Dim1CastKernelChoice = SimpleNamespace(
+        CUDA=Choice.TRITON, TRITON=Choice.TRITON, TORCH=Choice.TORCH
+    )
+    adapt(mx_tensor, _scaled_mm=mx_scaled_mm)
 
 
 def _convertible(module: Any, name: str, spec: Spec, *, only: tuple[str, ...] = ()) -> bool:
@@ -173,6 +209,11 @@ def _not_wrapped() -> str:
 def _unavailable(backend: str, device: str) -> str:
     if backend == "wrapper":
         return _not_wrapped()
+    if backend == "triton":
+        there = importlib.util.find_spec("triton") is not None and INTERPRETED
+        if device == "cpu" and there:
+            return ""
+        return "casts with Triton kernels, interpreted: needs a CPU, and --with triton==3.6.0"
     if backend != "native":
         return ""
     import torch
@@ -189,6 +230,7 @@ def _unavailable(backend: str, device: str) -> str:
 @contextmanager
 def _tap(emit: Emit) -> Iterator[None]:
     """Stand in front of the MX tensor's mm: both operands arrive with codes and E8M0 bytes."""
+    _kernels_first()
     from torchao.prototype.mx_formats import mx_tensor
 
     multiply = mx_tensor._addmm_mx_dispatch
@@ -212,8 +254,11 @@ def _refusal(variant: _Variant) -> Any:
         for name, size in contracted:
             if size % BLOCK:
                 return f"{name} must be a multiple of {BLOCK}, the MX block, got {size}"
-        if spec.backend == "native" and spec.dtype != "bf16":
+        if spec.backend in ("native", "triton") and spec.dtype != "bf16":
             return f"dtype must be bf16 for the native kernels, got {spec.dtype}"
+        for name, size in contracted if spec.backend == "triton" else ():
+            if size % TILE:
+                return f"{name} must be a multiple of {TILE}, as triton_to_mxfp8_dim1 is tested"
         return ""
 
     return refusal
@@ -231,7 +276,11 @@ RECIPES = [
             "linear": f"MXFP8Linear; {_EMULATED}",
             "wrapper": f"quantize_ with MXFP8TrainingOpConfig; {_EMULATED}",
             "native": "MXFP8Linear with the GPU's own casts and MX products",
+            "triton": "MXFP8Linear with Triton's casts, in Triton's interpreter; the product "
+            "of codes is emulated",
         },
+        eager=("triton",),
+        environment={"TRITON_INTERPRET": "1"} if INTERPRETED else {},
         package="torchao>=0.18",
         plan=_plan(variant),
         convert=partial(_convert, mode=variant.mode, wgrad_with_hp=variant.wgrad_with_hp),
@@ -242,6 +291,7 @@ RECIPES = [
         shards=("fsdp", "tensor"),
         unavailable=_unavailable,
         alignment=BLOCK,
+        multiples={"triton": TILE},
         autocast=lambda device: NOT_ROUNDED,  # mx_mm has no custom_fwd: it is told nothing
         leaves_out={"dtype=fp16": "mx_tensor.py to_mx asserts bf16 or fp32"},
     )

@@ -7,15 +7,17 @@ Plan from torchao 0.18 ``prototype/moe_training/nvfp4_training/nvfp4_linear.py``
     grad_weight  both through a random Hadamard transform over the tokens; 1x16, grad_output rounded
                  stochastically
 
-Every quantiser is a Triton kernel with Blackwell instructions, so nothing trains without that GPU.
-On CPU torchao still has ``nvfp4_quantize``, ``NVFP4Tensor`` and a weight-only linear, which
-tests/numerics holds against our reference. (``torchao.prototype.qat.nvfp4`` needs scaled_mm on
-NVFP4, which the CPU kernel refuses.)
+Every quantiser is a Triton kernel with Blackwell instructions. On a CPU Triton's interpreter runs
+them, with what PTX defines in place of these instructions (harness/triton_on_cpu), where Triton is
+laid over: ``--with triton==3.6.0``; the product of codes and tiled scales, for which a CPU has no
+kernel, is emulated there. torchao has ``nvfp4_quantize``, ``NVFP4Tensor`` and a weight-only linear
+for a CPU, too, which tests/numerics holds against our reference.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,8 +26,10 @@ from typing import Any
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import E2M1
 from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Plan, TwoLevelScale
-from narrowfuzz.recipe.recipe import Emit, Recipe, every_linear
+from narrowfuzz.recipe.recipe import MAY_CHANGE, Emit, Recipe, every_linear
 
+#: Does Triton's interpreter run the kernels? No compiler sees into it.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 #: nvfp4_mm_triton takes multiples of this for every dimension.
 ALIGNMENT = 128
 #: Fixed, so that a case is one experiment; the library draws them for each layer.
@@ -49,6 +53,8 @@ _PLAN = Plan(
 
 
 def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
+    if not next(model.parameters()).is_cuda:
+        _interpret()
     from narrowfuzz.recipe.recipe import named
     from torch import nn
     from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4TrainingConfig
@@ -59,6 +65,18 @@ def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
 
     quantize_(model, NVFP4TrainingConfig(rht_sign_vector=SIGNS), is_linear)
     return model
+
+
+def _interpret() -> None:
+    """Kernels by Triton's interpreter, and products on this CPU, for the rest of the process."""
+    import triton_on_cpu
+
+    triton_on_cpu.install_torchao()
+    from torch.nn import functional
+    from triton_on_cpu.products import nvfp4_scaled_mm
+
+    if functional.scaled_mm.__module__ == "torch.nn.functional":
+        functional.scaled_mm = nvfp4_scaled_mm
 
 
 def _converted(module: Any) -> bool:
@@ -74,6 +92,10 @@ def _tap(emit: Emit) -> Iterator[None]:
     The amax behind each g is what ``per_tensor_amax_to_scale`` was given; a weight's is known by
     its storage, and there the 16 equal rows of block scales are one tile's.
     """
+    if os.environ.get("TRITON_INTERPRET") == "1":  # before torchao is imported
+        import triton_on_cpu
+
+        triton_on_cpu.install_torchao()
     import torch
     from torch.nn import functional
     from torchao.prototype.moe_training.nvfp4_training import nvfp4_linear as library
@@ -123,9 +145,19 @@ def _refusal(spec: Spec, device: str) -> str:
 
 
 def _unavailable(backend: str, device: str) -> str:
+    there = importlib.util.find_spec("triton") is not None
+    if device == "cpu":
+        return (
+            ""
+            if there and INTERPRETED
+            else (
+                "quantises with Triton kernels: needs a GPU of compute capability 10.0, or "
+                "--with triton==3.6.0 on a CPU"
+            )
+        )
     if device != "cuda":
-        return "quantises with Triton kernels for compute capability 10.0 only: needs such a GPU"
-    if importlib.util.find_spec("triton") is None:
+        return "quantises with Triton kernels: needs a real GPU, or a CPU"
+    if not there:
         return "quantises with Triton kernels: needs triton"
     import torch
 
@@ -140,6 +172,11 @@ RECIPES = [
         family="torchao.nvfp4",
         title="E2M1 blocks of 16, two-level scale, stochastic gradients, random Hadamard",
         backends=("triton",),
+        backend_words={"triton": "in Triton's interpreter; the product of codes is emulated"}
+        if INTERPRETED
+        else {},
+        eager=("triton",) if INTERPRETED else (),
+        environment={"TRITON_INTERPRET": "1"} if INTERPRETED else {},
         package="torchao>=0.18",
         plan=lambda spec: _PLAN,
         convert=_convert,
@@ -147,6 +184,8 @@ RECIPES = [
         tap=_tap,
         unavailable=_unavailable,
         converted=_converted,
+        # the seed of its random numbers and the signs of its transform, which a state dict holds
+        may_change=MAY_CHANGE | {"buffer added"},
         convertible=every_linear,
         alignment=ALIGNMENT,
         dtypes=("bf16",),

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,18 @@ import triton_on_cpu
 
 np.seterr(all="ignore")
 torch.set_num_threads(1)
-triton_on_cpu.install()
+triton_on_cpu.install_torchao()
 
 import triton_operations  # noqa: E402
 import triton_torchao  # noqa: E402
 from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike  # noqa: E402
 from narrowfuzz.judge.judge import Judge, Judgement  # noqa: E402
 from narrowfuzz.ledger.ledger import load_ledger  # noqa: E402
+from narrowfuzz.numerics.formats import E2M1, decode, encode  # noqa: E402
 from narrowfuzz.recipe.recipe import load_recipes  # noqa: E402
-from triton_on_cpu import arithmetic  # noqa: E402
-from triton_on_cpu.install import install  # noqa: E402
+from triton_on_cpu import arithmetic, products  # noqa: E402
+from triton_on_cpu.install import candidate, install  # noqa: E402
+from triton_on_cpu.memory import adapt  # noqa: E402
 
 RECORDED = json.loads((Path(__file__).parent / "triton_on_cpu_h200.json").read_text())
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -43,7 +46,9 @@ def check_operations_have_the_bits_of_a_gpu() -> None:
     assert found == RECORDED["operations"]
 
 
-def check_torchaos_kernels_have_the_bits_of_a_gpu() -> None:
+def check_torchaos_kernels_have_the_bits_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a Hopper has no instruction for E8M0: it took the path without assembly
+    monkeypatch.setattr(triton_torchao.mx, "IS_ROCM", triton_operations.tl.constexpr(True))
     found = digests(triton_torchao.results())
     assert found == RECORDED["torchao"]
 
@@ -77,48 +82,218 @@ def check_rounding_to_e4m3_toward_zero_is_refused() -> None:
         triton_operations.launched(triton_operations.cut, x, y, triton_operations.TYPES["e4m3"][1])
 
 
+def check_e2m1_is_rounded_to_nearest() -> None:
+    """All bf16 numbers and those halfway between two codes, beside the reference's own cast."""
+    every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    x = np.concatenate([every.numpy(), np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -2.5])])
+    x = x[np.isfinite(x)]
+    found = arithmetic.e2m1_nearest(x, x[::-1])
+    assert np.array_equal(found & 15, encode(x, E2M1))
+    assert np.array_equal(found >> 4, encode(x[::-1], E2M1))
+    nans = np.float32([np.nan, -np.nan])
+    assert arithmetic.e2m1_nearest(nans, np.float32([np.inf, -np.inf])).tolist() == [0x77, 0xF7]
+
+
+def check_e2m1_by_chance_rounds_up_as_often_as_it_should() -> None:
+    bits = np.arange(65536, dtype=np.int64)
+    for x, low, high, part in (
+        (0.625, 0.5, 1.0, 0.25),
+        (-4.5, -4.0, -6.0, 0.25),
+        (3.0, 3.0, 4.0, 0),
+    ):
+        numbers = np.full(bits.shape, x, np.float32)
+        both = arithmetic.e2m1_by_chance(numbers, numbers, bits | bits << 16)
+        for half in (both & 15, both >> 4):
+            values = decode(half.astype(np.uint8), E2M1)
+            assert np.isin(values, [low, high]).all()
+            assert (values == high).mean() == part
+
+
+@triton_operations.triton.jit
+def beside(x, y, n, shift):  # type: ignore[no-untyped-def]
+    tl = triton_operations.tl
+    at = tl.arange(0, 32)
+    tl.store(y + at + shift, tl.load(x + at + n))
+
+
+def check_a_store_outside_is_refused_and_a_load_outside_is_nan() -> None:
+    x, y = torch.ones(40), torch.zeros(40)
+    beside[(1,)](x, y, 8, 8)
+    assert y.tolist() == [0.0] * 8 + [1.0] * 32
+    beside[(1,)](x, y, 16, 0)
+    assert y[:24].tolist() == [1.0] * 24 and y[24:32].isnan().all()
+    before = y.clone()
+    with pytest.raises(triton_on_cpu.OutsideError) as error:
+        beside[(1,)](x, y, 0, 10)
+    assert str(error.value) == (
+        "beside writes 8 bytes outside of y: from byte 160 to byte 168 of 160"
+    )
+    assert same_tensor(y, before)
+
+
+@triton_operations.triton.jit
+def over(y, shift, STEP: triton_operations.tl.constexpr):  # type: ignore[no-untyped-def]
+    tl = triton_operations.tl
+    at, program = tl.arange(0, 32), tl.program_id(0)
+    tl.store(y + program * shift + at // STEP, program * shift + at)
+
+
+def check_two_values_in_one_place_are_refused() -> None:
+    y = torch.zeros(64, dtype=torch.int32)
+    over[(2,)](y, 32, 1)
+    assert y.tolist() == list(range(64))
+    over[(2,)](y, 16, 1)  # two programs, but the same values
+    with pytest.raises(
+        triton_on_cpu.WrittenTwiceError, match=r"^over writes 16 numbers of y twice"
+    ):
+        over[(1,)](y, 0, 2)
+    sums[(2,)](y)
+    with pytest.raises(triton_on_cpu.WrittenTwiceError, match=r"^programs writes 32 numbers of y"):
+        programs[(2,)](y)
+
+
+@triton_operations.triton.jit
+def programs(y):  # type: ignore[no-untyped-def]
+    tl = triton_operations.tl
+    tl.store(y + tl.arange(0, 32), tl.program_id(0) + tl.zeros((32,), tl.int32))
+
+
+@triton_operations.triton.jit
+def sums(y):  # type: ignore[no-untyped-def]
+    """A program may write again what it wrote, and add to what others add to."""
+    tl = triton_operations.tl
+    at = tl.program_id(0) * 32 + tl.arange(0, 32)
+    tl.store(y + at, at)
+    tl.store(y + at, at + 1)
+    tl.atomic_add(y + at, at)
+
+
+def same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool((a.view(torch.uint8) == b.view(torch.uint8)).all())
+
+
+def check_what_no_kernel_writes_is_nan() -> None:
+    module = SimpleNamespace(torch=torch)
+    adapt(module)
+    adapt(module)
+    for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
+        assert module.torch.empty(3, dtype=dtype).float().isnan().all()
+    assert module.torch.empty_like(torch.zeros(2, dtype=torch.uint8)).tolist() == [255, 255]
+    assert module.torch.cuda.get_device_properties("cpu").multi_processor_count == 1
+    assert module.torch.zeros is torch.zeros
+
+
+def check_every_candidate_is_taken_and_the_same_for_the_same_sizes() -> None:
+    sizes = [(128 * rows, 128 * columns) for rows in range(1, 9) for columns in range(1, 9)]
+    taken = [candidate("kernel", size, 6) for size in sizes]
+    assert set(taken) == set(range(6))
+    assert taken == [candidate("kernel", (None, *size, True, 0.5), 6) for size in sizes]
+
+
+def check_products_of_tiled_scales() -> None:
+    from torchao.prototype.mx_formats.utils import to_blocked
+
+    make = torch.Generator().manual_seed(0)
+    scales = torch.randint(120, 132, (130, 5), generator=make, dtype=torch.uint8)
+    assert torch.equal(products.untiled(to_blocked(scales), 130, 5), scales)
+    codes = torch.randn(130, 160, generator=make).to(torch.float8_e4m3fn)
+    tiled = to_blocked(scales).view(torch.float8_e8m0fnu)
+    found = products.mx_scaled_mm(codes, codes.t(), tiled, tiled)
+    x = codes.double() * torch.exp2(scales.double() - 127).repeat_interleave(32, dim=1)
+    assert torch.allclose(found.double(), x @ x.t(), rtol=2**-8, atol=1e-5)
+
+
 NAN = Spike(tensor="input", row=3, col=5, bits="0x7fc00000")
 #: Of these nothing is multiplied, or no more than a forward, and the error is all that is judged.
-REFUSED = ("blockwise-noncontiguous-input", "blockwise-shape-refusals")
-#: Cases of torchao's blockwise FP8, and the known issue that each shows.
-KNOWN = {
-    "": {},
-    "blockwise-nan-hidden": {"data": DataSpec(seed=1, spikes=(NAN,))},
-    "blockwise-noncontiguous-input": {"input_layout": "transposed"},
-    "blockwise-shape-refusals": {"m": 64},
-    "blockwise-swap-drops-module-state": {"model": "hooked"},
-    "blockwise-swap-drops-own-forward": {"model": "own_forward"},
-}
+REFUSED = (
+    "blockwise-noncontiguous-input",
+    "blockwise-shape-refusals",
+    "mx-dim1-tiles-outside",
+    "mx-triton-refusals",
+    "nvfp4-shape-refusals",
+)
+FLOOR, RCEIL = {"recipe": "torchao.mxfp8.floor"}, {"recipe": "torchao.mxfp8.rceil"}
+NVFP4 = {"recipe": "torchao.nvfp4"}
+#: Cases of torchao's Triton kernels, and the known issue that each shows, "" for none.
+KNOWN: list[tuple[str, dict[str, Any]]] = [
+    ("", {}),
+    ("blockwise-nan-hidden", {"data": DataSpec(seed=1, spikes=(NAN,))}),
+    ("blockwise-noncontiguous-input", {"input_layout": "transposed"}),
+    ("blockwise-shape-refusals", {"m": 64}),
+    ("blockwise-swap-drops-module-state", {"model": "hooked"}),
+    ("blockwise-swap-drops-own-forward", {"model": "own_forward"}),
+    ("", {**FLOOR, "m": 256, "k": 256, "n": 256}),
+    ("", {**RCEIL, "m": 256, "k": 256, "n": 256}),
+    (
+        "mx-byte0-triton",
+        {**RCEIL, "data": DataSpec(seed=1, values="subnormal"), "m": 256, "k": 256, "n": 256},
+    ),
+    ("mx-dim1-tiles-outside", RCEIL),
+    (
+        "mx-floor-triton-nan",
+        {**FLOOR, "data": DataSpec(seed=1, spikes=(NAN,)), "m": 256, "k": 256, "n": 256},
+    ),
+    ("mx-triton-refusals", {**RCEIL, "input_layout": "transposed"}),
+    ("mx-triton-refusals", {**FLOOR, "dtype": "fp32"}),
+    ("", NVFP4),
+    ("", {**NVFP4, "data": DataSpec(seed=1, spikes=(NAN,))}),
+    ("nvfp4-shape-refusals", {**NVFP4, "m": 64}),
+    ("nvfp4-swap-drops-module-state", {**NVFP4, "model": "hooked"}),
+    ("nvfp4-swap-drops-own-forward", {**NVFP4, "model": "own_forward"}),
+]
 
 
-def blockwise(known: str) -> Judgement:
-    how = {"m": 128, "k": 128, "n": 128, "data": DataSpec(seed=1), **KNOWN[known]}
-    data = how.pop("data")
-    spec = Spec(recipe="torchao.blockwise_fp8", backend="triton", **how)
+def judged(how: dict[str, Any]) -> tuple[Judgement, set[str]]:
+    """The judgement of a case, and the known issues that it shows."""
+    fields = {
+        "recipe": "torchao.blockwise_fp8",
+        "dtype": "bf16",
+        "m": 128,
+        "k": 128,
+        "n": 128,
+        **how,
+    }
+    data = fields.pop("data", DataSpec(seed=1))
+    spec = Spec(backend="triton", **fields)
     judge = Judge(load_recipes(), load_ledger(), arms=frozenset({"eager"}))
     case = Case(spec=spec, data=data)
     judgement = judge.judge(case)
-    found = {judge.known_as(case, verdict) for verdict in judgement.known}
-    assert found == ({known} if known else set())
-    return judgement
+    return judgement, {v.explained_by or judge.known_as(case, v) for v in judgement.known}
 
 
-@pytest.mark.parametrize("known", KNOWN)
-def check_blockwise_fp8_is_judged(known: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry explains its case, and nothing of a wrong kernel beside it."""
-    assert not blockwise(known).causes
+def wrong_kernel(recipe: str) -> tuple[Any, str]:
+    """Of a recipe a module, and its function that makes codes and scales."""
     from torchao.prototype.blockwise_fp8_training import linear
+    from torchao.prototype.moe_training.nvfp4_training import nvfp4_linear
+    from torchao.prototype.mx_formats import mx_tensor
 
-    name = "triton_fp8_blockwise_weight_quant_transposed_rhs"
-    usual = getattr(linear, name)
+    return {
+        "torchao.blockwise_fp8": (linear, "triton_fp8_blockwise_weight_quant_transposed_rhs"),
+        "torchao.nvfp4": (nvfp4_linear, "triton_weight_quantize_2d"),
+    }.get(recipe, (mx_tensor, "triton_to_mxfp8_dim0"))
+
+
+@pytest.mark.parametrize(("known", "how"), KNOWN)
+def check_torchaos_kernels_are_judged(
+    known: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry explains its case, and nothing of a wrong kernel beside it."""
+    judgement, found = judged(how)
+    assert not judgement.causes
+    assert found == ({known} if known else set())
+    module, name = wrong_kernel(how.get("recipe", "torchao.blockwise_fp8"))
+    usual = getattr(module, name)
+    # a scale of byte 0 cannot be halved
+    at, rule = (0, "O2") if "byte0" in known else (1, "O3")
 
     def halved(*args: Any, **kwargs: Any) -> Any:
-        codes, scale = usual(*args, **kwargs)
-        return codes, scale * 0.5
+        made = list(usual(*args, **kwargs))
+        made[at] = (made[at].float() * 0.5).to(made[at].dtype)
+        return tuple(made)
 
-    monkeypatch.setattr(linear, name, halved)
+    monkeypatch.setattr(module, name, halved)
     if known not in REFUSED:
-        assert "O3" in {verdict.oracle for verdict in blockwise(known).causes}
+        assert rule in {verdict.oracle for verdict in judged(how)[0].causes}
 
 
 def check_it_is_installed_once() -> None:

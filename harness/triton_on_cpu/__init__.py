@@ -5,5 +5,7 @@ process that is for it: ``install()`` patches Triton and torch.
 """
 
 from triton_on_cpu.install import install
+from triton_on_cpu.memory import OutsideError, WrittenTwiceError
+from triton_on_cpu.torchao_kernels import install_torchao
 
-__all__ = ["install"]
+__all__ = ["OutsideError", "WrittenTwiceError", "install", "install_torchao"]

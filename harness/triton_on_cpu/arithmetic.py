@@ -186,3 +186,49 @@ def e8m0_up(x: Numbers) -> NDArray[np.int64]:
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
     up = np.where(exponent == 0, mantissa > 0x400000, mantissa > 0)
     return np.where(np.isnan(x), 255, np.minimum(exponent + up, 254))
+
+
+#: What E2M1's eight codes without a sign stand for.
+_E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def e2m1_nearest(even: Numbers, odd: Numbers) -> NDArray[np.int64]:
+    """``cvt.rn.satfinite.e2m1x2.f32``: two numbers in a byte, ties to even, ``odd`` in the upper
+    half. 6 of NaN, which E2M1 does not have."""
+
+    def code(x: Numbers) -> NDArray[np.int64]:
+        low, part = _between(x)
+        up = (part > 0.5) | ((part == 0.5) & (low % 2 == 1))
+        return _with_sign(low + up, x)
+
+    return code(even) | (code(odd) << 4)
+
+
+def e2m1_by_chance(even: Numbers, odd: Numbers, bits: Numbers) -> NDArray[np.int64]:
+    """``cvt.rs.satfinite.e2m1x4.f32``, for two numbers: 16 random bits are added to each below what
+    a code holds, and the rest is cut off.
+
+    A byte takes all 32 bits that belong to it; on a GPU, which converts two bytes at once, the
+    second takes the bits of the first.
+    """
+
+    def code(x: Numbers, chance: Numbers) -> NDArray[np.int64]:
+        low, part = _between(x)
+        return _with_sign(low + (np.floor(part * 65536.0) + chance >= 65536.0), x)
+
+    both = bits.astype(np.int64) & 0xFFFFFFFF
+    return code(even, both & 0xFFFF) | (code(odd, both >> 16) << 4)
+
+
+def _between(x: Numbers) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The code of the largest number of E2M1 that is not above ``abs(x)``, and how far ``x`` is on
+    the way to the next, 0 at the last."""
+    size = np.fmin(np.abs(x).astype(np.float64), _E2M1[-1])
+    low = np.searchsorted(_E2M1, size, side="right") - 1
+    above = _E2M1[np.minimum(low + 1, 7)]
+    step = np.where(low == 7, 1.0, above - _E2M1[low])
+    return low, (size - _E2M1[low]) / step
+
+
+def _with_sign(code: NDArray[np.int64], x: Numbers) -> NDArray[np.int64]:
+    return code | (np.signbit(x) & ~np.isnan(x)).astype(np.int64) << 3

@@ -3,6 +3,7 @@ interpret."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from triton.runtime import interpreter
 
 from triton_on_cpu import arithmetic as of
 from triton_on_cpu.casts import TORCH, as_fp32, converted, is_stored
+from triton_on_cpu.memory import LAUNCH
 
 _Builder: Any = interpreter.InterpreterBuilder
 _Handle: Any = interpreter.TensorHandle
@@ -20,14 +22,23 @@ _TO_ZERO: Any = interpreter._ir.ROUNDING_MODE.RTZ
 #: What is replaced, as released.
 _binary_op, _unary_op, _cast_impl = _Builder.binary_op, _Builder.unary_op, _Builder.cast_impl
 _create_fp_to_fp, _patch_lang_tensor = _Builder.create_fp_to_fp, interpreter._patch_lang_tensor
+_masked_load, _masked_store = _Builder.create_masked_load, _Builder.create_masked_store
 _min_max: Any = interpreter.ReduceOps.min_max
 
-#: Inline assembly that kernels use, by a part of its text -> what it computes of its first operand.
-ASSEMBLY = {"cvt.rp.satfinite.ue8m0x2.f32": of.e8m0_up}
+#: Inline assembly that kernels use, by a part of its text -> what it computes of its operands.
+ASSEMBLY: dict[str, Callable[..., Any]] = {
+    "cvt.rp.satfinite.ue8m0x2.f32": of.e8m0_up,
+    "cvt.rn.satfinite.e2m1x2.f32": of.e2m1_nearest,
+    "cvt.rs.satfinite.e2m1x4.f32": of.e2m1_by_chance,
+}
 #: numpy's functions of fp32 that are not rounded correctly; and those whose like on a GPU takes
 #: subnormal numbers for zero.
 _IN_FP64 = (np.exp, np.exp2, np.log, np.log2, np.sin, np.cos)
 _FLUSHING = (np.floor, np.ceil)
+
+
+#: Atomic operations.
+_WRITING = ("create_atomic_cas", "create_atomic_rmw")
 
 
 def repair() -> None:
@@ -43,6 +54,8 @@ def repair() -> None:
         "create_fma": fma,
         "create_clampf": clampf,
         "create_inline_asm": inline_asm,
+        "create_masked_load": masked_load,
+        "create_masked_store": masked_store,
         "create_minnumf": lambda self, a, b: self.binary_op(a, b, of.smaller),
         "create_maxnumf": lambda self, a, b: self.binary_op(a, b, of.larger),
         "create_minimumf": lambda self, a, b: self.binary_op(a, b, of.smaller_or_nan),
@@ -53,6 +66,8 @@ def repair() -> None:
     }
     for name, function in replaced.items():
         setattr(_Builder, name, function)
+    for name in _WRITING:
+        setattr(_Builder, name, writing(getattr(_Builder, name)))
     interpreter.ReduceOps.min_max = min_max
     for kind in (interpreter.ReduceOps, interpreter.ScanOps):
         kind.apply_impl = promoting(kind.apply_impl)
@@ -136,7 +151,7 @@ def inline_asm(
     kinds = kind if isinstance(kind, list | tuple) else [kind]
     for part, function in ASSEMBLY.items():
         if part in text and len(kinds) == 1:
-            found = function(*_wide(values[0]))
+            found = function(*(of.wide(value.data, value.dtype.scalar) for value in values))
             return _Results(_Handle(found.astype(_numpy_type(kinds[0])), kinds[0].scalar))
     raise NotImplementedError(f"the interpreter does not know this assembly: {text.strip()}")
 
@@ -174,6 +189,63 @@ def promoting(usual: Callable[..., Any]) -> Callable[..., Any]:
         return usual(self, tuple(promoted(self, x) for x in given))
 
     return apply_impl
+
+
+def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *how: Any, **named: Any) -> Any:
+    """What lies outside of the launch's arguments is NaN."""
+    element = ptrs.get_element_ty()
+    found = LAUNCH.outside(ptrs.data, mask.data, np.dtype(_numpy_type(element)).itemsize)
+    if found is None:
+        return _masked_load(self, ptrs, mask, other, *how, **named)
+    beyond, _ = found
+    inside = _Handle(np.asarray(mask.data, dtype=bool) & ~beyond, tl.int1)
+    within = _masked_load(self, ptrs, inside, other, *how, **named)
+    within.data[beyond] = np.full(1, -1, f"i{within.data.dtype.itemsize}").view(within.data.dtype)
+    return within
+
+
+def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *how: Any, **named: Any) -> Any:
+    """Raises OutsideError before it leaves the launch's arguments, and WrittenTwiceError where
+    another program, or another lane, writes something else."""
+    element = ptrs.get_element_ty()
+    size = np.dtype(_numpy_type(element)).itemsize
+    LAUNCH.check_written(ptrs.data, mask.data, size)
+    if not LAUNCH.arguments:
+        return _masked_store(self, ptrs, value, mask, *how, **named)
+    program = 1 + int(np.ravel_multi_index(self.grid_idx, self.grid_dim))
+    lanes = np.broadcast_to(np.asarray(mask.data, dtype=bool), ptrs.data.shape)
+
+    def other(where: Any) -> Any:
+        """Where something else than ``value`` lies now."""
+        there = _masked_load(self, ptrs, _Handle(where, tl.int1), None, None, None, False)
+        given = np.ascontiguousarray(np.broadcast_to(value.data, there.data.shape))
+        whole = f"u{size}"
+        return where & (np.ascontiguousarray(there.data).view(whole) != given.view(whole))
+
+    lost = LAUNCH.of_others(ptrs.data, lanes, program)
+    if lost.any():
+        lost = other(lost)
+    if not lost.any():
+        _masked_store(self, ptrs, value, mask, *how, **named)
+        lost = other(lanes)
+    if lost.any():
+        raise LAUNCH.twice(ptrs.data, lost)
+    return None
+
+
+def writing(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """An atomic operation that raises OutsideError before it leaves the launch's arguments."""
+    names = list(inspect.signature(usual).parameters)
+
+    def written(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        pointers = given["ptr" if "ptr" in given else "ptrs"]
+        mask = given["mask"].data if "mask" in given else True
+        size = np.dtype(_numpy_type(pointers.get_element_ty())).itemsize
+        LAUNCH.check_written(pointers.data, mask, size)
+        return usual(*args, **kwargs)
+
+    return written
 
 
 def patch_lang_tensor(tensor: Any, scope: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
 
@@ -26,7 +27,7 @@ from narrowfuzz.draw.strategies import (
     often,
 )
 from narrowfuzz.models.catalog import COMPOSED
-from narrowfuzz.recipe.recipe import runnable
+from narrowfuzz.recipe.recipe import load_recipes, runnable
 from samples import recipes
 
 #: One worker draws for all of them.
@@ -68,6 +69,26 @@ def test_every_recipe_is_drawn_and_none_rules() -> None:
 def test_every_backend_of_every_recipe_is_drawn() -> None:
     seen = histogram(lambda s: (s.recipe, s.backend))
     assert set(seen) == {(r.name, b) for r in ALL for b in r.backends}
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "grid", "of"),
+    [
+        ("torchao.mxfp8.rceil", "triton", 128, 32),
+        ("torchao.mxfp8.rceil", "linear", 32, 32),
+        ("torchao.nvfp4", "triton", 128, 128),
+        ("torchao.blockwise_fp8", "triton", 128, 128),
+    ],
+)
+def test_dimensions_are_multiples_of_what_the_backend_wants(
+    name: str, backend: str, grid: int, of: int
+) -> None:
+    recipe = replace(load_recipes()[name], backends=(backend,))
+    drawn_specs = drawn(specs([recipe]), 300)
+    sizes = [(spec.m, spec.k, spec.n) for spec in drawn_specs]
+    assert all(size % grid == 0 for dims in sizes for size in dims if size and size % of == 0)
+    assert sum(all(size and size % grid == 0 for size in dims) for dims in sizes) > 150
+    assert len({size for dims in sizes for size in dims if size and size % grid == 0}) > 1
 
 
 def test_every_dtype_a_recipe_supports_is_drawn_and_no_other() -> None:

@@ -25,7 +25,7 @@ def weighed(model: LoopedExperts, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_each_row_has_the_sum_of_its_experts(rows: int) -> None:
     torch.manual_seed(rows)
-    model, x = LoopedExperts(16, 24, 4, 2).double(), torch.randn(rows, 16).double()
+    model, x = LoopedExperts(16, 24, 4, 2, 32).double(), torch.randn(rows, 16).double()
     assert torch.allclose(model(x), weighed(model, x))
     assert torch.equal(model(x.reshape(1, rows, 16))[0], model(x))
 
@@ -35,7 +35,7 @@ def test_each_row_has_the_sum_of_its_experts(rows: int) -> None:
 def test_groups_are_the_loop(dim: int, hidden: int, before: bool) -> None:
     """With one expert for each row the weight is 1, wherever it is multiplied."""
     torch.manual_seed(0)
-    groups, loop = GroupedExperts(dim, hidden, 3, 1, before), LoopedExperts(dim, hidden, 3, 1)
+    groups, loop = GroupedExperts(dim, hidden, 3, 1, before), LoopedExperts(dim, hidden, 3, 1, 32)
     with torch.no_grad():
         for parameter in groups.parameters():
             parameter.normal_()

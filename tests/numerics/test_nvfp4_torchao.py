@@ -151,6 +151,8 @@ def test_neighbours_are_the_two_grid_values_around(fmt: Format, seed: int) -> No
     inside = np.clip(x, -fmt.max, fmt.max)
     assert np.array_equal(low, grid[np.searchsorted(grid, inside, "right") - 1])
     assert np.array_equal(high, grid[np.searchsorted(grid, inside, "left")])
+    assert np.array_equal(np.signbit(low), np.signbit(x)), "a zero has the sign of x"
+    assert np.array_equal(np.signbit(high), np.signbit(x))
     nearest = encode(inside, fmt)
     assert ((nearest == encode(low, fmt)) | (nearest == encode(high, fmt))).all()
 

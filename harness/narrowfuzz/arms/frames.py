@@ -11,7 +11,8 @@ import sysconfig
 from pathlib import Path
 from traceback import FrameSummary
 
-_OURS = frozenset({"narrowfuzz", "narrowfuzz_watch", "te_on_cpu"})
+#: Ours; and Triton, which an error passes on its way from a kernel to whoever launches it.
+_OURS = frozenset({"narrowfuzz", "narrowfuzz_watch", "te_on_cpu", "triton", "triton_on_cpu"})
 #: Modules of torch by which a kernel's call reaches a dispatch mode, and by which it leaves it.
 _ENTERS = frozenset({"torch._compile", "torch._dynamo.eval_frame"})
 _LEAVES = frozenset({"torch._ops"})
@@ -21,7 +22,7 @@ _STANDARD = Path(sysconfig.get_path("stdlib"))
 @functools.cache
 def module_of(filename: str) -> str:
     """Dotted name of the library's module in a file; "" for the standard library, for what is
-    ours, and for a file that belongs to no package."""
+    ours or Triton's, and for a file that belongs to no package."""
     path = Path(filename)
     installed = path.parent.name == "site-packages"
     parts = [path.stem] if path.stem != "__init__" else []

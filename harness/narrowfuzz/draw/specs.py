@@ -26,8 +26,10 @@ from narrowfuzz.recipe.recipe import Recipe
 @st.composite
 def sizes(draw: st.DrawFn, alignment: int, *, aligned: bool, largest: int) -> int:
     """A dimension: q * multiple (+ remainder where ``aligned`` is False)."""
-    q = draw(sampled(alignment, 32, *([128] if largest >= 128 else [])))
-    multiple = draw(between(1, max(1, largest // q)))
+    grids = [q for q in (32, 128) if q % alignment == 0 and q <= largest]
+    q = draw(sampled(alignment, *grids))
+    # of a grid as wide as what is large some must have several
+    multiple = draw(between(1, max(3 if alignment > 64 else 1, largest // q)))
     if aligned:
         return q * multiple
     remainder = draw(sampled(1, 0, 2, 7, 8, 15, 17, 31))
@@ -136,7 +138,7 @@ def specs(
         compile=compile,
         **fields,
     )
-    spec = fixed(spec, recipe)
+    spec = _on_grid(fixed(spec, recipe), recipe)
     # there are regions only where a recipe runs under autocast
     rarely = 20 if model in _LONG else 5 if recipe.autocasts and spec.dtype == "fp32" else 9
     if spec.trains and not spec.scheduled and choose("schedule", *[False] * rarely, True):
@@ -148,6 +150,19 @@ def specs(
             kernels = "native"  # a training multiplies a hundred times
         return msgspec.structs.replace(spec, kernels=kernels)
     return spec
+
+
+def _on_grid(spec: Spec, recipe: Recipe) -> Spec:
+    """The same Spec with dimensions as its backend wants them, where its recipe would have it so
+    at all."""
+    grid = recipe.multiples.get(spec.backend, recipe.alignment)
+    if grid == recipe.alignment:
+        return spec
+    rows = {"m": spec.tokens, "k": spec.k, "n": spec.n}
+    fits = [name for name, size in rows.items() if not size % recipe.alignment]
+    # twice as large, for the largest that is drawn may be one of these alone
+    wider = {name: -(-2 * getattr(spec, name) // grid) * grid for name in fits}
+    return msgspec.structs.replace(spec, **wider)
 
 
 def fixed(spec: Spec, recipe: Recipe) -> Spec:
@@ -245,7 +260,7 @@ def _shape(
 ) -> dict[str, Any]:
     """Rows, features and batch."""
     off = wild_shapes and choose("shape", False, False, True)
-    dims = dict.fromkeys(("m", "k", "n"), 32)  # every recipe runs it
+    dims = dict.fromkeys(("m", "k", "n"), max(32, recipe.alignment))
     if off or "dims" in choose.vary:
         dims = _dims(choose.draw, recipe, off, min(largest, 64) if wide else largest)
     if wide:

@@ -28,6 +28,11 @@ def _sides(spec: Any) -> Arguments:
     return spec.k, spec.n, spec.bias
 
 
+def _rows_of_a_block(spec: Any) -> int:
+    """Of so many rows an expert gets whole blocks: 128 where the model's own dimensions are."""
+    return 32 if any(size % 128 for size in (spec.m, spec.k, spec.n)) else 128
+
+
 _LAYERS = ("layers.0", "layers.1")
 _PARTS_OF_A_BLOCK = ("linear", "rmsnorm_linear", "mlp_swiglu", "attention")
 
@@ -80,7 +85,8 @@ MODELS: dict[str, Model] = {
         ),
         Model(
             "looped_experts", "a mixture of four experts in a loop, two for each row",
-            "LoopedExperts", lambda spec: (spec.k, spec.n, 4, 2), "mlp", compiled=False,
+            "LoopedExperts", lambda spec: (spec.k, spec.n, 4, 2, _rows_of_a_block(spec)), "mlp",
+            compiled=False,
             smaller=("linear", "mlp_swiglu"),
         ),
         Model(

@@ -202,7 +202,8 @@ def rounded_from(y: F64 | F32, fmt: Format) -> tuple[F64, F64] | None:
 def neighbours(x: F64 | F32, fmt: Format) -> tuple[F64, F64]:
     """The largest value of ``fmt`` that is at most x and the smallest that is at least x.
 
-    Equal where x is a value of the format or past its maximum. What stochastic rounding may return.
+    Equal where x is a value of the format or past its maximum. A zero has the sign of x. What
+    stochastic rounding may return.
     """
     with np.errstate(invalid="ignore"):
         x = np.clip(np.asarray(x, dtype=np.float64), -fmt.max, fmt.max)
@@ -211,7 +212,9 @@ def neighbours(x: F64 | F32, fmt: Format) -> tuple[F64, F64]:
         step = np.ldexp(1.0, np.maximum(exponent - 1, fmt.emin) - fmt.mantissa_bits)
         low = np.where(nearest > x, nearest - step, nearest)
         high = np.where(nearest < x, nearest + step, nearest)
-    return low, high
+    return np.where(low == 0, np.copysign(0.0, x), low), np.where(
+        high == 0, np.copysign(0.0, x), high
+    )
 
 
 def encode(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> Codes:

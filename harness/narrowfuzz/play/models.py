@@ -138,10 +138,11 @@ class Router(nn.Module):
 
 class LoopedExperts(nn.Module):
     """A mixture of experts, one after the other: each gets the rows that chose it, if any, and
-    zeros to whole blocks of 32."""
+    zeros to whole blocks of so many rows."""
 
-    def __init__(self, dim: int, hidden: int, experts: int, top_k: int) -> None:
+    def __init__(self, dim: int, hidden: int, experts: int, top_k: int, block: int) -> None:
         super().__init__()
+        self.block = block
         self.router = Router(dim, experts, top_k)
         self.experts = nn.ModuleList(SwiGLU(dim, hidden, False) for _ in range(experts))
 
@@ -151,7 +152,7 @@ class LoopedExperts(nn.Module):
         y = torch.zeros_like(rows)
         for number, expert in enumerate(self.experts):
             row, slot = torch.where(chosen == number)
-            padded = F.pad(rows[row], (0, 0, 0, -len(row) % 32))
+            padded = F.pad(rows[row], (0, 0, 0, -len(row) % self.block))
             y = y.index_add(0, row, expert(padded)[: len(row)] * weights[row, slot, None])
         return y.reshape(x.shape)
 

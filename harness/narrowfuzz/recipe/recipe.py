@@ -193,6 +193,8 @@ class Recipe:
     carries: Callable[[], Carries] = Carries
     #: Backends whose library promises that a row of a linear has the same bits in any batch.
     batch_invariant: tuple[str, ...] = ()
+    #: Backend -> dimensions worth drawing multiples of, where they are others than ``alignment``.
+    multiples: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         left_out = {"plan": self.plan is no_plan, "convert": self.convert is no_conversion}

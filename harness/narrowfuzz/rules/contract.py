@@ -140,6 +140,11 @@ def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
     )
 
 
+#: Errors of triton_on_cpu, whatever may be refused: what a kernel does to memory.
+_OF_MEMORY = {
+    "OutsideError": "memory written outside",
+    "WrittenTwiceError": "memory written twice",
+}
 #: What is wrong in words, and what of a refusal is lacking; "": it should not refuse at all.
 _Problem = tuple[str, Lacking | Literal[""]]
 
@@ -147,6 +152,8 @@ _Problem = tuple[str, Lacking | Literal[""]]
 def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) -> _Problem | None:
     """What is wrong with this refusal; None if it is as clear as it should be."""
     spec = evidence.spec
+    if error.type in _OF_MEMORY:
+        return _OF_MEMORY[error.type], ""
     if arm != evidence.base and not base_fails:
         other = "under compile" if evidence.compiled(arm) else "in recompute"
         stage = evidence.traces.get(BY_NAME[arm].stage)

@@ -12,7 +12,7 @@ import numpy as np
 
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.evidence import BY_CHANCE, Evidence
 from narrowfuzz.rules.gemm import on_lattice
 from narrowfuzz.rules.rerun import again, base_of, compare
 from narrowfuzz.rules.rule import diverged, plain, same_bits
@@ -93,6 +93,9 @@ def check_bias(evidence: Evidence) -> Iterator[Verdict]:
         return
     yield _added(evidence, other, base.outputs["output"], after.outputs["output"], bias)
     for role in ("grad_input", "grad_weight"):
+        if evidence.plan.gemms[role].stochastic:
+            yield plain("R19", evidence.base, role, "not_applicable", BY_CHANCE)
+            continue
         got, want = after.outputs[role], base.outputs[role]
         yield compare(evidence, "R19", role, got, want, "depends on the bias", other)
 

@@ -20,7 +20,7 @@ from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, decode
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
 from narrowfuzz.operators.linear import Reference, alone
-from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.evidence import BY_CHANCE, Evidence
 from narrowfuzz.rules.gemm import centre_and_radius, observed, on_lattice, within
 from narrowfuzz.rules.rerun import again, base_of, compare
 from narrowfuzz.rules.rule import plain, same_bits
@@ -120,6 +120,9 @@ def judge_against(
         if after is None:
             yield plain(name, evidence.base, role, "inconclusive", "the rerun failed")
             continue
+        if evidence.plan.gemms[role].stochastic:
+            yield plain(name, evidence.base, role, "not_applicable", BY_CHANCE)
+            continue
         yield from _operands(evidence, name, variant, role, base, after)
         yield _result(evidence, name, variant, role, base, after)
 
@@ -158,8 +161,9 @@ def _decoded(codes: Any, plan: OperandPlan) -> Any:
 
 
 def _spread(scale: Any, plan: OperandPlan, shape: tuple[int, ...]) -> Any:
-    """A scale per element, in numbers that compare."""
-    return np.broadcast_to(reference.spread(scale, plan), shape).astype(np.float64)
+    """What a code of 1 stands for, per element."""
+    assert plan.scale is not None
+    return np.broadcast_to(reference.spread(plan.scale.unit(scale), plan), shape)
 
 
 def _operands(

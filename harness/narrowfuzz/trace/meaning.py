@@ -105,6 +105,10 @@ _RAISES: _Table = {
         "the model fails only on several ranks and compiled, with {error}",
     r"fails although nothing forbids it \((?P<error>.*)\)":
         "the model fails although the library promises to run it, with {error}",
+    r"memory written twice \((?P<error>.*)\)":
+        "a kernel writes different values to one place: {error}",
+    r"memory written outside \((?P<error>.*)\)":
+        "a kernel writes outside of the memory of its arguments: {error}",
     r"unclear refusal of an empty dimension \((?P<error>.*)\)":
         "an empty dimension is refused without a clear message",
     r"refused only in backward \((?P<error>.*)\)":

@@ -1,0 +1,84 @@
+"""Products of block-scaled codes, which a CPU has no kernel for: emulated.
+
+What cuBLAS multiplies from compute capability 10.0 on: codes of E4M3 with a power of two for 32 of
+them (MXFP8), or codes of E2M1 with an E4M3 scale for 16 and one fp32 number for the tensor (NVFP4).
+Scales lie in tiles of 128 rows by 4 blocks, as cuBLAS documents ("1D block scaling factors
+layout"). MXFP8 is added up in fp32, in this CPU's order; NVFP4 in fp64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+#: What E2M1's sixteen codes stand for.
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_E2M1 = torch.cat([_E2M1, -_E2M1])
+
+
+def mx_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """``torch._scaled_mm`` of E4M3 codes [M, K] and [K, N] with E8M0 scales in tiles; a CPU's own
+    for other scales. Result [M, N]."""
+    if scale_a.dtype != torch.float8_e8m0fnu:
+        return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype)
+    rows = _scaled(a.float(), scale_a, 32)
+    columns = _scaled(b.t().float(), scale_b, 32)
+    result = rows @ columns.t()
+    return (result if bias is None else result + bias.float()).to(out_dtype)
+
+
+def nvfp4_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: Any,
+    scale_recipe_a: Any,
+    scale_b: Any,
+    scale_recipe_b: Any,
+    swizzle_a: Any = None,
+    swizzle_b: Any = None,
+    bias: torch.Tensor | None = None,
+    output_dtype: torch.dtype | None = torch.bfloat16,
+    **more: Any,
+) -> torch.Tensor:
+    """``torch.nn.functional.scaled_mm`` of packed E2M1 codes [M, K / 2] and [K / 2, N], each with
+    [block scales in tiles, scale of the tensor]; a CPU's own for other codes. Result [M, N]."""
+    if a.dtype != torch.float4_e2m1fn_x2:
+        return torch.nn.functional.scaled_mm(
+            a, b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a, swizzle_b, bias,
+            output_dtype, **more,
+        )  # fmt: skip
+    # what each code stands for, so that an infinite scale of a tensor makes NaN of a zero
+    rows = _scaled(_unpacked(a), scale_a[0], 16).double() * scale_a[1].double()
+    columns = _scaled(_unpacked(b.t()), scale_b[0], 16).double() * scale_b[1].double()
+    result = (rows @ columns.t()).float()
+    return (result if bias is None else result + bias.float()).to(output_dtype)
+
+
+def _unpacked(codes: torch.Tensor) -> torch.Tensor:
+    """Two numbers a byte, the first in its lower half."""
+    packed = codes.contiguous().view(torch.uint8)
+    both = torch.stack([packed & 15, packed >> 4], dim=-1)
+    return _E2M1[both.flatten(-2).long()]
+
+
+def _scaled(x: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
+    """[rows, K] times the scale of each block of a row."""
+    rows, blocks = x.shape[0], x.shape[1] // block
+    of_blocks = untiled(scales, rows, blocks).float()
+    return x * of_blocks.repeat_interleave(block, dim=1)
+
+
+def untiled(scales: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
+    """[rows, blocks] of scales that lie in tiles: of 128 rows by 4 blocks, the tile's row r and
+    block c at byte (r % 32) * 16 + (r // 32) * 4 + c; what fills the last tiles is left out."""
+    down, across = -(-rows // 128), -(-blocks // 4)
+    tiles = scales.reshape(-1)[: down * across * 512].reshape(down, across, 32, 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(down * 128, across * 4)[:rows, :blocks]

@@ -1,0 +1,57 @@
+"""torchao's Triton kernels, defined where there is no GPU and made ready to run here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+from unittest.mock import patch
+
+import triton_on_cpu.memory as memory
+from triton_on_cpu.install import install
+
+_MX = "torchao.prototype.mx_formats.kernels"
+_FP4 = "torchao.prototype.moe_training.nvfp4_training"
+#: Modules whose functions launch kernels.
+_LAUNCHING = (
+    _MX,
+    f"{_FP4}.quantize_2d_triton",
+    f"{_FP4}.hadamard_amax_triton",
+    f"{_FP4}.hadamard_quantize_row_col_triton",
+    "torchao.prototype.blockwise_fp8_training.kernels",
+)
+
+
+def install_torchao() -> None:
+    """``install()``, then import torchao's kernels as on a Blackwell GPU.
+
+    torchao asks for the GPU when it is imported, so call this before anything of torchao is:
+    raises ValueError where its MX kernels were imported without. A second call does nothing.
+    """
+    install()
+    kernels: Any = sys.modules.get(_MX)
+    if kernels is None:
+        import torchao.utils as asked
+
+        # the kernels of MX casts are there for an MI350, or for CUDA 12.8 on Blackwell; the path
+        # of a Blackwell is chosen within by IS_ROCM
+        with (
+            patch.object(asked, "is_ROCM", lambda: True),
+            patch.object(asked, "is_MI350", lambda: True),
+            patch.object(asked, "is_sm_at_least_100", lambda: False),
+        ):
+            kernels = importlib.import_module(_MX)
+        if hasattr(kernels, "IS_ROCM"):
+            import triton.language as tl
+
+            kernels.IS_ROCM = tl.constexpr(False)
+    if not hasattr(kernels, "to_mxfp8_dim0_kernel"):
+        raise ValueError(
+            "torchao was imported before its kernels could be made to run here; call "
+            "triton_on_cpu.install_torchao() first"
+        )
+    for name in _LAUNCHING:
+        module: Any = importlib.import_module(name)
+        memory.adapt(module)
+        if hasattr(module, "is_sm_at_least_100"):
+            module.is_sm_at_least_100 = lambda: True
