@@ -123,17 +123,11 @@ def _convert(
     return model
 
 
-def _kernels_first() -> None:
-    """torchao's kernels can be made to run here only while torchao is imported."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        import triton_on_cpu
-
-        triton_on_cpu.install_torchao()
-
-
 def _interpret() -> None:
     """Casts along dim 1 by Triton, and products on this CPU, for the rest of the process."""
-    _kernels_first()
+    import triton_on_cpu
+
+    triton_on_cpu.install_torchao()
     from types import SimpleNamespace
 
     from torchao.prototype.moe_training import mxfp8_linear
@@ -213,7 +207,9 @@ def _unavailable(backend: str, device: str) -> str:
         there = importlib.util.find_spec("triton") is not None and INTERPRETED
         if device == "cpu" and there:
             return ""
-        return "casts with Triton kernels, interpreted: needs a CPU, and --with triton==3.6.0"
+        if device == "cpu":
+            return "casts with Triton kernels, which without a GPU need --with triton==3.6.0"
+        return "is what a CPU has in place of native, the backend of a GPU"
     if backend != "native":
         return ""
     import torch
@@ -230,7 +226,6 @@ def _unavailable(backend: str, device: str) -> str:
 @contextmanager
 def _tap(emit: Emit) -> Iterator[None]:
     """Stand in front of the MX tensor's mm: both operands arrive with codes and E8M0 bytes."""
-    _kernels_first()
     from torchao.prototype.mx_formats import mx_tensor
 
     multiply = mx_tensor._addmm_mx_dispatch
@@ -244,6 +239,16 @@ def _tap(emit: Emit) -> Iterator[None]:
         yield
     finally:
         mx_tensor._addmm_mx_dispatch = multiply
+
+
+@contextmanager
+def _tap_interpreted(emit: Emit) -> Iterator[None]:
+    """The same, where torchao must be imported for its kernels to run here."""
+    import triton_on_cpu
+
+    triton_on_cpu.install_torchao()
+    with _tap(emit):
+        yield
 
 
 def _refusal(variant: _Variant) -> Any:
@@ -285,7 +290,7 @@ RECIPES = [
         plan=_plan(variant),
         convert=partial(_convert, mode=variant.mode, wgrad_with_hp=variant.wgrad_with_hp),
         refusal=_refusal(variant),
-        tap=_tap,
+        tap=_tap_interpreted if INTERPRETED else _tap,
         converted=_converted,
         convertible=_convertible,
         shards=("fsdp", "tensor"),

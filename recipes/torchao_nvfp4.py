@@ -92,10 +92,6 @@ def _tap(emit: Emit) -> Iterator[None]:
     The amax behind each g is what ``per_tensor_amax_to_scale`` was given; a weight's is known by
     its storage, and there the 16 equal rows of block scales are one tile's.
     """
-    if os.environ.get("TRITON_INTERPRET") == "1":  # before torchao is imported
-        import triton_on_cpu
-
-        triton_on_cpu.install_torchao()
     import torch
     from torch.nn import functional
     from torchao.prototype.moe_training.nvfp4_training import nvfp4_linear as library
@@ -135,6 +131,16 @@ def _tap(emit: Emit) -> Iterator[None]:
     finally:
         functional.scaled_mm, library.per_tensor_amax_to_scale = multiply, to_scale
         library._triton_weight_quantize_2d = quantise_weight
+
+
+@contextmanager
+def _tap_interpreted(emit: Emit) -> Iterator[None]:
+    """The same, where torchao must be imported for its kernels to run here."""
+    import triton_on_cpu
+
+    triton_on_cpu.install_torchao()
+    with _tap(emit):
+        yield
 
 
 def _refusal(spec: Spec, device: str) -> str:
@@ -181,7 +187,7 @@ RECIPES = [
         plan=lambda spec: _PLAN,
         convert=_convert,
         refusal=_refusal,
-        tap=_tap,
+        tap=_tap_interpreted if INTERPRETED else _tap,
         unavailable=_unavailable,
         converted=_converted,
         # the seed of its random numbers and the signs of its transform, which a state dict holds

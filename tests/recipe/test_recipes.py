@@ -39,8 +39,11 @@ HERE = [
 ]
 ABSENT = {
     ("torchao.mxfp8.floor", "native"),
+    ("torchao.mxfp8.floor", "triton"),
     ("torchao.mxfp8.rceil", "native"),
+    ("torchao.mxfp8.rceil", "triton"),
     ("torchao.mxfp8.rceil_wgrad_with_hp", "native"),
+    ("torchao.mxfp8.rceil_wgrad_with_hp", "triton"),
     ("torchao.blockwise_fp8", "scaled_mm"),
     ("torchao.blockwise_fp8", "triton"),
     ("torchao.nvfp4", "triton"),
