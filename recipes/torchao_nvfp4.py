@@ -136,9 +136,7 @@ def _tap(emit: Emit) -> Iterator[None]:
 @contextmanager
 def _tap_interpreted(emit: Emit) -> Iterator[None]:
     """The same, where torchao must be imported for its kernels to run here."""
-    import triton_on_cpu
-
-    triton_on_cpu.install_torchao()
+    _interpret()
     with _tap(emit):
         yield
 

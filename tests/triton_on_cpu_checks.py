@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from narrowfuzz.judge.judge import Judge, Judgement  # noqa: E402
 from narrowfuzz.ledger.ledger import load_ledger  # noqa: E402
 from narrowfuzz.numerics.formats import E2M1, decode, encode  # noqa: E402
 from narrowfuzz.recipe.recipe import load_recipes  # noqa: E402
+from narrowfuzz.triage.script.choice import script_of  # noqa: E402
 from triton_on_cpu import arithmetic, products  # noqa: E402
 from triton_on_cpu.install import candidate, install  # noqa: E402
 from triton_on_cpu.memory import adapt  # noqa: E402
@@ -294,6 +297,28 @@ def check_torchaos_kernels_are_judged(
     monkeypatch.setattr(module, name, halved)
     if known not in REFUSED:
         assert rule in {verdict.oracle for verdict in judged(how)[0].causes}
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp_swiglu"])
+def check_a_script_reads_two_levels_of_scales(
+    model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It does not show what only a wrong kernel in this process does."""
+    module, name = wrong_kernel("torchao.nvfp4")
+    usual = getattr(module, name)
+
+    def halved(*args: Any, **kwargs: Any) -> Any:
+        codes, scales, *others = usual(*args, **kwargs)
+        return codes, (scales.float() * 0.5).to(scales.dtype), *others
+
+    monkeypatch.setattr(module, name, halved)
+    judgement, _ = judged({**NVFP4, "model": model})
+    verdict = next(one for one in judgement.causes if one.oracle == "O3")
+    script = tmp_path / "repro.py"
+    script.write_text(script_of(judgement.case, verdict, load_recipes()["torchao.nvfp4"]))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "expected byte" in done.stdout
 
 
 def check_it_is_installed_once() -> None:

@@ -9,8 +9,10 @@ import msgspec
 
 from narrowfuzz.arms.zoo import ties
 from narrowfuzz.case.spec import Spec
+from narrowfuzz.numerics.formats import E2M1
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, MxScale, Plan, Role
 from narrowfuzz.numerics.reference import granule
+from narrowfuzz.numerics.two_level import TwoLevelScale
 from narrowfuzz.trace.address import At
 from narrowfuzz.triage.script.parts import SLOT
 
@@ -97,6 +99,8 @@ class Places:
         named = self.plan.gemms[at.name]  # type: ignore[index]
         operand, index = named.a if at.side == "a" else named.b, list(at.index)
         code = f"{gemm}[{SLOT[at.side]}].float(){index}.item()"
+        if operand.format == E2M1:  # two codes a byte come one by one, as whole numbers
+            code = f"{tuple(E2M1.table.tolist())}[int({code})]"
         if at.what == "codes" or (at.what == "values" and self.compiled and not at.run):
             return code  # a kernel that is handed values is handed no scale
         if at.what == "significand":
@@ -109,10 +113,13 @@ class Places:
             scale = _scale(gemm, at.side, granule(at.index, operand))
             byte = isinstance(operand.scale, MxScale)
             return f"{code} * 2.0 ** ({scale} - 127)" if byte else f"{code} / {scale}"
+        if isinstance(operand.scale, TwoLevelScale) and at.what == "scale":
+            return _scale(gemm, at.side, at.index, "[0]")
         raise ValueError(f"a player has no eyes for {at}")
 
 
-def _scale(gemm: str, side: str, index: tuple[int, ...]) -> str:
-    got = f"{gemm}[{SLOT[side] + 1}]"
+def _scale(gemm: str, side: str, index: tuple[int, ...], level: str = "") -> str:
+    """``level``: which of two, of a block or of the tensor."""
+    got = f"{gemm}[{SLOT[side] + 1}]{level}"
     byte = f"({got}.view(torch.uint8) if {got}.element_size() == 1 else {got})"
     return f"{byte}{list(index) or ''}.item()"

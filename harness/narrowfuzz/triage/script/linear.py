@@ -6,6 +6,7 @@ from __future__ import annotations
 from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.case.arm import BY_NAME, Arm
 from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.numerics.formats import E2M1
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.element import TAPPED
@@ -32,7 +33,7 @@ def of_linear(
             _literals(tensors, case.spec),
             "" if "grad_output" in tensors else "grad_output = None  # none came back",
             recipe_source(recipe, case.spec, "convert", *(("tap",) if tapped else ())),
-            f"{sites(recipe.plan(case.spec))}\n{_SEEN}" if tapped else "",
+            f"{sites(recipe.plan(case.spec))}\n{_seen(recipe, case.spec)}" if tapped else "",
             _run_function(case.spec, arm, device, "grad_output" in tensors),
             check,
         ),
@@ -49,6 +50,19 @@ def tensor(rows, cols):
 _SEEN = """seen = []
 tapping = tap(lambda *gemm: seen.append([t.clone() if hasattr(t, "clone") else t for t in gemm]))
 tapping.__enter__()"""
+#: E2M1's codes come as whole numbers, and two levels of scales: what the codes stand for is kept,
+#: and the scales of blocks.
+_SEEN_IN_TWO_LEVELS = f"""seen, e2m1 = [], torch.tensor({E2M1.table.tolist()})
+def plain(t):
+    t = t[0] if isinstance(t, tuple) else t
+    return e2m1[t.long()] if t is not None and t.dtype == torch.uint8 else t
+tapping = tap(lambda *gemm: seen.append([plain(t) for t in gemm]))
+tapping.__enter__()"""
+
+
+def _seen(recipe: Recipe, spec: Spec) -> str:
+    gemms = recipe.plan(spec).gemms.values()
+    return _SEEN_IN_TWO_LEVELS if any(gemm.a.format == E2M1 for gemm in gemms) else _SEEN
 
 
 def looks_inside(verdict: Verdict) -> bool:
