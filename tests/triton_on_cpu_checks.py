@@ -225,7 +225,6 @@ KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("blockwise-shape-refusals", {"m": 64}),
     ("blockwise-swap-drops-module-state", {"model": "hooked"}),
     ("blockwise-swap-drops-own-forward", {"model": "own_forward"}),
-    ("", {**FLOOR, "m": 256, "k": 256, "n": 256}),
     ("", {**RCEIL, "m": 256, "k": 256, "n": 256}),
     (
         "mx-byte0-triton",
