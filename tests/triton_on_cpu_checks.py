@@ -320,5 +320,26 @@ def check_a_script_reads_two_levels_of_scales(
     assert "expected byte" in done.stdout
 
 
+def check_what_is_rounded_by_chance_may_be_either_neighbour(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from torchao.prototype.moe_training.nvfp4_training import nvfp4_linear
+
+    usual = nvfp4_linear.triton_rht_quantize_row_col
+
+    def negated(*args: Any, **kwargs: Any) -> Any:
+        *columns, codes, scales = usual(*args, **kwargs)
+        return *columns, codes ^ 0x88 if kwargs["stochastic_rounding"] else codes, scales
+
+    monkeypatch.setattr(nvfp4_linear, "triton_rht_quantize_row_col", negated)
+    judgement, _ = judged(NVFP4)
+    verdict = next(one for one in judgement.causes if one.oracle == "O2")
+    assert "expected between" in verdict.sentence()
+    script = tmp_path / "repro.py"
+    script.write_text(script_of(judgement.case, verdict, load_recipes()["torchao.nvfp4"]))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def check_it_is_installed_once() -> None:
     assert install() == triton_operations.triton.__version__

@@ -19,7 +19,7 @@ from narrowfuzz.operators.linear import Operand
 from narrowfuzz.rules.evidence import Evidence, identical
 from narrowfuzz.rules.rule import diverged, first, number, plain, same_bits, unequal
 from narrowfuzz.trace.address import At, What
-from narrowfuzz.trace.expect import Given, Is, bits
+from narrowfuzz.trace.expect import Given, Is, Within, between, bits
 from narrowfuzz.trace.trace import Seen, Trace
 from narrowfuzz.trace.verdict import Verdict
 
@@ -223,7 +223,10 @@ def _check_codes(
     at = _first_of(left, bad)
     got, want = decode(seen.codes, fmt)[at], decode(expected, fmt)[at]
     symptom, place = _code_symptom(got, want, scale, plan, at), _at("codes", role, side, at)
-    expect = Is(bits(want), signed=not evidence.compiled(arm))
+    expect: Is | Within = Is(bits(want), signed=not evidence.compiled(arm))
+    if plan.rounding == "stochastic":
+        low, high = (decode(one, fmt)[at] for one in reference.admissible(operand.x, scale, plan))
+        expect = between(low, high)
     given = _source(role, side, at, operand.x)
     return diverged("O2", arm, role, symptom, place, number(got), expect, given=given)
 
