@@ -263,7 +263,7 @@ def _refusal(variant: _Variant) -> Any:
             return f"dtype must be bf16 for the native kernels, got {spec.dtype}"
         for name, size in contracted if spec.backend == "triton" else ():
             if size % TILE:
-                return f"{name} must be a multiple of {TILE}, as triton_to_mxfp8_dim1 is tested"
+                return f"{name} must be a multiple of {TILE} for the Triton casts, got {size}"
         return ""
 
     return refusal

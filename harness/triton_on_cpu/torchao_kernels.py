@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +13,8 @@ from triton_on_cpu.install import install
 
 _MX = "torchao.prototype.mx_formats.kernels"
 _FP4 = "torchao.prototype.moe_training.nvfp4_training"
+#: The first release whose kernels these are.
+_KNOWN = (0, 18)
 #: Modules whose functions launch kernels.
 _LAUNCHING = (
     _MX,
@@ -26,8 +29,12 @@ def install_torchao() -> None:
     """``install()``, then import torchao's kernels as on a Blackwell GPU.
 
     torchao asks for the GPU when it is imported, so call this before anything of torchao is:
-    raises ValueError where its MX kernels were imported without. A second call does nothing.
+    raises ValueError where its MX kernels were imported without, and, before anything is patched,
+    for a release of torchao whose kernels are not known. A second call does nothing.
     """
+    release = importlib.metadata.version("torchao")
+    if tuple(map(int, release.split(".")[:2])) < _KNOWN:
+        raise ValueError(f"torchao's kernels are known from 0.18 on; {release} is installed")
     install()
     kernels: Any = sys.modules.get(_MX)
     if kernels is None:

@@ -70,6 +70,27 @@ def test_another_triton_is_refused(before: str, says: str, environment: dict[str
     assert says in done.stderr
 
 
+@pytest.mark.xdist_group("triton")
+def test_an_older_torchao_is_left_as_it_is(environment: dict[str, str]) -> None:
+    """torchtitan 0.1 and its torchao are under test over Triton as well, in their own way."""
+    program = (
+        "import importlib.metadata as m, sys; m.version = lambda name: '0.11.0'; "
+        "import narrowfuzz.campaign.preload_torchao; "
+        "print('triton_on_cpu.repairs' in sys.modules); "
+        "import triton_on_cpu; triton_on_cpu.install_torchao()"
+    )
+    done = python("-c", program, env={**environment, "TRITON_INTERPRET": "1"}, code=None)
+    assert done.stdout.split() == ["False"]
+    assert "torchao's kernels are known from 0.18 on; 0.11.0 is installed" in done.stderr
+
+
+@pytest.mark.xdist_group("triton")
+def test_workers_start_where_triton_is_asked_for_and_not_there() -> None:
+    program = "import narrowfuzz.campaign.preload_torchao, sys; print('torchao' in sys.modules)"
+    done = python("-c", program, env={"TRITON_INTERPRET": "1"})
+    assert done.stdout.split() == ["True"]
+
+
 #: A campaign on a CPU over Triton's interpreter.
 INTERPRETED = ("-m", "narrowfuzz", "run", "--with", TRITON, "--arm", "eager", "--workers", "1")
 

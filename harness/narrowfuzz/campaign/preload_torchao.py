@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 
-if os.environ.get("TRITON_INTERPRET") == "1":  # its Triton kernels are defined when it is imported
-    import triton_on_cpu
+# a recipe that needs what cannot be imported says so when it is used
+with contextlib.suppress(ImportError, ValueError):
+    if os.environ.get("TRITON_INTERPRET") == "1":  # its kernels are defined when it is imported
+        import triton_on_cpu
 
-    triton_on_cpu.install_torchao()
-
-with contextlib.suppress(ImportError):  # a recipe that needs it says so when it is used
+        triton_on_cpu.install_torchao()
+with contextlib.suppress(ImportError):
     import torchao.float8
     import torchao.prototype.moe_training.config
     import torchao.prototype.moe_training.mxfp8_linear

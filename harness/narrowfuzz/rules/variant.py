@@ -120,10 +120,10 @@ def judge_against(
         if after is None:
             yield plain(name, evidence.base, role, "inconclusive", "the rerun failed")
             continue
+        yield from _operands(evidence, name, variant, role, base, after)
         if evidence.plan.gemms[role].stochastic:
             yield plain(name, evidence.base, role, "not_applicable", BY_CHANCE)
             continue
-        yield from _operands(evidence, name, variant, role, base, after)
         yield _result(evidence, name, variant, role, base, after)
 
 
@@ -177,6 +177,8 @@ def _operands(
         return
     for side, seen in (("a", before.a), ("b", before.b)):
         other = there.a if variant.operand(role, side)[1] == "a" else there.b
+        if evidence.reference.operand(role, side).plan.rounding == "stochastic":
+            continue
         yield _operand(evidence, name, variant, role, side, seen, other)
 
 
