@@ -280,6 +280,7 @@ def test_a_lost_device_costs_one_worker_and_names_its_case(tmp_path: Path) -> No
     assert "worker 0 has lost its device: CUDA error: device-side assert" in run.output
     assert "raised" not in run.output
     script = run.folder / "findings" / finding.id / "repro.py"
+    assert "torch.cuda.synchronize()" in script.read_text(), "what a GPU does is known later"
     assert run_script(script, plant=("", "device-lost")).crashed
     assert run_script(script).code == 0
 

@@ -27,6 +27,7 @@ from narrowfuzz.campaign.server import start_server
 from narrowfuzz.case.spec import Case
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.tally import Found, Tally
+from narrowfuzz.trace.verdict import LOSES_DEVICE
 from narrowfuzz.triage.finding import Triaged
 
 Progress = Callable[["Tally"], None]
@@ -280,5 +281,5 @@ def _how(code: int | None) -> str:
     if code is not None and code < 0:
         return f"ends the process with {signal.Signals(-code).name}"
     if code == EXIT_LOST:
-        return "loses the device"
+        return LOSES_DEVICE
     return f"ends the process with exit code {code}"

@@ -104,7 +104,8 @@ class GroupedProducts(nn.Module):
 
 class QuantisedGroups(nn.Module):
     """The same as torchao's MXFP8 multiplies it, emulated: widths and rows are padded with zeros to
-    blocks of 32, and the rows that are no group's lie behind the others."""
+    blocks of 32, which are the last group's where all groups are of whole blocks, and else no
+    group's."""
 
     def __init__(
         self, dim: int, experts: int, sizes: tuple[int, ...], mode: str, wgrad_with_hp: bool
@@ -122,7 +123,8 @@ class QuantisedGroups(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1])
         rows = F.pad(flat, (0, -x.shape[-1] % 32, 0, -len(flat) % 32))
-        offs = group_ends(self.experts, self.sizes, len(flat), x.device)
+        blocks = all(size % 32 == 0 for size in self.sizes)
+        offs = group_ends(self.experts, self.sizes, len(rows if blocks else flat), x.device)
         hidden = self.multiply(rows, self.up.transpose(1, 2), offs)
         y = self.multiply(hidden[: len(flat)], self.down.transpose(1, 2), offs)
         return y[: len(flat), : x.shape[-1]].reshape(x.shape)

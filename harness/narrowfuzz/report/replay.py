@@ -18,7 +18,7 @@ from narrowfuzz.own_models import known_as, source_of
 from narrowfuzz.recipe.recipe import obstacles
 from narrowfuzz.report.lookup import kept
 from narrowfuzz.report.terminal import console
-from narrowfuzz.trace.verdict import Verdict, fingerprint
+from narrowfuzz.trace.verdict import LOSES_DEVICE, Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding
 from narrowfuzz.triage.session import SessionOptions, open_session
 
@@ -94,7 +94,7 @@ def replay(
     try:
         judgement = judge.judge(case)
     except DeviceLost as lost:
-        same = finding is None or finding.symptom == "loses the device"
+        same = finding is None or finding.symptom == LOSES_DEVICE
         outcome: Outcome = "still failing" if same else "diverges otherwise"
         return Replayed(case.id, outcome, case.spec.recipe, f"the case loses the device: {lost}")
     if judgement.causes:

@@ -33,6 +33,8 @@ Status = Literal[
 Strength = Literal["exact", "bound", "ratio"]
 #: Role of a verdict that says which as-built deviation the reference followed.
 FOLLOWED = "followed"
+#: Symptom of a process whose device computes no more.
+LOSES_DEVICE = "loses the device"
 #: The family that a linear belongs to which no recipe converts.
 PLAIN_FAMILY = "torch"
 #: Statuses that are claims against the library under test.

@@ -9,7 +9,7 @@ from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.rules.contract import RULE
 from narrowfuzz.rules.repeat import AGAIN
 from narrowfuzz.trace.expect import Is, OneOf, Present, Refuses, Runs, Same, Within, read
-from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.trace.verdict import LOSES_DEVICE, Verdict
 from narrowfuzz.triage.script.parts import POISON, SITE, SLOT
 
 
@@ -112,6 +112,8 @@ sys.exit(0)
 def check_raises(verdict: Verdict, call: str, phase: str = "phase", said: str = "") -> str:
     """``call`` raises what the verdict says, or does not any more; ``phase`` says how far it
     came, and ``said``, if it is given, more closely."""
+    if verdict.symptom == LOSES_DEVICE:  # which is noticed when the device is waited for
+        call += "\n    if torch.cuda.is_available():\n        torch.cuda.synchronize()"
     return _RAISES.format(call=call, said=said or phase, code=_exit_code(verdict, phase))
 
 
