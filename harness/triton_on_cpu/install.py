@@ -29,7 +29,11 @@ _MODULE = (
     "ReduceOps",
     "ScanOps",
     "TensorHandle",
+    "_get_np_dtype",
+    "_patch_attr",
+    "_patch_builtin",
     "_patch_lang_tensor",
+    "interpreter_builder",
 )
 
 
@@ -56,8 +60,10 @@ def install() -> str:
 
     _check(interpreter, triton.__version__)
     from triton_on_cpu.repairs import repair
+    from triton_on_cpu.speed import hasten
 
     repair()
+    hasten()
     _one_at_a_time(interpreter)
     _one_candidate()
     _as_if_compiled()

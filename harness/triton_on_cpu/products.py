@@ -1,9 +1,10 @@
-"""Products of block-scaled codes, which a CPU has no kernel for: emulated.
+"""Products of scaled codes, which a CPU has no kernel for: emulated.
 
 What cuBLAS multiplies from compute capability 10.0 on: codes of E4M3 with a power of two for 32 of
 them (MXFP8), or codes of E2M1 with an E4M3 scale for 16 and one fp32 number for the tensor (NVFP4).
 Scales lie in tiles of 128 rows by 4 blocks, as cuBLAS documents ("1D block scaling factors
-layout"). MXFP8 is added up in fp32, in this CPU's order; NVFP4 in fp64.
+layout"). MXFP8 is added up in fp32, in this CPU's order; NVFP4 in fp64. And what CUTLASS multiplies
+from 9.0 on: E4M3 codes of groups with one fp32 number a row, in fp32.
 """
 
 from __future__ import annotations
@@ -60,6 +61,40 @@ def nvfp4_scaled_mm(
     columns = _scaled(_unpacked(b.t()), scale_b[0], 16).double() * scale_b[1].double()
     result = (rows @ columns.t()).float()
     return (result if bias is None else result + bias.float()).to(output_dtype)
+
+
+def scaled_grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """``torch._scaled_grouped_mm`` of E4M3 codes: rows in groups that end at ``offs``, [M, K] times
+    [G, K, N] with scales [M] and [G, N] -> [M, N], or what is contracted in groups, [N, M] times
+    [M, K] with scales of each group behind one another, [G * N] and [G * K] -> [G, N, K]. Of rows
+    behind the last group nothing is written. Raises ValueError for a bias, which CUTLASS does not
+    add."""
+    if bias is not None or scale_result is not None:
+        raise ValueError("products of groups take no bias and no scale of the result")
+    ends = offs.tolist()
+    groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    if b.ndim == 3:
+        result = a.new_full((a.shape[0], b.shape[2]), torch.nan, dtype=out_dtype)
+        for number, rows in enumerate(groups):
+            part = a[rows].float() @ b[number].float()
+            result[rows] = part * scale_a[rows, None].float() * scale_b[number].float()
+        return result
+    of_rows, of_columns = scale_a.reshape(len(ends), -1), scale_b.reshape(len(ends), -1)
+    parts = [
+        (a[:, rows].float() @ b[rows].float()) * left.float()[:, None] * right.float()
+        for rows, left, right in zip(groups, of_rows, of_columns, strict=True)
+    ]
+    return torch.stack(parts).to(out_dtype)
 
 
 def _unpacked(codes: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,11 @@ from unittest.mock import patch
 
 import triton_on_cpu.memory as memory
 from triton_on_cpu.install import install
+from triton_on_cpu.products import scaled_grouped_mm
 
 _MX = "torchao.prototype.mx_formats.kernels"
-_FP4 = "torchao.prototype.moe_training.nvfp4_training"
+_MOE = "torchao.prototype.moe_training"
+_FP4 = f"{_MOE}.nvfp4_training"
 #: The first release whose kernels these are.
 _KNOWN = (0, 18)
 #: Modules whose functions launch kernels.
@@ -21,6 +23,8 @@ _LAUNCHING = (
     f"{_FP4}.quantize_2d_triton",
     f"{_FP4}.hadamard_amax_triton",
     f"{_FP4}.hadamard_quantize_row_col_triton",
+    f"{_MOE}.kernels.float8_rowwise",
+    f"{_MOE}.kernels.jagged_float8_scales",
     "torchao.prototype.blockwise_fp8_training.kernels",
 )
 
@@ -62,3 +66,5 @@ def install_torchao() -> None:
         memory.adapt(module)
         if hasattr(module, "is_sm_at_least_100"):
             module.is_sm_at_least_100 = lambda: True
+    rowwise = importlib.import_module(f"{_MOE}.fp8_grouped_mm")
+    memory.adapt(rowwise, _scaled_grouped_mm=scaled_grouped_mm)

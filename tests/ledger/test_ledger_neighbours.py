@@ -147,6 +147,7 @@ OF_TRITON = {
     "blockwise-shape-refusals",
     "blockwise-swap-drops-module-state",
     "blockwise-swap-drops-own-forward",
+    "fp8-grouped-nan-hidden",
     "mx-byte0-triton",
     "mx-dim1-tiles-outside",
     "mx-floor-triton-nan",

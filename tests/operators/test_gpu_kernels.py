@@ -79,7 +79,13 @@ FORWARD = of(*(f"attention_{kernel}" for kernel in KERNELS))
 BACKWARD = of(*(f"attention_{kernel}_backward" for kernel in KERNELS))
 
 
-OTHERS = of("fused_rms_norm", "fused_rms_norm_backward", "nll_loss", "nll_loss_backward")
+OTHERS = of(
+    "fp8_grouped_mm",
+    "fused_rms_norm",
+    "fused_rms_norm_backward",
+    "nll_loss",
+    "nll_loss_backward",
+)
 
 
 @pytest.mark.parametrize("number", FORWARD + BACKWARD + OTHERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -89,6 +90,8 @@ class Model:
     device: str = ""
     #: Types of device, and the dtypes that torch has no kernel of it for there.
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    #: Its kernels are Triton's: on a CPU it runs where their interpreter is asked for.
+    interpreted: bool = False
     #: Why it must raise an error, as the documentation says; "" of others.
     forbidden: str = ""
     #: False of a user's that is called with other values than its defaults.
@@ -115,7 +118,9 @@ class Model:
         return self.own and dtype == DTYPES[spec.dtype]
 
     def runs_on(self, device: str, dtypes: Collection[str]) -> bool:
-        """Has torch kernels for it on this type of device, in each of these dtypes?"""
+        """Are there kernels for it on this type of device, in each of these dtypes?"""
+        if self.interpreted and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            return False
         return self.device in ("", device) and not set(dtypes) & set(self.lacks.get(device, ()))
 
     def recomputed(self, spec: Any) -> tuple[tuple[str, ...], bool]:

@@ -76,10 +76,12 @@ def _grouped(spec: Any, *, sizes: tuple[int, ...], behind: int) -> Arguments:
     return spec.k, experts, sizes, behind
 
 
-def _quantised(spec: Any, *, sizes: tuple[int, ...], mode: str, wgrad_with_hp: bool) -> Arguments:
-    width = spec.k - spec.k % -32
+def _quantised(
+    spec: Any, *, sizes: tuple[int, ...], block: int, how: tuple[Any, ...] = ()
+) -> Arguments:
+    width = spec.k - spec.k % -block
     experts = min(spec.n, max(1, _EXPERTS // width**2))
-    return spec.k, experts, sizes, mode, wgrad_with_hp
+    return spec.k, experts, sizes, block, how
 
 
 _MXFP8_GROUPS = "prototype/moe_training/mxfp8_grouped_mm.py"
@@ -255,7 +257,7 @@ _QUANTISED_GROUPS = tuple(
         f"mxfp8_grouped_{name}",
         f"MXFP8 products of groups of rows, {title}",
         "QuantisedGroups",
-        partial(_quantised, sizes=sizes, mode=mode, wgrad_with_hp=hp),
+        partial(_quantised, sizes=sizes, block=32, how=(mode, hp)),
         "mxfp8_grouped_mm",
         "grouped_mm",
         values=("outlier_rows", "heavy_tail", "scale_ends"),
@@ -270,6 +272,23 @@ _QUANTISED_GROUPS = tuple(
         ("floor", "floor, groups that share blocks", _RAGGED, "floor", False),
         ("hp", "rceil, the weight gradient in bf16", _RAGGED, "rceil", True),
     )
+)
+
+#: Of 16 rows or a multiple, which torchao documents, and about the tiles of kernels.
+_SIXTEENS = (16, 0, 32, 128, 112, 144)
+_FP8_GROUPS = _operator(
+    "fp8_grouped_rowwise",
+    "FP8 products of groups of rows, one scale a row",
+    "QuantisedGroups",
+    partial(_quantised, sizes=_SIXTEENS, block=16),
+    "fp8_grouped_mm",
+    values=("outlier_rows", "heavy_tail", "scale_ends"),
+    columns="experts",
+    compiled=False,
+    lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
+    interpreted=True,
+    # the interpreter takes a few milliseconds a row
+    fixed={"batch": 0, "steps": 1, "microbatches": 1},
 )
 
 OPERATORS: tuple[Model, ...] = (
@@ -561,6 +580,7 @@ OPERATORS: tuple[Model, ...] = (
     ),
     *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),
     *(_QUANTISED_GROUPS if _has(_MXFP8_GROUPS, of="torchao") else ()),
+    *([_FP8_GROUPS] if _has("prototype/moe_training/fp8_grouped_mm.py", of="torchao") else ()),
     *(_MUONS if _has("optim/_muon.py") else ()),
 )
 

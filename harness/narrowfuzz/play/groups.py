@@ -1,4 +1,5 @@
-"""Products of groups of rows, as models and scripts call them: torch's, and torchao's in MXFP8."""
+"""Products of groups of rows, as models and scripts call them: torch's, and torchao's in MXFP8 and
+FP8."""
 
 from __future__ import annotations
 
@@ -45,3 +46,37 @@ def mxfp8_grouped(
         return (output,)
     output.backward(grad_output)
     return (output.detach(), *(t.grad for t in leaves if t.grad is not None))
+
+
+def fp8_grouped(
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    offs: torch.Tensor,
+    grad_output: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """[M, K] in groups that end at ``offs`` times their matrix of [G, K, N], rowwise; with a
+    gradient, those of both as well. On a CPU in Triton's interpreter."""
+    made_ready(rows)
+    from torchao.prototype.moe_training.fp8_grouped_mm import (
+        _to_fp8_rowwise_then_scaled_grouped_mm,
+    )
+
+    columns = weights.transpose(1, 2).contiguous().transpose(1, 2)  # one after the other
+    leaves = [rows, columns]
+    if grad_output is not None:
+        leaves = [t.detach().requires_grad_() for t in leaves]
+    output = _to_fp8_rowwise_then_scaled_grouped_mm(
+        *leaves, offs=offs.int(), pad_token_groups_for_grouped_mm=False
+    )
+    if grad_output is None:
+        return (output,)
+    output.backward(grad_output)
+    return (output.detach(), *(t.grad for t in leaves if t.grad is not None))
+
+
+def made_ready(like: torch.Tensor) -> None:
+    """Let torchao's Triton kernels run where this tensor is, before torchao is imported."""
+    if not like.is_cuda:
+        import triton_on_cpu
+
+        triton_on_cpu.install_torchao()

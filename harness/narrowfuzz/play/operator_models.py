@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from narrowfuzz.play.groups import grouped, mxfp8_grouped
+from narrowfuzz.play.groups import fp8_grouped, grouped, made_ready, mxfp8_grouped
 
 
 class Scaled(nn.Module):
@@ -103,37 +103,39 @@ class GroupedProducts(nn.Module):
 
 
 class QuantisedGroups(nn.Module):
-    """The same as torchao's MXFP8 multiplies it, emulated: widths and rows are padded with zeros to
-    blocks of 32, which are the last group's where all groups are of whole blocks, and else no
-    group's."""
+    """The same as torchao multiplies it in MXFP8, emulated, ``how``, or where that says nothing, in
+    rowwise FP8. Widths and rows are padded with zeros to multiples of ``block``, which are the last
+    group's where all groups are such multiples, and else no group's."""
 
     def __init__(
-        self, dim: int, experts: int, sizes: tuple[int, ...], mode: str, wgrad_with_hp: bool
+        self, dim: int, experts: int, sizes: tuple[int, ...], block: int, how: tuple[Any, ...]
     ) -> None:
         super().__init__()
+        if not how:
+            made_ready(torch.empty(0))
         # a watch stands in front of what is there before the model runs
         import torchao.prototype.moe_training  # noqa: F401
 
-        self.experts, self.sizes = experts, sizes
-        self.mode, self.wgrad_with_hp = mode, wgrad_with_hp
-        width = dim - dim % -32
+        self.experts, self.sizes, self.block, self.how = experts, sizes, block, how
+        width = dim - dim % -block
         self.up = nn.Parameter(torch.randn(experts, 2 * width, width))
         self.down = nn.Parameter(torch.randn(experts, width, 2 * width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        rows = F.pad(flat, (0, -x.shape[-1] % 32, 0, -len(flat) % 32))
-        blocks = all(size % 32 == 0 for size in self.sizes)
-        offs = group_ends(self.experts, self.sizes, len(rows if blocks else flat), x.device)
+        rows = F.pad(flat, (0, -x.shape[-1] % self.block, 0, -len(flat) % self.block))
+        whole = all(size % self.block == 0 for size in self.sizes)
+        offs = group_ends(self.experts, self.sizes, len(rows if whole else flat), x.device)
         hidden = self.multiply(rows, self.up.transpose(1, 2), offs)
         y = self.multiply(hidden[: len(flat)], self.down.transpose(1, 2), offs)
         return y[: len(flat), : x.shape[-1]].reshape(x.shape)
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        padded = F.pad(a, (0, 0, 0, -len(a) % self.block)).contiguous()  # torchao wants rows
         if a.dtype == torch.float64:
-            return grouped(a, b, offs)
-        padded = F.pad(a, (0, 0, 0, -len(a) % 32)).contiguous()  # torchao wants row after row
-        (output,) = mxfp8_grouped(padded, b, offs, None, self.mode, self.wgrad_with_hp)
+            return grouped(padded, b, offs)
+        given = padded, b, offs, None
+        (output,) = mxfp8_grouped(*given, *self.how) if self.how else fp8_grouped(*given)
         return output.to(a.dtype)
 
 

@@ -1,0 +1,170 @@
+"""torchao's FP8 products of groups: all operands of all three products are quantised with one power
+of two a row of what is contracted, group by group, and multiplied as FP8 codes.
+
+The plan is that of torchao 0.18 ``prototype/moe_training/fp8_grouped_mm.py``: of the weight
+gradient each group has scales of its own. A CPU has neither the kernels, which are Triton's, nor
+the product (``triton_on_cpu``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics import bounds, reference
+from narrowfuzz.numerics.accumulator import FP32, HOPPER_FP8_FAST
+from narrowfuzz.numerics.formats import BF16, E4M3FN, F32, F64
+from narrowfuzz.numerics.plan import Fp32Scale, GemmPlan, OperandPlan
+from narrowfuzz.operators.grouped_mm import in_order
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.trace.trace import OperatorCall
+
+_ROW = OperandPlan(E4M3FN, "row", 0, Fp32Scale(eps=1e-12, power_of_two=True))
+#: More products than this take longer to judge than to compute.
+_MOST = 2**24
+_FP32_MAX = float(np.finfo(np.float32).max)
+_OF = "torchao.prototype.moe_training.fp8_grouped_mm"
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    a, b, offs = named["A"], named["B_t"], named["offs"]
+    if a.ndim != 2 or offs is None or named["pad_token_groups_for_grouped_mm"]:
+        raise ValueError("FP8 products of groups that are padded, or have no offsets")
+    if a.dtype != b.dtype:
+        raise ValueError("FP8 products of groups of two dtypes")
+    if not result.numel():
+        return None
+    if a.shape[0] * b[0].numel() > _MOST:
+        raise ValueError("more than 2^24 products take longer to judge than to compute")
+    in_order(offs.tolist(), len(a))
+    return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, {})
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows that are quantised by themselves: what their codes stand for, [rows, K] in float64; of
+    each row, what a code of 1 stands for, whether it has a NaN, and whether its scale is not to be
+    told."""
+
+    values: F64
+    unit: F64
+    nan: NDArray[np.bool_]
+    doubted: NDArray[np.bool_]
+
+
+def _quantised(x: F32) -> _Rows:
+    """By the plan, which keeps NaN, as torchao's references in torch do. Not to be told is the
+    scale of an infinity, which is 0, and one just below a power of two, which the kernels round by
+    a logarithm."""
+    found = reference.quantise(x, _ROW)
+    other = reference.scale_as_built(reference.amax(x, _ROW), _ROW, "pow2_floor_by_log2")
+    assert found is not None and other is not None
+    with np.errstate(all="ignore"):
+        unit = 1.0 / found.scale.astype(np.float64)
+    doubted = np.isinf(x).any(1) | (np.nan_to_num(other) != np.nan_to_num(found.scale))[:, 0]
+    return _Rows(found.values, unit[:, 0], np.asarray(np.isnan(x).any(1)), doubted)
+
+
+def _without_nan(x: F32) -> _Rows:
+    """As its kernels do: the largest magnitude passes NaN by. Times the scale it is a GPU's own
+    NaN, which is positive and which a clamp makes the largest number."""
+    hidden = np.isnan(x)
+    rows = _quantised(np.where(hidden, np.float32(0.0), x))
+    return replace(rows, values=np.where(hidden, E4M3FN.max * rows.unit[:, None], rows.values))
+
+
+def _product(a: _Rows, b: _Rows, device: str) -> Expected:
+    """A @ B^T rounded once to bf16.
+
+    The device's accumulator errs as ``bounds.gemm_radius`` proves. Both scales are powers of two,
+    and are applied to the sum one after the other, in either order: nothing is known where the
+    first of them may leave fp32's range, and what falls below its normal numbers may be flushed,
+    which the other one then scales.
+    """
+    gemm = GemmPlan(_ROW, _ROW, 0, accumulator=HOPPER_FP8_FAST if device == "cuda" else FP32)
+    rows, columns = a.unit[:, None], b.unit
+    with np.errstate(all="ignore"):
+        total = np.abs(a.values) @ np.abs(b.values).T
+        least = E4M3FN.min_normal * a.unit, E4M3FN.min_normal * b.unit
+        radius = bounds.gemm_radius(a.values, b.values, gemm, least, total)
+        radius = radius + bounds.FLUSH32 * (rows + columns)
+        one_applied = np.maximum(total / columns, total / rows)
+        doubted = a.doubted[:, None] | b.doubted
+        nan = (a.nan[:, None] | b.nan) & ~doubted
+        centre = np.where(nan, np.nan, reference.product(a.values, b.values))
+    unknown = ~nan & (doubted | ~np.isfinite(total) | (one_applied > _FP32_MAX / 2))
+    return Expected.within(centre, np.where(nan, 0.0, radius), BF16, unknown)
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    return _by(_quantised, call)
+
+
+def _by(quantised: Callable[[F32], _Rows], call: OperatorCall) -> dict[str, Expected]:
+    """Group by group; of rows that are no group's nothing is known."""
+    a, b, offs = (call.tensors[name] for name in ("input", "mat2", "offs"))
+    grad = call.tensors.get("grad_output")
+    shapes = {"output": call.outputs["output"].shape, "grad_input": a.shape, "grad_weight": b.shape}
+    found = {name: _unwritten(shapes[name]) for name in call.outputs}
+    start = 0
+    for group, end in enumerate(map(int, offs)):
+        rows = slice(start, end)
+
+        def put(name: str, place: slice | int, left: F32, right: F32) -> None:
+            part = _product(quantised(left), quantised(right), call.device)
+            for field in ("centre", "radius", "lo", "hi", "unknown"):
+                getattr(found[name], field)[place] = getattr(part, field)
+
+        put("output", rows, a[rows], b[group].T)
+        if grad is not None and "grad_input" in found:
+            put("grad_input", rows, grad[rows], b[group])
+        if grad is not None and "grad_weight" in found:
+            put("grad_weight", group, a[rows].T, grad[rows].T)
+        start = end
+    return found
+
+
+def _unwritten(shape: tuple[int, ...]) -> Expected:
+    centre, radius, lo, hi = (np.zeros(shape) for _ in range(4))
+    return Expected(centre, radius, lo, hi, np.ones(shape, dtype=bool))
+
+
+def _nan_hidden(call: OperatorCall) -> Mapping[str, Expected]:
+    if not any(np.isnan(x).any() for name, x in call.tensors.items() if name != "offs"):
+        return {}
+    return _by(_without_nan, call)
+
+
+def _title(call: OperatorCall) -> str:
+    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
+    offs = call.tensors["offs"].astype(int).tolist()
+    dtype = TORCH_DTYPE[call.dtypes["input"]]
+    of = f"torchao's FP8 product of groups (rowwise) of {dtype} tensors of"
+    return f"{of} {a} and {b}, groups up to {', '.join(map(str, offs))}"
+
+
+OPERATOR = Operator(
+    name="fp8_grouped_mm",
+    words="FP8 products of groups",
+    read=_read,
+    expected=_expected,
+    expression="fp8_grouped(input, mat2, offs, grad_output)",
+    title=_title,
+    library=(f"{_OF}:_to_fp8_rowwise_then_scaled_grouped_mm",),
+    gradients={"A": "grad_input", "B_t": "grad_weight"},
+    results=("output", "grad_input", "grad_weight"),
+    optional=("grad_output",),
+    deviations=(
+        Deviation(
+            "fp8_grouped_nan_hidden",
+            "a NaN becomes the code 448, and leaves no trace in the scale of its row",
+            ("cpu", "cuda"),
+            _nan_hidden,
+        ),
+    ),
+    helper="fp8_grouped",
+)
