@@ -312,6 +312,23 @@ def check_torchaos_kernels_are_judged(
         assert rule in {verdict.oracle for verdict in judged(how)[0].causes}
 
 
+@pytest.mark.parametrize(
+    ("known", "how"),
+    [
+        ("fp8-groups-by-average", {"model": "fp8_cast_columns", "k": 64, "n": 2}),
+        ("fp8-groups-by-columns-mask", {"model": "fp8_cast_columns", "k": 16, "n": 3}),
+        ("fp8-groups-by-rows-stride", {"model": "fp8_cast_rows"}),
+        ("", {"model": "fp8_cast_columns", "k": 128, "n": 1}),
+        ("", {"model": "fp8_cast_both", "k": 20, "n": 2}),
+        ("fp8-grouped-nan-hidden", {"model": "fp8_cast_both", "data": DataSpec(spikes=(NAN,))}),
+    ],
+)
+def check_casts_of_groups_are_judged(known: str, how: dict[str, Any]) -> None:
+    judgement, found = judged(GROUPS | how)
+    assert not judgement.causes
+    assert found == ({known} if known else set())
+
+
 @pytest.mark.parametrize("model", ["linear", "mlp_swiglu"])
 def check_a_script_reads_two_levels_of_scales(
     model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -77,11 +77,15 @@ def _grouped(spec: Any, *, sizes: tuple[int, ...], behind: int) -> Arguments:
 
 
 def _quantised(
-    spec: Any, *, sizes: tuple[int, ...], block: int, how: tuple[Any, ...] = ()
+    spec: Any, *, sizes: tuple[int, ...], block: int, most: int = 128, how: tuple[Any, ...] = ()
 ) -> Arguments:
     width = spec.k - spec.k % -block
-    experts = min(spec.n, max(1, _EXPERTS // width**2))
+    experts = min(spec.n, most, max(1, _EXPERTS // width**2))
     return spec.k, experts, sizes, block, how
+
+
+def _cast(spec: Any, *, kernel: str, across: bool) -> Arguments:
+    return spec.k, kernel, _OF_CASTS[spec.n % len(_OF_CASTS)], across
 
 
 _MXFP8_GROUPS = "prototype/moe_training/mxfp8_grouped_mm.py"
@@ -280,8 +284,12 @@ _FP8_GROUPS = _operator(
     "fp8_grouped_rowwise",
     "FP8 products of groups of rows, one scale a row",
     "QuantisedGroups",
-    partial(_quantised, sizes=_SIXTEENS, block=16),
+    partial(_quantised, sizes=_SIXTEENS, block=16, most=8),
     "fp8_grouped_mm",
+    "fp8_rowwise_2d_scale_and_cast",
+    "fp8_colwise_3d_scale_and_cast",
+    "fp8_rowwise_transpose_rhs",
+    "fp8_per_group_colwise_scales_dual",
     values=("outlier_rows", "heavy_tail", "scale_ends"),
     columns="experts",
     compiled=False,
@@ -289,6 +297,29 @@ _FP8_GROUPS = _operator(
     interpreted=True,
     # the interpreter takes a few milliseconds a row
     fixed={"batch": 0, "steps": 1, "microbatches": 1},
+)
+#: Rows of groups that kernels for experts quantise by themselves: of one size, none, and so unlike
+#: that what fits most of them does not fit all.
+_OF_CASTS = ((32, 32), (16, 0, 48), (112, 400), (64,), (16, 16, 16, 16), (272, 16))
+_FP8_CASTS = tuple(
+    _operator(
+        f"fp8_cast_{name}",
+        f"FP8 casts of groups, {title}",
+        "GroupCasts",
+        partial(_cast, kernel=f"triton_fp8_per_group_{kernel}", across=name == "rows"),
+        f"fp8_per_group_{kernel}",
+        values=("outlier_rows", "heavy_tail", "scale_ends"),
+        columns="kinds of groups",
+        compiled=False,
+        interpreted=True,
+        lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
+        fixed={"batch": 0, "steps": 1, "microbatches": 1},
+    )
+    for name, title, kernel in (
+        ("rows", "one scale a row", "rowwise_scales"),
+        ("columns", "one scale a column", "colwise_scales"),
+        ("both", "of two tensors, one scale a column", "colwise_scales_dual"),
+    )
 )
 
 OPERATORS: tuple[Model, ...] = (
@@ -580,7 +611,11 @@ OPERATORS: tuple[Model, ...] = (
     ),
     *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),
     *(_QUANTISED_GROUPS if _has(_MXFP8_GROUPS, of="torchao") else ()),
-    *([_FP8_GROUPS] if _has("prototype/moe_training/fp8_grouped_mm.py", of="torchao") else ()),
+    *(
+        [_FP8_GROUPS, *_FP8_CASTS]
+        if _has("prototype/moe_training/fp8_grouped_mm.py", of="torchao")
+        else ()
+    ),
     *(_MUONS if _has("optim/_muon.py") else ()),
 )
 

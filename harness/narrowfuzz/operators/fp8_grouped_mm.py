@@ -9,21 +9,20 @@ the product (``triton_on_cpu``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from narrowfuzz.numerics import bounds, reference
 from narrowfuzz.numerics.accumulator import FP32, HOPPER_FP8_FAST
-from narrowfuzz.numerics.formats import BF16, E4M3FN, F32, F64
-from narrowfuzz.numerics.plan import Fp32Scale, GemmPlan, OperandPlan
+from narrowfuzz.numerics.formats import BF16, E4M3FN, F32
+from narrowfuzz.numerics.plan import GemmPlan, OperandPlan
+from narrowfuzz.operators.fp8_rows import Rows, quantised, row_plan, without_nan
 from narrowfuzz.operators.grouped_mm import in_order
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
-_ROW = OperandPlan(E4M3FN, "row", 0, Fp32Scale(eps=1e-12, power_of_two=True))
+_ROW = row_plan(power_of_two=True)
 #: More products than this take longer to judge than to compute.
 _MOST = 2**24
 _FP32_MAX = float(np.finfo(np.float32).max)
@@ -44,40 +43,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, {})
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows that are quantised by themselves: what their codes stand for, [rows, K] in float64; of
-    each row, what a code of 1 stands for, whether it has a NaN, and whether its scale is not to be
-    told."""
-
-    values: F64
-    unit: F64
-    nan: NDArray[np.bool_]
-    doubted: NDArray[np.bool_]
-
-
-def _quantised(x: F32) -> _Rows:
-    """By the plan, which keeps NaN, as torchao's references in torch do. Not to be told is the
-    scale of an infinity, which is 0, and one just below a power of two, which the kernels round by
-    a logarithm."""
-    found = reference.quantise(x, _ROW)
-    other = reference.scale_as_built(reference.amax(x, _ROW), _ROW, "pow2_floor_by_log2")
-    assert found is not None and other is not None
-    with np.errstate(all="ignore"):
-        unit = 1.0 / found.scale.astype(np.float64)
-    doubted = np.isinf(x).any(1) | (np.nan_to_num(other) != np.nan_to_num(found.scale))[:, 0]
-    return _Rows(found.values, unit[:, 0], np.asarray(np.isnan(x).any(1)), doubted)
-
-
-def _without_nan(x: F32) -> _Rows:
-    """As its kernels do: the largest magnitude passes NaN by. Times the scale it is a GPU's own
-    NaN, which is positive and which a clamp makes the largest number."""
-    hidden = np.isnan(x)
-    rows = _quantised(np.where(hidden, np.float32(0.0), x))
-    return replace(rows, values=np.where(hidden, E4M3FN.max * rows.unit[:, None], rows.values))
-
-
-def _product(a: _Rows, b: _Rows, device: str) -> Expected:
+def _product(a: Rows, b: Rows, device: str) -> Expected:
     """A @ B^T rounded once to bf16.
 
     The device's accumulator errs as ``bounds.gemm_radius`` proves. Both scales are powers of two,
@@ -101,10 +67,10 @@ def _product(a: _Rows, b: _Rows, device: str) -> Expected:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    return _by(_quantised, call)
+    return _by(quantised, call)
 
 
-def _by(quantised: Callable[[F32], _Rows], call: OperatorCall) -> dict[str, Expected]:
+def _by(made: Callable[[F32, OperandPlan], Rows], call: OperatorCall) -> dict[str, Expected]:
     """Group by group; of rows that are no group's nothing is known."""
     a, b, offs = (call.tensors[name] for name in ("input", "mat2", "offs"))
     grad = call.tensors.get("grad_output")
@@ -115,7 +81,7 @@ def _by(quantised: Callable[[F32], _Rows], call: OperatorCall) -> dict[str, Expe
         rows = slice(start, end)
 
         def put(name: str, place: slice | int, left: F32, right: F32) -> None:
-            part = _product(quantised(left), quantised(right), call.device)
+            part = _product(made(left, _ROW), made(right, _ROW), call.device)
             for field in ("centre", "radius", "lo", "hi", "unknown"):
                 getattr(found[name], field)[place] = getattr(part, field)
 
@@ -136,7 +102,7 @@ def _unwritten(shape: tuple[int, ...]) -> Expected:
 def _nan_hidden(call: OperatorCall) -> Mapping[str, Expected]:
     if not any(np.isnan(x).any() for name, x in call.tensors.items() if name != "offs"):
         return {}
-    return _by(_without_nan, call)
+    return _by(without_nan, call)
 
 
 def _title(call: OperatorCall) -> str:

@@ -74,6 +74,21 @@ def fp8_grouped(
     return (output.detach(), *(t.grad for t in leaves if t.grad is not None))
 
 
+def fp8_cast(
+    kernel: str, x: torch.Tensor, offs: torch.Tensor | None, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes as fp32 numbers and scales, a row for each group, by a kernel of torchao's experts; the
+    one of two tensors gets this one twice."""
+    made_ready(x)
+    import torchao.prototype.moe_training.kernels  # noqa: F401
+
+    twice = (x, x) if kernel.endswith("dual") else (x,)
+    groups = () if offs is None else (offs.int(),)
+    cast = getattr(torch.ops.torchao, kernel)
+    codes, scales = cast(*twice, *groups, torch.float8_e4m3fn, power_of_two)[:2]
+    return codes.float(), scales if offs is None else scales.reshape(len(offs), -1)
+
+
 def made_ready(like: torch.Tensor) -> None:
     """Let torchao's Triton kernels run where this tensor is, before torchao is imported."""
     if not like.is_cuda:

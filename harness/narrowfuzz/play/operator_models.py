@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from narrowfuzz.play.groups import fp8_grouped, grouped, made_ready, mxfp8_grouped
+from narrowfuzz.play.groups import fp8_cast, fp8_grouped, grouped, made_ready, mxfp8_grouped
 
 
 class Scaled(nn.Module):
@@ -137,6 +137,27 @@ class QuantisedGroups(nn.Module):
         given = padded, b, offs, None
         (output,) = mxfp8_grouped(*given, *self.how) if self.how else fp8_grouped(*given)
         return output.to(a.dtype)
+
+
+class GroupCasts(nn.Module):
+    """Products with a learned row, and beside them what a kernel of torchao's experts makes of them
+    in FP8: three times as wide, and repeated until there are groups of all ``sizes``, which are its
+    columns where ``across``."""
+
+    def __init__(self, dim: int, kernel: str, sizes: tuple[int, ...], across: bool) -> None:
+        super().__init__()
+        made_ready(torch.empty(0))
+        self.kernel, self.sizes, self.across = kernel, sizes, across
+        self.weight = nn.Parameter(torch.randn(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        if y.dtype != torch.float64:
+            rows = y.detach().reshape(-1, y.shape[-1])
+            wide = rows.repeat(-(-sum(self.sizes) // len(rows)), 3)[: sum(self.sizes)]
+            ends = torch.tensor(self.sizes, device=x.device).cumsum(0)
+            fp8_cast(self.kernel, wide.t().contiguous() if self.across else wide, ends, True)
+        return y
 
 
 def group_ends(

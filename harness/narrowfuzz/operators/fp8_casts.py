@@ -1,0 +1,215 @@
+"""The kernels by which torchao 0.18 quantises what experts multiply, each by itself
+(``prototype/moe_training/kernels``): codes and scales to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from narrowfuzz.numerics.formats import E4M3FN, F32, F64
+from narrowfuzz.numerics.plan import OperandPlan
+from narrowfuzz.operators.fp8_rows import Rows, quantised, row_plan, without_nan
+from narrowfuzz.operators.grouped_mm import in_order
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.trace.trace import OperatorCall
+
+_Place = tuple[slice | int, ...]
+#: Rows that share nothing with others: their numbers, where their codes lie, transposed or not, and
+#: where their scales do.
+_Part = tuple[F32, _Place, bool, _Place]
+_Parts = Callable[[F32, list[int]], Iterator[_Part]]
+#: More numbers than this take longer to judge than to quantise.
+_MOST = 2**20
+_ALL = slice(None)
+
+
+def _groups(ends: list[int]) -> Iterator[tuple[int, slice]]:
+    for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        yield group, slice(start, end)
+
+
+def _of_rows(x: F32, ends: list[int]) -> Iterator[_Part]:
+    """[M, K], one scale a row."""
+    yield x, (_ALL, _ALL), False, (_ALL, 0)
+
+
+def _of_columns(x: F32, ends: list[int]) -> Iterator[_Part]:
+    """[E, K, N], one scale a column of each matrix."""
+    for expert, matrix in enumerate(x):
+        yield matrix.T, (expert,), True, (expert, 0)
+
+
+def _of_transposed(x: F32, ends: list[int]) -> Iterator[_Part]:
+    """[E, K, N] -> [E, N, K], one scale a row of each matrix."""
+    for expert, matrix in enumerate(x):
+        yield matrix, (expert,), True, (expert, 0)
+
+
+def _of_groups_of_columns(x: F32, ends: list[int]) -> Iterator[_Part]:
+    """[M, K] whose columns are in groups, one scale a row of each."""
+    for group, columns in _groups(ends):
+        yield x[:, columns], (_ALL, columns), False, (group,)
+
+
+def _of_groups_of_rows(x: F32, ends: list[int]) -> Iterator[_Part]:
+    """[M, K] whose rows are in groups, one scale a column of each."""
+    for group, rows in _groups(ends):
+        yield x[rows].T, (rows,), True, (group,)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """One of them, by the name of torch's dispatcher."""
+
+    name: str
+    words: str
+    parts: _Parts
+    deviations: tuple[Deviation, ...] = ()
+
+
+def _read(kernel: _Kernel, named: Mapping[str, Any], result: Any) -> list[Read | str]:
+    """Two calls of the kernel that takes two tensors."""
+    if named["output_dtype"] is not torch.float8_e4m3fn:
+        raise ValueError(f"{kernel.words} to another format than E4M3")
+    offs = named.get("offsets")
+    inputs = [named[name] for name in named if name.startswith("hp_tensor")]
+    reads: list[Read | str] = []
+    for x, codes, scales in zip(inputs, result[::2], result[1::2], strict=True):
+        if not x.numel():
+            continue
+        if x.numel() > _MOST:
+            raise ValueError("more than 2^20 numbers take longer to judge than to quantise")
+        tensors = {"input": x}
+        if offs is not None:
+            along = 1 if kernel.parts is _of_groups_of_columns else 0
+            in_order(offs.tolist(), x.shape[along])
+            tensors["offs"] = offs.float()
+            scales = scales.reshape(len(offs), -1)
+        how = {"kernel": kernel.name, "power_of_two": named["round_scales_to_power_of_2"]}
+        reads.append(Read(tensors, {"codes": codes.float(), "scales": scales}, how))
+    return reads
+
+
+def _expected(
+    parts: _Parts, made: Callable[[F32, OperandPlan], Rows], call: OperatorCall
+) -> dict[str, Expected]:
+    """To the bit; nothing is known of what is in no group, nor of rows whose scale is not to be
+    told. Of a row with NaN the NaN's own code must be NaN, and all else is left open."""
+    plan = row_plan(power_of_two=call.settings["power_of_two"])
+    whole: dict[str, F64] = {n: np.zeros(x.shape) for n, x in call.outputs.items()}
+    unknown = {n: np.ones(x.shape, dtype=bool) for n, x in call.outputs.items()}
+    ends = call.tensors["offs"].astype(int).tolist() if "offs" in call.tensors else []
+    for x, place, across, scale_place in parts(call.tensors["input"], ends):
+        rows = made(np.ascontiguousarray(x), plan)
+        open_codes = rows.doubted[:, None] | (np.isnan(rows.codes) & ~np.isnan(x))
+        whole["codes"][place] = rows.codes.T if across else rows.codes
+        unknown["codes"][place] = open_codes.T if across else open_codes
+        whole["scales"][scale_place] = rows.scale
+        unknown["scales"][scale_place] = rows.doubted | np.isnan(rows.scale)
+    return {n: Expected.between(whole[n], whole[n], unknown[n]) for n in whole}
+
+
+def _nan_hidden(parts: _Parts, call: OperatorCall) -> Mapping[str, Expected]:
+    if not np.isnan(call.tensors["input"]).any():
+        return {}
+    return _expected(parts, without_nan, call)
+
+
+#: How many rows of a group the kernel of one pass may take at once.
+_AT_ONCE = (256, 512, 1024, 2048)
+
+
+def _by_average(call: OperatorCall) -> Mapping[str, Expected]:
+    """The kernel of one pass is chosen by the average group: of larger ones it looks at so many
+    rows, and writes no others. Here memory that nobody wrote is NaN; on a GPU it holds any number.
+    """
+    x, ends = call.tensors["input"], call.tensors["offs"].astype(int).tolist()
+    most = 1
+    while most < -(-len(x) // len(ends)):
+        most *= 2
+    beyond = [range(rows.start + most, rows.stop) for _, rows in _groups(ends)]
+    if most not in _AT_ONCE or not any(beyond):
+        return {}
+
+    def begun(x: F32, ends: list[int]) -> Iterator[_Part]:
+        for group, rows in _groups(ends):
+            rows = slice(rows.start, min(rows.stop, rows.start + most))
+            yield x[rows].T, (rows,), True, (group,)
+
+    found = _expected(begun, without_nan, call)
+    for rows in beyond:
+        found["codes"].lo[rows] = np.nan if call.device == "cpu" else -E4M3FN.max
+        found["codes"].hi[rows] = np.nan if call.device == "cpu" else E4M3FN.max
+        found["codes"].unknown[rows] = False
+    return found
+
+
+_AVERAGE = Deviation(
+    "fp8_groups_by_average",
+    "of a group that is larger than the average, the rows behind the first 256 (512, 1024) are not "
+    "written",
+    ("cpu", "cuda"),
+    _by_average,
+)
+
+
+def _title(call: OperatorCall) -> str:
+    shape, dtype = list(call.tensors["input"].shape), TORCH_DTYPE[call.dtypes["input"]]
+    title = f"torchao's {call.settings['kernel']} of a {dtype} tensor of {shape}"
+    if "offs" not in call.tensors:
+        return title
+    return f"{title}, groups up to {', '.join(map(str, call.tensors['offs'].astype(int)))}"
+
+
+_KERNELS = (
+    _Kernel("triton_fp8_rowwise_2d_scale_and_cast", "FP8 casts by rows", _of_rows),
+    _Kernel("triton_fp8_colwise_3d_scale_and_cast", "FP8 casts of experts", _of_columns),
+    _Kernel("triton_fp8_rowwise_transpose_rhs", "FP8 casts of transposed experts", _of_transposed),
+    _Kernel(
+        "triton_fp8_rowwise_transpose_rhs_fused", "FP8 casts of transposed experts", _of_transposed
+    ),
+    _Kernel(
+        "triton_fp8_per_group_rowwise_scales", "FP8 casts of groups by rows", _of_groups_of_columns
+    ),
+    _Kernel(
+        "triton_fp8_per_group_colwise_scales",
+        "FP8 casts of groups by columns",
+        _of_groups_of_rows,
+        (_AVERAGE,),
+    ),
+    _Kernel(
+        "triton_fp8_per_group_colwise_scales_dual",
+        "FP8 casts of groups by columns",
+        _of_groups_of_rows,
+    ),
+)
+
+OPERATORS = tuple(
+    Operator(
+        name=kernel.name.removeprefix("triton_"),
+        words=kernel.words,
+        kernels=(f"torchao::{kernel.name}",),
+        read=partial(_read, kernel),
+        expected=partial(_expected, kernel.parts, quantised),
+        expression="fp8_cast({kernel}, input, offs, {power_of_two})",
+        title=_title,
+        results=("codes", "scales"),
+        optional=("offs",),
+        deviations=(
+            Deviation(
+                "fp8_grouped_nan_hidden",
+                "a NaN becomes the code 448, and leaves no trace in the scale of its row",
+                ("cpu", "cuda"),
+                partial(_nan_hidden, kernel.parts),
+            ),
+            *kernel.deviations,
+        ),
+        helper="fp8_cast",
+    )
+    for kernel in _KERNELS
+)

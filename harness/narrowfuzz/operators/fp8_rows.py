@@ -1,0 +1,57 @@
+"""Rows in FP8 with one scale each, as torchao's kernels for experts make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.formats import E4M3FN, F32, F64, decode
+from narrowfuzz.numerics.plan import Fp32Scale, OperandPlan
+
+
+def row_plan(*, power_of_two: bool) -> OperandPlan:
+    return OperandPlan(E4M3FN, "row", 0, Fp32Scale(eps=1e-12, power_of_two=power_of_two))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that are quantised by themselves: their codes as numbers and what they stand for,
+    [rows, K] in float64; of each row, its scale, what a code of 1 stands for, whether it has a NaN,
+    and whether its scale is not to be told."""
+
+    codes: F64
+    values: F64
+    scale: F64
+    unit: F64
+    nan: NDArray[np.bool_]
+    doubted: NDArray[np.bool_]
+
+
+def quantised(x: F32, plan: OperandPlan) -> Rows:
+    """By the plan, which keeps NaN, as torchao's references in torch do. Not to be told is the
+    scale of an infinity, which is 0, and one just below a power of two, which the kernels round by
+    a logarithm."""
+    found = reference.quantise(x, plan)
+    assert found is not None
+    scale = found.scale.astype(np.float64)
+    other = reference.scale_as_built(found.amax, plan, "pow2_floor_by_log2")
+    doubted = np.asarray(np.isinf(x).any(1))
+    if other is not None:
+        doubted |= (np.nan_to_num(other) != np.nan_to_num(scale))[:, 0]
+    with np.errstate(all="ignore"):
+        unit = 1.0 / scale[:, 0]
+    nan = np.asarray(np.isnan(x).any(1))
+    return Rows(decode(found.codes, E4M3FN), found.values, scale[:, 0], unit, nan, doubted)
+
+
+def without_nan(x: F32, plan: OperandPlan) -> Rows:
+    """As the kernels do: the largest magnitude passes NaN by. Times the scale it is a GPU's own
+    NaN, which is positive and which a clamp makes the largest number."""
+    hidden = np.isnan(x)
+    rows = quantised(np.where(hidden, np.float32(0.0), x), plan)
+    codes = np.where(hidden, E4M3FN.max, rows.codes)
+    with np.errstate(all="ignore"):
+        return replace(rows, codes=codes, values=codes * rows.unit[:, None])
