@@ -35,7 +35,7 @@ ALONE = {
     "triton_on_cpu": set(),
     "narrowfuzz_watch": set(),
     "numerics": set(),
-    "play": set(),
+    "play": {"triton_on_cpu"},
 }
 
 

@@ -278,6 +278,17 @@ _QUANTISED_GROUPS = tuple(
     )
 )
 
+_IDLE_GROUPS = _operator(
+    "mxfp8_grouped_idle",
+    "MXFP8 products of groups without a row",
+    "QuantisedGroups",
+    partial(_quantised, sizes=(), block=32, how=("rceil", False)),
+    "mxfp8_grouped_mm",
+    columns="experts",
+    compiled=False,
+    lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
+)
+
 #: Of 16 rows or a multiple, which torchao documents, and about the tiles of kernels.
 _SIXTEENS = (16, 0, 32, 128, 112, 144)
 _FP8_GROUPS = _operator(
@@ -610,7 +621,7 @@ OPERATORS: tuple[Model, ...] = (
         )
     ),
     *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),
-    *(_QUANTISED_GROUPS if _has(_MXFP8_GROUPS, of="torchao") else ()),
+    *((*_QUANTISED_GROUPS, _IDLE_GROUPS) if _has(_MXFP8_GROUPS, of="torchao") else ()),
     *(
         [_FP8_GROUPS, *_FP8_CASTS]
         if _has("prototype/moe_training/fp8_grouped_mm.py", of="torchao")

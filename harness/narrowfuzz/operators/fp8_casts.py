@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from narrowfuzz.numerics.formats import E4M3FN, F32, F64
 from narrowfuzz.numerics.plan import OperandPlan
@@ -74,7 +73,7 @@ class _Kernel:
 
 def _read(kernel: _Kernel, named: Mapping[str, Any], result: Any) -> list[Read | str]:
     """Two calls of the kernel that takes two tensors."""
-    if named["output_dtype"] is not torch.float8_e4m3fn:
+    if str(named["output_dtype"]) != "torch.float8_e4m3fn":
         raise ValueError(f"{kernel.words} to another format than E4M3")
     offs = named.get("offsets")
     inputs = [named[name] for name in named if name.startswith("hp_tensor")]

@@ -95,3 +95,11 @@ def made_ready(like: torch.Tensor) -> None:
         import triton_on_cpu
 
         triton_on_cpu.install_torchao()
+
+
+def made_ready_early(like: torch.Tensor) -> None:
+    """The same where there is Triton, for who builds a model and may not run it."""
+    from importlib.util import find_spec
+
+    if find_spec("triton") is not None:
+        made_ready(like)

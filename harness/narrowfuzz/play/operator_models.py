@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from narrowfuzz.play.groups import fp8_cast, fp8_grouped, grouped, made_ready, mxfp8_grouped
+from narrowfuzz.play.groups import fp8_cast, fp8_grouped, grouped, made_ready_early, mxfp8_grouped
 
 
 class Scaled(nn.Module):
@@ -105,14 +105,15 @@ class GroupedProducts(nn.Module):
 class QuantisedGroups(nn.Module):
     """The same as torchao multiplies it in MXFP8, emulated, ``how``, or where that says nothing, in
     rowwise FP8. Widths and rows are padded with zeros to multiples of ``block``, which are the last
-    group's where all groups are such multiples, and else no group's."""
+    group's where all groups are such multiples, and else no group's. Without ``sizes`` the groups
+    have no row, as on a rank that got no token, and the input is returned."""
 
     def __init__(
         self, dim: int, experts: int, sizes: tuple[int, ...], block: int, how: tuple[Any, ...]
     ) -> None:
         super().__init__()
         if not how:
-            made_ready(torch.empty(0))
+            made_ready_early(torch.empty(0))
         # a watch stands in front of what is there before the model runs
         import torchao.prototype.moe_training  # noqa: F401
 
@@ -123,12 +124,14 @@ class QuantisedGroups(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        rows = F.pad(flat, (0, -x.shape[-1] % self.block, 0, -len(flat) % self.block))
+        given = flat if self.sizes else flat[:0]
+        rows = F.pad(given, (0, -x.shape[-1] % self.block, 0, -len(given) % self.block))
         whole = all(size % self.block == 0 for size in self.sizes)
-        offs = group_ends(self.experts, self.sizes, len(rows if whole else flat), x.device)
+        offs = group_ends(self.experts, self.sizes, len(rows if whole else given), x.device)
         hidden = self.multiply(rows, self.up.transpose(1, 2), offs)
-        y = self.multiply(hidden[: len(flat)], self.down.transpose(1, 2), offs)
-        return y[: len(flat), : x.shape[-1]].reshape(x.shape)
+        y = self.multiply(hidden[: len(given)], self.down.transpose(1, 2), offs)
+        y = y[: len(given), : x.shape[-1]]
+        return (y if self.sizes else torch.cat([flat, y])).reshape(x.shape)
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         padded = F.pad(a, (0, 0, 0, -len(a) % self.block)).contiguous()  # torchao wants rows
@@ -146,7 +149,7 @@ class GroupCasts(nn.Module):
 
     def __init__(self, dim: int, kernel: str, sizes: tuple[int, ...], across: bool) -> None:
         super().__init__()
-        made_ready(torch.empty(0))
+        made_ready_early(torch.empty(0))
         self.kernel, self.sizes, self.across = kernel, sizes, across
         self.weight = nn.Parameter(torch.randn(dim))
 
@@ -166,7 +169,7 @@ def group_ends(
     """Where each group ends whose sizes take turns, the last with all rows that are left."""
     ends = [0]
     for number in range(experts - 1):
-        ends.append(min(rows, ends[-1] + sizes[number % len(sizes)]))
+        ends.append(min(rows, ends[-1] + sizes[number % len(sizes)] if sizes else 0))
     return torch.tensor([*ends[1:], rows], dtype=torch.int32, device=device)
 
 
