@@ -521,6 +521,7 @@ def score(
     workers: Annotated[int, typer.Option(help="Worker processes; 0 is one per core.")] = 0,
     seed: OtherSeed = 0,
     arm: ArmGlobs = None,
+    with_: With = None,
     device: DeviceName = "cpu",
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the result to this file, as JSON.")
@@ -533,6 +534,7 @@ def score(
 
     Exit code 1: fewer bugs were found than before, or a clean control was reported.
     """
+    lay(with_ or ())
     from narrowfuzz.power.hunt import Limits
     from narrowfuzz.power.score import Asked, score_command
 

@@ -1,0 +1,406 @@
+"""Faults of what torchao's Triton kernels make for experts and linears, and rewrites as good as
+these, hunted in Triton's interpreter.
+
+    narrowfuzz score --with triton==3.6.0 --faults benchmarks/triton_faults.py --no-builtin
+
+The first are at the places where kernels for experts went wrong in 2026: tiles, empty groups,
+padding, scales that are read a row off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from narrowfuzz import Plant
+from narrowfuzz.plants.patching import replaced
+
+_GROUPS = "torchao.prototype.moe_training.fp8_grouped_mm"
+_ROWS = "triton_fp8_rowwise_2d_scale_and_cast"
+_EXPERTS = "triton_fp8_colwise_3d_scale_and_cast"
+_TRANSPOSED = "triton_fp8_rowwise_3d_transpose_rhs"
+_COLUMNS = "triton_fp8_per_group_colwise_scales_dual"
+_MX = "torchao.prototype.mx_formats.mx_tensor"
+_NVFP4 = "torchao.prototype.moe_training.nvfp4_training.nvfp4_linear"
+_BLOCKWISE = "torchao.prototype.blockwise_fp8_training.linear"
+#: Rows of the smallest group that is drawn.
+_TILE = 16
+
+
+def _changed(module: str, name: str, change: Callable[..., Any]) -> AbstractContextManager[None]:
+    """``change(original, *args)`` is this function wherever the module calls it."""
+    if module == _GROUPS:
+        import triton_on_cpu
+
+        triton_on_cpu.install_torchao()
+    owner = import_module(module)
+    if name.startswith("torch."):
+        owner, name = owner.torch, name.removeprefix("torch.")
+
+    def make(original: Any) -> Any:
+        return lambda *args, **kwargs: change(original, *args, **kwargs)
+
+    return replaced(owner, name, make)
+
+
+def _scales_of_first_expert(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
+    codes, scales = cast(x, *args, **how)
+    return codes, scales[:1].expand_as(scales).contiguous()
+
+
+def _scales_of_group_before(cast: Any, a: Any, b: Any, offs: Any, *args: Any, **how: Any) -> Any:
+    a_codes, a_scales, b_codes, b_scales = cast(a, b, offs, *args, **how)
+    return a_codes, a_scales.roll(a.shape[1]), b_codes, b_scales
+
+
+def _quantised_twice(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
+    """What it is given has been quantised along the other axis before."""
+    import torch
+
+    scale = 448.0 / x.float().abs().amax(-2, keepdim=True).clamp(min=1e-12)
+    scale = torch.exp2(torch.floor(torch.log2(scale)))
+    codes = (x.float() * scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    again = (codes.float() / scale).to(x.dtype)
+    return cast(torch.empty_like(x).copy_(again), *args, **how)
+
+
+def _clamped_to_240(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
+    """E4M3FNUZ's largest number, of another vendor's GPUs."""
+    codes, scales = cast(x, *args, **how)
+    return codes.float().clamp(-240.0, 240.0).to(codes.dtype), scales
+
+
+def _as_e5m2(cast: Any, a: Any, b: Any, *args: Any, **how: Any) -> Any:
+    """Codes of the gradient are rounded to E5M2's two bits on their way."""
+    import torch
+
+    a_codes, *others = cast(a, b, *args, **how)
+    rounded = a_codes.float().to(torch.float8_e5m2).float().to(a_codes.dtype)
+    return a_codes.copy_(rounded), *others
+
+
+def _groups(offs: Any) -> list[slice]:
+    ends = offs.tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _full_tile_loses_column(
+    multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
+) -> Any:
+    """A group of exactly one tile has a column of zeros."""
+    result = multiply(a, b, sa, sb, offs, **how)
+    for rows in _groups(offs) if b.ndim == 3 else ():
+        if rows.stop - rows.start == _TILE:
+            result[rows, 0] = 0.0
+    return result
+
+
+def _tile_of_expert_before(
+    multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
+) -> Any:
+    """The last row of a group is multiplied by the matrix of the group before."""
+    result = multiply(a, b, sa, sb, offs, **how)
+    if b.ndim == 3:
+        other = multiply(a, b.roll(1, 0), sa, sb.roll(1, 0), offs, **how)
+        for rows in _groups(offs):
+            if rows.stop > rows.start:
+                result[rows.stop - 1] = other[rows.stop - 1]
+    return result
+
+
+def _empty_group_unwritten(
+    multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
+) -> Any:
+    """An expert without tokens has a weight gradient that nobody wrote."""
+    result = multiply(a, b, sa, sb, offs, **how)
+    for number, rows in enumerate(_groups(offs)) if b.ndim == 2 else ():
+        if rows.stop == rows.start:
+            result[number] = 3.0
+    return result
+
+
+def _last_tokens_lost(
+    multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
+) -> Any:
+    """The weight gradient ends with the last whole 32 tokens of a group."""
+    if b.ndim == 2:
+        a = a.clone()
+        for rows in _groups(offs):
+            length = rows.stop - rows.start
+            a.view(dtype=_bytes())[:, rows.start + length - length % 32 : rows.stop] = 0
+    return multiply(a, b, sa, sb, offs, **how)
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def _last_block_before(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
+    """The last block of a row has the scale of the block before."""
+    codes, scales = cast(x, *args, **how)
+    flat = scales.view(_bytes())
+    if flat.shape[-1] > 1:
+        flat[..., -1] = flat[..., -2]
+    return codes, scales
+
+
+def _floor_for_rceil(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
+    """Scales are rounded down where they should be rounded up."""
+    if "scaling_mode" in how:
+        how["scaling_mode"] = "floor"
+    return cast(x, *args[:1], *["floor" if arg == "rceil" else arg for arg in args[1:]], **how)
+
+
+def _scales_moved(cast: Any, *args: Any, **how: Any) -> Any:
+    """Scales are read a row off."""
+    codes, scales, *others = cast(*args, **how)
+    return codes, scales.view(_bytes()).roll(1, 0).view(scales.dtype), *others
+
+
+def _scales_across(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
+    """Scales of squares lie the other way round."""
+    codes, scales = cast(x, *args, **how)
+    turned = scales.t().contiguous().reshape(scales.shape)
+    return codes, scales.clone().copy_(turned)
+
+
+def _reversed_experts(
+    multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
+) -> Any:
+    """Each group in a launch of its own, the last expert first."""
+    import torch
+
+    if b.ndim != 3:
+        return multiply(a, b, sa, sb, offs, **how)
+    result = multiply(a, b, sa, sb, offs, **how)
+    for number, rows in reversed([*enumerate(_groups(offs))]):
+        end = torch.tensor([rows.stop - rows.start], dtype=torch.int32)
+        mine = slice(number, number + 1)
+        result[rows] = multiply(a[rows], b[mine], sa[rows], sb[mine], end, **how)
+    return result
+
+
+def _two_halves(multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any) -> Any:
+    """What is contracted in two parts, which are added in fp32."""
+    import torch
+
+    k = a.shape[1] // 2
+    if b.ndim != 3 or k % _TILE:
+        return multiply(a, b, sa, sb, offs, **how)
+    dtype = how.pop("out_dtype")
+    fp32 = how | {"out_dtype": torch.float32}
+    left = multiply(a[:, :k], b[:, :k], sa, sb, offs, **fp32)
+    return (left + multiply(a[:, k:], b[:, k:], sa, sb, offs, **fp32)).to(dtype)
+
+
+def _noise_behind(multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any) -> Any:
+    """Rows that are no group's hold anything."""
+    result = multiply(a, b, sa, sb, offs, **how)
+    if b.ndim == 3:
+        result[int(offs[-1]) :] = 77.0
+    return result
+
+
+def _by_torch(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
+    """torchao's own torch functions in place of the kernel."""
+    import torch
+    from torchao.float8.config import ScalingGranularity
+    from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
+
+    e4m3, along = torch.float8_e4m3fn, ScalingGranularity.AXISWISE
+    scale = tensor_to_scale(
+        x, e4m3, scaling_granularity=along, axiswise_dim=-1, round_scales_to_power_of_2=True
+    )
+    if scale.isinf().any() or not scale.all():
+        return cast(x, *args, **how)
+    return to_fp8_saturated(x.float() * scale, e4m3), scale
+
+
+def _groups_by_torch(cast: Any, a: Any, b: Any, offs: Any, *args: Any, **how: Any) -> Any:
+    """The same of two tensors in groups, where each has a row."""
+    from torchao.prototype.moe_training.utils import torch_to_float8_per_group_colwise
+
+    made = cast(a, b, offs, *args, **how)
+    full = all(rows.stop > rows.start for rows in _groups(offs))
+    if not full or not (a.isfinite().all() and b.isfinite().all()):
+        return made
+    parts = [torch_to_float8_per_group_colwise(x, offs, made[0].dtype, True) for x in (a, b)]
+    return tuple(made[i].copy_(parts[i // 2][i % 2]) for i in range(4))
+
+
+def _one_row_at_a_time(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
+    """A launch for each half of the rows."""
+    import torch
+
+    half = x.shape[0] // 2
+    if not half:
+        return cast(x, *args, **how)
+    parts = [cast(part.contiguous(), *args, **how) for part in (x[:half], x[half:])]
+    codes, scales = (
+        torch.cat([t.view(torch.uint8) for t in both]).view(both[0].dtype)
+        for both in zip(*parts, strict=True)
+    )
+    return codes, scales
+
+
+def _plants(
+    of: str, module: str, recipes: tuple[str, ...], models: tuple[str, ...], legal: bool,
+    *rows: tuple[str, str, str, str, Callable[..., Any]],
+) -> list[Plant]:  # fmt: skip
+    return [
+        Plant(
+            f"triton-{of}-{id}",
+            "triton",
+            title,
+            source,
+            recipes,
+            partial(_changed, module, name, change),
+            legal=legal,
+            models=models,
+            arms=("eager",),
+        )
+        for id, title, source, name, change in rows
+    ]
+
+
+_GROUPED = partial(
+    _plants, "groups", _GROUPS, ("torch.bf16", "torch.fp32"), ("fp8_grouped_rowwise",)
+)
+_SUMS = "docs/rules.md, O25: sums in any order, and codes as torchao's torch functions make them"
+_UNWRITTEN = "torch.nn.functional.grouped_mm: elements beyond offs[-1] are ignored"
+_PRODUCT = "torch._scaled_grouped_mm"
+PLANTS = [
+    *_GROUPED(
+        False,
+        (
+            "scales-of-first-expert",
+            "weights of all experts are multiplied by the scales of the first",
+            "the class of https://github.com/huggingface/kernels-community/issues/1153",
+            _EXPERTS,
+            _scales_of_first_expert,
+        ),
+        (
+            "scales-of-group-before",
+            "the gradient of a group has the scales of the group before in the weight gradient",
+            "the class of https://github.com/pytorch/ao/pull/4113",
+            _COLUMNS,
+            _scales_of_group_before,
+        ),
+        (
+            "weight-quantised-twice",
+            "the input gradient is of weights that were quantised already",
+            "the class of casts from a cache",
+            _TRANSPOSED,
+            _quantised_twice,
+        ),
+        (
+            "clamped-to-240",
+            "codes of rows end at E4M3FNUZ's largest number",
+            "the class of https://github.com/meta-pytorch/MSLK/pull/392",
+            _ROWS,
+            _clamped_to_240,
+        ),
+        (
+            "gradient-as-e5m2",
+            "the gradient in a weight gradient has two bits, not three",
+            "the class of recipes whose gradients are E5M2",
+            _COLUMNS,
+            _as_e5m2,
+        ),
+        (
+            "full-tile-loses-column",
+            "a group of exactly one tile has a column of zeros",
+            "the class of https://github.com/deepseek-ai/DeepGEMM/issues/365",
+            _PRODUCT,
+            _full_tile_loses_column,
+        ),
+        (
+            "tile-of-expert-before",
+            "the last row of a group is multiplied by the matrix of the group before",
+            "the class of https://github.com/huggingface/kernels-community/issues/1153",
+            _PRODUCT,
+            _tile_of_expert_before,
+        ),
+        (
+            "empty-group-unwritten",
+            "an expert without tokens has a weight gradient that nobody wrote",
+            "the class of https://github.com/tgale96/grouped_gemm/issues/36",
+            _PRODUCT,
+            _empty_group_unwritten,
+        ),
+        (
+            "last-tokens-lost",
+            "a weight gradient ends with the last whole 32 tokens of a group",
+            "the class of https://github.com/huggingface/kernels-community/issues/1153",
+            _PRODUCT,
+            _last_tokens_lost,
+        ),
+    ),
+    *_plants(
+        "mx", _MX, ("torchao.mxfp8.rceil",), (), False,
+        (
+            "last-block-has-scale-before",
+            "the last block of a row has the scale of the block before",
+            "the class of scales that are read a block off",
+            "triton_to_mxfp8_dim0",
+            _last_block_before,
+        ),
+        (
+            "floor-for-rceil",
+            "scales are rounded down where they should be rounded up",
+            "the class of scaling modes that are mixed up",
+            "triton_to_mxfp8_dim0",
+            _floor_for_rceil,
+        ),
+    ),
+    *_plants(
+        "nvfp4", _NVFP4, ("torchao.nvfp4",), (), False,
+        (
+            "weight-scales-moved",
+            "scales of the weight's blocks are read a row off",
+            "the class of scales whose tiles are laid out otherwise",
+            "triton_weight_quantize_2d",
+            _scales_moved,
+        ),
+    ),
+    *_plants(
+        "blockwise", _BLOCKWISE, ("torchao.blockwise_fp8",), (), False,
+        (
+            "weight-scales-across",
+            "scales of the weight's squares lie the other way round",
+            "the class of transposed scales",
+            "triton_fp8_blockwise_weight_quant_transposed_rhs",
+            _scales_across,
+        ),
+    ),
+    *_GROUPED(
+        True,
+        ("reversed", "each group by itself, the last first", _SUMS, _PRODUCT, _reversed_experts),
+        ("two-halves", "what is contracted in two parts", _SUMS, _PRODUCT, _two_halves),
+        ("noise-behind", "rows of no group hold 77", _UNWRITTEN, _PRODUCT, _noise_behind),
+        ("rows-by-torch", "rows as torch's functions quantise them", _SUMS, _ROWS, _by_torch),
+        (
+            "columns-by-torch",
+            "groups as torch's functions quantise them",
+            _SUMS,
+            _COLUMNS,
+            _groups_by_torch,
+        ),
+        ("half-the-rows", "rows in two launches", _SUMS, _ROWS, _one_row_at_a_time),
+    ),
+    *_plants(
+        "mx", _MX, ("torchao.mxfp8.rceil",), (), True,
+        (
+            "half-the-rows",
+            "rows in two launches",
+            "docs/rules.md, O3: each block has a scale of its own",
+            "triton_to_mxfp8_dim0",
+            _one_row_at_a_time,
+        ),
+    ),
+]  # fmt: skip
