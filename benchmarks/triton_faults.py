@@ -24,7 +24,6 @@ _EXPERTS = "triton_fp8_colwise_3d_scale_and_cast"
 _TRANSPOSED = "triton_fp8_rowwise_3d_transpose_rhs"
 _COLUMNS = "triton_fp8_per_group_colwise_scales_dual"
 _MX = "torchao.prototype.mx_formats.mx_tensor"
-_NVFP4 = "torchao.prototype.moe_training.nvfp4_training.nvfp4_linear"
 _BLOCKWISE = "torchao.prototype.blockwise_fp8_training.linear"
 #: Rows of the smallest group that is drawn.
 _TILE = 16
@@ -104,7 +103,8 @@ def _tile_of_expert_before(
     """The last row of a group is multiplied by the matrix of the group before."""
     result = multiply(a, b, sa, sb, offs, **how)
     if b.ndim == 3:
-        other = multiply(a, b.roll(1, 0), sa, sb.roll(1, 0), offs, **how)
+        before = b.view(_bytes()).roll(1, 0).view(b.dtype)
+        other = multiply(a, before, sa, sb.roll(1, 0), offs, **how)
         for rows in _groups(offs):
             if rows.stop > rows.start:
                 result[rows.stop - 1] = other[rows.stop - 1]
@@ -158,8 +158,8 @@ def _floor_for_rceil(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
 
 def _scales_moved(cast: Any, *args: Any, **how: Any) -> Any:
     """Scales are read a row off."""
-    codes, scales, *others = cast(*args, **how)
-    return codes, scales.view(_bytes()).roll(1, 0).view(scales.dtype), *others
+    codes, scales = cast(*args, **how)
+    return codes, scales.clone().copy_(scales.roll(1, 0))
 
 
 def _scales_across(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
@@ -359,16 +359,6 @@ PLANTS = [
         ),
     ),
     *_plants(
-        "nvfp4", _NVFP4, ("torchao.nvfp4",), (), False,
-        (
-            "weight-scales-moved",
-            "scales of the weight's blocks are read a row off",
-            "the class of scales whose tiles are laid out otherwise",
-            "triton_weight_quantize_2d",
-            _scales_moved,
-        ),
-    ),
-    *_plants(
         "blockwise", _BLOCKWISE, ("torchao.blockwise_fp8",), (), False,
         (
             "weight-scales-across",
@@ -376,6 +366,13 @@ PLANTS = [
             "the class of transposed scales",
             "triton_fp8_blockwise_weight_quant_transposed_rhs",
             _scales_across,
+        ),
+        (
+            "row-scales-moved",
+            "scales of the input's blocks are read a row off",
+            "the class of scales that are read a row off",
+            "triton_fp8_blockwise_act_quant_lhs",
+            _scales_moved,
         ),
     ),
     *_GROUPED(
