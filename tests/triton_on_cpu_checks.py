@@ -26,6 +26,7 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike  # noqa: E402
 from narrowfuzz.judge.judge import Judge, Judgement  # noqa: E402
 from narrowfuzz.ledger.ledger import load_ledger  # noqa: E402
 from narrowfuzz.numerics.formats import E2M1, decode, encode  # noqa: E402
+from narrowfuzz.plants.registry import load_plants  # noqa: E402
 from narrowfuzz.recipe.recipe import load_recipes  # noqa: E402
 from narrowfuzz.triage.script.choice import script_of  # noqa: E402
 from triton_on_cpu import arithmetic, products  # noqa: E402
@@ -327,6 +328,18 @@ def check_casts_of_groups_are_judged(known: str, how: dict[str, Any]) -> None:
     judgement, found = judged(GROUPS | how)
     assert not judgement.causes
     assert found == ({known} if known else set())
+
+
+PLANTS = load_plants(Path(__file__).resolve().parents[1] / "benchmarks/triton_faults.py")
+
+
+@pytest.mark.parametrize("name", [n for n, p in PLANTS.items() if n.startswith("triton-groups-")])
+def check_faults_of_groups_are_seen_and_rewrites_are_not(name: str) -> None:
+    """Groups of 16, 0 and 40 rows, of numbers so unlike that some are subnormal as codes."""
+    wide = DataSpec(seed=1, values="heavy_tail")
+    with PLANTS[name].plant():
+        judgement, _ = judged(GROUPS | {"m": 56, "k": 32, "data": wide})
+    assert bool(judgement.causes) != PLANTS[name].legal
 
 
 @pytest.mark.parametrize("model", ["linear", "mlp_swiglu"])
