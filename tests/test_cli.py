@@ -634,3 +634,11 @@ def test_a_replay_says_what_follows_from_a_cause(capsys: pytest.CaptureFixture[s
     )
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "  consequences: O5, O6 on output, eager; O6 on grad_input, eager"
+
+
+def test_an_operator_that_has_no_kernels_here_is_one_sentence(refused: Refused) -> None:
+    sentence = refused("run", "--operator", "fp8_grouped_mm", "--minutes", "1")
+    assert sentence == (
+        "none of the chosen models can run here: fp8_grouped_rowwise: its kernels are Triton's, "
+        "which a CPU interprets: --with triton==3.6.0"
+    )

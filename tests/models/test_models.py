@@ -202,3 +202,14 @@ def test_no_model_attends_that_does_not_say_so(name: ModelName) -> None:
     assert MODELS[name].attends == ("scaled_dot_product_attention" in model_source(name))
     rounds = MODELS[name].fixed.get("optimizer", "").endswith("_rounded")
     assert MODELS[name].random == (rounds or "Dropout" in model_source(name))
+
+
+def test_what_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    groups, fused = MODELS["fp8_grouped_rowwise"], MODELS["step_adagrad_fused"]
+    assert "--with triton==3.6.0" in groups.why_not("cpu", ("bf16",))
+    assert not groups.why_not("cuda", ("bf16",))
+    assert groups.why_not("cuda", ("bf16", "fp16")) == "cuda has no kernels for it in fp16"
+    assert fused.why_not("cuda", ("bf16",)) == "it has kernels on cpu alone"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert groups.runs_on("cpu", ("bf16",)) and fused.runs_on("cpu", ("bf16",))

@@ -7,7 +7,7 @@ import datetime
 import fnmatch
 import os
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from narrowfuzz.ledger.exits import (
     fails,
 )
 from narrowfuzz.ledger.ledger import Ledger, standing
-from narrowfuzz.machine.device import check_device, default_workers, enter
+from narrowfuzz.machine.device import asked_here, check_device, default_workers, enter
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.machine.overlay import laid
 from narrowfuzz.models.catalog import MODELS
@@ -84,6 +84,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
     asked = _of_operators(asked)
     models, own = _models(asked.models)
     chosen, lacking = _recipes(asked, where.torch)
+    lacking += _models_that_cannot(models, chosen, asked_here(where.name))
     loaded = _printed_ledger(where.torch, asked.ledgers) if asked.ledger else Ledger([])
     folder = _output(asked.out, asked.resume)
     minutes = asked.minutes
@@ -209,6 +210,23 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, Recipe], list[str]]:
     if patching := [name for name in unasked if there[name].process and not meant]:
         lacking.append(f"{', '.join(patching)}: only if named, as it patches a library")
     return chosen, lacking
+
+
+def _models_that_cannot(
+    models: Collection[str], recipes: Mapping[str, Recipe], device: str
+) -> list[str]:
+    """A line for each reason why a model that is asked for runs under none of the recipes. Raises
+    ValueError where that is all of them."""
+    reasons: dict[str, list[str]] = {}
+    for name in models:
+        taking = [recipe for recipe in recipes.values() if recipe.takes(name)]
+        whys = [MODELS[name].why_not(device, recipe.dtypes) for recipe in taking]
+        if whys and all(whys):
+            reasons.setdefault(whys[0], []).append(name)
+    lines = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
+    if models and sum(map(len, reasons.values())) == len(models):
+        raise ValueError(f"none of the chosen models can run here: {'; '.join(lines)}")
+    return lines
 
 
 def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:

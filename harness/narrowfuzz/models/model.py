@@ -119,9 +119,16 @@ class Model:
 
     def runs_on(self, device: str, dtypes: Collection[str]) -> bool:
         """Are there kernels for it on this type of device, in each of these dtypes?"""
+        return not self.why_not(device, dtypes)
+
+    def why_not(self, device: str, dtypes: Collection[str]) -> str:
+        """Why it cannot run on this type of device, in each of these dtypes; "" where it can."""
         if self.interpreted and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-            return False
-        return self.device in ("", device) and not set(dtypes) & set(self.lacks.get(device, ()))
+            return "its kernels are Triton's, which a CPU interprets: --with triton==3.6.0"
+        if self.device not in ("", device):
+            return f"it has kernels on {self.device} alone"
+        lacking = sorted({*dtypes} & {*self.lacks.get(device, ())})
+        return f"{device} has no kernels for it in {', '.join(lacking)}" if lacking else ""
 
     def recomputed(self, spec: Any) -> tuple[tuple[str, ...], bool]:
         """Submodules that a Spec's checkpoint wraps one by one, and whether it wraps the whole."""
