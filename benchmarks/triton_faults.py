@@ -31,10 +31,9 @@ _TILE = 16
 
 def _changed(module: str, name: str, change: Callable[..., Any]) -> AbstractContextManager[None]:
     """``change(original, *args)`` is this function wherever the module calls it."""
-    if module == _GROUPS:
-        import triton_on_cpu
+    import triton_on_cpu
 
-        triton_on_cpu.install_torchao()
+    triton_on_cpu.install_torchao()  # before anything of torchao is imported
     owner = import_module(module)
     if name.startswith("torch."):
         owner, name = owner.torch, name.removeprefix("torch.")
@@ -101,9 +100,11 @@ def _tile_of_expert_before(
     multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
 ) -> Any:
     """The last row of a group is multiplied by the matrix of the group before."""
+    import torch
+
     result = multiply(a, b, sa, sb, offs, **how)
     if b.ndim == 3:
-        before = b.view(_bytes()).roll(1, 0).view(b.dtype)
+        before = b.view(torch.uint8).roll(1, 0).view(b.dtype)
         other = multiply(a, before, sa, sb.roll(1, 0), offs, **how)
         for rows in _groups(offs):
             if rows.stop > rows.start:
@@ -126,24 +127,22 @@ def _last_tokens_lost(
     multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
 ) -> Any:
     """The weight gradient ends with the last whole 32 tokens of a group."""
+    import torch
+
     if b.ndim == 2:
         a = a.clone()
         for rows in _groups(offs):
-            length = rows.stop - rows.start
-            a.view(dtype=_bytes())[:, rows.start + length - length % 32 : rows.stop] = 0
+            lost = (rows.stop - rows.start) % 32
+            a.view(torch.uint8)[:, rows.stop - lost : rows.stop] = 0
     return multiply(a, b, sa, sb, offs, **how)
-
-
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8
 
 
 def _last_block_before(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
     """The last block of a row has the scale of the block before."""
+    import torch
+
     codes, scales = cast(x, *args, **how)
-    flat = scales.view(_bytes())
+    flat = scales.view(torch.uint8)
     if flat.shape[-1] > 1:
         flat[..., -1] = flat[..., -2]
     return codes, scales

@@ -1,4 +1,5 @@
-"""The four bugs that narrowfuzz began with, by the commands of docs/seeds.md."""
+"""Bugs that narrowfuzz began with, by the ``run`` commands of docs/seeds.md (torchtitan#951 is
+``watch``'s)."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ def hasten() -> None:
     core.dtype.__eq__ = _of_same_name(core.dtype, core.constexpr)
     interpreter._get_np_dtype = _looked_up(interpreter._get_np_dtype)
     interpreter._patch_builtin = _patched(interpreter)
-    # whole numbers that overflow are looked for on a GPU in debug builds alone, and take half of
-    # the time here
+    # whether whole numbers overflow is computed for an assertion that only ``debug`` makes: half of
+    # the time, for nothing
     interpreter.interpreter_builder.options = replace(
         interpreter.interpreter_builder.options, sanitize_overflow=False
     )

@@ -13,7 +13,7 @@ import numpy as np
 from narrowfuzz.numerics.formats import E4M3FN, F32, F64
 from narrowfuzz.numerics.plan import OperandPlan
 from narrowfuzz.operators.fp8_rows import Rows, quantised, row_plan, without_nan
-from narrowfuzz.operators.grouped_mm import in_order
+from narrowfuzz.operators.grouped_mm import in_order, rows_of_groups
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -25,11 +25,6 @@ _Parts = Callable[[F32, list[int]], Iterator[_Part]]
 #: More numbers than this take longer to judge than to quantise.
 _MOST = 2**20
 _ALL = slice(None)
-
-
-def _groups(ends: list[int]) -> Iterator[tuple[int, slice]]:
-    for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        yield group, slice(start, end)
 
 
 def _of_rows(x: F32, ends: list[int]) -> Iterator[_Part]:
@@ -51,13 +46,13 @@ def _of_transposed(x: F32, ends: list[int]) -> Iterator[_Part]:
 
 def _of_groups_of_columns(x: F32, ends: list[int]) -> Iterator[_Part]:
     """[M, K] whose columns are in groups, one scale a row of each."""
-    for group, columns in _groups(ends):
+    for group, columns in rows_of_groups(ends):
         yield x[:, columns], (_ALL, columns), False, (group,)
 
 
 def _of_groups_of_rows(x: F32, ends: list[int]) -> Iterator[_Part]:
     """[M, K] whose rows are in groups, one scale a column of each."""
-    for group, rows in _groups(ends):
+    for group, rows in rows_of_groups(ends):
         yield x[rows].T, (rows,), True, (group,)
 
 
@@ -131,12 +126,12 @@ def _by_average(call: OperatorCall) -> Mapping[str, Expected]:
     most = 1
     while most < -(-len(x) // len(ends)):
         most *= 2
-    beyond = [range(rows.start + most, rows.stop) for _, rows in _groups(ends)]
+    beyond = [range(rows.start + most, rows.stop) for _, rows in rows_of_groups(ends)]
     if most not in _AT_ONCE or not any(beyond):
         return {}
 
     def begun(x: F32, ends: list[int]) -> Iterator[_Part]:
-        for group, rows in _groups(ends):
+        for group, rows in rows_of_groups(ends):
             rows = slice(rows.start, min(rows.stop, rows.start + most))
             yield x[rows].T, (rows,), True, (group,)
 

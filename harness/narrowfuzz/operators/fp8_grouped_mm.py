@@ -18,7 +18,7 @@ from narrowfuzz.numerics.accumulator import FP32, HOPPER_FP8_FAST
 from narrowfuzz.numerics.formats import BF16, E4M3FN, F32
 from narrowfuzz.numerics.plan import GemmPlan, OperandPlan
 from narrowfuzz.operators.fp8_rows import Rows, quantised, row_plan, without_nan
-from narrowfuzz.operators.grouped_mm import in_order
+from narrowfuzz.operators.grouped_mm import in_order, rows_of_groups
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -75,28 +75,18 @@ def _by(made: Callable[[F32, OperandPlan], Rows], call: OperatorCall) -> dict[st
     a, b, offs = (call.tensors[name] for name in ("input", "mat2", "offs"))
     grad = call.tensors.get("grad_output")
     shapes = {"output": call.outputs["output"].shape, "grad_input": a.shape, "grad_weight": b.shape}
-    found = {name: _unwritten(shapes[name]) for name in call.outputs}
-    start = 0
-    for group, end in enumerate(map(int, offs)):
-        rows = slice(start, end)
+    found = {name: Expected.unwritten(shapes[name]) for name in call.outputs}
 
-        def put(name: str, place: slice | int, left: F32, right: F32) -> None:
-            part = _product(made(left, _ROW), made(right, _ROW), call.device)
-            for field in ("centre", "radius", "lo", "hi", "unknown"):
-                getattr(found[name], field)[place] = getattr(part, field)
+    def product(left: F32, right: F32) -> Expected:
+        return _product(made(left, _ROW), made(right, _ROW), call.device)
 
-        put("output", rows, a[rows], b[group].T)
+    for group, rows in rows_of_groups(offs.astype(int).tolist()):
+        found["output"].put(rows, product(a[rows], b[group].T))
         if grad is not None and "grad_input" in found:
-            put("grad_input", rows, grad[rows], b[group])
+            found["grad_input"].put(rows, product(grad[rows], b[group]))
         if grad is not None and "grad_weight" in found:
-            put("grad_weight", group, a[rows].T, grad[rows].T)
-        start = end
+            found["grad_weight"].put(group, product(a[rows].T, grad[rows].T))
     return found
-
-
-def _unwritten(shape: tuple[int, ...]) -> Expected:
-    centre, radius, lo, hi = (np.zeros(shape) for _ in range(4))
-    return Expected(centre, radius, lo, hi, np.ones(shape, dtype=bool))
 
 
 def _nan_hidden(call: OperatorCall) -> Mapping[str, Expected]:

@@ -67,17 +67,22 @@ def in_order(offs: list[int], length: int) -> None:
         raise ValueError(f"offsets {offs} of {length} rows run backwards, or beyond the end")
 
 
+def rows_of_groups(ends: list[int]) -> Iterator[tuple[int, slice]]:
+    """Of groups that end there, the number and the rows of each."""
+    for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        yield group, slice(start, end)
+
+
 def _groups(a: F64, b: F64, offs: F32 | None) -> Iterator[tuple[_Place, _Place, _Place]]:
     """Of each group where its numbers are in the operands, and in the result."""
     form = _FORMS[a.ndim, b.ndim]
-    start = 0
-    for number, end in enumerate(map(int, np.zeros(len(a)) if offs is None else offs)):
-        of: dict[str, slice | int] = {"g": slice(start, end), "i": number, ":": slice(None)}
+    ends = [0] * len(a) if offs is None else offs.astype(int).tolist()
+    for number, rows in rows_of_groups(ends):
+        of: dict[str, slice | int] = {"g": rows, "i": number, ":": slice(None)}
         left, right, place = (
             tuple(of[dim] for dim in dims) for dims in (form.input, form.mat2, form.output)
         )
         yield left, right, place
-        start = end
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
@@ -95,19 +100,10 @@ def products_of_groups(
     a: F64, b: F64, offs: F32 | None, shape: tuple[int, ...], fmt: Format, twice: bool
 ) -> Expected:
     """Of a result of this ``shape``, group by group as ``bmm.products``."""
-    centre, radius, lo, hi = (np.zeros(shape) for _ in range(4))
-    unknown = np.ones(shape, dtype=bool)
+    whole = Expected.unwritten(shape)
     for left, right, place in _groups(a, b, offs):
-        one = products(a[left][None], b[right][None], fmt, twice)
-        for whole, part in (
-            (centre, one.centre),
-            (radius, one.radius),
-            (lo, one.lo),
-            (hi, one.hi),
-            (unknown, one.unknown),
-        ):
-            whole[place] = part[0]
-    return Expected(centre, radius, lo, hi, unknown)
+        whole.put(place, products(a[left][None], b[right][None], fmt, twice))
+    return whole
 
 
 def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:

@@ -60,6 +60,17 @@ class Expected:
             return cls((lo + hi) / 2.0, (hi - lo) / 2.0, lo, hi, unknown)
 
     @classmethod
+    def unwritten(cls, shape: tuple[int, ...]) -> Expected:
+        """Of a result of which nothing is known, for parts to be ``put`` into."""
+        centre, radius, lo, hi = (np.zeros(shape) for _ in range(4))
+        return cls(centre, radius, lo, hi, np.ones(shape, dtype=bool))
+
+    def put(self, place: slice | int | tuple[slice | int, ...], part: Expected) -> None:
+        """What is known of a part of the result."""
+        for name in ("centre", "radius", "lo", "hi", "unknown"):
+            getattr(self, name)[place] = getattr(part, name)
+
+    @classmethod
     def exactly(cls, values: NDArray[Any]) -> Expected:
         """These and no others, NaN among them."""
         values = values.astype(np.float64)
