@@ -185,7 +185,10 @@ def repeats(device: Device) -> Answer:
     recipes = load_recipes()
     judge = Judge(recipes, Ledger([]), frozenset({EAGER.name}), device=device)
     seen: dict[str, int | str] = {}
-    for name in MODELS:
+    for name, model in MODELS.items():
+        if why := model.why_not(device.torch.partition(":")[0], ["bf16"]):
+            seen[name] = why
+            continue
         spec = Spec(recipe="torch.bf16", model=name, m=128, k=64, n=64, heads=2, batch=2)
         case = Case(spec=spec, data=DataSpec(seed=1))
         calls = [call for trace in judge.run_arms(case).values() for call in trace.operators]

@@ -80,3 +80,23 @@ def test_too_many_products_are_said_to_be() -> None:
         torch.bmm(a, b)
     assert not watch.operators
     assert watch.unjudged["batched products"].startswith("more than 2^22 products")
+
+
+def test_a_gpu_aligns_to_what_a_subnormal_factor_would_be_if_it_were_normal() -> None:
+    """Numbers of fp16 that an H200 multiplied: 459.4956 units of 2^-24 became 460, for it added up
+    multiples of 1/16 of a unit."""
+    a = np.float32(
+        [0.6455078125, -0.322998046875, 1.7138671875, 460.0, -1.1767578125, 1.2841796875,
+         0.449462890625, 0.5400390625, 1.15625, -0.36474609375, -1.02734375]
+    )  # fmt: skip
+    b = np.float32([17, 2, 1, 1, 3, -3, 8, -0.0, 1, 30, -1]) * np.float32(2.0**-24)
+    dtypes = dict.fromkeys(("input", "mat2", "output"), "fp16")
+    for device, may_be in (("cuda", True), ("cpu", False)):
+        output = np.float32([[[460 * 2.0**-24]]])
+        call = OperatorCall(
+            "bmm", "forward", 0, {"input": a[None, None], "mat2": b[None, :, None]},
+            {"output": output}, dtypes, {}, {}, device=device,
+        )  # fmt: skip
+        may = BY_NAME["bmm"].expected(call)["output"]
+        assert (may.lo <= output <= may.hi) == may_be
+        assert not may.lo <= output + 2.0**-24 <= may.hi

@@ -125,27 +125,51 @@ def test_what_is_in_no_group_is_left_open() -> None:
     assert may["codes"].unknown[64:].all() and not may["codes"].unknown[:64].any()
 
 
-def test_rows_that_the_average_forgets_are_known_and_no_others() -> None:
-    """Groups of 16 and 272 rows: the kernel of one pass takes 256 at once."""
-    x = np.random.default_rng(0).standard_normal((288, 8)).astype(np.float32)
+def by_average(call: OperatorCall) -> Mapping[str, Any]:
+    every = BY_NAME[call.operator].deviations
+    return next(d.expected(call) for d in every if d.name == "fp8_groups_by_average")
+
+
+def cast_in_groups(
+    shape: tuple[int, int], ends: tuple[int, ...], device: str = "cpu"
+) -> OperatorCall:
+    """As the kernel of one pass does it."""
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     settings = {"kernel": "triton_fp8_per_group_colwise_scales", "power_of_two": True}
-    outputs = {"codes": np.zeros((288, 8), np.float32), "scales": np.zeros((2, 8), np.float32)}
-    tensors = {"input": x, "offs": np.float32([16, 288])}
+    sizes = {"codes": shape, "scales": (len(ends), shape[1])}
+    outputs = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
+    tensors = {"input": x, "offs": np.float32(ends)}
     call = OperatorCall(
         "fp8_per_group_colwise_scales", "forward", 0, tensors, outputs,
-        dict.fromkeys((*tensors, *outputs), "fp32"), {}, settings,
+        dict.fromkeys((*tensors, *outputs), "fp32"), {}, settings, device=device,
     )  # fmt: skip
-    average = next(
-        d for d in BY_NAME[call.operator].deviations if d.name == "fp8_groups_by_average"
-    )
-    made = {n: np.float32(one.lo) for n, one in average.expected(call).items()}
+    return replace(call, outputs={n: np.float32(one.lo) for n, one in by_average(call).items()})
+
+
+def test_rows_that_the_average_forgets_are_known_and_no_others() -> None:
+    """Groups of 16 and 272 rows: the kernel of one pass takes 256 at once."""
+    call = cast_in_groups((288, 8), (16, 288))
+    made, known = call.outputs, {"fp8_groups_by_average": "an-entry"}
     assert np.isnan(made["codes"][272:]).all() and np.isfinite(made["codes"][:272]).all()
-    call, known = replace(call, outputs=made), {"fp8_groups_by_average": "an-entry"}
     assert statuses(call)["codes"] == "diverged" and statuses(call, known)["codes"] == "known"
     made["codes"][3, 3] = np.nan
     assert statuses(call, known)["codes"] == "diverged"
-    even = replace(call, tensors={**tensors, "offs": np.float32([144, 288])})
-    assert not average.expected(even)
+    even = replace(call, tensors={**call.tensors, "offs": np.float32([144, 288])})
+    assert not by_average(even)
+
+
+def test_on_a_gpu_unwritten_rows_hold_anything() -> None:
+    """And the scales of a block that is not full are written over those of the next group."""
+    call = cast_in_groups((288, 40), (16, 288), device="cuda")
+    known = {"fp8_groups_by_average": "one", "fp8_groups_by_columns_mask": "other"}
+    call.outputs["codes"][272:, 3] = (np.nan, *range(15))
+    assert statuses(call, known)["codes"] == "known"
+    call.outputs["scales"][1, :24] = 2.0**48
+    assert statuses(call)["scales"] == "diverged" and statuses(call, known)["scales"] == "known"
+    call.outputs["scales"][1, 24] = 2.0**48
+    assert statuses(call, known)["scales"] == "diverged", "24 rows of a block are not there"
+    call.outputs["scales"][1, 24], call.outputs["scales"][0, 3] = 1.0, 2.0**48
+    assert statuses(call, known)["scales"] == "diverged", "before the first group there is none"
 
 
 def test_other_formats_are_said_not_to_be_judged() -> None:

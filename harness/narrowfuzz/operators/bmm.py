@@ -3,7 +3,9 @@ written by hand have them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,23 +31,25 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     return Read({"input": a, "mat2": b}, {"output": result}, {})
 
 
-def products(a: F64, b: F64, fmt: Format, twice: bool) -> Expected:
-    """[B, M, K] times [B, K, N]: sums of K products in fp32, in any order, rounded once; units that
-    round to odd err ``twice`` as much.
+def products(a: F64, b: F64, fmt: Format, cut: Cut) -> Expected:
+    """[B, M, K] times [B, K, N]: sums of K products in fp32, in any order, rounded once.
 
     Proof. Each product is rounded to fp32 at most, or not at all (an FMA, or factors of few bits),
-    and K - 1 additions are rounded: gamma_K of the sum of magnitudes (Higham 3.1). A GPU's tensor
-    cores cut them, and units for bf16 may round to odd, which errs twice as much. Products and
-    factors below fp32's normal numbers may be flushed to zero, the latter times the largest of the
-    other operand. Where all products are multiples of one power of two, and add up to at most 2^24
-    of it, there is nothing to round.
+    and K - 1 additions are rounded: gamma_K of the sum of magnitudes (Higham 3.1). Units that round
+    to odd err twice as much. A GPU's tensor cores cut each of K products, and twice a step of at
+    least 8 what is added up, at 2^-23 of the largest, of which a subnormal factor counts as the
+    smallest normal number (``accumulator.sum_radius``). Products and factors below fp32's normal
+    numbers may be flushed to zero, the latter times the largest of the other operand. Where all
+    products are multiples of one power of two, and add up to at most 2^24 of it, there is nothing
+    to round.
     """
     with np.errstate(all="ignore"):
         size = np.abs(a) @ np.abs(b)
+        aligned = _aligned(a, cut.least) @ _aligned(b, cut.least)
         unit = _least_unit(a, 2) * _least_unit(b, 1)
-        exact = (size <= unit * 2.0**24) & (unit >= FLUSHED)
+        exact = (aligned <= unit * 2.0**24) & (unit >= FLUSHED)
         exact &= ~(_subnormal(a).any(2, keepdims=True) | _subnormal(b).any(1, keepdims=True))
-        radius = np.where(exact, 0.0, gamma((2 if twice else 1) * a.shape[-1]) * size)
+        radius = np.where(exact, 0.0, gamma(cut.roundings(a.shape[-1])) * aligned)
         radius = radius + np.where(exact, 0.0, _flushed(a, b))
         finite = np.isfinite(a).all((1, 2), keepdims=True) & np.isfinite(b).all(
             (1, 2), keepdims=True
@@ -55,15 +59,32 @@ def products(a: F64, b: F64, fmt: Format, twice: bool) -> Expected:
     return Expected.within(centre, radius, fmt, unknown)
 
 
-def rounds_to_odd(call: OperatorCall) -> bool:
-    """May the units that multiply round to odd, or cut?"""
-    return call.device == "cuda" or call.dtypes["input"] == "bf16"
+@dataclass(frozen=True)
+class Cut:
+    """How what multiplies cuts: ``times`` as much as an IEEE addition, after steps of ``step``
+    products besides (0: not), and the number that smaller factors count as."""
+
+    times: int = 1
+    step: int = 0
+    least: float = 0.0
+
+    def roundings(self, products: int) -> int:
+        """Of so many products."""
+        steps = math.ceil(products / self.step) if self.step else 0
+        return self.times * (products + 2 * steps)
+
+
+def cut_of(call: OperatorCall) -> Cut:
+    """Units for bf16 may round to odd; those of a GPU cut."""
+    if call.device == "cuda":
+        return Cut(2, 8, FORMATS[call.dtypes["input"]].min_normal)
+    return Cut(2 if call.dtypes["input"] == "bf16" else 1)
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
     a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
     fmt = FORMATS[call.dtypes["output"]]
-    return {"output": products(a, b, fmt, rounds_to_odd(call))}
+    return {"output": products(a, b, fmt, cut_of(call))}
 
 
 def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
@@ -73,6 +94,11 @@ def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
         return _expected(call)
     chosen = spread(rows, _MOST // (4 * products))
     return along(_expected, call, {"input": 1, "output": 1}, chosen)
+
+
+def _aligned(x: F64, least: float) -> F64:
+    """The magnitudes that numbers count as."""
+    return np.where(x == 0.0, 0.0, np.maximum(np.abs(x), least))
 
 
 def _least_unit(x: F64, axis: int) -> F64:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.formats import E4M3FN, F32, F64
+from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.plan import OperandPlan
 from narrowfuzz.operators.fp8_rows import Rows, quantised, row_plan, without_nan
 from narrowfuzz.operators.grouped_mm import in_order, rows_of_groups
@@ -120,7 +120,7 @@ _AT_ONCE = (256, 512, 1024, 2048)
 
 def _by_average(call: OperatorCall) -> Mapping[str, Expected]:
     """The kernel of one pass is chosen by the average group: of larger ones it looks at so many
-    rows, and writes no others. Here memory that nobody wrote is NaN; on a GPU it holds any number.
+    rows, and writes no others. Here memory that nobody wrote is NaN; on a GPU it holds anything.
     """
     x, ends = call.tensors["input"], call.tensors["offs"].astype(int).tolist()
     most = 1
@@ -137,10 +137,20 @@ def _by_average(call: OperatorCall) -> Mapping[str, Expected]:
 
     found = _expected(begun, without_nan, call)
     for rows in beyond:
-        found["codes"].lo[rows] = np.nan if call.device == "cpu" else -E4M3FN.max
-        found["codes"].hi[rows] = np.nan if call.device == "cpu" else E4M3FN.max
+        left = call.outputs["codes"][rows] if call.device == "cuda" else np.nan
+        found["codes"].lo[rows] = found["codes"].hi[rows] = left
         found["codes"].unknown[rows] = False
-    return found
+    return _with_scales_of_nothing(call, found) if call.device == "cuda" else found
+
+
+def _mask(parts: _Parts) -> Deviation:
+    return Deviation(
+        "fp8_groups_by_columns_mask",
+        "the last block of a group's scales, where it is not full, writes scales of nothing over "
+        "the next group's first ones",
+        ("cuda",),
+        partial(_beside_mask, parts),
+    )
 
 
 _AVERAGE = Deviation(
@@ -150,6 +160,27 @@ _AVERAGE = Deviation(
     ("cpu", "cuda"),
     _by_average,
 )
+
+
+#: How many rows, or columns, a block may have.
+_BLOCKS = (32, 64, 128)
+
+
+def _beside_mask(parts: _Parts, call: OperatorCall) -> Mapping[str, Expected]:
+    return _with_scales_of_nothing(call, _expected(parts, quantised, call))
+
+
+def _with_scales_of_nothing(call: OperatorCall, found: dict[str, Expected]) -> dict[str, Expected]:
+    """The mask of the scales counts within a block. So a last block that is not full writes the
+    scale of a largest magnitude of 0 over the first ones of the next group, or is overwritten."""
+    scales, got = found["scales"], call.outputs["scales"]
+    length = got.shape[1]
+    over = max(-length % block if length > block else 0 for block in _BLOCKS)
+    nothing = quantised(np.zeros((1, 1), np.float32), row_plan(power_of_two=True)).scale[0]
+    wrong = np.zeros(got.shape, dtype=bool)
+    wrong[1:, :over] = got[1:, :over] == nothing
+    scales.lo[wrong] = scales.hi[wrong] = nothing
+    return found
 
 
 def _title(call: OperatorCall) -> str:
@@ -168,13 +199,16 @@ _KERNELS = (
         "triton_fp8_rowwise_transpose_rhs_fused", "FP8 casts of transposed experts", _of_transposed
     ),
     _Kernel(
-        "triton_fp8_per_group_rowwise_scales", "FP8 casts of groups by rows", _of_groups_of_columns
+        "triton_fp8_per_group_rowwise_scales",
+        "FP8 casts of groups by rows",
+        _of_groups_of_columns,
+        (_mask(_of_groups_of_columns),),
     ),
     _Kernel(
         "triton_fp8_per_group_colwise_scales",
         "FP8 casts of groups by columns",
         _of_groups_of_rows,
-        (_AVERAGE,),
+        (_AVERAGE, _mask(_of_groups_of_rows)),
     ),
     _Kernel(
         "triton_fp8_per_group_colwise_scales_dual",

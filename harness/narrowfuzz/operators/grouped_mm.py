@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format
-from narrowfuzz.operators.bmm import products, rounds_to_odd
+from narrowfuzz.operators.bmm import Cut, cut_of, products
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sampled import along, spread
 from narrowfuzz.trace.trace import OperatorCall
@@ -93,16 +93,16 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
     fmt, shape = FORMATS[call.dtypes["output"]], call.outputs["output"].shape
     offs = call.tensors.get("offs")
-    return {"output": products_of_groups(a, b, offs, shape, fmt, rounds_to_odd(call))}
+    return {"output": products_of_groups(a, b, offs, shape, fmt, cut_of(call))}
 
 
 def products_of_groups(
-    a: F64, b: F64, offs: F32 | None, shape: tuple[int, ...], fmt: Format, twice: bool
+    a: F64, b: F64, offs: F32 | None, shape: tuple[int, ...], fmt: Format, cut: Cut
 ) -> Expected:
     """Of a result of this ``shape``, group by group as ``bmm.products``."""
     whole = Expected.unwritten(shape)
     for left, right, place in _groups(a, b, offs):
-        whole.put(place, products(a[left][None], b[right][None], fmt, twice))
+        whole.put(place, products(a[left][None], b[right][None], fmt, cut))
     return whole
 
 

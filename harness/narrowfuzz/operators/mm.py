@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.formats import FORMATS, round_to
-from narrowfuzz.operators.bmm import products, rounds_to_odd
+from narrowfuzz.operators.bmm import cut_of, products
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read, either
 from narrowfuzz.operators.sampled import Chosen, along, spread
 from narrowfuzz.trace.trace import OperatorCall
@@ -45,14 +45,14 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     is added to the rounded product, and that sum is rounded in its turn: what lies between the
     ends of both."""
     a, b = (call.tensors[name].astype(np.float64)[None] for name in ("input", "mat2"))
-    fmt, twice = FORMATS[call.dtypes["output"]], rounds_to_odd(call)
-    product = products(a, b, fmt, twice)
+    fmt, cut = FORMATS[call.dtypes["output"]], cut_of(call)
+    product = products(a, b, fmt, cut)
     if "bias" not in call.tensors:
         return {"output": _first(product)}
     bias = call.tensors["bias"].astype(np.float64)
     one = np.ones((1, a.shape[1], 1))
     fused = products(
-        np.concatenate([a, one], 2), np.concatenate([b, bias[None, None]], 1), fmt, twice
+        np.concatenate([a, one], 2), np.concatenate([b, bias[None, None]], 1), fmt, cut
     )
     with np.errstate(all="ignore"):
         lo, hi = (round_to(end + bias, fmt, overflow="ieee") for end in (product.lo, product.hi))

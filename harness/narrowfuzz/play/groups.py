@@ -90,16 +90,25 @@ def fp8_cast(
 
 
 def made_ready(like: torch.Tensor) -> None:
-    """Let torchao's Triton kernels run where this tensor is, before torchao is imported."""
+    """Let torchao's Triton kernels run where this tensor is, before torchao is imported. On a GPU
+    the shape chooses a candidate of each that is tuned: to time them all takes a minute."""
     if not like.is_cuda:
         import triton_on_cpu
 
         triton_on_cpu.install_torchao()
+        return
+    from torchao.prototype.moe_training.kernels import float8_rowwise, jagged_float8_scales
+
+    for kernel in [*vars(float8_rowwise).values(), *vars(jagged_float8_scales).values()]:
+        if hasattr(kernel, "configs"):
+            kernel.every = getattr(kernel, "every", kernel.configs)
+            kernel.configs = [kernel.every[sum(like.shape) % len(kernel.every)]]
 
 
 def made_ready_early(like: torch.Tensor) -> None:
-    """The same where there is Triton, for who builds a model and may not run it."""
-    from importlib.util import find_spec
+    """The same for who builds a model and may not run it, in a process whose kernels are
+    interpreted: beside a GPU, parameters are made on a CPU and on no device as well."""
+    import os
 
-    if find_spec("triton") is not None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
         made_ready(like)
