@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
+from narrowfuzz.models.alone import alone, has
+from narrowfuzz.models.groups import PRODUCTS, QUANTISED
 from narrowfuzz.models.model import Arguments, Model, heads_of
 from narrowfuzz.models.relations import (
     of_attention,
@@ -20,31 +20,6 @@ from narrowfuzz.models.relations import (
     of_steps,
     of_steps_on_a_table,
 )
-
-
-def _operator(
-    name: str,
-    title: str,
-    module: str,
-    arguments: Callable[[Any], Arguments],
-    *operators: str,
-    smaller: tuple[str, ...] = (),
-    fixed: Mapping[str, Any] = {},
-    **more: Any,
-) -> Model:
-    """A row of a model that is nothing but one operator; what is seen of it may be several, as of
-    its forward and its backward."""
-    return Model(
-        name,
-        title,
-        module,
-        arguments,
-        "operator",
-        smaller=smaller,
-        operators=frozenset(operators),
-        fixed={"bias": False, "attention": "flash", **fixed},
-        **more,
-    )
 
 
 def _by_norm(spec: Any, *, order: str) -> Arguments:
@@ -71,29 +46,6 @@ def _activated(spec: Any, *, function: str, how: Mapping[str, Any]) -> Arguments
     return spec.k, function, dict(how)
 
 
-def _grouped(spec: Any, *, sizes: tuple[int, ...], behind: int) -> Arguments:
-    experts = min(spec.n, max(1, _EXPERTS // spec.k**2))
-    return spec.k, experts, sizes, behind
-
-
-def _quantised(
-    spec: Any, *, sizes: tuple[int, ...], block: int, most: int = 128, how: tuple[Any, ...] = ()
-) -> Arguments:
-    width = spec.k - spec.k % -block
-    experts = min(spec.n, most, max(1, _EXPERTS // width**2))
-    return spec.k, experts, sizes, block, how
-
-
-def _cast(spec: Any, *, kernel: str, across: bool) -> Arguments:
-    return spec.k, kernel, _OF_CASTS[spec.n % len(_OF_CASTS)], across
-
-
-_MXFP8_GROUPS = "prototype/moe_training/mxfp8_grouped_mm.py"
-#: Rows of a group: none, one, and about the tiles that kernels work in.
-_UNEVEN = (1, 0, 16, 17, 15, 128, 129, 127)
-#: Elements of all experts' matrices, at most.
-_EXPERTS = 2**17
-
 #: By the kernel that the device has for it.
 _ATTENTION = tuple(
     f"attention{kernel}{direction}"
@@ -107,7 +59,7 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = ""
         heads = heads_of(spec)
         return spec.k, spec.n, heads, math.gcd(heads, shared), mask
 
-    return _operator(
+    return alone(
         name,
         title,
         "Attends",
@@ -125,7 +77,7 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = ""
 def _cross_entropy(
     name: str, title: str, reduction: str, ignored: int, smoothed: float = 0.0, *more: str
 ) -> Model:
-    return _operator(
+    return alone(
         name,
         title,
         "CrossEntropy",
@@ -166,7 +118,7 @@ _OF_STEPS = ("heavy_tail", "outlier", "subnormal")
 
 def _step(optimizer: str, operator: str) -> Model:
     words = optimizer.replace("_", ", ")
-    return _operator(
+    return alone(
         f"step_{optimizer}",
         f"steps of {words} on a weight and a bias",
         "Scaled",
@@ -180,7 +132,7 @@ def _step(optimizer: str, operator: str) -> Model:
 
 
 def _linear_cross_entropy(name: str, title: str, ignored: int) -> Model:
-    return _operator(
+    return alone(
         name,
         title,
         "LinearCrossEntropy",
@@ -201,12 +153,6 @@ _LINEAR_CROSS_ENTROPIES = (
 )
 
 
-def _has(file: str, of: str = "torch") -> bool:
-    """Has the installed package a file of this name? To import it takes seconds."""
-    found = find_spec(of)
-    return found is not None and (Path(str(found.origin)).parent / file).is_file()
-
-
 def _low_bit(optimizer: str, title: str, **more: Any) -> Model:
     """torchao keeps a parameter's moments in few bits if it has at least 4,096 elements, in whole
     blocks of 256."""
@@ -216,7 +162,7 @@ def _low_bit(optimizer: str, title: str, **more: Any) -> Model:
         rows = max(spec.n, -(-4096 // spec.k))
         return -(-rows // whole) * whole, spec.k
 
-    return _operator(
+    return alone(
         f"step_{optimizer}",
         f"steps of {title} on a table of rows",
         "Lookup",
@@ -239,7 +185,7 @@ _LOW_BIT = (
 
 #: It takes parameters of two dimensions alone.
 _MUONS = tuple(
-    _operator(
+    alone(
         f"step_{optimizer}",
         f"steps of {title} on a table of rows",
         "Lookup",
@@ -254,87 +200,8 @@ _MUONS = tuple(
     for optimizer, title in (("muon", "muon"), ("muon_plain", "muon without Nesterov's momentum"))
 )
 
-#: Rows that are whole blocks of 32 in each group, and rows that are not.
-_BLOCKS, _RAGGED = (32, 0, 64), (1, 0, 16, 40, 33)
-_QUANTISED_GROUPS = tuple(
-    _operator(
-        f"mxfp8_grouped_{name}",
-        f"MXFP8 products of groups of rows, {title}",
-        "QuantisedGroups",
-        partial(_quantised, sizes=sizes, block=32, how=(mode, hp)),
-        "mxfp8_grouped_mm",
-        "grouped_mm",
-        values=("outlier_rows", "heavy_tail", "scale_ends"),
-        columns="experts",
-        compiled=False,
-        lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
-        # torchao documents groups of multiples of 32; others lose a GPU in backward (docs/unrun.md)
-        device="cpu" if name == "floor" else "",
-    )
-    for name, title, sizes, mode, hp in (
-        ("rceil", "rceil, whole blocks", _BLOCKS, "rceil", False),
-        ("floor", "floor, groups that share blocks", _RAGGED, "floor", False),
-        ("hp", "rceil, the weight gradient in bf16", _RAGGED, "rceil", True),
-    )
-)
-
-_IDLE_GROUPS = _operator(
-    "mxfp8_grouped_idle",
-    "MXFP8 products of groups without a row",
-    "QuantisedGroups",
-    partial(_quantised, sizes=(), block=32, how=("rceil", False)),
-    "mxfp8_grouped_mm",
-    columns="experts",
-    compiled=False,
-    lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
-)
-
-#: Of 16 rows or a multiple, which torchao documents, and about the tiles of kernels.
-_SIXTEENS = (16, 0, 32, 128, 112, 144)
-_FP8_GROUPS = _operator(
-    "fp8_grouped_rowwise",
-    "FP8 products of groups of rows, one scale a row",
-    "QuantisedGroups",
-    partial(_quantised, sizes=_SIXTEENS, block=16, most=8),
-    "fp8_grouped_mm",
-    "fp8_rowwise_2d_scale_and_cast",
-    "fp8_colwise_3d_scale_and_cast",
-    "fp8_rowwise_transpose_rhs",
-    "fp8_per_group_colwise_scales_dual",
-    values=("outlier_rows", "heavy_tail", "scale_ends"),
-    columns="experts",
-    compiled=False,
-    lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
-    interpreted=True,
-    # the interpreter takes a few milliseconds a row
-    fixed={"batch": 0, "steps": 1, "microbatches": 1},
-)
-#: Rows of groups that kernels for experts quantise by themselves: of one size, none, and so unlike
-#: that what fits most of them does not fit all.
-_OF_CASTS = ((32, 32), (16, 0, 48), (112, 400), (64,), (16, 16, 16, 16), (272, 16))
-_FP8_CASTS = tuple(
-    _operator(
-        f"fp8_cast_{name}",
-        f"FP8 casts of groups, {title}",
-        "GroupCasts",
-        partial(_cast, kernel=f"triton_fp8_per_group_{kernel}", across=name == "rows"),
-        f"fp8_per_group_{kernel}",
-        values=("outlier_rows", "heavy_tail", "scale_ends"),
-        columns="kinds of groups",
-        compiled=False,
-        interpreted=True,
-        lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
-        fixed={"batch": 0, "steps": 1, "microbatches": 1},
-    )
-    for name, title, kernel in (
-        ("rows", "one scale a row", "rowwise_scales"),
-        ("columns", "one scale a column", "colwise_scales"),
-        ("both", "of two tensors, one scale a column", "colwise_scales_dual"),
-    )
-)
-
 OPERATORS: tuple[Model, ...] = (
-    _operator(
+    alone(
         "scale_and_shift",
         "weights and biases whose gradients are sums",
         "Scaled",
@@ -343,7 +210,7 @@ OPERATORS: tuple[Model, ...] = (
         values=_OF_SUMS,
         relations=of_gradients("weight", "bias"),
     ),
-    _operator(
+    alone(
         "layer_norm",
         "LayerNorm alone",
         "Normalised",
@@ -353,7 +220,7 @@ OPERATORS: tuple[Model, ...] = (
         values=_OF_SUMS,
         relations=of_norm("norm.weight", "norm.bias"),
     ),
-    _operator(
+    alone(
         "layer_norm_mixed",
         "LayerNorm in fp32 of bf16",
         "Normalised",
@@ -364,7 +231,7 @@ OPERATORS: tuple[Model, ...] = (
         relations=of_norm("norm.weight", "norm.bias"),
         device="cpu",
     ),
-    _operator(
+    alone(
         "rms_norm",
         "RMSNorm alone",
         "Normalised",
@@ -375,7 +242,7 @@ OPERATORS: tuple[Model, ...] = (
         relations=of_norm("norm.weight"),
     ),
     *(
-        _operator(
+        alone(
             name,
             title,
             "NormalisedByHand",
@@ -391,7 +258,7 @@ OPERATORS: tuple[Model, ...] = (
         )
     ),
     *(
-        _operator(
+        alone(
             operator,
             title,
             "Product",
@@ -408,7 +275,7 @@ OPERATORS: tuple[Model, ...] = (
             ("addmm", "the same plus a row", True),
         )
     ),
-    _operator(
+    alone(
         "bmm",
         "products of matrices, head by head",
         "Products",
@@ -417,25 +284,8 @@ OPERATORS: tuple[Model, ...] = (
         values=("equal", "outlier_rows", "heavy_tail"),
         relations=of_gradients("weight"),
     ),
-    *(
-        _operator(
-            f"grouped_{name}",
-            f"products of groups of rows, {title}",
-            "GroupedProducts",
-            partial(_grouped, sizes=sizes, behind=behind),
-            "grouped_mm",
-            values=("equal", "outlier_rows", "heavy_tail"),
-            columns="experts",
-            # of so many weights one is nearly always too small to be scaled
-            relations=of_gradients("up", "down", scaled=False),
-        )
-        for name, title, sizes, behind in (
-            ("uneven", "none, one, and about 16 and 128 of them", _UNEVEN, 0),
-            ("tail", "about 16 and 128, and rows that are no group's", _UNEVEN, 5),
-            ("last", "all in the last group", (0,), 0),
-        )
-    ),
-    _operator(
+    *PRODUCTS,
+    alone(
         "attention_by_hand",
         "causal attention that is written out",
         "AttendsByHand",
@@ -447,7 +297,7 @@ OPERATORS: tuple[Model, ...] = (
         columns="keys",
         relations=of_attention(""),
     ),
-    _operator(
+    alone(
         "softmax",
         "softmax of rows",
         "Probabilities",
@@ -456,7 +306,7 @@ OPERATORS: tuple[Model, ...] = (
         "softmax_backward",
         relations=of_gradients("weight", scaled=False),
     ),
-    _operator(
+    alone(
         "log_softmax",
         "log-softmax of rows",
         "Probabilities",
@@ -475,8 +325,8 @@ OPERATORS: tuple[Model, ...] = (
         0.1,
         "smoothed_cross_entropy",
     ),
-    *(_LINEAR_CROSS_ENTROPIES if _has("nn/modules/linear_cross_entropy_options.py") else ()),
-    _operator(
+    *(_LINEAR_CROSS_ENTROPIES if has("nn/modules/linear_cross_entropy_options.py") else ()),
+    alone(
         "embedding",
         "rows of a table by ids",
         "Lookup",
@@ -487,7 +337,7 @@ OPERATORS: tuple[Model, ...] = (
         takes_ids=True,
         columns="ids",
     ),
-    _operator(
+    alone(
         "indexed",
         "rows of a table by a subscript",
         "Indexed",
@@ -499,7 +349,7 @@ OPERATORS: tuple[Model, ...] = (
         columns="ids",
     ),
     *(
-        _operator(
+        alone(
             f"{name}{'_flat' if flat else ''}",
             f"{'numbers' if flat else 'rows'} added up by group with torch.{name}",
             "Collects",
@@ -512,7 +362,7 @@ OPERATORS: tuple[Model, ...] = (
         for name in ("index_add", "scatter_add")
         for flat in (False, True)
     ),
-    _operator(
+    alone(
         "topk",
         "the largest numbers of each row",
         "Chosen",
@@ -521,7 +371,7 @@ OPERATORS: tuple[Model, ...] = (
         values=("equal", "outlier"),
         columns="choices",
     ),
-    _operator(
+    alone(
         "sort",
         "each row in its order",
         "Chosen",
@@ -530,7 +380,7 @@ OPERATORS: tuple[Model, ...] = (
         values=("equal", "outlier"),
     ),
     *(
-        _operator(
+        alone(
             name,
             title,
             "Activated",
@@ -547,7 +397,7 @@ OPERATORS: tuple[Model, ...] = (
             ("sigmoid", "the logistic function alone", "sigmoid", {}),
         )
     ),
-    _operator(
+    alone(
         "softcap",
         "a cap on logits, by tanh",
         "Capped",
@@ -557,7 +407,7 @@ OPERATORS: tuple[Model, ...] = (
         values=_OF_ACTIVATIONS,
         relations=of_gradients("weight", scaled=False),
     ),
-    _operator(
+    alone(
         "z_loss",
         "the mean square of rows' logsumexp",
         "ZLoss",
@@ -583,7 +433,7 @@ OPERATORS: tuple[Model, ...] = (
     ),
     *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
     *(
-        _operator(
+        alone(
             name,
             title,
             "ScaledByNorm",
@@ -600,7 +450,7 @@ OPERATORS: tuple[Model, ...] = (
         )
     ),
     *(
-        _operator(
+        alone(
             name,
             title,
             "Unscaled",
@@ -620,14 +470,9 @@ OPERATORS: tuple[Model, ...] = (
             ),
         )
     ),
-    *(_LOW_BIT if _has("optim/adam.py", of="torchao") else ()),
-    *((*_QUANTISED_GROUPS, _IDLE_GROUPS) if _has(_MXFP8_GROUPS, of="torchao") else ()),
-    *(
-        [_FP8_GROUPS, *_FP8_CASTS]
-        if _has("prototype/moe_training/fp8_grouped_mm.py", of="torchao")
-        else ()
-    ),
-    *(_MUONS if _has("optim/_muon.py") else ()),
+    *(_LOW_BIT if has("optim/adam.py", of="torchao") else ()),
+    *QUANTISED,
+    *(_MUONS if has("optim/_muon.py") else ()),
 )
 
 

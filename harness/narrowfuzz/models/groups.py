@@ -1,0 +1,139 @@
+"""Products of groups of rows, as experts have them, each alone: torch's, and torchao's in MXFP8 and
+FP8, with the casts of these."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from narrowfuzz.models.alone import alone, has
+from narrowfuzz.models.model import Arguments, Model
+from narrowfuzz.models.relations import of_gradients
+
+_MXFP8_GROUPS = "prototype/moe_training/mxfp8_grouped_mm.py"
+_FP8_ROWWISE = "prototype/moe_training/fp8_grouped_mm.py"
+#: Rows of a group: none, one, and about the tiles that kernels work in.
+_UNEVEN = (1, 0, 16, 17, 15, 128, 129, 127)
+#: Elements of all experts' matrices, at most.
+_EXPERTS = 2**17
+
+
+def _grouped(spec: Any, *, sizes: tuple[int, ...], behind: int) -> Arguments:
+    experts = min(spec.n, max(1, _EXPERTS // spec.k**2))
+    return spec.k, experts, sizes, behind
+
+
+def _quantised(
+    spec: Any, *, sizes: tuple[int, ...], block: int, most: int = 128, how: tuple[Any, ...] = ()
+) -> Arguments:
+    width = spec.k - spec.k % -block
+    experts = min(spec.n, most, max(1, _EXPERTS // width**2))
+    return spec.k, experts, sizes, block, how
+
+
+def _cast(spec: Any, *, kernel: str, across: bool) -> Arguments:
+    return spec.k, kernel, _OF_CASTS[spec.n % len(_OF_CASTS)], across
+
+
+PRODUCTS: tuple[Model, ...] = tuple(
+    alone(
+        f"grouped_{name}",
+        f"products of groups of rows, {title}",
+        "GroupedProducts",
+        partial(_grouped, sizes=sizes, behind=behind),
+        "grouped_mm",
+        values=("equal", "outlier_rows", "heavy_tail"),
+        columns="experts",
+        # of so many weights one is nearly always too small to be scaled
+        relations=of_gradients("up", "down", scaled=False),
+    )
+    for name, title, sizes, behind in (
+        ("uneven", "none, one, and about 16 and 128 of them", _UNEVEN, 0),
+        ("tail", "about 16 and 128, and rows that are no group's", _UNEVEN, 5),
+        ("last", "all in the last group", (0,), 0),
+    )
+)
+
+#: Rows that are whole blocks of 32 in each group, and rows that are not.
+_BLOCKS, _RAGGED = (32, 0, 64), (1, 0, 16, 40, 33)
+_QUANTISED_GROUPS = tuple(
+    alone(
+        f"mxfp8_grouped_{name}",
+        f"MXFP8 products of groups of rows, {title}",
+        "QuantisedGroups",
+        partial(_quantised, sizes=sizes, block=32, how=(mode, hp)),
+        "mxfp8_grouped_mm",
+        "grouped_mm",
+        values=("outlier_rows", "heavy_tail", "scale_ends"),
+        columns="experts",
+        compiled=False,
+        lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
+        # torchao documents groups of multiples of 32; others lose a GPU in backward (docs/unrun.md)
+        device="cpu" if name == "floor" else "",
+    )
+    for name, title, sizes, mode, hp in (
+        ("rceil", "rceil, whole blocks", _BLOCKS, "rceil", False),
+        ("floor", "floor, groups that share blocks", _RAGGED, "floor", False),
+        ("hp", "rceil, the weight gradient in bf16", _RAGGED, "rceil", True),
+    )
+)
+
+_IDLE_GROUPS = alone(
+    "mxfp8_grouped_idle",
+    "MXFP8 products of groups without a row",
+    "QuantisedGroups",
+    partial(_quantised, sizes=(), block=32, how=("rceil", False)),
+    "mxfp8_grouped_mm",
+    columns="experts",
+    compiled=False,
+    lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
+)
+
+#: Of 16 rows or a multiple, which torchao documents, and about the tiles of kernels.
+_SIXTEENS = (16, 0, 32, 128, 112, 144)
+_FP8_GROUPS = alone(
+    "fp8_grouped_rowwise",
+    "FP8 products of groups of rows, one scale a row",
+    "QuantisedGroups",
+    partial(_quantised, sizes=_SIXTEENS, block=16, most=8),
+    "fp8_grouped_mm",
+    "fp8_rowwise_2d_scale_and_cast",
+    "fp8_colwise_3d_scale_and_cast",
+    "fp8_rowwise_transpose_rhs",
+    "fp8_per_group_colwise_scales_dual",
+    values=("outlier_rows", "heavy_tail", "scale_ends"),
+    columns="experts",
+    compiled=False,
+    lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
+    interpreted=True,
+    # the interpreter takes a few milliseconds a row
+    fixed={"batch": 0, "steps": 1, "microbatches": 1},
+)
+#: Rows of groups that kernels for experts quantise by themselves: of one size, none, and so unlike
+#: that what fits most of them does not fit all.
+_OF_CASTS = ((32, 32), (16, 0, 48), (112, 400), (64,), (16, 16, 16, 16), (272, 16))
+_FP8_CASTS = tuple(
+    alone(
+        f"fp8_cast_{name}",
+        f"FP8 casts of groups, {title}",
+        "GroupCasts",
+        partial(_cast, kernel=f"triton_fp8_per_group_{kernel}", across=name == "rows"),
+        f"fp8_per_group_{kernel}",
+        values=("outlier_rows", "heavy_tail", "scale_ends"),
+        columns="kinds of groups",
+        compiled=False,
+        interpreted=True,
+        lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
+        fixed={"batch": 0, "steps": 1, "microbatches": 1},
+    )
+    for name, title, kernel in (
+        ("rows", "one scale a row", "rowwise_scales"),
+        ("columns", "one scale a column", "colwise_scales"),
+        ("both", "of two tensors, one scale a column", "colwise_scales_dual"),
+    )
+)
+
+QUANTISED: tuple[Model, ...] = (
+    *((*_QUANTISED_GROUPS, _IDLE_GROUPS) if has(_MXFP8_GROUPS, of="torchao") else ()),
+    *((_FP8_GROUPS, *_FP8_CASTS) if has(_FP8_ROWWISE, of="torchao") else ()),
+)
