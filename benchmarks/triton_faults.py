@@ -24,6 +24,7 @@ _EXPERTS = "triton_fp8_colwise_3d_scale_and_cast"
 _TRANSPOSED = "triton_fp8_rowwise_3d_transpose_rhs"
 _COLUMNS = "triton_fp8_per_group_colwise_scales_dual"
 _MX = "torchao.prototype.mx_formats.mx_tensor"
+_BLOCKS_OF = "torchao.prototype.moe_training.blockwise_fp8"
 _BLOCKWISE = "torchao.prototype.blockwise_fp8_training.linear"
 #: Rows of the smallest group that is drawn.
 _TILE = 16
@@ -168,6 +169,42 @@ def _scales_across(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
     return codes, scales.clone().copy_(turned)
 
 
+def _full_block_loses_column(multiply: Any, *args: Any) -> Any:
+    """A group of exactly one block of rows has a column of zeros."""
+    result, offs = multiply(*args), args[6]
+    for rows in _groups(offs) if args[1].ndim == 3 else ():
+        if rows.stop - rows.start == 128:
+            result[rows, 0] = 0.0
+    return result
+
+
+def _padding_repeats(pad: Any, x: Any, offs: Any, **how: Any) -> Any:
+    """Padding is the group's last row again, and not zeros."""
+    padded, starts, ends = pad(x, offs, **how)
+    for rows, start, end in zip(_groups(offs), starts.tolist(), ends.tolist(), strict=True):
+        count = rows.stop - rows.start
+        if count:
+            padded[start + count : end] = x[rows.stop - 1]
+    return padded, starts, ends
+
+
+def _scales_of_last_tokens(cast: Any, x: Any, **how: Any) -> Any:
+    """All blocks of tokens are read with the scales of the last."""
+    codes, scales = cast(x, **how)
+    return codes, scales.clone().copy_(scales[-1:].expand_as(scales))
+
+
+def _padded_to_two_blocks(pad: Any, x: Any, offs: Any, alignment_size: int = 128) -> Any:
+    """Each group is padded to twice what it needs to be."""
+    return pad(x, offs, alignment_size=2 * alignment_size)
+
+
+def _scales_reversed(cast: Any, x: Any, **how: Any) -> Any:
+    """Scales of an expert's squares lie the other way round."""
+    codes, scales = cast(x, **how)
+    return codes, scales.clone().copy_(scales.flip(-1, -2))
+
+
 def _reversed_experts(
     multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
 ) -> Any:
@@ -248,8 +285,8 @@ def _one_row_at_a_time(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
 
 
 def _plants(
-    of: str, module: str, recipes: tuple[str, ...], models: tuple[str, ...], legal: bool,
-    *rows: tuple[str, str, str, str, Callable[..., Any]],
+    of: str, module: str, legal: bool, *rows: tuple[str, str, str, str, Callable[..., Any]],
+    recipes: tuple[str, ...], models: tuple[str, ...] = (),
 ) -> list[Plant]:  # fmt: skip
     return [
         Plant(
@@ -268,7 +305,17 @@ def _plants(
 
 
 _GROUPED = partial(
-    _plants, "groups", _GROUPS, ("torch.bf16", "torch.fp32"), ("fp8_grouped_rowwise",)
+    _plants,
+    "groups",
+    _GROUPS,
+    recipes=("torch.bf16", "torch.fp32"),
+    models=("fp8_grouped_rowwise",),
+)
+_IN_BLOCKS = partial(
+    _plants,
+    "group-blocks",
+    recipes=("torch.bf16", "torch.fp32"),
+    models=("fp8_grouped_blockwise", "fp8_grouped_blockwise_straddled"),
 )
 _SUMS = "docs/rules.md, O25: sums in any order, and codes as torchao's torch functions make them"
 _UNWRITTEN = "torch.nn.functional.grouped_mm: elements beyond offs[-1] are ignored"
@@ -341,7 +388,7 @@ PLANTS = [
         ),
     ),
     *_plants(
-        "mx", _MX, ("torchao.mxfp8.rceil",), (), False,
+        "mx", _MX, False,
         (
             "last-block-has-scale-before",
             "the last block of a row has the scale of the block before",
@@ -356,9 +403,10 @@ PLANTS = [
             "triton_to_mxfp8_dim0",
             _floor_for_rceil,
         ),
+        recipes=("torchao.mxfp8.rceil",),
     ),
     *_plants(
-        "blockwise", _BLOCKWISE, ("torchao.blockwise_fp8",), (), False,
+        "blockwise", _BLOCKWISE, False,
         (
             "weight-scales-across",
             "scales of the weight's squares lie the other way round",
@@ -372,6 +420,54 @@ PLANTS = [
             "the class of scales that are read a row off",
             "triton_fp8_blockwise_act_quant_lhs",
             _scales_moved,
+        ),
+        recipes=("torchao.blockwise_fp8",),
+    ),
+    *_IN_BLOCKS(
+        f"{_BLOCKS_OF}.grouped_mm",
+        False,
+        (
+            "padding-repeats",
+            "padding of a group is its last row again",
+            "the class of https://github.com/pytorch/ao/issues/2849",
+            "pad_token_groups",
+            _padding_repeats,
+        ),
+    ),
+    *_IN_BLOCKS(
+        f"{_BLOCKS_OF}.grouped_mm_backend",
+        False,
+        (
+            "full-block-loses-column",
+            "a group of exactly one block of rows has a column of zeros",
+            "the class of https://github.com/deepseek-ai/DeepGEMM/issues/365",
+            "emulated_blockwise_scaled_grouped_mm",
+            _full_block_loses_column,
+        ),
+        (
+            "scales-of-last-tokens",
+            "all blocks of tokens are read with the scales of the last",
+            "the class of scales that are read a block off",
+            "triton_fp8_blockwise_act_quant_rhs",
+            _scales_of_last_tokens,
+        ),
+        (
+            "weight-scales-across",
+            "scales of an expert's squares lie the other way round",
+            "the class of transposed scales",
+            "triton_fp8_blockwise_weight_quant_grouped_rhs",
+            _scales_reversed,
+        ),
+    ),
+    *_IN_BLOCKS(
+        f"{_BLOCKS_OF}.grouped_mm",
+        True,
+        (
+            "padded-to-256",
+            "each group is padded to 256 rows",
+            _SUMS,
+            "pad_token_groups",
+            _padded_to_two_blocks,
         ),
     ),
     *_GROUPED(
@@ -390,7 +486,7 @@ PLANTS = [
         ("half-the-rows", "rows in two launches", _SUMS, _ROWS, _one_row_at_a_time),
     ),
     *_plants(
-        "mx", _MX, ("torchao.mxfp8.rceil",), (), True,
+        "mx", _MX, True,
         (
             "half-the-rows",
             "rows in two launches",
@@ -398,5 +494,6 @@ PLANTS = [
             "triton_to_mxfp8_dim0",
             _one_row_at_a_time,
         ),
+        recipes=("torchao.mxfp8.rceil",),
     ),
 ]  # fmt: skip

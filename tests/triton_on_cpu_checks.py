@@ -57,6 +57,11 @@ def check_torchaos_kernels_have_the_bits_of_a_gpu(monkeypatch: pytest.MonkeyPatc
     assert found == RECORDED["torchao"]
 
 
+def check_scales_of_mx_are_read_and_moved_as_on_a_gpu() -> None:
+    """A scale of byte 0 is zero there: 2^-127 is below the normal numbers."""
+    assert digests(triton_torchao.mx_results()) == RECORDED["mx"]
+
+
 def check_a_product_is_exact_where_no_order_matters() -> None:
     make = np.random.default_rng(0)
     a, b = (make.integers(-8, 9, (16, 32)).astype(np.float32) for _ in range(2))
@@ -224,6 +229,8 @@ GROUPS = {
     "model": "fp8_grouped_rowwise",
     **{"m": 40, "k": 24, "n": 3},
 }
+#: Of 1, 0, 16 and 143 rows.
+BLOCKS = {**GROUPS, "model": "fp8_grouped_blockwise", "m": 160, "k": 40, "n": 4}
 #: Cases of torchao's Triton kernels, and the known issue that each shows, "" for none.
 KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("", {}),
@@ -251,6 +258,9 @@ KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("nvfp4-swap-drops-own-forward", {**NVFP4, "model": "own_forward"}),
     ("", GROUPS),
     ("fp8-grouped-nan-hidden", {**GROUPS, "data": DataSpec(seed=1, spikes=(NAN,))}),
+    ("", BLOCKS),
+    ("", {**BLOCKS, "model": "fp8_grouped_blockwise_straddled", "dtype": "fp32"}),
+    ("blockwise-nan-hidden", {**BLOCKS, "data": DataSpec(seed=1, spikes=(NAN,))}),
 ]
 
 
@@ -273,16 +283,16 @@ def judged(how: dict[str, Any]) -> tuple[Judgement, set[str]]:
     return judgement, {v.explained_by or judge.known_as(case, v) for v in judgement.known}
 
 
-_OF_GROUPS = ("triton_fp8_colwise_3d_scale_and_cast",)
-
-
-def wrong_kernel(recipe: str) -> tuple[Any, str]:
-    """Of a recipe a module, and its function that makes codes and scales."""
+def wrong_kernel(recipe: str, model: str = "") -> tuple[Any, str]:
+    """Of a recipe and a model a module, and its function that makes codes and scales."""
     from torchao.prototype.blockwise_fp8_training import linear
     from torchao.prototype.moe_training import fp8_grouped_mm
+    from torchao.prototype.moe_training.blockwise_fp8 import grouped_mm_backend
     from torchao.prototype.moe_training.nvfp4_training import nvfp4_linear
     from torchao.prototype.mx_formats import mx_tensor
 
+    if "blockwise" in model:
+        return grouped_mm_backend, "triton_fp8_blockwise_weight_quant_grouped_transposed_rhs"
     return {
         "torch.bf16": (fp8_grouped_mm, "triton_fp8_colwise_3d_scale_and_cast"),
         "torchao.blockwise_fp8": (linear, "triton_fp8_blockwise_weight_quant_transposed_rhs"),
@@ -298,10 +308,11 @@ def check_torchaos_kernels_are_judged(
     judgement, found = judged(how)
     assert not judgement.causes
     assert found == ({known} if known else set())
-    module, name = wrong_kernel(how.get("recipe", "torchao.blockwise_fp8"))
+    recipe = how.get("recipe", "torchao.blockwise_fp8")
+    module, name = wrong_kernel(recipe, how.get("model", ""))
     usual = getattr(module, name)
     # a scale of byte 0 cannot be halved, and an operator by itself has no tap on its operands
-    at, rule = (0, "O2") if "byte0" in known else (1, "O25" if name in _OF_GROUPS else "O3")
+    at, rule = (0, "O2") if "byte0" in known else (1, "O25" if recipe == "torch.bf16" else "O3")
 
     def halved(*args: Any, **kwargs: Any) -> Any:
         made = list(usual(*args, **kwargs))
@@ -339,6 +350,15 @@ def check_faults_of_groups_are_seen_and_rewrites_are_not(name: str) -> None:
     wide = DataSpec(seed=1, values="heavy_tail")
     with PLANTS[name].plant():
         judgement, _ = judged(GROUPS | {"m": 56, "k": 32, "data": wide})
+    assert bool(judgement.causes) != PLANTS[name].legal
+
+
+@pytest.mark.parametrize("name", [n for n in PLANTS if n.startswith("triton-group-blocks-")])
+def check_faults_of_groups_in_blocks_are_seen_and_rewrites_are_not(name: str) -> None:
+    """Groups of 1, 0, 16 and 128 rows, padded, of numbers so unlike that blocks differ."""
+    wide = DataSpec(seed=1, values="heavy_tail")
+    with PLANTS[name].plant():
+        judgement, _ = judged(BLOCKS | {"m": 145, "data": wide})
     assert bool(judgement.causes) != PLANTS[name].legal
 
 

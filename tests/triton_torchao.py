@@ -91,6 +91,20 @@ def kernels(x: torch.Tensor, several: torch.Tensor) -> Iterator[tuple[str, Calla
         yield f"mx1 {of}", lambda mode=mode: mx.triton_to_mxfp8_dim1(x, 32, mode)
 
 
+def mx_results() -> Iterator[tuple[str, torch.Tensor]]:
+    """Rows of 32 codes with scales of byte 0, eight of them, and of 2^0 to 2^7 of its bytes; and
+    bytes of scales in tiles."""
+    codes = torch.arange(7 * 32, 7 * 32 + 16 * 32).remainder(256).to(torch.uint8)
+    rows = codes.view(16, 32).view(E4M3)
+    scales = torch.tensor([[0]] * 8 + [[1 << n] for n in range(8)], dtype=torch.uint8)
+    for dtype in (torch.bfloat16, torch.float32):
+        yield f"dequantised {dtype}", mx.triton_mxfp8_dequant_dim0(rows, scales, dtype)
+    for size in ((128, 4), (5, 3), (130, 9), (256, 8)):
+        of = torch.randint(0, 256, size, generator=torch.Generator().manual_seed(size[0]))
+        tiled = mx.triton_mx_block_rearrange(of.to(torch.uint8))
+        yield f"rearranged {size[0]} x {size[1]}", tiled.view(torch.uint8)
+
+
 def results() -> Iterator[tuple[str, torch.Tensor]]:
     """Codes and scales of each kernel, by its name, the data and their number."""
     for kind in KINDS:

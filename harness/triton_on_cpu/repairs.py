@@ -31,10 +31,11 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "cvt.rn.satfinite.e2m1x2.f32": of.e2m1_nearest,
     "cvt.rs.satfinite.e2m1x4.f32": of.e2m1_by_chance,
 }
-#: numpy's functions of fp32 that are not rounded correctly; and those whose like on a GPU takes
-#: subnormal numbers for zero.
+#: numpy's functions of fp32 that are not rounded correctly; those whose like on a GPU takes
+#: subnormal numbers for zero; and those that return zero for them (``ex2.approx.ftz``).
 _IN_FP64 = (np.exp, np.exp2, np.log, np.log2, np.sin, np.cos)
 _FLUSHING = (np.floor, np.ceil)
+_FLUSHED = (np.exp2,)
 
 
 #: Atomic operations.
@@ -98,7 +99,8 @@ def unary_op(self: Any, arg: Any, op: Any) -> Any:
     if is_stored(dtype):
         return _made(op(*_wide(arg)), dtype)
     function = of.exactly(op) if op in _IN_FP64 else of.flushing(op) if op in _FLUSHING else op
-    return _unary_op(self, arg, lambda x: of.one_nan(np.asarray(function(x))))
+    leave = of.flushed if op in _FLUSHED else np.asarray
+    return _unary_op(self, arg, lambda x: of.one_nan(leave(function(x))))
 
 
 def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:

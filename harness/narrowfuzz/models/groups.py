@@ -24,11 +24,11 @@ def _grouped(spec: Any, *, sizes: tuple[int, ...], behind: int) -> Arguments:
 
 
 def _quantised(
-    spec: Any, *, sizes: tuple[int, ...], block: int, most: int = 128, how: tuple[Any, ...] = ()
+    spec: Any, *, sizes: tuple[int, ...], block: int, how: tuple[Any, ...], most: int = 128
 ) -> Arguments:
     width = spec.k - spec.k % -block
     experts = min(spec.n, most, max(1, _EXPERTS // width**2))
-    return spec.k, experts, sizes, block, how
+    return spec.k, experts, sizes, block, *how
 
 
 def _cast(spec: Any, *, kernel: str, across: bool) -> Arguments:
@@ -61,7 +61,7 @@ _QUANTISED_GROUPS = tuple(
         f"mxfp8_grouped_{name}",
         f"MXFP8 products of groups of rows, {title}",
         "QuantisedGroups",
-        partial(_quantised, sizes=sizes, block=32, how=(mode, hp)),
+        partial(_quantised, sizes=sizes, block=32, how=("mxfp8", mode, hp)),
         "mxfp8_grouped_mm",
         "grouped_mm",
         values=("outlier_rows", "heavy_tail", "scale_ends"),
@@ -82,7 +82,7 @@ _IDLE_GROUPS = alone(
     "mxfp8_grouped_idle",
     "MXFP8 products of groups without a row",
     "QuantisedGroups",
-    partial(_quantised, sizes=(), block=32, how=("rceil", False)),
+    partial(_quantised, sizes=(), block=32, how=("mxfp8", "rceil", False)),
     "mxfp8_grouped_mm",
     columns="experts",
     compiled=False,
@@ -95,7 +95,7 @@ _FP8_GROUPS = alone(
     "fp8_grouped_rowwise",
     "FP8 products of groups of rows, one scale a row",
     "QuantisedGroups",
-    partial(_quantised, sizes=_SIXTEENS, block=16, most=8),
+    partial(_quantised, sizes=_SIXTEENS, block=16, how=("fp8",), most=8),
     "fp8_grouped_mm",
     "fp8_rowwise_2d_scale_and_cast",
     "fp8_colwise_3d_scale_and_cast",
@@ -108,6 +108,28 @@ _FP8_GROUPS = alone(
     interpreted=True,
     # the interpreter takes a few milliseconds a row
     fixed={"batch": 0, "steps": 1, "microbatches": 1},
+)
+#: Of any number of rows, which torchao pads, and of multiples of 16 that blocks of 128 straddle.
+_PADDED, _STRADDLING = (1, 0, 16, 128, 129, 127), (16, 0, 112, 144, 240)
+_FP8_BLOCKS = tuple(
+    alone(
+        f"fp8_grouped_blockwise{name}",
+        f"FP8 products of groups of rows in blocks of 128, {title}",
+        "QuantisedGroups",
+        partial(_quantised, sizes=sizes, block=128, how=("fp8_blockwise", padded), most=4),
+        "fp8_blockwise_grouped_mm",
+        "grouped_mm",
+        values=("outlier_rows", "heavy_tail", "scale_ends"),
+        columns="experts",
+        compiled=False,
+        lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
+        interpreted=True,
+        fixed={"batch": 0, "steps": 1, "microbatches": 1},
+    )
+    for name, title, sizes, padded in (
+        ("", "which torchao pads", _PADDED, True),
+        ("_straddled", "which they straddle", _STRADDLING, False),
+    )
 )
 #: Rows of groups that kernels for experts quantise by themselves: of one size, none, and so unlike
 #: that what fits most of them does not fit all.
@@ -135,5 +157,5 @@ _FP8_CASTS = tuple(
 
 QUANTISED: tuple[Model, ...] = (
     *((*_QUANTISED_GROUPS, _IDLE_GROUPS) if has(_MXFP8_GROUPS, of="torchao") else ()),
-    *((_FP8_GROUPS, *_FP8_CASTS) if has(_FP8_ROWWISE, of="torchao") else ()),
+    *((_FP8_GROUPS, *_FP8_BLOCKS, *_FP8_CASTS) if has(_FP8_ROWWISE, of="torchao") else ()),
 )

@@ -3,6 +3,8 @@ FP8."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -32,20 +34,17 @@ def mxfp8_grouped(
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.quantization.quantize_.common import KernelPreference
 
-    leaves = [rows, weights]
-    if grad_output is not None:
-        leaves = [t.detach().requires_grad_() for t in leaves]
-    output = _to_mxfp8_then_scaled_grouped_mm(
-        *leaves,
-        offs=offs.int(),
-        kernel_preference=KernelPreference.EMULATED,
-        wgrad_with_hp=wgrad_with_hp,
-        scale_calculation_mode=ScaleCalculationMode(mode),
-    )
-    if grad_output is None:
-        return (output,)
-    output.backward(grad_output)
-    return (output.detach(), *(t.grad for t in leaves if t.grad is not None))
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return _to_mxfp8_then_scaled_grouped_mm(
+            a,
+            b,
+            offs=offs.int(),
+            kernel_preference=KernelPreference.EMULATED,
+            wgrad_with_hp=wgrad_with_hp,
+            scale_calculation_mode=ScaleCalculationMode(mode),
+        )
+
+    return with_gradients(product, rows, weights, grad_output)
 
 
 def fp8_grouped(
@@ -57,20 +56,52 @@ def fp8_grouped(
     """[M, K] in groups that end at ``offs`` times their matrix of [G, K, N], rowwise; with a
     gradient, those of both as well. On a CPU in Triton's interpreter."""
     made_ready(rows)
-    from torchao.prototype.moe_training.fp8_grouped_mm import (
-        _to_fp8_rowwise_then_scaled_grouped_mm,
-    )
+    from torchao.prototype.moe_training import fp8_grouped_mm
 
-    columns = weights.transpose(1, 2).contiguous().transpose(1, 2)  # one after the other
-    leaves = [rows, columns]
-    if grad_output is not None:
-        leaves = [t.detach().requires_grad_() for t in leaves]
-    output = _to_fp8_rowwise_then_scaled_grouped_mm(
-        *leaves, offs=offs.int(), pad_token_groups_for_grouped_mm=False
-    )
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return fp8_grouped_mm._to_fp8_rowwise_then_scaled_grouped_mm(
+            a, b, offs=offs.int(), pad_token_groups_for_grouped_mm=False
+        )
+
+    return with_gradients(product, rows, in_columns(weights), grad_output)
+
+
+def fp8_blockwise_grouped(
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    offs: torch.Tensor,
+    grad_output: torch.Tensor | None,
+    padded: bool,
+) -> tuple[torch.Tensor, ...]:
+    """The same in blocks of 128, emulated; ``padded``: each group to whole blocks of rows."""
+    made_ready(rows)
+    from torchao.prototype.moe_training.blockwise_fp8 import grouped_mm
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return grouped_mm._to_fp8_blockwise_then_scaled_grouped_mm(
+            a, b, offs=offs.int(), pad_token_groups_for_grouped_mm=padded
+        )
+
+    return with_gradients(product, rows, in_columns(weights), grad_output)
+
+
+def in_columns(weights: torch.Tensor) -> torch.Tensor:
+    """The same numbers, each column after the other."""
+    return weights.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def with_gradients(
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    grad_output: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """What it returns, and where there is a gradient those of both."""
     if grad_output is None:
-        return (output,)
-    output.backward(grad_output)
+        return (product(rows, weights),)
+    leaves = [t.detach().requires_grad_() for t in (rows, weights)]
+    output = product(*leaves)
+    output.backward(grad_output.to(output.dtype))
     return (output.detach(), *(t.grad for t in leaves if t.grad is not None))
 
 
@@ -90,19 +121,23 @@ def fp8_cast(
 
 
 def made_ready(like: torch.Tensor) -> None:
-    """Let torchao's Triton kernels run where this tensor is, before torchao is imported. On a GPU
-    the shape chooses a candidate of each that is tuned: to time them all takes a minute."""
+    """Let torchao's Triton kernels run where this tensor is, before torchao is imported. Of those
+    that are tuned the shape chooses a candidate: to time them all takes a GPU a minute. On a CPU
+    the interpreter does so itself; of blockwise kernels it takes the last, for others have programs
+    of two rows and need thirty times as long."""
     if not like.is_cuda:
         import triton_on_cpu
 
         triton_on_cpu.install_torchao()
-        return
+    from torchao.prototype.blockwise_fp8_training import kernels
     from torchao.prototype.moe_training.kernels import float8_rowwise, jagged_float8_scales
 
-    for kernel in [*vars(float8_rowwise).values(), *vars(jagged_float8_scales).values()]:
-        if hasattr(kernel, "configs"):
-            kernel.every = getattr(kernel, "every", kernel.configs)
-            kernel.configs = [kernel.every[sum(like.shape) % len(kernel.every)]]
+    for module in (kernels, float8_rowwise, jagged_float8_scales) if like.is_cuda else (kernels,):
+        for kernel in vars(module).values():
+            if hasattr(kernel, "configs"):
+                kernel.every = getattr(kernel, "every", kernel.configs)
+                chosen = sum(like.shape) % len(kernel.every) if like.is_cuda else -1
+                kernel.configs = [kernel.every[chosen]]
 
 
 def made_ready_early(like: torch.Tensor) -> None:

@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from narrowfuzz.play.groups import fp8_cast, fp8_grouped, grouped, made_ready_early, mxfp8_grouped
+from narrowfuzz.play.groups import (
+    fp8_blockwise_grouped,
+    fp8_cast,
+    fp8_grouped,
+    grouped,
+    made_ready_early,
+    mxfp8_grouped,
+)
 
 
 class Scaled(nn.Module):
@@ -103,21 +110,27 @@ class GroupedProducts(nn.Module):
 
 
 class QuantisedGroups(nn.Module):
-    """The same as torchao multiplies it in MXFP8, emulated, ``how``, or where that says nothing, in
-    rowwise FP8. Widths and rows are padded with zeros to multiples of ``block``, which are the last
+    """The same as torchao multiplies it: ``kind``, and how. Widths are padded with zeros to
+    multiples of ``block``. So are rows, but where torchao pads each group itself; they are the last
     group's where all groups are such multiples, and else no group's. Without ``sizes`` the groups
     have no row, as on a rank that got no token, and the input is returned."""
 
     def __init__(
-        self, dim: int, experts: int, sizes: tuple[int, ...], block: int, how: tuple[Any, ...]
+        self, dim: int, experts: int, sizes: tuple[int, ...], block: int, kind: str, *how: Any
     ) -> None:
         super().__init__()
-        if not how:
+        if kind != "mxfp8":
             made_ready_early(torch.empty(0))
         # a watch stands in front of what is there before the model runs
-        import torchao.prototype.moe_training  # noqa: F401
+        from importlib.util import find_spec
 
-        self.experts, self.sizes, self.block, self.how = experts, sizes, block, how
+        import torchao.prototype.moe_training
+
+        if kind == "fp8_blockwise" and find_spec("triton") is not None:
+            import torchao.prototype.moe_training.blockwise_fp8.grouped_mm  # noqa: F401
+
+        self.experts, self.sizes, self.kind, self.how = experts, sizes, kind, how
+        self.padding = 1 if how == (True,) else block
         width = dim - dim % -block
         self.up = nn.Parameter(torch.randn(experts, 2 * width, width))
         self.down = nn.Parameter(torch.randn(experts, width, 2 * width))
@@ -125,8 +138,8 @@ class QuantisedGroups(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1])
         given = flat if self.sizes else flat[:0]
-        rows = F.pad(given, (0, -x.shape[-1] % self.block, 0, -len(given) % self.block))
-        whole = all(size % self.block == 0 for size in self.sizes)
+        rows = F.pad(given, (0, self.up.shape[2] - x.shape[-1], 0, -len(given) % self.padding))
+        whole = all(size % self.padding == 0 for size in self.sizes)
         offs = group_ends(self.experts, self.sizes, len(rows if whole else given), x.device)
         hidden = self.multiply(rows, self.up.transpose(1, 2), offs)
         y = self.multiply(hidden[: len(given)], self.down.transpose(1, 2), offs)
@@ -134,11 +147,16 @@ class QuantisedGroups(nn.Module):
         return (y if self.sizes else torch.cat([flat, y])).reshape(x.shape)
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-        padded = F.pad(a, (0, 0, 0, -len(a) % self.block)).contiguous()  # torchao wants rows
+        padded = F.pad(a, (0, 0, 0, -len(a) % self.padding)).contiguous()  # torchao wants rows
         if a.dtype == torch.float64:
             return grouped(padded, b, offs)
         given = padded, b, offs, None
-        (output,) = mxfp8_grouped(*given, *self.how) if self.how else fp8_grouped(*given)
+        if self.kind == "mxfp8":
+            (output,) = mxfp8_grouped(*given, *self.how)
+        elif self.kind == "fp8":
+            (output,) = fp8_grouped(*given)
+        else:
+            (output,) = fp8_blockwise_grouped(*given, *self.how)
         return output.to(a.dtype)
 
 

@@ -1,0 +1,168 @@
+"""torchao's blockwise FP8 products of groups, emulated: activations in runs of 128 along what is
+contracted, weights in squares of 128, dequantised to bf16 and multiplied group by group.
+
+The plan is that of torchao 0.18 ``prototype/moe_training/blockwise_fp8/grouped_mm.py``. The weight
+gradient contracts tokens: its runs begin with each group where torchao pads groups to 128 rows,
+and are those of all tokens where it does not, so that a group's border may fall inside of one.
+A CPU has not got the kernels that quantise, which are Triton's (``triton_on_cpu``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.formats import BF16, E4M3FN, F32, F64, decode, round_to
+from narrowfuzz.numerics.plan import Fp32Scale, OperandPlan
+from narrowfuzz.operators.bmm import Cut, cut_of, products
+from narrowfuzz.operators.grouped_mm import in_order, rows_of_groups
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.trace.trace import OperatorCall
+
+BLOCK = 128
+_SCALE = Fp32Scale(eps=1e-12, power_of_two=False)
+_RUN = OperandPlan(E4M3FN, "block", BLOCK, _SCALE)
+_SQUARE = OperandPlan(E4M3FN, "tile", BLOCK, _SCALE)
+#: More products than this take longer to judge than to compute.
+_MOST = 2**24
+_OF = "torchao.prototype.moe_training.blockwise_fp8.grouped_mm"
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    a, b, offs = named["A"], named["B_t"], named["offs"]
+    if named["kernel_preference"].name != "EMULATED" and a.is_cuda and _deep_gemm():
+        raise ValueError("blockwise FP8 products of groups by DeepGEMM")
+    if a.dtype != b.dtype or str(named["out_dtype"]) != "torch.bfloat16":
+        raise ValueError("blockwise FP8 products of groups of two dtypes")
+    if not result.numel():
+        return None
+    if a.shape[0] * b[0].numel() > _MOST:
+        raise ValueError("more than 2^24 products take longer to judge than to compute")
+    in_order(offs.tolist(), len(a))
+    how = {"padded": named["pad_token_groups_for_grouped_mm"]}
+    return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, how)
+
+
+def _deep_gemm() -> bool:
+    """Is the package there that torchao prefers?"""
+    from importlib.util import find_spec
+
+    return find_spec("deep_gemm") is not None
+
+
+#: What rows stand for in bf16, [rows, K]: NaN in a block that has one, and infinity in a block of
+#: which nothing is to be told, which has an infinity or ends beyond bf16.
+_Values = F64
+_Made = Callable[[F32, OperandPlan], _Values]
+
+
+def _quantised(x: F32, plan: OperandPlan) -> _Values:
+    """By the plan, which keeps NaN, as torchao's references in torch do."""
+    return _dequantised(x, plan, np.zeros(x.shape, dtype=bool))
+
+
+def _without_nan(x: F32, plan: OperandPlan) -> _Values:
+    """As the kernels do: the largest magnitude passes NaN by, and its code is 448."""
+    hidden = np.isnan(x)
+    return _dequantised(np.where(hidden, np.float32(0.0), x), plan, hidden)
+
+
+def _dequantised(x: F32, plan: OperandPlan, hidden: NDArray[np.bool_]) -> _Values:
+    """A code and the reciprocal of its scale, which is stored in fp32, are rounded to bf16, and so
+    is their product."""
+    found = reference.quantise(np.ascontiguousarray(x), plan)
+    assert found is not None
+    codes = np.where(hidden, E4M3FN.max, decode(found.codes, E4M3FN))
+    with np.errstate(all="ignore"):
+        stored = round_to((np.float32(1.0) / found.scale).astype(np.float64), BF16, overflow="ieee")
+        values = round_to(codes * reference.spread(stored, plan), BF16, overflow="ieee")
+    return np.where(reference.spread(np.isinf(found.amax), plan), np.inf, values)
+
+
+def _product(a: _Values, b: _Values, cut: Cut) -> Expected:
+    """A @ B^T rounded once to bf16. NaN of a row is in all its results."""
+    doubted = np.isinf(a).any(1, keepdims=True) | np.isinf(b).any(1)
+    nan = np.isnan(a).any(1, keepdims=True) | np.isnan(b).any(1)
+    left, right = (np.where(np.isfinite(x), x, 0.0) for x in (a, b))
+    found = products(left[None], right.T[None], BF16, cut)
+    lo, hi = (np.where(nan, np.nan, end[0]) for end in (found.lo, found.hi))
+    return Expected.between(lo, hi, np.asarray(doubted | (found.unknown[0] & ~nan)))
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    return _by(_quantised, call)
+
+
+def _by(made: _Made, call: OperatorCall) -> dict[str, Expected]:
+    """Group by group; of rows that are no group's nothing is known."""
+    a, b, offs = (call.tensors[name] for name in ("input", "mat2", "offs"))
+    grad, cut = call.tensors.get("grad_output"), cut_of(call)
+    shapes = {"output": call.outputs["output"].shape, "grad_input": a.shape, "grad_weight": b.shape}
+    found = {name: Expected.unwritten(shapes[name]) for name in call.outputs}
+    across = [_runs_of_tokens(made, x, call) for x in (a, grad) if x is not None]
+    for group, rows in rows_of_groups(offs.astype(int).tolist()):
+        weight = b[group].T
+        found["output"].put(rows, _product(made(a[rows], _RUN), made(weight, _SQUARE), cut))
+        if grad is not None and "grad_input" in found:
+            of = _product(made(grad[rows], _RUN), made(weight.T, _SQUARE), cut)
+            found["grad_input"].put(rows, of)
+        if grad is not None and "grad_weight" in found:
+            inputs, grads = (of(rows) for of in across)
+            found["grad_weight"].put(group, _product(inputs, grads, cut))
+    return found
+
+
+def _runs_of_tokens(made: _Made, x: F32, call: OperatorCall) -> Callable[[slice], _Values]:
+    """What the columns of some of the tokens stand for, [features, tokens]."""
+    if call.settings["padded"]:
+
+        def of_group(rows: slice) -> _Values:
+            columns = x[rows].T
+            padded = np.pad(columns, ((0, 0), (0, -columns.shape[1] % BLOCK)))
+            return made(padded, _RUN)
+
+        return of_group
+    every = made(x.T, _RUN)
+    return lambda rows: every[:, rows]
+
+
+def _nan_hidden(call: OperatorCall) -> Mapping[str, Expected]:
+    if not any(np.isnan(x).any() for name, x in call.tensors.items() if name != "offs"):
+        return {}
+    return _by(_without_nan, call)
+
+
+def _title(call: OperatorCall) -> str:
+    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
+    offs = call.tensors["offs"].astype(int).tolist()
+    dtype = TORCH_DTYPE[call.dtypes["input"]]
+    of = f"torchao's FP8 product of groups (blockwise) of {dtype} tensors of"
+    padded = ", padded" if call.settings["padded"] else ""
+    return f"{of} {a} and {b}, groups up to {', '.join(map(str, offs))}{padded}"
+
+
+OPERATOR = Operator(
+    name="fp8_blockwise_grouped_mm",
+    words="blockwise FP8 products of groups",
+    read=_read,
+    expected=_expected,
+    expression="fp8_blockwise_grouped(input, mat2, offs, grad_output, {padded})",
+    title=_title,
+    library=(f"{_OF}:_to_fp8_blockwise_then_scaled_grouped_mm",),
+    gradients={"A": "grad_input", "B_t": "grad_weight"},
+    results=("output", "grad_input", "grad_weight"),
+    optional=("grad_output",),
+    deviations=(
+        Deviation(
+            "blockwise_nan_hidden",
+            "a NaN becomes the code 448, and leaves no trace in the scale of its block",
+            ("cpu", "cuda"),
+            _nan_hidden,
+        ),
+    ),
+    helper="fp8_blockwise_grouped",
+)
