@@ -25,6 +25,7 @@ _LAUNCHING = (
     f"{_FP4}.hadamard_quantize_row_col_triton",
     f"{_MOE}.kernels.float8_rowwise",
     f"{_MOE}.kernels.jagged_float8_scales",
+    f"{_MOE}.kernels.mxfp8.quant",
     "torchao.prototype.blockwise_fp8_training.kernels",
 )
 

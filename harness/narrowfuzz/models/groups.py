@@ -155,7 +155,32 @@ _FP8_CASTS = tuple(
     )
 )
 
+#: Scales of groups, whose tiles have 128 rows, or 4 columns: of one size, of none, about a tile;
+#: experts that are a power of two, and others.
+_OF_SCALES = ((4, 4), (1, 0, 7), (128, 130), (5,), (2, 2, 2, 2), (127, 4, 1))
+_MX_SCALES = alone(
+    "mx_scales_moved",
+    "MX scales moved into tiles, and MXFP8 dequantised",
+    "MxScales",
+    lambda spec: (spec.k, _OF_SCALES[spec.n % len(_OF_SCALES)]),
+    "mx_block_rearrange",
+    "mx_block_rearrange_per_group_3d",
+    "mx_block_rearrange_2d_M_groups",
+    "mx_block_rearrange_2d_K_groups",
+    "mxfp8_dequant_dim0",
+    values=("outlier_rows", "subnormal", "near_max"),
+    columns="kinds of groups",
+    compiled=False,
+    interpreted=True,
+    lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
+    fixed={"batch": 0, "steps": 1, "microbatches": 1},
+)
+
 QUANTISED: tuple[Model, ...] = (
     *((*_QUANTISED_GROUPS, _IDLE_GROUPS) if has(_MXFP8_GROUPS, of="torchao") else ()),
-    *((_FP8_GROUPS, *_FP8_BLOCKS, *_FP8_CASTS) if has(_FP8_ROWWISE, of="torchao") else ()),
+    *(
+        (_FP8_GROUPS, *_FP8_BLOCKS, *_FP8_CASTS, _MX_SCALES)
+        if has(_FP8_ROWWISE, of="torchao")
+        else ()
+    ),
 )

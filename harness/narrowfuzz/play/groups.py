@@ -120,6 +120,26 @@ def fp8_cast(
     return codes.float(), scales if offs is None else scales.reshape(len(offs), -1)
 
 
+def mx_scales_moved(kernel: str, scales: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
+    """Bytes of MX scales where tensor cores read them, by a kernel of torchao's, as numbers."""
+    made_ready(scales)
+    import torchao.prototype.moe_training.kernels.mxfp8.quant  # noqa: F401
+
+    groups = () if offs is None else (offs.int(),)
+    moved = getattr(torch.ops.torchao, kernel)(scales.to(torch.uint8), *groups)
+    return moved.view(torch.uint8).float()
+
+
+def mxfp8_dequantised(codes: torch.Tensor, scales: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Codes of E4M3, given as numbers, in blocks of 32 with a byte each, by torchao's kernel."""
+    made_ready(codes)
+    from torchao.prototype.mx_formats import kernels
+
+    e4m3 = codes.to(torch.float8_e4m3fn)
+    bytes_ = scales.to(torch.uint8)
+    return kernels.triton_mxfp8_dequant_dim0(e4m3, bytes_, getattr(torch, dtype))
+
+
 def made_ready(like: torch.Tensor) -> None:
     """Let torchao's Triton kernels run where this tensor is, before torchao is imported. Of those
     that are tuned the shape chooses a candidate: to time them all takes a GPU a minute. On a CPU

@@ -15,6 +15,8 @@ from narrowfuzz.play.groups import (
     fp8_grouped,
     grouped,
     made_ready_early,
+    mx_scales_moved,
+    mxfp8_dequantised,
     mxfp8_grouped,
 )
 
@@ -178,6 +180,35 @@ class GroupCasts(nn.Module):
             wide = rows.repeat(-(-sum(self.sizes) // len(rows)), 3)[: sum(self.sizes)]
             ends = torch.tensor(self.sizes, device=x.device).cumsum(0)
             fp8_cast(self.kernel, wide.t().contiguous() if self.across else wide, ends, True)
+        return y
+
+
+class MxScales(nn.Module):
+    """Products with a learned row, and beside them where torchao's kernels move the bytes of their
+    exponents, as if these were MX scales: of ``sizes`` in groups of rows or of columns; and what
+    another makes of E4M3 codes with such scales."""
+
+    def __init__(self, dim: int, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        made_ready_early(torch.empty(0))
+        self.sizes = sizes
+        self.weight = nn.Parameter(torch.randn(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        if y.dtype != torch.float64:
+            rows = y.detach().reshape(-1, y.shape[-1]).float().contiguous()  # as casts return it
+            exponents = (rows.view(torch.int32) >> 23) & 255
+            wide = exponents.repeat(-(-sum(self.sizes) // len(rows)), 1)[: sum(self.sizes)]
+            ends = torch.tensor(self.sizes, device=x.device).cumsum(0)
+            of = "triton_mx_block_rearrange"
+            mx_scales_moved(of, wide, None)
+            mx_scales_moved(f"{of}_per_group_3d", wide.expand(3, *wide.shape).contiguous(), None)
+            mx_scales_moved(f"{of}_2d_M_groups", wide, ends)
+            mx_scales_moved(f"{of}_2d_K_groups", wide.t().contiguous(), ends)
+            codes = F.pad(rows.clamp(-448.0, 448.0), (0, -rows.shape[1] % 32))
+            scales = exponents[:, :1].expand(-1, codes.shape[1] // 32).contiguous()
+            mxfp8_dequantised(codes, scales, str(x.dtype).removeprefix("torch."))
         return y
 
 
