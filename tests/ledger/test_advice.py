@@ -117,6 +117,7 @@ def test_what_is_known_of_an_operator_is_named_where_the_model_calls_it(called: 
     shown = {"layer-norm-narrow-sums"} if "layer_norm_backward" in called else set()
     assert _applying((model, other)) & narrow == shown
     assert _applying((model, plain)) >= narrow  # of which it is not known
+    assert "fp8-groups-by-rows-stride" not in _applying((model, other)), "nor that of a fingerprint"
 
 
 def _applying(models: Sequence[Model]) -> set[str]:

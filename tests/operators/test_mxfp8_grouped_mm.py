@@ -28,7 +28,7 @@ def calls_of(
     dtype: str, mode: str, sizes: tuple[int, ...] = SHARED, hp: bool = False, scale: float = 1.0
 ) -> list[OperatorCall]:
     torch.manual_seed(0)
-    model = QuantisedGroups(40, 4, sizes, 32, (mode, hp)).to(DTYPES[dtype])
+    model = QuantisedGroups(40, 4, sizes, 32, "mxfp8", mode, hp).to(DTYPES[dtype])
     x = (torch.randn(90, 40) * scale).to(DTYPES[dtype]).requires_grad_()
     with EagerWatch() as watch:
         y = model(x)

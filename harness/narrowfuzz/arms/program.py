@@ -61,6 +61,9 @@ class Program:
         try:
             with torch.no_grad():
                 self._model = self._build()
+            changing = self.description.changing
+            #: What forwards of a user's model change, as it is built.
+            self._buffers = {n: b.clone() for n, b in self._model.named_buffers() if n in changing}
             #: Shared with what it calls: a recompute tells which forward it repeats.
             self._training = player.Training(self._model)
             self._prepare()
@@ -265,6 +268,8 @@ class _Run:
         run.live.clear()
         with torch.no_grad():
             converted.fill(run.model, self.tensors, job=self.job)
+            for name, began in program._buffers.items():
+                run.model.get_buffer(name).copy_(began)
 
     def _train(self) -> None:
         events = self.job.events

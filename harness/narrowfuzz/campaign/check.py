@@ -289,6 +289,14 @@ def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
             "checkpoint of it alone would not compute what its forward did, so the model is "
             "checkpointed as a whole (transformers: use_cache=False)"
         )
+    if model.changing:
+        names = few([name.removeprefix("model.") for name in model.changing], _NAMED)
+        once = "under a checkpoint the recompute changes them once more"
+        more = "" if one.checkpoint == "none" else f"; {once}, which is not reported"
+        lines.append(
+            f"note: each forward changes its buffers {names}: every run begins with what it is "
+            f"built with, and what becomes of them is not compared{more}"
+        )
     if model.unreached:
         names = few(model.unreached, _NAMED)
         lines.append(

@@ -11,6 +11,7 @@ from narrowfuzz.ledger.ledger import Entry, stands
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine
 from narrowfuzz.models.model import Model
+from narrowfuzz.operators import BY_NAME as BY_OPERATOR
 from narrowfuzz.operators import DEVIATIONS, OPERATORS_OF
 from narrowfuzz.operators.operator import Deviation
 from narrowfuzz.recipe.recipe import Recipe
@@ -93,9 +94,19 @@ def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
     everywhere = bool(entry.deviation) or not entry.matches
     arm = BY_NAME[str(facts["arm"])]
     return everywhere or any(
-        may_hold(match.when, facts) and any(_on(arm, glob) for glob in match.fingerprints)
+        may_hold(match.when, facts)
+        and any(_on(arm, glob) and _calls(facts, glob) for glob in match.fingerprints)
         for match in entry.matches
     )
+
+
+def _calls(facts: dict[str, Fact], fingerprint: str) -> bool:
+    """May the operator be called there that this is about, if it is about one?"""
+    rule, role, *_ = fingerprint.split("--")
+    name, called = role.partition(".")[0], facts.get(OPERATORS)
+    if rule != "O25" or name not in BY_OPERATOR or facts["device"] != "cpu":
+        return True  # models are tried on a CPU
+    return not isinstance(called, frozenset) or name in called
 
 
 def _runs(kernels: Deviation, facts: dict[str, Fact]) -> bool:

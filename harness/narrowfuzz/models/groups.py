@@ -159,7 +159,7 @@ _FP8_CASTS = tuple(
 #: experts that are a power of two, and others.
 _OF_SCALES = ((4, 4), (1, 0, 7), (128, 130), (5,), (2, 2, 2, 2), (127, 4, 1))
 _MX_SCALES = alone(
-    "mx_scales_moved",
+    "mx_scales",
     "MX scales moved into tiles, and MXFP8 dequantised",
     "MxScales",
     lambda spec: (spec.k, _OF_SCALES[spec.n % len(_OF_SCALES)]),

@@ -73,6 +73,8 @@ class Model:
     #: A block of a user's that computes something else when called again: checkpoints take the
     #: whole model then, and no block.
     unrepeatable: str = ""
+    #: Buffers that each forward of a user's changes: what is counted, running statistics.
+    changing: tuple[str, ...] = ()
     #: How often a user's linears multiply in a forward.
     multiplications: int = 0
     #: The tensors that a user's is called with, in words.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,9 +41,10 @@ def tried(source: Source) -> Model:
     """Build it, call it several times, and see. Raises ValueError for what cannot be judged."""
     module, given = _built(source)
     linears, dtype = _linears(source, module)
+    changing = Changing(dict(module.named_buffers()))
     with one_thread(), eagerly():
-        own, found = _driven(source, module, given)
-        called, example = _calling(own, source), own.given[own.driven]
+        own, found = _driven(source, module, given, changing)
+        called, example = _calling(own, source, changing), own.given[own.driven]
         ids = not example.is_floating_point()
         if example.dim() == 0 or not example.numel():
             raise source.refused(
@@ -50,7 +52,7 @@ def tried(source: Source) -> Model:
                 "rows and features"
             )
         answers, unreached, operators = _answers(source, own, example, called)
-        _check_buffers(source, module, own, example)
+        _check_buffers(source, module, own, example, changing)
         count = _vocabulary(example, found, called) if ids else 0
     fixed = _sizes(source, example, sum(t.numel() for t in answers[0].floats), count) | {
         "heads": 1,
@@ -81,6 +83,7 @@ def tried(source: Source) -> Model:
         unreached=unreached,
         inputs=_inputs(given),
         unrepeatable=unrepeatable,
+        changing=tuple(f"model.{name}" for name in sorted(changing.names)),
         multiplications=multiplications(own, lambda: called(example.clone())),
         operators=operators,
     )
@@ -111,11 +114,11 @@ def _made(source: Source, place: Any) -> OwnModel:
 
 
 def _driven(
-    source: Source, module: nn.Module, given: Mapping[Any, Any]
+    source: Source, module: nn.Module, given: Mapping[Any, Any], changing: Changing
 ) -> tuple[OwnModel, Sequence[Lookup]]:
     """It, called with what a case's input takes the place of, and its looks into tables."""
     probe = _made(source, next(k for k, v in given.items() if isinstance(v, torch.Tensor)))
-    call, example = _calling(probe, source), probe.given[probe.driven]
+    call, example = _calling(probe, source, changing), probe.given[probe.driven]
     with lookups() as found:
         call(example)
     call(example)
@@ -125,14 +128,16 @@ def _driven(
     return own, found
 
 
-def _check_buffers(source: Source, built: nn.Module, own: OwnModel, example: torch.Tensor) -> None:
-    """Refuse a model whose first forward fills a buffer by what it is given."""
-    after = _buffers(own.model)
-    if _buffers(built) == after:
+def _check_buffers(
+    source: Source, built: nn.Module, own: OwnModel, example: torch.Tensor, changing: Changing
+) -> None:
+    """Refuse a model whose first forward fills a buffer by what it is given, and no other does."""
+    after = {n: then for n, then in _buffers(own.model).items() if n not in changing.names}
+    if after.items() <= _buffers(built).items():
         return
     other = _made(source, own.driven)
     ids = not example.is_floating_point()
-    _calling(other, source)(example.flip(0) if ids else example * 0.5)
+    _calling(other, source, changing)(example.flip(0) if ids else example * 0.5)
     made = _buffers(other.model)
     if kept := [name for name, then in after.items() if made.get(name) != then]:
         raise source.refused(
@@ -177,13 +182,28 @@ def _built(source: Source) -> tuple[nn.Module, dict[Any, Any]]:
     return made[0], given
 
 
-def _calling(own: OwnModel, source: Source) -> Callable[[torch.Tensor], Any]:
-    """The model as it is called with an input; what that raises, and buffers that a call after the
-    first changes, are refused."""
+@dataclass
+class Changing:
+    """The buffers of a model as it is built, and the names of those that every forward changes."""
+
+    built: Mapping[str, torch.Tensor]
+    names: set[str] = field(default_factory=set)
+
+    def restore(self, model: nn.Module) -> None:
+        """Let the next forward begin as the first."""
+        with torch.no_grad():
+            for name in self.names:
+                model.get_buffer(name).copy_(self.built[name])
+
+
+def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[torch.Tensor], Any]:
+    """The model as it is called with an input, each time with the buffers that it is built with; a
+    first call may make what later ones keep, a cache. What that raises is refused."""
     called_before = False
 
     def call(x: torch.Tensor) -> Any:
         nonlocal called_before
+        changing.restore(own.model)
         before, called_before, first = _buffers(own.model), True, not called_before
         try:
             given = own.called(x)
@@ -191,30 +211,17 @@ def _calling(own: OwnModel, source: Source) -> Callable[[torch.Tensor], Any]:
             called = f"calling it with what {source.build}() gives"
             raise source.refused(raised(called, error)) from error
         after = _buffers(own.model)
-        if first:
-            return given  # it may make what later calls keep: a cache
-        if changed := [name for name, then in after.items() if before.get(name) != then]:
-            raise source.refused(_changing(own.model, changed[0]))
+        changed = {name for name, then in after.items() if before.get(name) != then}
+        if not first and (new := changed - changing.names):
+            if made := new - changing.built.keys():
+                raise source.refused(
+                    f"each forward changes its buffer {min(made)}, which the first one makes: make "
+                    "it where the model is built"
+                )
+            changing.names |= new
         return given
 
     return call
-
-
-def _changing(model: nn.Module, buffer: str) -> str:
-    """Why a buffer that a forward changes is in the way."""
-    holder = model.get_submodule(buffer.rpartition(".")[0])
-    if isinstance(holder, nn.modules.batchnorm._NormBase):
-        return (
-            f"a forward changes its buffer {buffer}, running statistics of "
-            f"{type(holder).__name__}, so that no two runs are alike: build it in eval mode, or "
-            "with track_running_stats=False"
-        )
-    return (
-        f"a forward changes its buffer {buffer}, so that no two runs are alike; under a "
-        "checkpoint the recompute changes it once more. To have the rest checked, freeze it: build "
-        "the model so that a forward only reads the buffer (in eval mode, if it does not update "
-        "there), and update it outside of forward"
-    )
 
 
 def _answers(
