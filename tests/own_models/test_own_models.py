@@ -90,11 +90,6 @@ def eager() -> Judge:
         ("def build(): return nn.Linear(4, 4), torch.ones(0, 4)", "it needs rows and features"),
         ("def build(): return nn.Linear(1, 1), torch.ones(2**20 + 1, 1)", "it has 1048577 rows"),
         (
-            "def build(): return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.ones(2, 4)",  # noqa: E501
-            "a forward changes its buffer 1.running_mean, running statistics of BatchNorm1d, so "
-            "that no two runs are alike: build it in eval mode, or with track_running_stats=False",
-        ),
-        (
             """
 class Detached(nn.Linear):
     def forward(self, x):
@@ -108,14 +103,15 @@ def build(): return Detached(4, 4), torch.ones(2, 4)
 class Counted(nn.Linear):
     def __init__(self):
         super().__init__(4, 4)
-        self.register_buffer("count", torch.zeros(()))
     def forward(self, x):
+        if not hasattr(self, "count"):
+            self.register_buffer("count", torch.zeros(()))
         self.count += 1
         return super().forward(x)
 def build(): return Counted(), torch.ones(2, 4)
 """,
-            "a forward changes its buffer count, so that no two runs are alike; under a checkpoint "
-            "the recompute changes it once more. To have the rest checked, freeze it",
+            "each forward changes its buffer count, which the first one makes: make it where the "
+            "model is built",
         ),
         (
             """

@@ -291,8 +291,7 @@ def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
         )
     if model.changing:
         names = few([name.removeprefix("model.") for name in model.changing], _NAMED)
-        once = "under a checkpoint the recompute changes them once more"
-        more = "" if one.checkpoint == "none" else f"; {once}, which is not reported"
+        more = "" if one.checkpoint == "none" else "; a checkpoint's recompute changes them again"
         lines.append(
             f"note: each forward changes its buffers {names}: every run begins with what it is "
             f"built with, and what becomes of them is not compared{more}"

@@ -137,6 +137,39 @@ def a_mask_of_minus_infinity() -> Iterator[None]:
         functional.scaled_dot_product_attention = usual
 
 
+@contextmanager
+def buffers_that_a_recompute_leaves() -> Iterator[None]:
+    """A module that is called inside of a backward, as a checkpoint's recompute calls it, leaves
+    its buffers as they were. They are written back beside their version counters: backward may
+    have kept one."""
+    from torch import _C, Tensor
+    from torch.nn.modules import module as hooks
+
+    before: list[dict[str, Tensor]] = []
+
+    def recomputing(module: Any) -> bool:
+        return bool(module._buffers) and _C._current_graph_task_id() != -1
+
+    def keep(module: Any, args: Any) -> None:
+        if recomputing(module):
+            before.append({n: b.clone() for n, b in module._buffers.items() if b is not None})
+
+    def restore(module: Any, args: Any, output: Any) -> None:
+        if recomputing(module):
+            for name, buffer in before.pop().items():
+                module._buffers[name].data.copy_(buffer)
+
+    handles = (
+        hooks.register_module_forward_pre_hook(keep),
+        hooks.register_module_forward_hook(restore, always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 #: By the name that an entry gives; each is entered around all that builds and runs a case.
 CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a_copy_of_what_is_written_through_an_unsafe_view": (
@@ -144,5 +177,6 @@ CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     ),
     "a_mask_of_minus_infinity": a_mask_of_minus_infinity,
     "a_name_for_each_stored_reduction": a_name_for_each_stored_reduction,
+    "buffers_that_a_recompute_leaves": buffers_that_a_recompute_leaves,
     "without_slp_vectorizer": without_slp_vectorizer,
 }

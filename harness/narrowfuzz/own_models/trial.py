@@ -190,10 +190,10 @@ class Changing:
     names: set[str] = field(default_factory=set)
 
     def restore(self, model: nn.Module) -> None:
-        """Let the next forward begin as the first."""
-        with torch.no_grad():
-            for name in self.names:
-                model.get_buffer(name).copy_(self.built[name])
+        """Let the next forward begin as the first, and a backward that is still to come find what
+        it kept: no version is counted."""
+        for name in self.names:
+            model.get_buffer(name).data.copy_(self.built[name])
 
 
 def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[torch.Tensor], Any]:

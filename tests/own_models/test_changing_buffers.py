@@ -1,0 +1,129 @@
+"""Models whose forward changes a buffer: every run begins with what is built, and what a recompute
+changes once more is known, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from narrowfuzz.case.events import Backward, Event, Forward, Step
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.specs import fixed
+from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
+from narrowfuzz.ledger.mitigations import CURES
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.own_models import register
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.trace.verdict import fingerprint
+from torch.utils.checkpoint import checkpoint
+
+RECIPES = load_recipes()
+SOURCE = """
+import torch, torch.nn.functional as F
+from torch import nn
+class Counts(nn.Module):
+    '''Its router sends no more tokens to the experts that had most of them so far.'''
+    def __init__(self, biased):
+        super().__init__()
+        self.gate, self.experts, self.biased = nn.Linear(8, 4), nn.Linear(8, 32), biased
+        self.register_buffer("tokens", torch.zeros(4))
+    def forward(self, x):
+        scores = torch.sigmoid(self.gate(x))
+        chosen = (scores.float() - self.tokens * self.biased).argmax(-1)
+        with torch.no_grad():
+            self.tokens += torch.bincount(chosen.flatten(), minlength=4)
+        parts = self.experts(x).unflatten(-1, (4, 8))
+        y = parts.gather(-2, chosen[..., None, None].expand(*chosen.shape, 1, 8)).squeeze(-2)
+        return y * scores.amax(-1, keepdim=True)
+def counted(): return Counts(0.0), torch.randn(16, 8)
+def biased(): return Counts(0.25), torch.randn(16, 8)
+def normed():
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(16, 8)
+"""
+TWO_STEPS = (Forward(), Backward(of=(0,)), Step(), Forward(), Backward(of=(1,)))
+EVALUATED = (Forward(), Backward(of=(0,)), Forward(mode="eval"))
+Judged = Callable[..., Judgement]
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Judged:
+    """judged(build, events, checkpoint): of a model of that source, beside eager."""
+    file = tmp_path / "counts.py"
+    file.write_text(SOURCE)
+
+    def judge(
+        build: str, events: tuple[Event, ...], how: str = "none", *, known: bool = False
+    ) -> Judgement:
+        (model,) = register(f"{file}:{build}")
+        spec = fixed(
+            Spec(recipe="torch.fp32", model=model.name, dtype="fp32"), RECIPES["torch.fp32"]
+        )
+        spec = msgspec.structs.replace(spec, events=events, checkpoint=how)
+        arms = {"eager"} if how == "none" else {"eager", "eager+checkpoint"}
+        ledger = load_ledger() if known else Ledger([])
+        return Judge(RECIPES, ledger, frozenset(arms)).judge(Case(spec=spec, data=DataSpec(seed=2)))
+
+    return judge
+
+
+@pytest.mark.parametrize("build", ["counted", "biased", "normed"])
+def test_every_run_begins_with_what_is_built(judged: Judged, build: str) -> None:
+    judgement = judged(build, TWO_STEPS)
+    assert [v.sentence() for v in judgement.causes] == [] and judgement.ran
+    model = MODELS[judgement.case.spec.model]
+    assert model.changing[-1] in ("model.tokens", "model.1.running_var")
+    assert model.operators is not None, "its backward was tried, too"
+
+
+@pytest.mark.parametrize(
+    ("build", "events", "shows"),
+    [("counted", TWO_STEPS, False), ("normed", TWO_STEPS, False), ("normed", EVALUATED, True)],
+)
+def test_what_a_recompute_changes_once_more_is_known(
+    judged: Judged, build: str, events: tuple[Event, ...], shows: bool
+) -> None:
+    """It shows in an evaluation; gradients and trainings are as ever."""
+    assert bool(judged(build, events, "full").causes) == shows
+    judgement = judged(build, events, "full", known=True)
+    assert [fingerprint(v, "torch") for v in judgement.causes] == []
+    entries = {verdict.explained_by for verdict in judgement.known}
+    assert entries == ({"checkpoint-changes-buffers-twice"} if shows else set())
+
+
+def test_a_recompute_that_chooses_other_experts_is_a_finding(judged: Judged) -> None:
+    """It reads what its forward has counted, so gradients are those of another routing."""
+    judgement = judged("biased", TWO_STEPS, "full", known=True)
+    assert {verdict.oracle for verdict in judgement.causes} == {"O12"}
+    assert "as in its forward" in judgement.causes[0].sentence()
+
+
+def test_another_fault_of_a_recompute_is_no_known_one(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its products are a thousandth larger inside of a backward."""
+    usual = torch.nn.functional.linear
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y = usual(x, weight, bias)
+        return y * 1.001 if torch._C._current_graph_task_id() != -1 else y
+
+    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+    judgement = judged("normed", TWO_STEPS, "full", known=True)
+    assert {verdict.oracle for verdict in judgement.causes} == {"O13"}, "and O12 with it"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_cure_leaves_buffers_to_the_forward(reentrant: bool) -> None:
+    norm, x = torch.nn.BatchNorm1d(4), torch.randn(8, 4, requires_grad=True)
+    with CURES["buffers_that_a_recompute_leaves"]():
+        y = checkpoint(norm, x, use_reentrant=reentrant)
+        assert norm.num_batches_tracked == 1
+        y.sum().backward()
+    assert norm.num_batches_tracked == 1
+    y = checkpoint(norm, x, use_reentrant=reentrant)
+    y.sum().backward()
+    assert norm.num_batches_tracked == 3, "it leaves no trace"
