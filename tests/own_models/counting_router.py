@@ -1,4 +1,5 @@
-"""Two blocks as DeepSeek-V3 has them, small: a router with a bias that counts its tokens, a shared expert."""
+"""Two small blocks as DeepSeek-V3 has them: a router with a bias counts its tokens, one expert is
+shared."""
 
 import torch
 import torch.nn.functional as F

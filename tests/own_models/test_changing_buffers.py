@@ -44,6 +44,13 @@ def biased(): return Counts(0.25), torch.randn(16, 8)
 def normed():
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(16, 8)
 """
+#: The arms of each way to recompute.
+ARMS = {
+    "none": (),
+    "full": ("eager+checkpoint",),
+    "reentrant": ("eager+checkpoint_reentrant",),
+    "selective": ("eager+checkpoint_selective",),
+}
 TWO_STEPS = (Forward(), Backward(of=(0,)), Step(), Forward(), Backward(of=(1,)))
 EVALUATED = (Forward(), Backward(of=(0,)), Forward(mode="eval"))
 Judged = Callable[..., Judgement]
@@ -63,7 +70,7 @@ def judged(tmp_path: Path) -> Judged:
             Spec(recipe="torch.fp32", model=model.name, dtype="fp32"), RECIPES["torch.fp32"]
         )
         spec = msgspec.structs.replace(spec, events=events, checkpoint=how)
-        arms = {"eager"} if how == "none" else {"eager", "eager+checkpoint"}
+        arms = {"eager", *ARMS[how]}
         ledger = load_ledger() if known else Ledger([])
         return Judge(RECIPES, ledger, frozenset(arms)).judge(Case(spec=spec, data=DataSpec(seed=2)))
 
@@ -79,16 +86,17 @@ def test_every_run_begins_with_what_is_built(judged: Judged, build: str) -> None
     assert model.operators is not None, "its backward was tried, too"
 
 
+@pytest.mark.parametrize("how", ["full", "reentrant", "selective"])
 @pytest.mark.parametrize(
     ("build", "events", "shows"),
     [("counted", TWO_STEPS, False), ("normed", TWO_STEPS, False), ("normed", EVALUATED, True)],
 )
 def test_what_a_recompute_changes_once_more_is_known(
-    judged: Judged, build: str, events: tuple[Event, ...], shows: bool
+    judged: Judged, build: str, events: tuple[Event, ...], shows: bool, how: str
 ) -> None:
     """It shows in an evaluation; gradients and trainings are as ever."""
-    assert bool(judged(build, events, "full").causes) == shows
-    judgement = judged(build, events, "full", known=True)
+    assert bool(judged(build, events, how).causes) == shows
+    judgement = judged(build, events, how, known=True)
     assert [fingerprint(v, "torch") for v in judgement.causes] == []
     entries = {verdict.explained_by for verdict in judgement.known}
     assert entries == ({"checkpoint-changes-buffers-twice"} if shows else set())

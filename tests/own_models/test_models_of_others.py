@@ -437,3 +437,12 @@ def test_what_a_check_said_is_read_of_its_document(table: Any) -> None:
     page = table.table([refused, row], [], ["`b.py:build` compiled"])
     assert "| a.py:build | compiled | 5 | 1 of 2, on 1 of 1 arms; never: 1 | `entry` |" in page
     assert "**no owner yet**" in page and "1 more checks have not run" in page
+
+
+@pytest.mark.parametrize("focus", [None, 0, 7])
+def test_which_linear_refuses_is_seen_whichever_is_watched(focus: int | None) -> None:
+    """A router's gate to eight experts is not a multiple of MX's block."""
+    case, *_ = cases(page("counting_router.py:build"), "torchao.mxfp8.rceil")
+    judgement = Judge(RECIPES, LEDGER).judge(case, focus=focus)
+    assert [v.sentence() for v in judgement.causes] == []
+    assert {v.explained_by for v in judgement.known} == {"mx-shape-refusals"}

@@ -269,7 +269,7 @@ class _Run:
         with torch.no_grad():
             converted.fill(run.model, self.tensors, job=self.job)
             for name, began in program._buffers.items():
-                run.model.get_buffer(name).copy_(began)
+                run.model.get_buffer(name).data.copy_(began)  # a graph may have kept it
 
     def _train(self) -> None:
         events = self.job.events

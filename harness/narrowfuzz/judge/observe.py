@@ -246,7 +246,11 @@ class Observer:
         repeats: dict[str, Trace] = {}
         for arm in self._chosen(spec, look.only):
             program = self.programs.of(spec, arm)
-            traces[arm.name] = self.programs.tapped(program, tensors, spec, look.focus)
+            trace = self.programs.tapped(program, tensors, spec, look.focus)
+            if trace.error is not None and look.focus is not None and MODELS[spec.model].own:
+                # which of a user's linears failed is seen where all are watched
+                trace = self.programs.tapped(program, tensors, spec, None)
+            traces[arm.name] = trace
             ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
             if ended and arm is base_of(spec):
                 break  # other rungs would only say the same

@@ -144,6 +144,7 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
     have kept one."""
     from torch import _C, Tensor
     from torch.nn.modules import module as hooks
+    from torch.utils._python_dispatch import _disable_current_modes as unseen
 
     before: list[dict[str, Tensor]] = []
 
@@ -152,12 +153,15 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
 
     def keep(module: Any, args: Any) -> None:
         if recomputing(module):
-            before.append({n: b.clone() for n, b in module._buffers.items() if b is not None})
+            with unseen():  # by a selective checkpoint, which knows what the forward has run
+                buffers = module._buffers.items()
+                before.append({name: b.clone() for name, b in buffers if b is not None})
 
     def restore(module: Any, args: Any, output: Any) -> None:
         if recomputing(module):
-            for name, buffer in before.pop().items():
-                module._buffers[name].data.copy_(buffer)
+            with unseen():
+                for name, buffer in before.pop().items():
+                    module._buffers[name].data.copy_(buffer)
 
     handles = (
         hooks.register_module_forward_pre_hook(keep),
