@@ -442,7 +442,7 @@ def test_what_a_check_said_is_read_of_its_document(table: Any) -> None:
 @pytest.mark.parametrize("focus", [None, 0, 7])
 def test_which_linear_refuses_is_seen_whichever_is_watched(focus: int | None) -> None:
     """A router's gate to eight experts is not a multiple of MX's block."""
-    case, *_ = cases(page("counting_router.py:build"), "torchao.mxfp8.rceil")
+    *_, case = cases(page("counting_router.py:build"), "torchao.mxfp8.rceil")
     judgement = Judge(RECIPES, LEDGER).judge(case, focus=focus)
     assert [v.sentence() for v in judgement.causes] == []
     assert {v.explained_by for v in judgement.known} == {"mx-shape-refusals"}

@@ -141,6 +141,8 @@ def tapped_backend(compiler: str, tap: CompiledTap, memory_budget: float) -> Any
 
 def _eager_graphs(compiler: str, tap: CompiledTap) -> Any:
     """AOT autograd with graphs that run eagerly, as torch's own backends of these names do."""
+    from functools import partial
+
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -152,10 +154,10 @@ def _eager_graphs(compiler: str, tap: CompiledTap) -> Any:
         return make_boxed_func(call)
 
     if compiler == "aot_eager":
-        return aot_autograd(fw_compiler=run_inside, bw_compiler=run_inside)
-    assert compiler == "aot_eager_decomp_partition", compiler
-    from functools import partial
+        from torch._dynamo.backends.debugging import aot_eager
 
+        return partial(aot_eager, fw_compiler=run_inside, bw_compiler=run_inside)
+    assert compiler == "aot_eager_decomp_partition", compiler
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.compile_fx import select_decomp_table
 
