@@ -129,8 +129,8 @@ def _schedules() -> Iterator[Replay]:
 def _rules() -> Iterator[Replay]:
     met: Counter[str] = Counter()
     for hunt in rules.HUNTS:
-        alone = {"ledger": False, "rule": hunt.oracle, "arms": hunt.arms}
-        name = f"{hunt.oracle} {hunt.fault} {hunt.recipe}"
+        alone = {"ledger": False, "rule": hunt.rule, "arms": hunt.arms}
+        name = f"{hunt.rule} {hunt.fault} {hunt.recipe}"
         met[name] += 1
         id = f"rule: {name}{f' {met[name]}' if met[name] > 1 else ''}"
         yield from _fault(id, *rules.cases(hunt), plant=hunt.fault, **alone)

@@ -57,7 +57,7 @@ def causes(
         data = DataSpec(regime=regime, gemm=gemm, seed=seed)
         judgement = judge.judge(Case(spec=spec, data=data))
         assert judgement.ran
-        found |= {verdict.oracle for verdict in judgement.causes}
+        found |= {verdict.rule for verdict in judgement.causes}
     return found
 
 

@@ -73,7 +73,7 @@ def hunted(fault: Plant, name: str, cases: int) -> str:
     def hunt(case: Case) -> None:
         if not shown:
             with fault.plant():
-                shown.update(verdict.oracle for verdict in judge.judge(case).causes)
+                shown.update(verdict.rule for verdict in judge.judge(case).causes)
 
     hunt()
     return " ".join(sorted(shown))

@@ -51,7 +51,7 @@ def beside(named: str) -> Plantable:
 
 def told(entry: str, how: str, found: Judgement) -> None:
     explained = sorted({verdict.explained_by for verdict in found.known})
-    new = sorted({f"{v.oracle} {v.role} {v.symptom}" for v in found.causes})
+    new = sorted({f"{v.rule} {v.role} {v.symptom}" for v in found.causes})
     print(json.dumps({"entry": entry, "how": how, "explained": explained, "new": new}), flush=True)
 
 

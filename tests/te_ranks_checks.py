@@ -75,7 +75,7 @@ def main(named: list[str]) -> None:
         if named and name not in named:
             continue
         found = judge.judge(case(ranks, settings, checkpoint))
-        ok = sorted({v.oracle for v in found.verdicts if v.status == "ok" and v.oracle[0] == "S"})
+        ok = sorted({v.rule for v in found.verdicts if v.status == "ok" and v.rule[0] == "S"})
         print(json.dumps(["CLEAN", name, len(found.causes), ok]), flush=True)
     for fault, settings in FAULTS.items():
         if named and fault not in named:
@@ -84,7 +84,7 @@ def main(named: list[str]) -> None:
         with planted("", fault):
             causes = judge.judge(faulty).causes
         shown = shown_by(judge, faulty, causes[0], fault) if fault == SCRIPT_OF else []
-        told = sorted({(v.oracle, v.role) for v in causes})
+        told = sorted({(v.rule, v.role) for v in causes})
         print(json.dumps(["FAULT", fault, told, shown]), flush=True)
 
 

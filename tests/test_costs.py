@@ -180,8 +180,8 @@ for name in sys.argv[1:]:
     spec = Spec(recipe="own.e3m2", m=48, k=64, n=40)
     case = Case(spec=spec, data=DataSpec(regime="wild", seed=1))
     judged = Judge(load_every([Path(name)]), Ledger([])).judge(case)
-    print(*sorted({v.oracle for v in judged.verdicts if v.status == "ok"}))
-    print(*(v.oracle for v in judged.causes))
+    print(*sorted({v.rule for v in judged.verdicts if v.status == "ok"}))
+    print(*(v.rule for v in judged.causes))
 """
 #: Judges one case and says which rules passed on which rungs.
 JUDGED = """
@@ -196,7 +196,7 @@ from narrowfuzz.draw.specs import WIDE
 case = Case(spec=Spec(recipe="torch.bf16", {fields}), data=DataSpec(seed=1))
 judged = Judge(load_every(), Ledger([])).judge(case)
 assert not judged.causes, judged.causes
-print(*sorted({{f"{{v.oracle}}/{{v.arm}}" for v in judged.verdicts if v.status == "ok"}}))
+print(*sorted({{f"{{v.rule}}/{{v.arm}}" for v in judged.verdicts if v.status == "ok"}}))
 print("drawn:", *WIDE)
 pairs = universe(load_recipes(), ["none"])
 print("met:", *sorted({{value for pair in pairs for _, value in pair}}))
@@ -225,7 +225,7 @@ print(*sorted({spec.sharding.trial for spec in examples(sharded_specs([own]), 30
 case = Case(spec=Spec(recipe=own.name, sharding=Sharding(trial=3)), data=DataSpec(seed=1))
 judged = Judge(recipes, Ledger([])).judge(case)
 assert not judged.causes, judged.causes
-print(*sorted({f"{v.oracle}/{v.arm}" for v in judged.verdicts if v.status == "ok"}))
+print(*sorted({f"{v.rule}/{v.arm}" for v in judged.verdicts if v.status == "ok"}))
 verdict = Verdict("contract", "sharded", "output", "diverged", "raised", At(), "", Runs("Disagree"))
 print("play_trial" in write_played_script(of_ranks(case, verdict, own, tensors_of(case, own))))
 """

@@ -38,7 +38,7 @@ def fingerprints(case: Case, fault: str) -> list[str]:
     def bad() -> set[str]:
         judgement = Judge(recipes(), Ledger([])).judge(case)
         rules = [UNWRITTEN[fault]] if fault in UNWRITTEN else rules_of(case.spec)
-        told = [v for v in judgement.verdicts if v.status in BAD and v.oracle in rules]
+        told = [v for v in judgement.verdicts if v.status in BAD and v.rule in rules]
         return {fingerprint(v, judgement.family) for v in told}
 
     clean = bad()

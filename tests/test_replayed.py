@@ -101,7 +101,7 @@ def _told(judged: Judgement) -> Record:
     shown = [*judged.causes, *judged.known]
     found = sorted(
         [
-            v.oracle,
+            v.rule,
             v.arm,
             f"known: {v.explained_by}" if v.status == "known" else v.status,
             fingerprint(v, judged.family),
@@ -112,7 +112,7 @@ def _told(judged: Judgement) -> Record:
     rest: dict[str, dict[str, set[str]]] = {}
     for v in judged.verdicts:
         if v not in shown and v.status != "not_applicable":
-            rest.setdefault(v.arm, {}).setdefault(v.status, set()).add(v.oracle)
+            rest.setdefault(v.arm, {}).setdefault(v.status, set()).add(v.rule)
     if not found and not any("ok" in statuses for statuses in rest.values()):
         reasons = sorted({v.why for v in judged.verdicts if v.why})
         return {"unavailable": "; ".join(reasons) or "no rule applies"}
@@ -127,7 +127,7 @@ def _sentence(verdict: Verdict) -> str:
     """Without what is another each time: what was in memory that nobody wrote, and which of
     several ranks raised first."""
     said = verdict.sentence()
-    if verdict.oracle == "contract" and verdict.arm.startswith("sharded"):
+    if verdict.rule == "contract" and verdict.arm.startswith("sharded"):
         said = said.partition(" on rank ")[0].partition(": ")[0]
     return said.partition(":")[0] if verdict.symptom.endswith("nobody wrote") else said
 

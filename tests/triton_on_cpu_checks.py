@@ -321,7 +321,7 @@ def check_torchaos_kernels_are_judged(
 
     monkeypatch.setattr(module, name, halved)
     if known not in REFUSED:
-        assert rule in {verdict.oracle for verdict in judged(how)[0].causes}
+        assert rule in {verdict.rule for verdict in judged(how)[0].causes}
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def check_a_script_reads_two_levels_of_scales(
 
     monkeypatch.setattr(module, name, halved)
     judgement, _ = judged({**NVFP4, "model": model})
-    verdict = next(one for one in judgement.causes if one.oracle == "O3")
+    verdict = next(one for one in judgement.causes if one.rule == "O3")
     script = tmp_path / "repro.py"
     script.write_text(script_of(judgement.case, verdict, load_recipes()["torchao.nvfp4"]))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
@@ -400,7 +400,7 @@ def check_what_is_rounded_by_chance_may_be_either_neighbour(
 
     monkeypatch.setattr(nvfp4_linear, "triton_rht_quantize_row_col", negated)
     judgement, _ = judged(NVFP4)
-    verdict = next(one for one in judgement.causes if one.oracle == "O2")
+    verdict = next(one for one in judgement.causes if one.rule == "O2")
     assert "expected between" in verdict.sentence()
     script = tmp_path / "repro.py"
     script.write_text(script_of(judgement.case, verdict, load_recipes()["torchao.nvfp4"]))

@@ -184,7 +184,7 @@ class Harness:
     def _fail(self, judgement: Any, rules: tuple[str, ...]) -> None:
         """With the report of what these rules show, made smaller, and the path of its script."""
         __tracebackhide__ = True
-        bad = [verdict for verdict in judgement.causes if verdict.oracle in rules]
+        bad = [verdict for verdict in judgement.causes if verdict.rule in rules]
         text = self.reports.of(judgement.case, bad, seconds=_MINIMISING, out=self.out)
         if text:
             pytest.fail(text, pytrace=False)
@@ -306,7 +306,7 @@ def _said(judgement: Any, rules: tuple[str, ...], *, compiled: bool = False) -> 
     return Counter(
         v.status
         for v in judgement.verdicts
-        if v.oracle in rules and not (compiled and not BY_NAME[v.arm].compiled)
+        if v.rule in rules and not (compiled and not BY_NAME[v.arm].compiled)
     )
 
 

@@ -70,21 +70,24 @@ ends = json.loads(sys.argv[1])
 narrowfuzz.campaign.main.Config = functools.partial(narrowfuzz.campaign.main.Config, **ends)
 main(sys.argv[2:])
 """
+#: In a worker: the command asks a plan, too.
 RAISES = """
-import dataclasses
+import dataclasses, multiprocessing
 from narrowfuzz.recipe.recipe import load_recipes
 honest = load_recipes()["torch.fp32"]
 def plan(spec):
+    if multiprocessing.parent_process() is None:
+        return honest.plan(spec)
     raise RuntimeError("a mistake in a plan")
 RECIPES = [dataclasses.replace(honest, name="mine.raises", plan=plan)]
 """
 
 RAISES_ONCE = """
-import dataclasses, itertools
+import dataclasses, itertools, multiprocessing
 from narrowfuzz.recipe.recipe import load_recipes
 honest, calls = load_recipes()["torch.fp32"], itertools.count()
 def plan(spec):
-    if next(calls) == 40:
+    if multiprocessing.parent_process() is not None and next(calls) == 40:
         raise RuntimeError("a mistake in a plan")
     return honest.plan(spec)
 RECIPES = [dataclasses.replace(honest, name="mine.raises", plan=plan)]
@@ -110,8 +113,8 @@ class Run:
                 "select id, oracle, severity, status, sentence from findings"
             ).fetchall()
 
-    def finding(self, oracle: str) -> Finding:
-        found = [row[0] for row in self.rows() if row[1] == oracle and row[3] == "new"]
+    def finding(self, rule: str) -> Finding:
+        found = [row[0] for row in self.rows() if row[1] == rule and row[3] == "new"]
         assert len(found) == 1, self.output
         return load_finding(self.folder / "findings" / found[0])
 
@@ -574,9 +577,9 @@ class TestStore:
         assert store.sightings(first.id) == [second] and store.sightings(other.id) == []
 
     def test_what_needs_more_to_break_the_same_rule_is_the_same(self, store: Store) -> None:
-        more = finding("high", 0, needs=["reentrant", "switch"], oracle="O14")
-        least = finding("medium", 1, needs=["reentrant"], oracle="O14")
-        other = finding("low", 2, needs=["reentrant", "reload"], oracle="O13")
+        more = finding("high", 0, needs=["reentrant", "switch"], rule="O14")
+        least = finding("medium", 1, needs=["reentrant"], rule="O14")
+        other = finding("low", 2, needs=["reentrant", "reload"], rule="O13")
         assert [store.add(f, "") for f in (more, least, other)] == ["new", "new", "new"]
         kept = store.findings()
         assert [f.id for f in kept] == [least.id, other.id]
@@ -685,7 +688,7 @@ class TestFoundAsSoonAsShown:
 
 def finding(severity: str = "high", seed: int = 0, **changes: object) -> Finding:
     case = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec(seed=seed))
-    words = dict.fromkeys(("recipe", "oracle", "arm", "role", "symptom", "sentence"), "x")
+    words = dict.fromkeys(("recipe", "rule", "arm", "role", "symptom", "sentence"), "x")
     fields = {
         "id": case.id, "fingerprint": f"f{seed}", "severity": severity, "strength": "exact",
         "reach": "gaussian", "case": case, "minimal": case, "flake": "always",

@@ -29,7 +29,7 @@ def drawn(config: Config, clock: Callable[[], float], factor: float) -> list[str
         config, [RECIPES[PLAIN]], [], random.Random(3),
         lambda spec: RECIPES[spec.recipe].plan(spec), clock,
     )  # fmt: skip
-    near: Any = SimpleNamespace(verdicts=[SimpleNamespace(oracle="O6", status="ok", factor=factor)])
+    near: Any = SimpleNamespace(verdicts=[SimpleNamespace(rule="O6", status="ok", factor=factor)])
 
     def serve(batch: tuple[Case, ...]) -> None:
         for case in batch:

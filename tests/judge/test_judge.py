@@ -34,10 +34,8 @@ ROWWISE, BF16 = "torchao.float8.rowwise", "torch.bf16"
 CLIMB = Spec(recipe=BF16, model="mlp_gelu", checkpoint="full", compile="inductor")
 
 
-def bad(
-    oracle: str, arm: str, role: str = "output", symptom: str = "wrong", **more: Any
-) -> Verdict:
-    return Verdict(oracle, arm, role, "diverged", symptom, At(**more))
+def bad(rule: str, arm: str, role: str = "output", symptom: str = "wrong", **more: Any) -> Verdict:
+    return Verdict(rule, arm, role, "diverged", symptom, At(**more))
 
 
 def causes(*verdicts: Verdict) -> list[tuple[str, str]]:
@@ -45,7 +43,7 @@ def causes(*verdicts: Verdict) -> list[tuple[str, str]]:
     case = Case(spec=CLIMB, data=DataSpec())
     folded = [fold(case, "torch", order, True, known_as=lambda verdict: "").causes for order in
               (verdicts, verdicts[::-1])]  # fmt: skip
-    names = [[(v.oracle, v.arm) for v in found] for found in folded]
+    names = [[(v.rule, v.arm) for v in found] for found in folded]
     assert names[0] == names[1]
     return names[0]
 
@@ -126,9 +124,9 @@ class TestFold:
 
 
 @pytest.mark.parametrize(
-    ("fault", "oracle"), [("scale-doubled", "O3"), ("cast-truncates", "O2")]
+    ("fault", "rule"), [("scale-doubled", "O3"), ("cast-truncates", "O2")]
 )  # fmt: skip
-def test_a_quantisers_fault_in_a_model_is_one_finding_on_all_rungs(fault: str, oracle: str) -> None:
+def test_a_quantisers_fault_in_a_model_is_one_finding_on_all_rungs(fault: str, rule: str) -> None:
     spec = Spec(recipe=ROWWISE, model="mlp_gelu", k=32, n=64, compile="aot_eager")
     found: set[str] = set()
     with builtin_faults()[fault].plant():
@@ -136,9 +134,9 @@ def test_a_quantisers_fault_in_a_model_is_one_finding_on_all_rungs(fault: str, o
         for seed in range(2):
             judgement = judge.judge(Case(spec=spec, data=DataSpec(seed=seed)))
             found |= {fingerprint(v, judgement.family) for v in judgement.causes}
-            arms = {v.arm for v in judgement.verdicts if v.oracle == oracle and v.status != "ok"}
+            arms = {v.arm for v in judgement.verdicts if v.rule == rule and v.status != "ok"}
             assert "aot_eager" in arms, "the copy under compile is judged, and folded"
-    assert {tuple(f.split("--")[:3]) for f in found} == {(oracle, "operand", "eager")}
+    assert {tuple(f.split("--")[:3]) for f in found} == {(rule, "operand", "eager")}
 
 
 @pytest.mark.parametrize("model", ["mlp_swiglu", "llama_block", "tied_embedding", "used_twice"])
@@ -151,11 +149,11 @@ def test_a_clean_model_is_judged_at_its_layers_and_nothing_is_found(
     judgement = judge.judge(Case(spec=spec, data=DataSpec(seed=1)), focus=focus)
     assert not [v.sentence() for v in judgement.causes]
     layers = {v.at.layer for v in judgement.verdicts if v.at.layer and v.status == "ok"}
-    quantisers = {v.oracle for v in judgement.verdicts if v.at.layer and v.status == "ok"}
+    quantisers = {v.rule for v in judgement.verdicts if v.at.layer and v.status == "ok"}
     assert {"O2", "O3", "O4", "O5", "O15"} <= quantisers
     if focus is None:
         assert len(layers) == {"mlp_swiglu": 3, "llama_block": 7, "tied_embedding": 2}.get(model, 1)
-    assert {v.oracle for v in judgement.verdicts if v.status == "ok"} >= {"O1", "O12", "contract"}
+    assert {v.rule for v in judgement.verdicts if v.status == "ok"} >= {"O1", "O12", "contract"}
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference"])
@@ -170,10 +168,10 @@ def test_without_a_backward_every_rule_still_has_an_answer(
     judgement = Judge(recipes(), Ledger([]), frozenset({"eager"})).judge(
         Case(spec=spec, data=DataSpec())
     )
-    judged = {v.oracle for v in judgement.verdicts if v.status == "ok"}
+    judged = {v.rule for v in judgement.verdicts if v.status == "ok"}
     assert judged >= {"contract", "O1"} or not judgement.ran
     assert judgement.ran or mode == "inference"  # torchao's tensors refuse a view there
-    assert not [v for v in judgement.verdicts if v.oracle in ("O15", "R22") and v.status == "ok"]
+    assert not [v for v in judgement.verdicts if v.rule in ("O15", "R22") and v.status == "ok"]
 
 
 class _Skewed(Programs):
@@ -212,7 +210,7 @@ RATIO_CASE = Case(
 def test_a_ratio_that_every_fresh_draw_shows_is_a_cause() -> None:
     judge, programs = skewed(lambda run: True)
     (cause,) = judge.judge(RATIO_CASE, [BY_NAME["O9"]]).causes
-    assert (cause.oracle, cause.symptom) == ("O9", "error beyond eager's")
+    assert (cause.rule, cause.symptom) == ("O9", "error beyond eager's")
     assert programs.runs == 1 + FRESH_DRAWS
 
 
@@ -235,7 +233,7 @@ def test_an_exact_rules_divergence_needs_no_other_draws() -> None:
     judge, programs = skewed(lambda run: True)
     spec = msgspec.structs.replace(RATIO_CASE.spec, model="frozen_first")
     case = msgspec.structs.replace(RATIO_CASE, spec=spec)
-    assert [v.oracle for v in judge.judge(case, [BY_NAME["O8"]]).causes] == ["O8"]
+    assert [v.rule for v in judge.judge(case, [BY_NAME["O8"]]).causes] == ["O8"]
     assert programs.runs == 1
 
 
@@ -268,7 +266,7 @@ def test_what_blocks_do_not_divide_and_runs_is_a_finding() -> None:
     case = Case(spec=Spec(recipe="torchao.mxfp8.rceil", k=40), data=DataSpec())
     with builtin_faults()["mx-ragged-block-dropped"].plant():
         (cause,) = Judge(recipes(), Ledger([]), frozenset({"eager"})).judge(case).causes
-    assert (cause.oracle, cause.symptom) == ("contract", "accepts what its blocks do not divide")
+    assert (cause.rule, cause.symptom) == ("contract", "accepts what its blocks do not divide")
 
 
 def test_a_relation_of_a_dynamic_case_runs_on_its_own_rows() -> None:
@@ -286,7 +284,7 @@ def test_without_a_backward_the_forward_is_judged(mode: Any) -> None:
     spec = Spec(recipe="torchao.float8.tensorwise", grad_mode=mode, m=32, k=32, n=64)
     judged = Judge(recipes(), load_ledger()).judge(Case(spec=spec, data=DataSpec(seed=3)))
     for rule in ("O2", "O3", "O4", "O5", "O6"):
-        status = {v.status for v in judged.verdicts if v.oracle == rule and v.role == "output"}
+        status = {v.status for v in judged.verdicts if v.rule == rule and v.role == "output"}
         assert status == {"ok"}, rule
 
 
@@ -303,7 +301,7 @@ def test_whether_to_repeat_is_the_callers_choice() -> None:
     case = Case(spec=Spec(recipe="torchao.float8.rowwise"), data=DataSpec(seed=1))
     with builtin_faults()["gemm-races"].plant():
         judgement = Judge(recipes(), Ledger([])).judge(case, repeat=False)
-    assert not any(v.oracle == "O1" and v.status in ("ok", "diverged") for v in judgement.verdicts)
+    assert not any(v.rule == "O1" and v.status in ("ok", "diverged") for v in judgement.verdicts)
 
 
 def test_what_is_looked_at_does_not_hang_on_the_data_seed() -> None:
@@ -316,7 +314,7 @@ def test_what_is_looked_at_does_not_hang_on_the_data_seed() -> None:
         seen = set()
         for seed in range(4):
             judgement = judge.judge(Case(spec=spec, data=DataSpec(seed=seed)), focus=1)
-            looked = {(v.oracle, v.at.layer) for v in judgement.verdicts if v.at.layer}
+            looked = {(v.rule, v.at.layer) for v in judgement.verdicts if v.at.layer}
             seen.add(frozenset(looked))
         assert len(seen) == 1
 

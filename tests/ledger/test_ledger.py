@@ -324,14 +324,14 @@ def test_a_fingerprint_leaves_out_shapes_and_values(details: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    "change", [{"oracle": "O15"}, {"arm": "inductor"}, {"role": "grad_input"}, {"symptom": "NaN"}]
+    "change", [{"rule": "O15"}, {"arm": "inductor"}, {"role": "grad_input"}, {"symptom": "NaN"}]
 )
 def test_a_fingerprint_tells_causes_apart(change: dict[str, str]) -> None:
     assert fingerprint(replace(VERDICT, **change), "torch") != fingerprint(VERDICT, "torch")
     assert fingerprint(VERDICT, "torchao.float8") != fingerprint(VERDICT, "torch")
 
 
-@pytest.mark.parametrize("oracle", ["O2", "O3", "O4"])
-def test_a_wrong_cast_is_one_finding_whichever_gemm_shows_it(oracle: str) -> None:
-    verdicts = [replace(VERDICT, oracle=oracle, role=role) for role in ("output", "grad_weight")]
+@pytest.mark.parametrize("rule", ["O2", "O3", "O4"])
+def test_a_wrong_cast_is_one_finding_whichever_gemm_shows_it(rule: str) -> None:
+    verdicts = [replace(VERDICT, rule=rule, role=role) for role in ("output", "grad_weight")]
     assert len({fingerprint(v, "torch") for v in verdicts}) == 1

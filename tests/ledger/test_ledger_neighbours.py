@@ -128,7 +128,7 @@ def explaining(where: str) -> set[str]:
 
 
 #: Shown by a user's model alone, with what is not theirs beside it: tests/own_models.
-OF_USERS = {"checkpoint-changes-buffers-twice", "float8-linear-registered-twice"}
+OF_USERS = {"float8-linear-registered-twice"}
 
 
 #: Shown by calls that few cases make, or none: tests/operators has what is not theirs beside them.

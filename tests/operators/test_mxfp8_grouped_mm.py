@@ -141,7 +141,7 @@ def test_experts_that_a_recipe_converts_are_judged_in_a_model() -> None:
     assert not judge.judge(case).causes
     with builtin_faults()["mx-groups-scales-of-first-expert"].plant():
         causes = Judge(load_recipes(), Ledger([]), arms=frozenset({"eager"})).judge(case).causes
-    assert {(v.oracle, v.role) for v in causes} == {("O25", "mxfp8_grouped_mm.output")}
+    assert {(v.rule, v.role) for v in causes} == {("O25", "mxfp8_grouped_mm.output")}
 
 
 FRESH = """

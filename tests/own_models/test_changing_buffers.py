@@ -105,7 +105,7 @@ def test_what_a_recompute_changes_once_more_is_known(
 def test_a_recompute_that_chooses_other_experts_is_a_finding(judged: Judged) -> None:
     """It reads what its forward has counted, so gradients are those of another routing."""
     judgement = judged("biased", TWO_STEPS, "full", known=True)
-    assert {verdict.oracle for verdict in judgement.causes} == {"O12"}
+    assert {verdict.rule for verdict in judgement.causes} == {"O12"}
     assert "as in its forward" in judgement.causes[0].sentence()
 
 
@@ -121,7 +121,7 @@ def test_another_fault_of_a_recompute_is_no_known_one(
 
     monkeypatch.setattr(torch.nn.functional, "linear", linear)
     judgement = judged("normed", TWO_STEPS, "full", known=True)
-    assert {verdict.oracle for verdict in judgement.causes} == {"O13"}, "and O12 with it"
+    assert {verdict.rule for verdict in judgement.causes} == {"O13"}, "and O12 with it"
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

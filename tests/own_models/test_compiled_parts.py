@@ -50,7 +50,7 @@ def test_every_linear_is_judged(tmp_path: Path, full: bool) -> None:
     judge = Judge(recipes(), of_operators(), arms=frozenset({"eager"}))
     judgement = judge.judge(Case(spec=spec, data=DataSpec()))
     assert judgement.ran and not judgement.causes
-    layers = {v.at.layer for v in judgement.verdicts if (v.oracle, v.status) == ("O5", "ok")}
+    layers = {v.at.layer for v in judgement.verdicts if (v.rule, v.status) == ("O5", "ok")}
     assert layers == {
         f"model.{block}.{name}" for block in ("one", "two") for name in ("up", "down")
     }

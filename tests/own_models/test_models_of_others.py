@@ -132,7 +132,8 @@ def test_an_entry_of_users_models_explains_its_page(entry: str) -> None:
 
 
 def test_every_entry_of_users_models_has_a_page() -> None:
-    assert explaining("own") == {*OF_OWN}
+    # the last shows in an evaluation: test_changing_buffers.py
+    assert explaining("own") == {*OF_OWN, "checkpoint-changes-buffers-twice"}
 
 
 def test_another_failure_of_that_conversion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +163,7 @@ def test_another_failure_of_an_activation_in_place_is_reported(
     for recipe in OF_OWN["linear-output-in-place"][1]:
         for case in narrow_cases("inplace_relu.py:build", recipe):
             (verdict,) = Judge(RECIPES, LEDGER).judge(case).causes
-            assert (verdict.oracle, verdict.status) == ("contract", "crashed")
+            assert (verdict.rule, verdict.status) == ("contract", "crashed")
 
 
 def test_another_refusal_by_the_wrapper_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +342,7 @@ def test_a_gradient_that_is_a_single_number_is_compared_on_compiled_arms() -> No
     spec = _specs(page("clip.py:build"), [RECIPES["torch.fp32"]], "aot_eager", "none")[0]
     judgement = Judge(RECIPES, LEDGER).judge(Case(spec=spec, data=DataSpec()))
     assert not judgement.causes
-    assert any(v.oracle == "O9" and v.status == "ok" for v in judgement.verdicts)
+    assert any(v.rule == "O9" and v.status == "ok" for v in judgement.verdicts)
 
 
 @pytest.mark.parametrize("name", ["a", "bias"])

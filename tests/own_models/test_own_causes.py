@@ -102,15 +102,15 @@ def judged(
 
 def entries(found: Judgement) -> set[str]:
     """What is known of it besides of torch's own operators."""
-    return {v.explained_by for v in found.known if v.oracle != "O25"}
+    return {v.explained_by for v in found.known if v.rule != "O25"}
 
 
 def causes(judgement: Judgement) -> list[tuple[str, str]]:
-    return [(v.oracle, v.symptom) for v in judgement.causes]
+    return [(v.rule, v.symptom) for v in judgement.causes]
 
 
-def one(judgement: Judgement, oracle: str) -> Verdict:
-    (verdict,) = (v for v in judgement.causes if v.oracle == oracle)
+def one(judgement: Judgement, rule: str) -> Verdict:
+    (verdict,) = (v for v in judgement.causes if v.rule == rule)
     return verdict
 
 
@@ -137,7 +137,7 @@ def test_a_correct_mask_is_no_finding_and_is_judged(own: Own, mask: str) -> None
                "def build(): return rows(Block(Attention(mask)))\n")  # fmt: skip
     judgement = judged(text)
     assert not judgement.causes
-    assert {v.status for v in judgement.verdicts if v.oracle == "O18"} == {"ok"}
+    assert {v.status for v in judgement.verdicts if v.rule == "O18"} == {"ok"}
 
 
 @pytest.mark.parametrize("by_flag", [False, True])
@@ -145,7 +145,7 @@ def test_heads_that_share_keys_are_no_finding(own: Own, by_flag: bool) -> None:
     text = own(PARTS + f"def build(): return rows(Block(Attention(kv=1, by_flag={by_flag})))\n")
     judgement = judged(text, checkpoint="selective")
     assert not judgement.causes
-    assert {v.status for v in judgement.verdicts if v.oracle == "O18"} == {"ok"}
+    assert {v.status for v in judgement.verdicts if v.rule == "O18"} == {"ok"}
 
 
 def test_a_mask_that_is_another_in_backward_is_found_at_the_module_with_a_script(
@@ -336,7 +336,7 @@ def test_a_model_that_autocast_does_not_run_is_no_librarys(own: Own, recipe: str
     """nn.Bilinear is on no list of autocast on a CPU: it gets bf16 and its own fp32."""
     judgement = judged(own(PAIRS), recipe, autocast=True)
     assert not judgement.causes
-    (said,) = {v.why for v in judgement.verdicts if v.oracle == "contract"}
+    (said,) = {v.why for v in judgement.verdicts if v.rule == "contract"}
     assert said.startswith("the model itself, unconverted, raises RuntimeError: All tensors must")
     assert not judged(own(PAIRS), recipe).causes
 
@@ -427,7 +427,7 @@ def test_a_recomputation_with_wrong_gradients_weighs_what_these_do(own: Own) -> 
                                 + "def build(): return ids(LM(ScalesItsInput()))\n"))[0],
                    checkpoint="full")  # fmt: skip
     causes = judge.judge(case).causes
-    assert {v.oracle for v in causes} >= {"O13"}
+    assert {v.rule for v in causes} >= {"O13"}
     for verdict in causes:
         assert effect_of(observed(judge, case, verdict), verdict) > LARGE
 
@@ -515,7 +515,7 @@ def test_what_a_conversion_loses_elsewhere_is_not_known(
 def test_an_attribute_that_nobody_reads_is_no_finding(own: Own, recipe: str, backend: str) -> None:
     judgement = judged(own(PARTS + HOOKED + "    return rows(model)\n"), recipe, backend=backend)
     assert not judgement.causes
-    (census,) = (v for v in judgement.verdicts if v.oracle == "census")
+    (census,) = (v for v in judgement.verdicts if v.rule == "census")
     assert census.status == "ok" and census.why
 
 
@@ -574,7 +574,7 @@ def test_a_weight_that_is_read_and_not_called_is_not_quantised_in_a_graph_either
 ) -> None:
     judgement = judged(own(PARTS + WEIGHT_ALONE), recipe, known=True, compile="aot_eager")
     assert not causes(judgement)
-    statuses = {v.status for v in judgement.verdicts if (v.oracle, v.arm) == ("O2", "aot_eager")}
+    statuses = {v.status for v in judgement.verdicts if (v.rule, v.arm) == ("O2", "aot_eager")}
     assert "ok" in statuses  # that of the linear that is called is judged
 
 

@@ -32,7 +32,7 @@ def contract(page: str, recipe: Any) -> tuple[Verdict, tuple[Verdict, ...]]:
     spec = _specs(model, [recipe], "none", "selective")[0]
     judge = Judge({recipe.name: recipe}, load_ledger())
     judgement = judge.judge(Case(spec=spec, data=DataSpec()))
-    (said,) = (v for v in judgement.verdicts if v.oracle == "contract" and v.arm == ARM)
+    (said,) = (v for v in judgement.verdicts if v.rule == "contract" and v.arm == ARM)
     return said, tuple(judgement.causes)
 
 

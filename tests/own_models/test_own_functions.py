@@ -130,7 +130,7 @@ def case_of(file: Path) -> Case:
 
 
 def of_functions(judge: Judge, case: Case) -> list[Verdict]:
-    return [v for v in judge.judge(case, [BY_NAME["O24"]]).verdicts if v.oracle == "O24"]
+    return [v for v in judge.judge(case, [BY_NAME["O24"]]).verdicts if v.rule == "O24"]
 
 
 def test_a_finding_names_function_argument_and_module_and_its_script_shows_it(
@@ -139,7 +139,7 @@ def test_a_finding_names_function_argument_and_module_and_its_script_shows_it(
     judge, case = Judge(RECIPES, Ledger([])), case_of(written(file, WRONG))
     (cause,) = judge.judge(case).causes
     at, expect = cause.at, cause.expect
-    assert (cause.oracle, at.layer, at.name) == ("O24", "model.inner", "x")
+    assert (cause.rule, at.layer, at.name) == ("O24", "model.inner", "x")
     assert isinstance(expect, DerivativeOf) and "mine_with_functions.Tanh" in cause.symptom
     assert float.fromhex(expect.off) > float.fromhex(expect.allowed) == 2.0**-7
     assert expect.directions == 20 and not expect.others

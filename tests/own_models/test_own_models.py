@@ -536,7 +536,7 @@ def test_another_number_in_a_recompute_is_found_at_its_layer_with_a_script(
     (model,) = register(own(ANOTHER_IN_RECOMPUTE))
     judge = Judge(RECIPES, Ledger([]))
     case = case_of(model, checkpoint="full")
-    found = {(v.oracle, v.at.layer): v for v in judge.judge(case).causes}
+    found = {(v.rule, v.at.layer): v for v in judge.judge(case).causes}
     verdict = found["O13", "model.feed_forward"]  # its own forward does it, none of its linears
     result = triage(judge, case, verdict, seconds=4.0, scripts=scripts)
     assert result.confirmed, result.finding.why_suspected
@@ -558,7 +558,7 @@ def build(): return Tires(), torch.ones(4, 8)
 """))  # fmt: skip
     judge = eager()
     case = case_of(model, "torch.fp32", dtype="fp32", steps=5)
-    (verdict,) = (v for v in judge.judge(case).causes if v.oracle == "O1")
+    (verdict,) = (v for v in judge.judge(case).causes if v.rule == "O1")
     result = triage(judge, case, verdict, seconds=1.0, scripts=scripts)
     assert result.confirmed, result.finding.why_suspected
 

@@ -147,8 +147,8 @@ def test_a_fault_is_found_and_then_gone(id: str) -> None:
     number, judgement = first_found(state_faults()[id])
     took = time.perf_counter() - started
     first = judgement.causes[0]
-    print(f"{id:36} {number:4} {took:6.2f} s  {first.oracle} {first.arm}: {first.symptom}")
-    assert {verdict.oracle for verdict in judgement.causes} <= FOUND_BY[id]
+    print(f"{id:36} {number:4} {took:6.2f} s  {first.rule} {first.arm}: {first.symptom}")
+    assert {verdict.rule for verdict in judgement.causes} <= FOUND_BY[id]
     assert host() == before
     assert not judge().judge(judgement.case).causes
 

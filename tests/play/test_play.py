@@ -120,7 +120,7 @@ def test_player_and_arm_agree_bit_for_bit(name: str, arm: str, planted: bool) ->
 @pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "oracle", "arm"),
+    ("fault", "rule", "arm"),
     [
         ("scale-doubled", "O3", "eager"),
         ("cast-truncates", "O2", "eager"),
@@ -140,7 +140,7 @@ def test_player_and_arm_agree_bit_for_bit(name: str, arm: str, planted: bool) ->
     ],
 )
 def test_a_played_script_shows_what_is_planted_and_nothing_else(
-    model: str, fault: str, oracle: str, arm: str, tmp_path: Path, scripts: RunScript
+    model: str, fault: str, rule: str, arm: str, tmp_path: Path, scripts: RunScript
 ) -> None:
     """In the second step of a copied model, which a single linear would not show."""
     spec = Spec(
@@ -149,16 +149,16 @@ def test_a_played_script_shows_what_is_planted_and_nothing_else(
     )  # fmt: skip
     case, judge = Case(spec=spec, data=DataSpec(seed=3)), Judge(recipes(), Ledger([]))
     with builtin_faults()[fault].plant():
-        verdict = _cause(judge, case, oracle, arm)
+        verdict = _cause(judge, case, rule, arm)
         text = _written(case, first_of(judge, case, verdict))
     path = tmp_path / "repro.py"
     path.write_text(text)
     assert_shows(scripts, path, ("", fault))
 
 
-def _cause(judge: Judge, case: Case, oracle: str, arm: str) -> Verdict:
+def _cause(judge: Judge, case: Case, rule: str, arm: str) -> Verdict:
     found = judge.judge(case).verdicts
-    return next(v for v in found if (v.oracle, v.arm, v.status) == (oracle, arm, "diverged"))
+    return next(v for v in found if (v.rule, v.arm, v.status) == (rule, arm, "diverged"))
 
 
 def _written(case: Case, verdict: Verdict) -> str:
@@ -191,9 +191,7 @@ def test_a_script_whose_layer_is_given_something_else_cannot_tell(
 ) -> None:
     spec = Spec(recipe="torch.fp32", model="mlp_gelu", dtype="fp32", m=4, k=8, n=8)
     case, judge = Case(spec=spec, data=DataSpec()), Judge(recipes(), Ledger([]))
-    verdict = next(
-        v for v in judge.judge(case).verdicts if v.oracle == "O5" and v.at.layer == "down"
-    )
+    verdict = next(v for v in judge.judge(case).verdicts if v.rule == "O5" and v.at.layer == "down")
     call = call_of(judge, case, "down")
     assert call is not None
     at = msgspec.structs.replace(verdict.at, name="output", index=(0, 0))

@@ -70,9 +70,9 @@ class TestProbe:
     def test_a_rule_that_compares_bits_is_not(self) -> None:
         sharp = [BY_NAME[name] for name in ("O1", "O2", "O3", "O4", "O12", "R1", "R18")]
         found = list(passes(judge(), CASE, sharp))
-        assert {one.oracle for one in found} == {rule.name for rule in sharp}
+        assert {one.rule for one in found} == {rule.name for rule in sharp}
         assert not any(one.vacuous for one in found)
-        assert all(one.noticed == one.tried for one in found if one.oracle in ("O1", "O12", "R1"))
+        assert all(one.noticed == one.tried for one in found if one.rule in ("O1", "O12", "R1"))
 
     def test_a_rule_that_looks_at_one_result_of_three_is_asked_of_that_one(self) -> None:
         def first_only(evidence: Evidence) -> Iterator[Verdict]:
@@ -91,7 +91,7 @@ class TestProbe:
         spec = Spec(recipe=ROWWISE, m=32, k=48, n=32, bias=True, checkpoint="full", batch=2)
         case = Case(spec=spec, data=DataSpec(values=values, seed=1))  # type: ignore[arg-type]
         found = list(passes(judge(), case, tuple(rules_of(case.spec).values())))
-        assert len({one.oracle for one in found}) > 10
+        assert len({one.rule for one in found}) > 10
         assert [one for one in found if one.vacuous] == []
 
     def test_what_was_observed_and_what_is_expected_stay_as_they_were(self) -> None:

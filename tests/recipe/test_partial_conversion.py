@@ -39,7 +39,7 @@ def case_of(**spec: Any) -> Case:
 
 
 def of(verdicts: tuple[Verdict, ...], rule: str, layer: str) -> set[str]:
-    return {v.status for v in verdicts if (v.oracle, v.at.layer) == (rule, layer)}
+    return {v.status for v in verdicts if (v.rule, v.at.layer) == (rule, layer)}
 
 
 def test_what_the_filter_leaves_alone_is_judged_unquantised() -> None:
@@ -50,7 +50,7 @@ def test_what_the_filter_leaves_alone_is_judged_unquantised() -> None:
     assert of(judged.verdicts, "O5", "wo") == {"ok"}
     single = judge().judge(case_of(k=40))  # no multiple of 16
     assert not single.causes
-    assert {v.status for v in single.verdicts if v.oracle == "O3"} == {"not_applicable"}
+    assert {v.status for v in single.verdicts if v.rule == "O3"} == {"not_applicable"}
 
 
 def test_an_error_of_a_layer_left_alone_is_not_within_what_quantising_may_cost(
@@ -77,7 +77,7 @@ def test_what_is_wrong_with_a_linear_left_alone_is_pytorchs(
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: plain(self, x) * (1 + 2.0**-5))
     own = judge()
     judged = own.judge(case_of(**spec))
-    (wrong,) = [v for v in judged.causes if v.oracle == "O5" and v.role == "output"][:1]
+    (wrong,) = [v for v in judged.causes if v.rule == "O5" and v.role == "output"][:1]
     assert fingerprint(wrong, judged.family).endswith("--torch")
     assert own.as_known(judged.case, wrong).spec.recipe == "torch.bf16"
     assert own.as_known(judged.case).spec.recipe == "torchao.float8.rowwise"
@@ -115,7 +115,7 @@ def test_a_filter_that_conversion_does_not_follow_is_told() -> None:
     """The author promises every linear, torchao is asked for fewer."""
     promise = recipes()["torchao.float8.rowwise"].convertible
     judged = judge(convertible=promise).judge(case_of(model="attention"))
-    told = [(v.oracle, v.symptom, v.at.layer or v.at.name) for v in judged.causes]
+    told = [(v.rule, v.symptom, v.at.layer or v.at.name) for v in judged.causes]
     assert ("census", "left unconverted") in {one[:2] for one in told}
 
 

@@ -36,7 +36,7 @@ RECIPE, ARM = "torchao.float8.rowwise", "inductor"
 CASE = Case(spec=Spec(recipe=RECIPE, backend="real"), data=DataSpec())
 FINDING = Finding(
     id="0123456789ab", fingerprint="O5--output--inductor--wrong value--torchao.float8",
-    severity="medium", recipe=RECIPE, oracle="O5", arm=ARM, role="output", symptom="wrong value",
+    severity="medium", recipe=RECIPE, rule="O5", arm=ARM, role="output", symptom="wrong value",
     sentence="output wrong value at [0, 0]: got <1>, must be 2 & more", strength="bound",
     reach="gaussian", case=CASE, minimal=CASE, flake="always", effect=0.25, needs=["bias=True"],
     environment={"versions": {"torch": "2.13.0", "torchao": "0.18.0", "numpy": "absent"}},
@@ -44,7 +44,7 @@ FINDING = Finding(
 )  # fmt: skip
 OTHER = msgspec.structs.replace(
     FINDING, id="abcdef012345", fingerprint="O1--output--eager--differs on repeat--torchao.float8",
-    arm="eager", oracle="O1", severity="high",
+    arm="eager", rule="O1", severity="high",
 )  # fmt: skip
 SHARE = Judged(
     frozenset({(RECIPE, "eager", "linear"), (RECIPE, ARM, "linear")}),

@@ -28,8 +28,8 @@ LIBRARY = {"reference.delayed": RECIPES["reference.delayed"]}
 EAGER = ["eager", "eager+checkpoint_reentrant"]
 
 
-def verdict(oracle: str, status: Status, layer: str = "") -> Verdict:
-    return Verdict(oracle, "eager", "output", status, at=At(layer=layer))
+def verdict(rule: str, status: Status, layer: str = "") -> Verdict:
+    return Verdict(rule, "eager", "output", status, at=At(layer=layer))
 
 
 def test_rules_about_casts_and_multiplies_count_and_no_others() -> None:

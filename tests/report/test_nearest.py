@@ -44,7 +44,7 @@ def test_no_more_than_a_few_are_named() -> None:
 
 def test_a_known_crash_finds_its_entry() -> None:
     crash = msgspec.structs.replace(
-        FINDING, recipe="torchao.mxfp8.rceil", oracle="contract", arm="eager", role="backward",
+        FINDING, recipe="torchao.mxfp8.rceil", rule="contract", arm="eager", role="backward",
         fingerprint="contract--backward--eager--refused only in backward (AssertionError in to_mx)"
         "--torchao.mxfp8",
     )  # fmt: skip

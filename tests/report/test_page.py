@@ -250,7 +250,7 @@ def test_a_finding_says_what_it_means_whose_it_is_and_what_to_do(store: Any) -> 
     assert read.text.count("What this means") == read.text.count("What now?") == 2
     assert f"narrowfuzz report {FINDING.id} --issue" in read.text
     assert "the worst output or gradient is off by" in read.text.lower()
-    row = rows_of(FINDING.oracle)[0]
+    row = rows_of(FINDING.rule)[0]
     assert row.says in read.text and row.why in read.text, "the rule is text, not a tooltip"
     assert "Bits are compared" not in read.text
 
@@ -289,7 +289,7 @@ def test_a_long_script_is_cut_on_the_page_and_named_by_its_file(store: Any) -> N
         ({"effect": 1e-3}, "could not be measured"),
         ({"effect": 0.0}, "no output or gradient is off by more than a thousandth"),
         ({"effect": 1e-3, "expect": Runs("RuntimeError")}, "fails with an error"),
-        ({"effect": 1e-2, "oracle": "census"}, "changes the results of training"),
+        ({"effect": 1e-2, "rule": "census"}, "changes the results of training"),
     ],
 )
 def test_an_effect_is_said_only_as_far_as_it_was_measured(
@@ -323,8 +323,8 @@ LATE = Refuses("a rule", "AssertionError", "time")
         ),
         ({"expect": LATE}, "It is a bug of the library, or narrowfuzz is wrong"),
         ({"expect": Refuses("a rule")}, "It is a bug of the library, or narrowfuzz is wrong"),
-        ({"oracle": "census", "symptom": "hooks lost"}, "Nothing documents what conversion keeps"),
-        ({"oracle": "census", "symptom": "weights tied"}, "It is a bug of the library"),
+        ({"rule": "census", "symptom": "hooks lost"}, "Nothing documents what conversion keeps"),
+        ({"rule": "census", "symptom": "weights tied"}, "It is a bug of the library"),
         ({}, "It is a bug of the library, or narrowfuzz is wrong about what the library promises"),
     ],
 )
@@ -342,9 +342,9 @@ def test_whose_it_is_follows_what_the_library_promises(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"oracle": "census", "symptom": "hooks lost"}, "at conversion, before anything runs"),
-        ({"oracle": "contract", "expect": LATE}, "does not depend on the data"),
-        ({"oracle": "R20", "expect": Runs("UnpicklingError")}, "does not depend on the data"),
+        ({"rule": "census", "symptom": "hooks lost"}, "at conversion, before anything runs"),
+        ({"rule": "contract", "expect": LATE}, "does not depend on the data"),
+        ({"rule": "R20", "expect": Runs("UnpicklingError")}, "does not depend on the data"),
     ],
 )
 def test_what_any_data_show_is_said_of_no_data(

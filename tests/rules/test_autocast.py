@@ -47,7 +47,7 @@ def test_a_layer_under_autocast_is_judged_and_clean(recipe: str, backend: str) -
     # MX without bias: its wrapper drops it
     found = judged(case_of(recipe, backend=backend, bias="mxfp8" not in recipe))
     assert not found.causes
-    passed = Counter(v.oracle for v in found.verdicts if v.status == "ok" and v.at.layer)
+    passed = Counter(v.rule for v in found.verdicts if v.status == "ok" and v.at.layer)
     layers, operands, results = 2, 6, 3
     assert passed["O2"] == passed["O3"] == layers * operands
     assert passed["O5"] == layers and passed["O15"] == 2 * layers
@@ -77,7 +77,7 @@ def weights_rounded() -> Iterator[None]:
 def test_a_cast_from_rounded_values_is_found(recipe: str) -> None:
     with weights_rounded():
         found = judged(case_of(recipe, "linear", backend="emulated"))
-    assert {"O2", "O3", "O4"} & {cause.oracle for cause in found.causes}
+    assert {"O2", "O3", "O4"} & {cause.rule for cause in found.causes}
 
 
 def test_what_is_found_there_is_shown_by_the_model_it_was_found_in(
@@ -89,7 +89,7 @@ def test_what_is_found_there_is_shown_by_the_model_it_was_found_in(
     assert linear_of(judge, case, "proj") is None
     assert linear_of(judge, case_of(FLOAT8[0], dtype="bf16", autocast=False), "up") is not None
     with weights_rounded():
-        cause = next(c for c in judge.judge(case).causes if c.oracle in ("O2", "O3", "O4"))
+        cause = next(c for c in judge.judge(case).causes if c.rule in ("O2", "O3", "O4"))
     recipe = recipes()[case.spec.recipe]
     path = tmp_path / "repro.py"
     path.write_text(write_played_script(of_model(case, cause, recipe, tensors_of(case, recipe))))
@@ -109,7 +109,7 @@ class TestTypes:
     ) -> None:
         case = case_of(MX, "linear", bias=False)
         (cause,) = judged(case, Ledger([])).causes
-        assert (cause.oracle, cause.symptom) == ("contract", "type under autocast")
+        assert (cause.rule, cause.symptom) == ("contract", "type under autocast")
         recipe = recipes()[MX]
         path = tmp_path / "repro.py"
         path.write_text(
@@ -125,4 +125,4 @@ class TestTypes:
     def test_nn_linear_and_float8_return_it(self) -> None:
         for recipe in ("torch.fp32", FLOAT8[0]):
             verdicts = judged(case_of(recipe)).verdicts
-            assert {v.status for v in verdicts if v.oracle == "contract"} == {"ok"}
+            assert {v.status for v in verdicts if v.rule == "contract"} == {"ok"}

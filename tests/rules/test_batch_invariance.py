@@ -66,7 +66,7 @@ def test_a_promise_that_is_held_passes(rows: int) -> None:
 
 def test_a_row_that_is_summed_otherwise_alone_breaks_it() -> None:
     bad = [v for v in judged(as_(SplitWhereAlone), ("native",)) if v.status in BAD]
-    assert {(v.oracle, v.role, v.symptom) for v in bad} == {
+    assert {(v.rule, v.role, v.symptom) for v in bad} == {
         ("R9", "output", "result changes in the first row alone"),
         ("R9", "output", "result changes in the last row alone"),
     }

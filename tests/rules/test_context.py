@@ -90,7 +90,7 @@ def test_a_clean_training_is_silent(
 ) -> None:
     seen = judged(case(sharding, **fields))
     assert seen.ran and not seen.causes
-    assert (rule, "ok") in {(v.oracle, v.status) for v in seen.verdicts}
+    assert (rule, "ok") in {(v.rule, v.status) for v in seen.verdicts}
 
 
 FAULTS = (
@@ -104,14 +104,14 @@ FAULTS = (
 @pytest.mark.parametrize(("fault", "rules"), FAULTS)
 def test_a_fault_is_seen(on_cpu: None, fault: str, rules: set[str]) -> None:
     with planted("", fault):
-        seen = {verdict.oracle for verdict in judged(case({"context": 2})).causes}
+        seen = {verdict.rule for verdict in judged(case({"context": 2})).causes}
     assert seen >= rules
 
 
 @pytest.mark.heavy
 def test_every_rule_judges_something(on_cpu: None) -> None:
     ran = [judged(case(sharding)) for sharding in ({"context": 1}, {"context": 2})]
-    told = {v.oracle for one in ran for v in one.verdicts if v.status == "ok"}
+    told = {v.rule for one in ran for v in one.verdicts if v.status == "ok"}
     assert told == {*rules_of(case({"context": 2}).spec)}
 
 

@@ -157,7 +157,7 @@ def test_every_rule_of_eager_arms_judges_in_its_place(
 ) -> None:
     found = judge().judge(case_of("native", lattice="model" not in fields, **fields))
     assert not found.causes
-    passed = {v.oracle for v in found.verdicts if v.status == "ok"}
+    passed = {v.rule for v in found.verdicts if v.status == "ok"}
     assert passed >= rules
     assert {v.arm.split("+")[0] for v in found.verdicts} == {"eager_native"}
 
@@ -168,8 +168,8 @@ def test_beside_onednns_both_are_judged(fields: dict[str, Any]) -> None:
     assert not found.causes
     rules: dict[str, set[str]] = {"eager": set(), "eager_native": set()}
     for verdict in found.verdicts:
-        if verdict.status == "ok" and not verdict.oracle.startswith("R"):
-            rules[verdict.arm.split("+")[0]].add(verdict.oracle)
+        if verdict.status == "ok" and not verdict.rule.startswith("R"):
+            rules[verdict.arm.split("+")[0]].add(verdict.rule)
     only = {"census", "O8", "O9"}  # conversion is the same, and eager is what is compared with
     assert rules["eager"] - only == rules["eager_native"] - only
     assert {"O5", "O15", "O2"} <= rules["eager"]
@@ -296,7 +296,7 @@ def test_a_whole_model_that_differs_from_onednns_has_a_script(tmp_path: Path) ->
     case = case_of("both", recipe="torch.bf16", model="attention")
     with find_plant(str(file), "wrong-attention").plant():
         (verdict,) = judge().judge(case).causes
-        assert (verdict.oracle, verdict.arm) == ("O9", "eager_native")
+        assert (verdict.rule, verdict.arm) == ("O9", "eager_native")
         done = triage(judge(), case, verdict, plant=(str(file), "wrong-attention"), seconds=10.0)
     assert done.confirmed, done.finding.why_suspected
     # the guilty run alone is without oneDNN

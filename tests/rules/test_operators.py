@@ -65,10 +65,10 @@ def test_a_wrong_sum_is_the_one_cause(
     case = case_of(model, dtype)
     clean = judge_of(recipes).judge(case)
     assert not clean.causes
-    assert any((v.oracle, v.status) == ("O25", "ok") for v in clean.verdicts)
+    assert any((v.rule, v.status) == ("O25", "ok") for v in clean.verdicts)
     with builtin_faults()[fault].plant():
         (cause,) = judge_of(recipes).judge(case).causes
-    assert (cause.oracle, cause.role, cause.unconverted) == ("O25", "sum", True)
+    assert (cause.rule, cause.role, cause.unconverted) == ("O25", "sum", True)
     assert "torch.sum over dim 0 of a " in cause.sentence()
 
 
@@ -103,7 +103,7 @@ def test_an_aot_eager_graph_calls_sums_too(recipes: dict[str, Any]) -> None:
     case = case_of("mlp_swiglu", compile="aot_eager")
     judge = judge_of(recipes, "eager", "aot_eager")
     judged = judge.judge(case).verdicts
-    assert any((v.oracle, v.arm, v.status) == ("O25", "aot_eager", "ok") for v in judged)
+    assert any((v.rule, v.arm, v.status) == ("O25", "aot_eager", "ok") for v in judged)
 
 
 @pytest.mark.parametrize("model", ["mlp_swiglu", "llama_block"])
@@ -180,7 +180,7 @@ def test_one_record_is_all_that_an_operator_takes(
     case, judge = Case(spec=spec, data=DataSpec()), judge_of(recipes)
     clean = judge.judge(case)
     assert not clean.causes
-    assert ("negation", "ok") in {(v.role, v.status) for v in clean.verdicts if v.oracle == "O25"}
+    assert ("negation", "ok") in {(v.role, v.status) for v in clean.verdicts if v.rule == "O25"}
     (call, *_) = (c for c in judge.observe(case).traces["eager"].operators if c.operator != "sum")
     wrong = replace(call, outputs={"output": -call.outputs["output"]})
     (verdict,) = judge_call("eager", wrong)
@@ -211,8 +211,8 @@ def test_one_of_several_results_has_a_script(
     with builtin_faults()[fault].plant():
         cause, *others = judge.judge(case).causes
         script = write_short_script(of_operator(call_of(judge, case, cause), cause, "cpu"))
-    assert (cause.oracle, cause.at.layer) == ("O25", "norm")
-    assert {other.oracle for other in others} <= {"O25"}
+    assert (cause.rule, cause.at.layer) == ("O25", "norm")
+    assert {other.rule for other in others} <= {"O25"}
     assert parse(str(cause.at)) == cause.at and cause.at.result in str(cause.at)
     (path := tmp_path / "repro.py").write_text(script)
     assert scripts(path, plant=("", fault)).shown
@@ -226,7 +226,7 @@ def test_what_is_known_of_a_layer_norm_explains_its_parameters_gradients_alone(
     case = case_of("layernorm_linear", "bf16", m=65, compile="aot_eager")
     judgement = Judge(recipes, NARROW, arms=frozenset({"eager", "aot_eager"})).judge(case)
     known = [v for v in judgement.verdicts if v.explained_by == "layer-norm-narrow-sums"]
-    assert {v.at.result for v in known if v.oracle == "O25"} == {"grad_weight", "grad_bias"}
+    assert {v.at.result for v in known if v.rule == "O25"} == {"grad_weight", "grad_bias"}
     assert not judgement.causes
     of_norm = Verdict("O9", "aot_eager", "grad_parameter", "diverged", at=At(name="norm.bias.grad"))
     (root, *_) = known

@@ -44,7 +44,7 @@ def case_of(*events: Event, **fields: Any) -> Case:
 
 
 def of(verdicts: tuple[Verdict, ...], rule: str) -> set[str]:
-    return {v.status for v in verdicts if v.oracle == rule}
+    return {v.status for v in verdicts if v.rule == rule}
 
 
 def test_a_region_narrows_the_forwards_in_it() -> None:
@@ -165,7 +165,7 @@ def test_a_recompute_that_forgets_to_quantise_is_seen_in_a_nested_checkpoint() -
     with builtin_faults()["recompute-unquantised"].plant():
         causes = judge().judge(case).causes
     # torch itself counts what a recompute saves
-    assert {v.oracle for v in causes} & {"O12", "O13", "contract"}
+    assert {v.rule for v in causes} & {"O12", "O13", "contract"}
 
 
 @pytest.mark.parametrize(

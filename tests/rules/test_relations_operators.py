@@ -53,7 +53,7 @@ def test_what_a_mask_hides_may_not_show() -> None:
     with builtin_faults()["attention-padding-shows-through"].plant():
         judge = Judge(recipes(), of_operators(), arms=frozenset({"eager"}))
         (cause,) = judge.judge(case).causes
-    assert (cause.oracle, cause.role) == ("R28", "output")
+    assert (cause.rule, cause.role) == ("R28", "output")
     assert "output does not follow the negated keys that no query sees" in cause.sentence()
 
 

@@ -33,7 +33,7 @@ NAN = Spike("input", 3, 5, "0x7fc00000")
 class Hunt:
     """One rule, one fault, and where to look."""
 
-    oracle: str
+    rule: str
     fault: str
     recipe: str = ROWWISE
     spec: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Hunt:
 
     def __str__(self) -> str:
         named = [
-            self.oracle,
+            self.rule,
             self.fault,
             self.recipe,
             *map(str, filter(None, [self.spec, self.data])),
@@ -338,9 +338,7 @@ HUNTS = [
 
 #: Inductor takes its time.
 PARAMS = [
-    pytest.param(
-        hunt, marks=pytest.mark.heavy if hunt.arms else (), id=f"{hunt.oracle}-{hunt.fault}"
-    )
+    pytest.param(hunt, marks=pytest.mark.heavy if hunt.arms else (), id=f"{hunt.rule}-{hunt.fault}")
     for hunt in HUNTS
 ]
 
@@ -376,10 +374,10 @@ def cases(hunt: Hunt) -> list[Case]:
 
 def bad_verdicts(judge: Judge, hunt: Hunt) -> Iterator[Verdict]:
     """One after the other: whoever wants one need not wait for all."""
-    oracle = BY_NAME[hunt.oracle]
+    rule = BY_NAME[hunt.rule]
     for case in cases(hunt):
-        for verdict in judge.judge(case, [oracle]).verdicts:
-            if verdict.status in BAD and verdict.oracle == hunt.oracle:
+        for verdict in judge.judge(case, [rule]).verdicts:
+            if verdict.status in BAD and verdict.rule == hunt.rule:
                 yield verdict
 
 
@@ -407,7 +405,7 @@ def test_a_rule_judges_the_clean_library_and_stays_silent(
     judge = Judge(recipes, Ledger([]), arms=hunt.arms)
     judged = 0
     for case in cases(hunt):
-        verdicts = judge.judge(case, [BY_NAME[hunt.oracle]]).verdicts
+        verdicts = judge.judge(case, [BY_NAME[hunt.rule]]).verdicts
         assert not [v.sentence() for v in verdicts if v.status in BAD]
         judged += sum(v.status == "ok" for v in verdicts)
     assert judged, "a rule that never applies proves nothing"
@@ -416,7 +414,7 @@ def test_a_rule_judges_the_clean_library_and_stays_silent(
 def test_every_rule_has_a_fault() -> None:
     of_users = {"O24"}  # tests/own_models: what is wrong there is wrong in a user's file
     every = {rule.name for rule in RULES if LINEAR in rule.cases}
-    assert {hunt.oracle for hunt in HUNTS} | of_users == every
+    assert {hunt.rule for hunt in HUNTS} | of_users == every
 
 
 def test_every_fault_is_hunted_or_ends_the_process() -> None:
@@ -450,7 +448,7 @@ def test_a_fault_is_gone_after_its_context(recipes: dict[str, Any]) -> None:
 
 
 def all_causes(judge: Judge, hunts: Sequence[Hunt]) -> list[set[str]]:
-    return [{v.oracle for c in cases(h) for v in judge.judge(c).causes} for h in hunts]
+    return [{v.rule for c in cases(h) for v in judge.judge(c).causes} for h in hunts]
 
 
 @pytest.mark.one_in(3)

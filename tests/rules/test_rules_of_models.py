@@ -139,10 +139,10 @@ class TestKernels:
     ) -> None:
         right = multiplied(phase=phase, bias=bias)
         (verdict,) = self.judge(right)
-        oracle = "O5" if phase == "forward" else "O15"
-        assert (verdict.oracle, verdict.status, verdict.arm) == (oracle, "ok", ARM)
+        rule = "O5" if phase == "forward" else "O15"
+        assert (verdict.rule, verdict.status, verdict.arm) == (rule, "ok", ARM)
         (verdict,) = self.judge(off_by(right, 0.25))
-        assert (verdict.oracle, verdict.status) == (oracle, "diverged")
+        assert (verdict.rule, verdict.status) == (rule, "diverged")
         assert verdict.at.index == (2, 3) and verdict.factor > 1
 
     def test_codes_count_with_their_inverse_scales(self) -> None:
@@ -211,7 +211,7 @@ class TestWeightCopies:
     @pytest.mark.parametrize("name", ["up", "gate", "down"])
     def test_the_plans_copy_of_any_weight_is_right(self, name: str) -> None:
         verdicts = self.judge(as_seen(quantised(WEIGHTS[f"{name}.weight"])))
-        assert {(v.oracle, v.status, v.at.layer) for v in verdicts} == {
+        assert {(v.rule, v.status, v.at.layer) for v in verdicts} == {
             ("O3", "ok", name), ("O2", "ok", name)
         }  # fmt: skip
 
@@ -220,7 +220,7 @@ class TestWeightCopies:
         codes = right.codes.copy()  # type: ignore[union-attr]
         codes[2, 1] ^= 1
         bad = [v for v in self.judge(replace(right, codes=codes)) if v.status == "diverged"]
-        assert [(v.oracle, v.at.layer, v.at.side, v.at.index) for v in bad] == [
+        assert [(v.rule, v.at.layer, v.at.side, v.at.index) for v in bad] == [
             ("O2", "gate", "b", (2, 1))
         ]
 
@@ -228,7 +228,7 @@ class TestWeightCopies:
         right = as_seen(quantised(WEIGHTS["gate.weight"]))
         bad = [v for v in self.judge(replace(right, scale=right.scale * 2))
                if v.status == "diverged"]  # fmt: skip
-        assert {v.at.layer for v in bad} == {"gate"} and bad[0].oracle == "O3"
+        assert {v.at.layer for v in bad} == {"gate"} and bad[0].rule == "O3"
 
     def test_an_operand_that_is_no_weight_is_not_judged_as_one(self) -> None:
         verdicts = self.judge(as_seen(quantised(numbers(5, 4))))

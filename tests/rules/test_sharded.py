@@ -39,7 +39,7 @@ def judge() -> Judge:
 
 
 def broken(judged: Any) -> set[str]:
-    return {verdict.oracle for verdict in judged.causes}
+    return {verdict.rule for verdict in judged.causes}
 
 
 LAYOUTS: tuple[dict[str, Any], ...] = (
@@ -57,7 +57,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 def test_a_clean_layout_is_silent(recipe: str, sharding: dict[str, Any]) -> None:
     judged = judge().judge(case(recipe, sharding, bias="float8" not in recipe))
     assert judged.ran and not judged.causes
-    passed = {v.oracle for v in judged.verdicts if v.status == "ok"}
+    passed = {v.rule for v in judged.verdicts if v.status == "ok"}
     assert "contract" in passed and passed & {"S1", "S5"}
     assert ("S3" in passed) == ("float8" in recipe)
 
@@ -66,7 +66,7 @@ def test_a_clean_layout_is_silent(recipe: str, sharding: dict[str, Any]) -> None
 def test_sums_over_ranks_are_exact_on_a_lattice(sharding: dict[str, Any]) -> None:
     judged = judge().judge(case("torch.fp32", sharding, regime="lattice", dtype="fp32"))
     assert not judged.causes
-    assert "S5" in {v.oracle for v in judged.verdicts if v.status == "ok"}
+    assert "S5" in {v.rule for v in judged.verdicts if v.status == "ok"}
 
 
 @pytest.mark.parametrize("model", ["mlp_gelu", "mlp_swiglu", "frozen_first"])
@@ -86,7 +86,7 @@ def test_fsdp_of_a_model_is_silent(model: str) -> None:
 def test_gathered_codes_are_silent(gathers: str) -> None:
     judged = judge().judge(case(TENSORWISE, {"data": 2, "gathers": gathers}, steps=2))
     assert judged.ran and not judged.causes
-    names = {v.oracle for v in judged.verdicts if v.status == "ok"}
+    names = {v.rule for v in judged.verdicts if v.status == "ok"}
     assert {"S3", "S1"} <= names and ("S8" in names) == (gathers == "precomputed")
 
 
@@ -105,7 +105,7 @@ def test_a_pipeline_leaves_the_chains_bits(
 ) -> None:
     judged = judge().judge(case(recipe, sharding, **fields))
     assert judged.ran and not judged.causes
-    assert {("S12", "ok")} <= {(v.oracle, v.status) for v in judged.verdicts}
+    assert {("S12", "ok")} <= {(v.rule, v.status) for v in judged.verdicts}
 
 
 def test_a_microbatch_begins_in_memory_as_it_does_in_the_chain() -> None:
@@ -131,7 +131,7 @@ def test_graphs_on_ranks_leave_eagers_bits(
 ) -> None:
     judged = judge().judge(case("torch.bf16", sharding, compile="aot_eager", **fields))
     assert not judged.causes
-    assert ("S9", "ok") in {(v.oracle, v.status) for v in judged.verdicts}
+    assert ("S9", "ok") in {(v.rule, v.status) for v in judged.verdicts}
 
 
 RESUMED: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -150,7 +150,7 @@ RESUMED: tuple[tuple[str, dict[str, Any]], ...] = (
 def test_a_training_resumes_on_another_layout(recipe: str, sharding: dict[str, Any]) -> None:
     judged = judge().judge(case(recipe, sharding, steps=2, optimizer="adamw", n=60, k=48))
     assert judged.ran and not judged.causes
-    assert ("S11", "ok") in {(v.oracle, v.status) for v in judged.verdicts}
+    assert ("S11", "ok") in {(v.rule, v.status) for v in judged.verdicts}
 
 
 def test_a_graph_is_not_of_the_mesh_of_a_run_before() -> None:
@@ -172,7 +172,7 @@ def test_terms_on_both_sides_of_a_broken_graph_are_added_in_any_order() -> None:
     )
     data = DataSpec(seed=33554431, values="binade_edges", input_exponent=-9, spikes=spikes)
     judged = judge().judge(msgspec.structs.replace(drawn, data=data))
-    assert ("S9", "ok") in {(v.oracle, v.status) for v in judged.verdicts} and not judged.causes
+    assert ("S9", "ok") in {(v.rule, v.status) for v in judged.verdicts} and not judged.causes
 
 
 def test_what_is_known_of_a_weight_is_known_in_each_of_its_products() -> None:

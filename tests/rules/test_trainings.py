@@ -222,7 +222,7 @@ def test_a_clean_training_is_silent(recipe: str, model: str, checkpoint: str) ->
     case = case_of(FULL, recipe, model=model, checkpoint=checkpoint, **backend)
     judged = judge().judge(case)
     assert not judged.causes, judged.causes[0].sentence()
-    spoke = {v.oracle for v in judged.verdicts if v.status == "ok"}
+    spoke = {v.rule for v in judged.verdicts if v.status == "ok"}
     # a new model, and a look in training mode, draw random numbers
     assert "R27" in spoke and {"R24", "R25"} & spoke == (
         {"R24", "R25"} if model != "dropout" else set()
@@ -279,7 +279,7 @@ def test_what_needs_a_training_is_seen_in_one_and_nowhere_else(
     assert not judge().judge(case).causes
     with builtin_faults()[fault].plant():
         seen = judge().judge(case)
-        assert rules <= {v.oracle for v in seen.verdicts if v.status == "diverged"}
+        assert rules <= {v.rule for v in seen.verdicts if v.status == "diverged"}
         assert not judge().judge(plain).causes
 
 
@@ -297,7 +297,7 @@ def test_a_relation_of_trainings_sees_by_itself_and_has_a_script(
     case, own = case_of(events, "torchao.float8.rowwise", backend="emulated"), judge()
     with builtin_faults()[fault].plant():
         verdict = next(v for v in own.judge(case).verdicts
-                       if (v.oracle, v.status) == (rule, "diverged"))  # fmt: skip
+                       if (v.rule, v.status) == (rule, "diverged"))  # fmt: skip
         proof = proven(own, case, verdict, ("", fault), scripts)
     assert not proof.why, f"{proof.why}\n{proof.output}"
 
@@ -309,7 +309,7 @@ def test_the_other_run_of_a_script_has_its_own_events_data(scripts: RunScript) -
     case, own = case_of(events, "torchao.float8.rowwise", backend="emulated"), judge()
     with builtin_faults()["evaluation-sticks"].plant():
         verdict = next(v for v in own.judge(case).verdicts
-                       if (v.oracle, v.status) == ("R24", "diverged"))  # fmt: skip
+                       if (v.rule, v.status) == ("R24", "diverged"))  # fmt: skip
         proof = proven(own, case, verdict, ("", "evaluation-sticks"), scripts)
     assert not proof.why, f"{proof.why}\n{proof.output}"
 
@@ -381,7 +381,7 @@ def test_a_reload_that_loses_something_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Float8Linear, "_load_from_state_dict", rounded)
     found = [v for v in judge().judge(case).verdicts if v.status == "diverged"]
-    assert {v.oracle for v in found} >= {"R25"}
+    assert {v.rule for v in found} >= {"R25"}
     assert "changed by a reload" in {v.symptom for v in found}
 
 

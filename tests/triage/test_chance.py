@@ -36,15 +36,15 @@ def test_a_case_that_does_not_repeat_itself_is_the_finding(scripts: RunScript) -
     with builtin_faults()[FAULT].plant():
         result = triage(judge(), CASE, SEEN, plant=("", FAULT), scripts=scripts, seconds=3.0)
     finding = result.finding
-    assert result.confirmed and finding.oracle == "O1"
+    assert result.confirmed and finding.rule == "O1"
     assert finding.seen_as and finding.seen_as[0].startswith("O3--operand--eager--scale value")
     assert finding.seen_as[0] in report(finding, "replay")
 
 
-@pytest.mark.parametrize("oracle", ["O3", "O1"])
-def test_without_chance_it_stays_suspected(oracle: str, scripts: RunScript) -> None:
+@pytest.mark.parametrize("rule", ["O3", "O1"])
+def test_without_chance_it_stays_suspected(rule: str, scripts: RunScript) -> None:
     """A script that passes explains nothing by itself."""
     from dataclasses import replace
 
-    result = triage(judge(), CASE, replace(SEEN, oracle=oracle), scripts=scripts, seconds=3.0)
+    result = triage(judge(), CASE, replace(SEEN, rule=rule), scripts=scripts, seconds=3.0)
     assert not result.confirmed and not result.finding.seen_as

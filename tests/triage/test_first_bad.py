@@ -87,7 +87,7 @@ def _runs(pid: int) -> bool:
 def _finding(**fields: Any) -> Finding:
     case = Case(spec=Spec(recipe="torch.bf16"), data=DataSpec())
     return Finding(
-        id="1", fingerprint="x", severity="low", recipe="torch.bf16", oracle="O5", arm="eager",
+        id="1", fingerprint="x", severity="low", recipe="torch.bf16", rule="O5", arm="eager",
         role="output", symptom="not finite", sentence="", strength="exact", case=case,
         minimal=case, flake="always", **fields,
     )  # fmt: skip

@@ -97,7 +97,7 @@ def test_what_needs_no_history_gets_none_of_the_past(scripts: RunScript) -> None
     with builtin_faults()["scale-doubled"].plant():
         judge = Judge(recipes(), Ledger([]))
         (cause, *_) = judge.judge(case_of(9)).causes
-    rules = [rule.name for rule in needed(cause.oracle, case_of(9).spec)]
+    rules = [rule.name for rule in needed(cause.rule, case_of(9).spec)]
 
     def some(plant: tuple[str, str] | None) -> list[tuple[Case, Verdict]]:
         return list(histories(judge, case_of(9), cause, PAST, scripts, rules=rules, plant=plant))
@@ -141,7 +141,7 @@ def test_a_users_model_is_there_in_the_process_that_runs_the_past(tmp_path: Path
     case = Case(spec=spec, data=DataSpec(seed=9))
     past = [msgspec.structs.replace(case, data=DataSpec(seed=i)) for i in range(12)]
     judge = Judge(recipes(), Ledger([]))
-    cause = next(v for v in judge.judge(case).causes if v.oracle == "O13")
+    cause = next(v for v in judge.judge(case).causes if v.rule == "O13")
     rules = [rule.name for rule in needed("O13", spec)]
 
     def some(*models: str) -> list[tuple[Case, Verdict]]:

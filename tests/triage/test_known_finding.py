@@ -29,8 +29,8 @@ OWN_FORWARD = Case(
 )
 
 
-def cause(case: Case, oracle: str) -> Verdict:
-    (found,) = [v for v in BARE.judge(case).causes if v.oracle == oracle]
+def cause(case: Case, rule: str) -> Verdict:
+    (found,) = [v for v in BARE.judge(case).causes if v.rule == rule]
     return found
 
 
@@ -42,9 +42,9 @@ def without(ids: Iterable[str]) -> Ledger:
     return Ledger([entry for entry in LEDGER.entries if entry.id not in ids])
 
 
-@pytest.mark.parametrize("oracle", ["O5", "contract"])
-def test_an_entry_that_works_by_a_deviation_is_found(oracle: str) -> None:
-    verdict = cause(BIASED, oracle)
+@pytest.mark.parametrize("rule", ["O5", "contract"])
+def test_an_entry_that_works_by_a_deviation_is_found(rule: str) -> None:
+    verdict = cause(BIASED, rule)
     entry = asked(BIASED, verdict)
     assert entry is not None and entry.id == "mx-wrapper-drops-bias"
     assert asked(BIASED, verdict, without({entry.id})) is None
@@ -63,7 +63,7 @@ def test_what_no_entry_explains_is_none_though_an_entry_holds_for_the_case() -> 
 
     with builtin_plants()["mx-scale-byte-plus-one"].plant():
         judge = Judge(RECIPES, Ledger([]), frozenset({"eager"}))
-        verdict = next(v for v in judge.judge(BIASED).causes if v.oracle == "O3")
+        verdict = next(v for v in judge.judge(BIASED).causes if v.rule == "O3")
         assert LEDGER.deviations(BIASED)
         assert known_issue(judge, LEDGER, BIASED, verdict, RULES) is None
 
@@ -72,7 +72,7 @@ def test_what_comes_and_goes_by_chance_is_explained_by_none() -> None:
     """A divergence that this case does not show now: that an entry is followed meanwhile says
     nothing about it."""
     shown = cause(BIASED, "O5")
-    gone = replace(shown, oracle="O2", role="operand", symptom="rounded code")
+    gone = replace(shown, rule="O2", role="operand", symptom="rounded code")
     assert "known" in {v.status for v in Judge(RECIPES, LEDGER).judge(BIASED).verdicts}
     assert asked(BIASED, gone) is None
 

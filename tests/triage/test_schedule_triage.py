@@ -104,7 +104,7 @@ def judge() -> Judge:
 
 
 def cause_of(judgement: Judgement, rule: str) -> Verdict:
-    return next(v for v in judgement.causes if v.oracle == rule)
+    return next(v for v in judgement.causes if v.rule == rule)
 
 
 def run_here(script: str, folder: Path) -> int:
@@ -222,7 +222,7 @@ def sample(verdicts: list[Verdict]) -> list[Verdict]:
     """At most two of each rule."""
     by_rule: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        by_rule.setdefault(verdict.oracle, []).append(verdict)
+        by_rule.setdefault(verdict.rule, []).append(verdict)
     return [v for same in by_rule.values() for v in (same[0], same[-1])]
 
 

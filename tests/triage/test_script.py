@@ -77,63 +77,63 @@ def assert_stands_alone(text: str, limit: int = MAX_LINES) -> None:
     assert len(text.splitlines()) - literals <= limit, text
 
 
-def verdict_of(oracle: str, arm: str, **changes: Any) -> Verdict:
+def verdict_of(rule: str, arm: str, **changes: Any) -> Verdict:
     """A verdict as that rule would give it, pointing at the first element."""
     fields: dict[str, Any] = {"role": "output", "symptom": "wrong value", "got": "2", "side": "a"}
     fields |= {"status": "diverged", "expect": Within(bits(0.5), bits(1.0)), "index": (0, 0)}
-    if oracle == "contract":
+    if rule == "contract":
         fields |= {"role": "forward", "status": "crashed", "what": "error", "index": ()}
         fields |= {"expect": Runs("RuntimeError")}
-    elif oracle == "census":
+    elif rule == "census":
         fields |= {"role": "convert", "symptom": "hooks lost", "what": "module", "index": ()}
-    elif oracle == "O3":
+    elif rule == "O3":
         fields |= {"expect": Is(bits(127), byte=True), "what": "scale"}
-    elif oracle == "R22":
+    elif rule == "R22":
         row = At(what="significand", name="output", side="a", index=(0, 0))
         fields |= {"role": "grad_weight", "what": "significand", "side": "b", "expect": Same(row)}
-    elif oracle in ("O2", "O4", "R21"):
-        what = {"O2": "codes", "O4": "amax", "R21": "values"}[oracle]
+    elif rule in ("O2", "O4", "R21"):
+        what = {"O2": "codes", "O4": "amax", "R21": "values"}[rule]
         fields |= {"expect": Is(bits(448)), "what": what}
-    elif oracle == "R13":
+    elif rule == "R13":
         fields |= {
             "expect": Ordered(bits(1), At(what="codes", name="output", side="a", index=(0, 1)))
         }
         fields |= {"what": "codes"}
-    elif oracle == "O1":
+    elif rule == "O1":
         fields |= {"expect": Same(At(name="output", index=(0, 0), run=AGAIN), "1")}
-    elif oracle == "O12":
+    elif rule == "O12":
         plain = At(name="output", index=(0, 0), run=ARMS[arm].stage)
         fields |= {"expect": Same(plain, "1")}
-    elif oracle == "O13":
+    elif rule == "O13":
         there = At(what="codes", name="output", side="a", index=(0, 0), phase="forward")
         fields |= {"what": "codes", "phase": "recompute", "expect": Same(there, "1")}
     fields |= changes
     place = {name: fields.pop(name) for name in At.__struct_fields__ if name in fields}
     at = At(**{"name": fields["role"], **place})
-    return Verdict(oracle, arm, at=at, **fields)
+    return Verdict(rule, arm, at=at, **fields)
 
 
-def of_relation(oracle: str, case: Case, **changes: Any) -> Verdict:
+def of_relation(rule: str, case: Case, **changes: Any) -> Verdict:
     """The verdict of a relation that points into the first of its other runs."""
     recipe = recipes()[case.spec.recipe]
     tensors = make_tensors(case, recipe.plan(case.spec))
-    event = {"R18": "steps", "R20": "reload"}.get(oracle, "")
+    event = {"R18": "steps", "R20": "reload"}.get(rule, "")
     others = [OtherRun("another run", case.spec, tensors, event)]
-    if oracle == "R10":
+    if rule == "R10":
         others = [half.run for half in halves(case.spec, recipe.plan(case.spec), tensors)]
-    elif oracle in VARIANTS and not event:
-        found = variants(oracle, case, recipe.plan(case.spec), tensors)
+    elif rule in VARIANTS and not event:
+        found = variants(rule, case, recipe.plan(case.spec), tensors)
         others = [variant.run for variant in found[:1]]
     # what is not quantised is not tapped
     plain = case.spec.recipe.startswith("torch.fp32")
-    side = {"side": ""} if plain or oracle in ("R1", "R2", "R3", "R4", "R10", "R19") else {}
-    what = {"R12": "values", "R14": "codes", "R15": "codes"}.get(oracle, "codes")
+    side = {"side": ""} if plain or rule in ("R1", "R2", "R3", "R4", "R10", "R19") else {}
+    what = {"R12": "values", "R14": "codes", "R15": "codes"}.get(rule, "codes")
     fields: dict[str, Any] = {"what": "result" if side else what, **side, **changes}
     here = At(what=fields["what"], name=fields.get("role", "output"),
               side=fields.get("side", "a"), index=(0, 0))  # fmt: skip
     fields = {"expect": Same(here, "1", 0.5 if side else 1.0), **fields}
     run = " + ".join(other.name for other in others)
-    return verdict_of(oracle, "eager", run=run, runs=tuple(others), **fields)
+    return verdict_of(rule, "eager", run=run, runs=tuple(others), **fields)
 
 
 RICH = Spec(recipe=FLOAT8, m=3, k=32, n=5, batch=2, bias=True, input_layout="strided",
@@ -184,42 +184,42 @@ def says_something(relation: str, spec: Spec) -> bool:
     return True
 
 
-def arms_of(oracle: str) -> list[str]:
+def arms_of(rule: str) -> list[str]:
     """Relations, recompute and amax are judged eager only."""
     names = [arm.name for arm in LADDER[1:]]
-    if oracle == "O12":
+    if rule == "O12":
         return [name for name in names if name.startswith("eager+checkpoint")]
-    if oracle == "O13":
+    if rule == "O13":
         return [name for name in names if "checkpoint" in name]
-    if oracle == "O8":
+    if rule == "O8":
         return [name for name in names if not name.startswith("eager")]
-    if oracle == "O4":
+    if rule == "O4":
         return [name for name in names if name.startswith("eager")]
-    if oracle == "R22":
+    if rule == "R22":
         return [name for name in names if "checkpoint" not in name]
-    return ["eager"] if oracle == "census" or BY_NAME[oracle].reruns or oracle == "R13" else names
+    return ["eager"] if rule == "census" or BY_NAME[rule].reruns or rule == "R13" else names
 
 
 @pytest.mark.one_in(24)
 @pytest.mark.parametrize(
-    ("oracle", "name"),
+    ("rule", "name"),
     places(),
 )
-def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
+def test_every_rules_script_stands_alone(rule: str, name: str) -> None:
     case = Case(spec=SPECS[name], data=DataSpec())
     recipe = recipes()[case.spec.recipe]
-    if oracle != "census" and BY_NAME[oracle].reruns and oracle != "R21":
-        assert_stands_alone(script_of(case, of_relation(oracle, case), recipe), MAX_PLAYED_LINES)
+    if rule != "census" and BY_NAME[rule].reruns and rule != "R21":
+        assert_stands_alone(script_of(case, of_relation(rule, case), recipe), MAX_PLAYED_LINES)
         return
-    for arm in arms_of(oracle):
+    for arm in arms_of(rule):
         if name != "rich" and arm in REPEATS:
             continue
-        verdict = verdict_of(oracle, arm)
+        verdict = verdict_of(rule, arm)
         assert_stands_alone(script_of(case, verdict, recipe), MAX_PLAYED_LINES)
 
 
 @pytest.mark.parametrize(
-    ("oracle", "arm"),
+    ("rule", "arm"),
     [
         ("O5", "eager"),
         ("O2", "eager+checkpoint"),
@@ -228,25 +228,23 @@ def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
         ("contract", "aot_eager"),
     ],
 )
-def test_a_single_linear_has_a_short_script(oracle: str, arm: str) -> None:
-    case = Case(spec=SPECS["plain"] if oracle == "O5" else SPECS["transposed"], data=DataSpec())
-    text = script_of(case, verdict_of(oracle, arm), recipes()[case.spec.recipe])
-    assert_stands_alone(text, MAX_TAPPED_LINES if oracle == "O2" else MAX_LINES)
+def test_a_single_linear_has_a_short_script(rule: str, arm: str) -> None:
+    case = Case(spec=SPECS["plain"] if rule == "O5" else SPECS["transposed"], data=DataSpec())
+    text = script_of(case, verdict_of(rule, arm), recipes()[case.spec.recipe])
+    assert_stands_alone(text, MAX_TAPPED_LINES if rule == "O2" else MAX_LINES)
 
 
 @pytest.mark.parametrize(("what", "bound"), [("scale", False), ("result", False), ("result", True)])
 @pytest.mark.one_in(12)
-@pytest.mark.parametrize(("oracle", "name"), (p for p in places() if p[0] in VARIANTS))
-def test_every_variants_symptom_has_a_script(
-    oracle: str, name: str, what: str, bound: bool
-) -> None:
+@pytest.mark.parametrize(("rule", "name"), (p for p in places() if p[0] in VARIANTS))
+def test_every_variants_symptom_has_a_script(rule: str, name: str, what: str, bound: bool) -> None:
     case = Case(spec=SPECS[name], data=DataSpec())
     side = {"side": "b", "index": (0, 0)} if what == "scale" else {"side": ""}
     expect = {"expect": Within(bits(0.5), bits(1.0))} if bound else {}
     if what == "scale" and name == "plain":
         pytest.skip("it has no scales")
     for role in ("output", "grad_input", "grad_weight"):
-        verdict = of_relation(oracle, case, what=what, role=role, **side, **expect)
+        verdict = of_relation(rule, case, what=what, role=role, **side, **expect)
         text = script_of(case, verdict, recipes()[case.spec.recipe])
         assert_stands_alone(text, MAX_PLAYED_LINES)
 
@@ -300,8 +298,8 @@ def test_special_values_reach_the_script_bit_for_bit(raw: str) -> None:
 )
 def test_special_bounds_are_valid_python(expect: Expect) -> None:
     case = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
-    for oracle in ("O5", "O11"):
-        verdict = verdict_of(oracle, "eager", expect=expect)
+    for rule in ("O5", "O11"):
+        verdict = verdict_of(rule, "eager", expect=expect)
         assert_stands_alone(script_of(case, verdict, recipes()["torch.fp32"]))
 
 
@@ -360,7 +358,7 @@ def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdi
             found = [
                 (case, v)
                 for v in judgement.causes
-                if (not rules or v.oracle in rules)
+                if (not rules or v.rule in rules)
                 and fingerprint(v, judgement.family) not in clean[case.id]
             ]
             if found:
@@ -418,7 +416,7 @@ def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> Non
             text = script_of(case, verdict, recipes()[case.spec.recipe])
             assert_stands_alone(text, MAX_PLAYED_LINES)
         except ValueError as error:
-            refusals.append(f"{verdict.oracle}: {error}")
+            refusals.append(f"{verdict.rule}: {error}")
     assert len(refusals) < len(found), "; ".join(refusals)
 
 

@@ -51,34 +51,34 @@ _NEAR = Near(bits(1.0), bits(0.5))
 MAX_LINES = 390
 #: Rules that judge a model as a whole, as their verdicts would look.
 RULES: dict[str, dict[str, Any]] = {
-    "crash": {"oracle": "contract", "role": "forward", "status": "crashed", "at": At(what="error"),
+    "crash": {"rule": "contract", "role": "forward", "status": "crashed", "at": At(what="error"),
               "symptom": "fails although nothing forbids it (RuntimeError in f)",
               "expect": Runs("RuntimeError")},
-    "missing": {"oracle": "contract", "role": "backward", "status": "diverged",
+    "missing": {"rule": "contract", "role": "backward", "status": "diverged",
                 "symptom": "no grad_parameter", "expect": Present((GRADIENT,))},
-    "O1": {"oracle": "O1", "symptom": "differs on repeat",
+    "O1": {"rule": "O1", "symptom": "differs on repeat",
            "expect": Same(At(name="output", index=(0, 0), run=AGAIN))},
-    "O8": {"oracle": "O8", "symptom": "differs from eager", "arm": "aot_eager",
+    "O8": {"rule": "O8", "symptom": "differs from eager", "arm": "aot_eager",
            "expect": Same(At(name="output", index=(0, 0), run="eager"))},
-    "O9": {"oracle": "O9", "symptom": "error beyond eager's", "expect": _NEAR,
+    "O9": {"rule": "O9", "symptom": "error beyond eager's", "expect": _NEAR,
            "at": At(name="output"), "arm": "aot_eager_decomp_partition"},
-    "O9 row": {"oracle": "O9", "symptom": "error beyond eager's", "expect": _NEAR,
+    "O9 row": {"rule": "O9", "symptom": "error beyond eager's", "expect": _NEAR,
                "at": At(name="grad_input", index=(21,)),
                "arm": "aot_eager_decomp_partition"},
-    "O9 finite": {"oracle": "O9", "symptom": "not finite", "expect": FINITE,
+    "O9 finite": {"rule": "O9", "symptom": "not finite", "expect": FINITE,
                   "arm": "aot_eager_decomp_partition"},
-    "O12": {"oracle": "O12", "symptom": "differs from no checkpoint",
+    "O12": {"rule": "O12", "symptom": "differs from no checkpoint",
             "arm": "eager+checkpoint_selective",
             "expect": Same(At(name="output", index=(0, 0), run="eager"))},
-    "O13": {"oracle": "O13", "symptom": "codes differ in recompute",
+    "O13": {"rule": "O13", "symptom": "codes differ in recompute",
             "arm": "aot_eager+checkpoint",
             "at": At(what="codes", name="output", side="a", phase="recompute", index=(0, 0)),
             "expect": Same(At(what="codes", name="output", side="a", phase="forward"))},
-    "O18": {"oracle": "O18", "symptom": "probabilities do not sum to 1",
+    "O18": {"rule": "O18", "symptom": "probabilities do not sum to 1",
             "expect": Own("1", bits(2.0**-10)), "at": At(what="attention")},
-    "product": {"oracle": "O15", "arm": "aot_eager", "role": "gradient", "symptom": WRONG_PRODUCT,
+    "product": {"rule": "O15", "arm": "aot_eager", "role": "gradient", "symptom": WRONG_PRODUCT,
                 "at": At(what="product")},
-    "R23": {"oracle": "R23", "symptom": "is not the sum of the microbatches'",
+    "R23": {"rule": "R23", "symptom": "is not the sum of the microbatches'",
             "expect": Sum("the microbatches' gradients")},
 }  # fmt: skip
 
@@ -148,12 +148,12 @@ def test_every_rung_has_a_script(rule: str, arm: str) -> None:
 def test_what_no_player_can_show_is_refused() -> None:
     for at in (At(what="pending"), At(what="codes", name="bias", layer="up", side="a")):
         with pytest.raises(ValueError, match="no eyes for"):
-            written("O1", spec_of("mlp_gelu"), oracle="O5", at=at, expect=Is(bits(1)))
+            written("O1", spec_of("mlp_gelu"), rule="O5", at=at, expect=Is(bits(1)))
     at = At(name="output", index=(0, 0), run="another life")
     with pytest.raises(ValueError, match="does not play 'another life'"):
-        written("O1", spec_of("mlp_gelu"), oracle="O5", at=at, expect=Is(bits(1)))
+        written("O1", spec_of("mlp_gelu"), rule="O5", at=at, expect=Is(bits(1)))
     with pytest.raises(ValueError, match="cannot check State"):
-        written("O1", spec_of("mlp_gelu"), oracle="O14", expect=State(bits(1), ()))
+        written("O1", spec_of("mlp_gelu"), rule="O14", expect=State(bits(1), ()))
 
 
 def test_a_layers_finding_is_shown_by_a_single_linear() -> None:
@@ -161,7 +161,7 @@ def test_a_layers_finding_is_shown_by_a_single_linear() -> None:
     tensors = {"input": np.ones((2, 32), np.float32), "weight": np.ones((3, 32), np.float32),
                "grad_output": np.ones((2, 3), np.float32)}  # fmt: skip
     verdict = verdict_of(
-        "O1", oracle="O5", at=At(name="output", layer="up", index=(1, 2)),
+        "O1", rule="O5", at=At(name="output", layer="up", index=(1, 2)),
         expect=Within(bits(0), bits(1)),
     )  # fmt: skip
     case = Case(spec=layer, data=DataSpec())

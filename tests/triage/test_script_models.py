@@ -57,16 +57,16 @@ SHOWN = [
 
 @pytest.mark.one_in(6)
 @pytest.mark.slow
-@pytest.mark.parametrize(("oracle", "fault", "spec"), SHOWN)
+@pytest.mark.parametrize(("rule", "fault", "spec"), SHOWN)
 def test_a_models_script_fails_under_its_fault_and_passes_without(
-    tmp_path: Path, scripts: RunScript, oracle: str, fault: str, spec: dict[str, Any]
+    tmp_path: Path, scripts: RunScript, rule: str, fault: str, spec: dict[str, Any]
 ) -> None:
     case = Case(spec=Spec(**spec), data=DataSpec())
     path = tmp_path / "repro.py"
     rungs = frozenset({"inductor+checkpoint_selective"}) if "heads" in spec else None
     with builtin_faults()[fault].plant():
         judge = Judge(recipes(), Ledger([]), arms=rungs)
-        cause = judge.judge(case, [BY_NAME[oracle]]).causes[0]
+        cause = judge.judge(case, [BY_NAME[rule]]).causes[0]
         path.write_text(script_of(case, cause, recipes()[case.spec.recipe]))
     assert_shows(scripts, path, ("", fault))
 

@@ -51,7 +51,7 @@ class Scripts:
 
 
 def seen(judge: Judge) -> Verdict:
-    return next(v for v in judge.judge(CASE).causes if v.oracle == "O5")
+    return next(v for v in judge.judge(CASE).causes if v.rule == "O5")
 
 
 def triaged(scripts: Scripts) -> tuple[Triaged, list[Triaged]]:
@@ -137,7 +137,7 @@ def test_what_is_missing_under_another_name_takes_no_more(drawn: dict[str, Any])
     spec = msgspec.structs.replace(spec, **drawn)
     case = Case(spec=spec, data=DataSpec(seed=7))
     judge = Judge(recipes(), Ledger([]), select_arms(("eager",)))
-    cause = next(v for v in judge.judge(case).causes if v.oracle == "contract")
+    cause = next(v for v in judge.judge(case).causes if v.rule == "contract")
     found = triage(judge, case, cause, seconds=20.0, scripts=Scripts(True)).finding
     assert found.fingerprint == "contract--backward--eager--no grad_parameter--torchao.mxfp8"
     assert found.needs == ["bias=True"]

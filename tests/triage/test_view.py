@@ -35,7 +35,7 @@ SIZES: dict[str, Any] = {"m": 96, "k": 128, "n": 64}
 class Look:
     """A rule, what it finds, and the tensor that is then shown."""
 
-    oracle: str
+    rule: str
     fault: str
     tensor: str
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Look:
     data: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.oracle} {self.fault}"
+        return f"{self.rule} {self.fault}"
 
 
 LOOKS = [
@@ -72,7 +72,7 @@ def judged(look: Look) -> tuple[Verdict, Evidence]:
     case = Case(spec=Spec(recipe=look.recipe, **(SIZES | look.spec)), data=DataSpec(**look.data))
     judge = Judge(recipes(), Ledger([]), EAGER)
     with builtin_faults()[look.fault].plant():
-        verdict, *_ = judge.judge(case, [BY_NAME[look.oracle]]).causes
+        verdict, *_ = judge.judge(case, [BY_NAME[look.rule]]).causes
         evidence = observed(judge, case, verdict)
     assert isinstance(evidence, Evidence)
     return verdict, evidence
@@ -103,20 +103,20 @@ def clean() -> Evidence:
     return evidence
 
 
-def spoilt(oracle: str, where: Any, value: float) -> View | None:
+def spoilt(rule: str, where: Any, value: float) -> View | None:
     """What the rule shows of a clean output with this value somewhere."""
     whole = clean()
     trace = whole.traces["eager"]
     output = trace.outputs["output"].copy()
     output[where] = value
     wrong = replace(whole, traces={"eager": replace(trace, outputs={"output": output})})
-    verdict = next(v for v in verdicts_of(wrong, [BY_NAME[oracle]]) if v.role == "output")
+    verdict = next(v for v in verdicts_of(wrong, [BY_NAME[rule]]) if v.role == "output")
     return view_of(wrong, verdict)
 
 
-@pytest.mark.parametrize("oracle", ["O11", "O10", "O6", "O5"])
-def test_a_nan_is_the_one_wrong_element(oracle: str) -> None:
-    view = spoilt(oracle, (5, 3), np.nan)
+@pytest.mark.parametrize("rule", ["O11", "O10", "O6", "O5"])
+def test_a_nan_is_the_one_wrong_element(rule: str) -> None:
+    view = spoilt(rule, (5, 3), np.nan)
     assert view is not None and (view.wrong, view.at, view.bins.infinite) == (1, (5, 3), 1)
     assert [row.count("x") for row in view.rows].index(1) == view.cell[0]
 
@@ -195,7 +195,7 @@ def test_triage_keeps_the_view_of_the_case_as_it_was_drawn() -> None:
     spec = Spec(recipe=ROWWISE, backend="emulated", m=16, k=32, n=16)
     case, judge = Case(spec=spec, data=DataSpec(seed=3)), Judge(recipes(), Ledger([]), EAGER)
     with builtin_faults()["gemm-gain"].plant():
-        verdict = next(v for v in judge.judge(case).causes if v.oracle == "O5")
+        verdict = next(v for v in judge.judge(case).causes if v.rule == "O5")
         done = triage(judge, case, verdict, seconds=3.0, plant=("", "gemm-gain"),
                       scripts=Scripts(True))  # fmt: skip
     finding = done.finding

@@ -161,7 +161,7 @@ def _seen(
     rules: dict[str, set[str]] = {}
     for verdict in judgement.verdicts:
         if verdict.status in JUDGED:
-            rules.setdefault(verdict.arm, set()).add(verdict.oracle)
+            rules.setdefault(verdict.arm, set()).add(verdict.rule)
     return CaseSeen(
         case=case.id,
         recipe=case.spec.recipe,
@@ -170,7 +170,7 @@ def _seen(
         arms=sorted(arm for arm, names in rules.items() if names & LOOKING),
         known=sorted({verdict.explained_by for verdict in judgement.known}),
         causes={
-            name: Shown(verdict.sentence(), verdict.oracle, verdict.arm)
+            name: Shown(verdict.sentence(), verdict.rule, verdict.arm)
             for name, verdict in named.items()
         },
         results=results,

@@ -266,7 +266,7 @@ class Generator:
         self.seen.update(pairs(case))
         if self.counted or case.spec.compile != "none" or case.spec.events:
             return  # a graph cannot play every event
-        shares = (v.factor for v in judgement.verdicts if v.oracle == "O6" and v.status == "ok")
+        shares = (v.factor for v in judgement.verdicts if v.rule == "O6" and v.status == "ok")
         share = max(shares, default=0.0)
         if share <= 0.0 or any(c.spec == case.spec for _, c in self.close):
             return

@@ -390,7 +390,7 @@ class Worker:
         if why := self.judge.unseen.get(case.spec.recipe):
             self._warn(case.spec.recipe, why)
         for verdict in verdicts:
-            self.counts["rule", verdict.oracle, case.spec.recipe, verdict.status] += 1
+            self.counts["rule", verdict.rule, case.spec.recipe, verdict.status] += 1
         looked: set[tuple[Any, ...]] = {*looked_at(verdicts, case.spec.recipe, case.spec.model)}
         looked |= called(verdicts)
         looked |= happened(case) if looked else set()

@@ -57,7 +57,7 @@ def fold(
     rung = {name: i for i, name in enumerate(ARMS)}
     rank = {name: i for i, name in enumerate(rules)}
     single = case.spec.model == "linear"
-    ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))
+    ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.rule]))
     roots: list[Verdict] = []
     folded: list[Verdict] = []
     consequences: list[tuple[Verdict, Verdict]] = []
@@ -83,11 +83,11 @@ def fold(
 def _above(verdict: Verdict, roots: Sequence[Verdict], spec: Spec) -> Sequence[Verdict]:
     """What a verdict may be a consequence of. What is known of one parameter on ranks says nothing
     of another: the ledger is asked of each."""
-    if kind_of(spec) not in MESHES or verdict.oracle == "contract":
+    if kind_of(spec) not in MESHES or verdict.rule == "contract":
         return roots
 
     def of_another(root: Verdict) -> bool:
-        known = (root.status, root.oracle) == ("known", verdict.oracle)
+        known = (root.status, root.rule) == ("known", verdict.rule)
         return known and (root.at.layer or root.at.name) != (verdict.at.layer or verdict.at.name)
 
     return [root for root in roots if not of_another(root)]

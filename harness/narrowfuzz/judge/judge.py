@@ -106,7 +106,7 @@ class Judge(Observer):
         model = MODELS.get(case.spec.model)
 
         def elsewhere(verdict: Verdict) -> bool:
-            apart = verdict.oracle in _APART and not verdict.at.side  # else it is the cast's own
+            apart = verdict.rule in _APART and not verdict.at.side  # else it is the cast's own
             return verdict.status == "diverged" and apart and not ARMS[verdict.arm].compiled
 
         if model is None or not model.own or not any(map(elsewhere, verdicts)):
@@ -124,7 +124,7 @@ class Judge(Observer):
         and so may it be that a user's own router sends nothing to an expert."""
         if verdict.at.what == "function":
             return 0  # fresh directions were drawn, and no data of the case
-        if BY_NAME[verdict.oracle].strength == "ratio":
+        if BY_NAME[verdict.rule].strength == "ratio":
             return FRESH_DRAWS
         model = MODELS.get(case.spec.model)
         own = model is not None and model.own
@@ -134,7 +134,7 @@ class Judge(Observer):
         """True if so much other data of the same Spec and class shows the same, draw after draw."""
         wanted, base = fingerprint(verdict, family), base_of(case.spec)
         arms = frozenset({base.name, verdict.arm})
-        rule = [rules_of(case.spec)[verdict.oracle]]
+        rule = [rules_of(case.spec)[verdict.rule]]
         for seed in range(1000, 1000 + draws):
             data = msgspec.structs.replace(case.data, seed=seed)
             other = msgspec.structs.replace(case, data=data)
@@ -157,12 +157,12 @@ class Judge(Observer):
         """True if the verdict's rule is broken again and again, on the verdict's arm, but never
         where the cure is in force: what comes and goes by chance seems cured by anything."""
         arms = frozenset({base_of(case.spec).name, verdict.arm})
-        rule = [rules_of(case.spec)[verdict.oracle]]
-        asked = verdict.oracle, verdict.arm
+        rule = [rules_of(case.spec)[verdict.rule]]
+        asked = verdict.rule, verdict.arm
 
         def holds(judge: Judge) -> bool:
             again = judge.judge(case, rule, arms, confirm=False)
-            judged = any((v.oracle, v.arm, v.status) == (*asked, "ok") for v in again.verdicts)
+            judged = any((v.rule, v.arm, v.status) == (*asked, "ok") for v in again.verdicts)
             return judged and not again.causes
 
         usual = self.knowing(Ledger([]))

@@ -195,7 +195,7 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     #: What a conversion changed is at modules that it replaced, as it was asked to.
     "swapped": _of_verdict(attrgetter("swapped")),
     #: The recipe's own rule that a refusal was for, in its words.
-    "rule": _of_verdict(attrgetter("rule")),
+    "rule": _of_verdict(attrgetter("requirement")),
     #: The model calls attention, or is a user's and may; its forward draws random numbers.
     "attends": _of_model(attrgetter("attends")),
     "random": _of_model(attrgetter("random")),

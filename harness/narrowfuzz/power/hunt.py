@@ -156,7 +156,7 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
             found=True,
             seconds=round(best.seconds - tally.ready, 2),
             cases=best.cases,
-            oracle=best.finding.oracle,
+            rule=best.finding.rule,
             arm=best.finding.arm,
             fingerprint=best.finding.fingerprint,
             size=form_of(spec).size(spec),

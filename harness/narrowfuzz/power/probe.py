@@ -20,7 +20,7 @@ _EXAMPLES = 3
 class Pass:
     """One verdict that was ``ok``."""
 
-    oracle: str
+    rule: str
     arm: str
     role: str
     layer: str
@@ -83,7 +83,7 @@ def probe(
     """
     before = _by_arm(check(evidence))
     for arm, verdicts in before.items():
-        rules = sorted({v.oracle for v in verdicts if v.status == "ok"})
+        rules = sorted({v.rule for v in verdicts if v.status == "ok"})
         found: dict[str, list[bool]] = {}
         for perturbation in dict.fromkeys(p for rule in rules for p in falsify[rule]):
             other = perturbation.change(evidence, arm)
@@ -92,13 +92,13 @@ def probe(
                 found[perturbation.title] = _noticed(verdicts, after)
         for i, verdict in enumerate(verdicts):
             if verdict.status == "ok":
-                own = {p.title for p in falsify[verdict.oracle]} & found.keys()
+                own = {p.title for p in falsify[verdict.rule]} & found.keys()
                 like = [j for j, v in enumerate(verdicts) if _alike(v, verdict)]
                 noticed = frozenset(title for title in own if found[title][i])
                 # another verdict's business, as results are where this one compared operands
                 others = {t for t in own - noticed if any(found[t][j] for j in like)}
                 yield Pass(
-                    verdict.oracle,
+                    verdict.rule,
                     arm,
                     verdict.role,
                     verdict.at.layer or layer,
@@ -108,7 +108,7 @@ def probe(
 
 
 def _alike(x: Verdict, y: Verdict) -> bool:
-    return (x.oracle, x.role, x.at.layer) == (y.oracle, y.role, y.at.layer)
+    return (x.rule, x.role, x.at.layer) == (y.rule, y.role, y.at.layer)
 
 
 def _by_arm(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:

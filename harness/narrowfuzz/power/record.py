@@ -27,7 +27,7 @@ class Hunted(msgspec.Struct, kw_only=True, frozen=True):
     seconds: float | None = None
     #: Cases judged by then, or in all.
     cases: int = 0
-    oracle: str = ""
+    rule: str = msgspec.field(default="", name="oracle")
     #: The guilty rung, checkpointing included.
     arm: str = ""
     fingerprint: str = ""

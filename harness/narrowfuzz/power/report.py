@@ -31,7 +31,7 @@ def print_fault(console: Console, fault: Hunted) -> None:
         line = f"[yellow]unusable[/]  {fault.id}: {escape(fault.problem)}"
     elif fault.found:
         line = (
-            f"found     {fault.id}: {fault.seconds:.1f} s, {fault.cases} cases, {fault.oracle} on "
+            f"found     {fault.id}: {fault.seconds:.1f} s, {fault.cases} cases, {fault.rule} on "
             f"{fault.arm}, size {fault.size}: {escape(fault.fingerprint)}"
         )
     else:

@@ -96,7 +96,7 @@ def measure(
     for recipe in recipes:
         for case, rules in drawn(recipe, cases, f"{seed}/{recipe.name}", compile):
             for one in passes(judge, case, rules):
-                found.setdefault((one.oracle, recipe.name), Passes()).take(case, one)
+                found.setdefault((one.rule, recipe.name), Passes()).take(case, one)
     return found
 
 

@@ -50,7 +50,7 @@ def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
         "severity": finding.severity,
         "why_severity": finding.why_severity,
         "known_issue": finding.known_issue or "",
-        "rule": finding.oracle,
+        "rule": finding.rule,
         "strength": finding.strength,
         "sentence": finding.sentence,
         "recipe": finding.recipe,
@@ -91,12 +91,12 @@ def _junit(found: Sequence[Finding], ended: Ended) -> Element:
         recipe, arm, model = place
         test = SubElement(suite, "testcase", classname=recipe, name=f"{arm} / {model}")
         for finding in failing.get(place, ()):
-            said = SubElement(test, "failure", message=finding.sentence, type=finding.oracle)
+            said = SubElement(test, "failure", message=finding.sentence, type=finding.rule)
             known = f"{known_words(finding.known_issue)}\n" if finding.known_issue else ""
             said.text = (
                 f"{known}severity {finding.severity}, {configuration_of(finding)}\n"
                 f"findings/{finding.id}/repro.py reproduces it\n"
-                f"found by: narrowfuzz rule {finding.oracle}"
+                f"found by: narrowfuzz rule {finding.rule}"
             )
         if place in share.never and place not in failing:
             SubElement(test, "skipped", message="not checked in this run")
@@ -105,7 +105,7 @@ def _junit(found: Sequence[Finding], ended: Ended) -> Element:
 
 def _sarif(found: Sequence[Finding], accepted: Accepted) -> dict[str, Any]:
     """SARIF 2.1.0, which code hosts show beside a change; each result stands at its script."""
-    rules = sorted({finding.oracle for finding in found})
+    rules = sorted({finding.rule for finding in found})
     return {
         "version": "2.1.0",
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -134,7 +134,7 @@ def _sarif(found: Sequence[Finding], accepted: Accepted) -> dict[str, Any]:
 def _result(finding: Finding, accepted: Accepted) -> dict[str, Any]:
     script = {"uri": f"findings/{finding.id}/repro.py"}
     result: dict[str, Any] = {
-        "ruleId": finding.oracle,
+        "ruleId": finding.rule,
         "level": _LEVELS[finding.severity],
         "message": {"text": f"{finding.sentence} ({configuration_of(finding)})"},
         "partialFingerprints": {"narrowfuzz/v1": finding.fingerprint},

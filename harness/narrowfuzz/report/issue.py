@@ -70,7 +70,7 @@ def issue_text(finding: Finding, script: str) -> str:
 
 def _of_function(finding: Finding) -> bool:
     """Is it about a user's autograd.Function, which no recipe has a part in?"""
-    return finding.oracle == own_functions.NAME
+    return finding.rule == own_functions.NAME
 
 
 def _what(finding: Finding) -> str:
@@ -111,7 +111,7 @@ def _script(finding: Finding, script: str) -> str:
 
 
 def _expected(finding: Finding) -> str:
-    return f"The rule: {explained(finding.oracle)}"
+    return f"The rule: {explained(finding.rule)}"
 
 
 def _where(finding: Finding) -> str:
@@ -149,7 +149,7 @@ def _beside(finding: Finding) -> str:
         for entry in load_entries()
         if entry.id != finding.known_issue
         and entry.about(finding.recipe)
-        and any(glob.startswith(f"{finding.oracle}--") for glob in entry.fingerprints)
+        and any(glob.startswith(f"{finding.rule}--") for glob in entry.fingerprints)
     )
 
 

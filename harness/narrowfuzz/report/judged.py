@@ -84,9 +84,9 @@ def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple
         for verdict in verdicts
         if verdict.status in JUDGED
         and (
-            verdict.oracle in LOOKING
+            verdict.rule in LOOKING
             or (alone and verdict.role in _OPERATORS)
-            or (forbidden and verdict.oracle == "contract")
+            or (forbidden and verdict.rule == "contract")
         )
     }
 
@@ -97,7 +97,7 @@ def hindered(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[
     return {
         ("hindered", recipe, verdict.arm, model, _hindrance(verdict))
         for verdict in verdicts
-        if verdict.oracle == "contract" and verdict.status in _HINDERED
+        if verdict.rule == "contract" and verdict.status in _HINDERED
     }
 
 
@@ -141,7 +141,7 @@ def happened(case: Case) -> set[tuple[Any, ...]]:
 def called(verdicts: Iterable[Verdict]) -> set[tuple[Any, ...]]:
     """("met", ("operator", words)) for each operator of which a rule judged a call, and ("met",
     ("unjudged", (what, why))) for each operator or kernel that no rule judges."""
-    of_calls = [verdict for verdict in verdicts if verdict.oracle == "O25"]
+    of_calls = [verdict for verdict in verdicts if verdict.rule == "O25"]
     return {
         ("met", ("operator", _OPERATORS[verdict.role]))
         for verdict in of_calls

@@ -112,7 +112,7 @@ class Ended:
         if not self.subject:
             return []
         if unstable := [
-            one for one in self.accepted.counting(self.store.suspected()) if one.oracle == "O1"
+            one for one in self.accepted.counting(self.store.suspected()) if one.rule == "O1"
         ]:
             found.append(f"a run was not repeated by the next: {unstable[0].sentence}")
         if late := [

@@ -21,7 +21,7 @@ def functions_seen(verdicts: Iterable[Verdict]) -> set[tuple[str, ...]]:
     return {
         (_KEY, verdict.expect.function, verdict.status, verdict.why)
         for verdict in verdicts
-        if verdict.oracle == NAME and isinstance(verdict.expect, DerivativeOf)
+        if verdict.rule == NAME and isinstance(verdict.expect, DerivativeOf)
     }
 
 

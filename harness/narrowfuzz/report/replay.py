@@ -137,7 +137,7 @@ def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
             "diverges otherwise" if wanted and name != wanted else "still failing",
             case.spec.recipe,
             verdict.sentence(),
-            verdict.oracle,
+            verdict.rule,
             verdict.arm,
             name,
             judge.known_as(case, verdict) or ", ".join(sorted(explained)),
@@ -153,7 +153,7 @@ def _consequences(judgement: Judgement, cause: Verdict) -> tuple[str, ...]:
     found: dict[tuple[str, str], list[str]] = {}
     for verdict, root in judgement.consequences:
         if root == cause:
-            found.setdefault((verdict.role, verdict.arm), []).append(verdict.oracle)
+            found.setdefault((verdict.role, verdict.arm), []).append(verdict.rule)
     return tuple(
         f"{', '.join(dict.fromkeys(rules))} on {role}, {BY_NAME[arm].words}"
         for (role, arm), rules in found.items()
@@ -163,12 +163,12 @@ def _consequences(judgement: Judgement, cause: Verdict) -> tuple[str, ...]:
 def _not_judged(judgement: Judgement, finding: Finding | None) -> str:
     """Why a case without a divergence says nothing: the rule that the finding is about has not
     looked at the rung it is about, or no rule at anything; "" if one has."""
-    place = (finding.oracle, finding.arm) if finding else None
-    mine = [v for v in judgement.verdicts if place in (None, (v.oracle, v.arm))]
+    place = (finding.rule, finding.arm) if finding else None
+    mine = [v for v in judgement.verdicts if place in (None, (v.rule, v.arm))]
     if any(v.status in ("ok", "known") for v in mine):
         return ""
     reasons = dict.fromkeys(v.why for v in mine if v.why)
-    what = f"{finding.oracle} on {finding.arm}" if finding else "any rule"
+    what = f"{finding.rule} on {finding.arm}" if finding else "any rule"
     return f"no verdict of {what}: {'; '.join(reasons) or 'it was not judged'}"
 
 

@@ -95,7 +95,7 @@ class Store:
             draw_state(finding.story, folder / "state.svg")
         row = msgspec.structs.asdict(finding)
         row |= {"case_id": finding.case.id, "minimal_id": finding.minimal.id}
-        row |= {"status": status, "sighting_of": cause}
+        row |= {"oracle": finding.rule, "status": status, "sighting_of": cause}
         with self._database() as db:
             db.execute(_KEEP, row)
             if status != "suspected":  # what another case did not show is shown now
@@ -182,7 +182,7 @@ def same_cause(finding: Finding, other: Finding) -> bool:
     issues = {finding.known_issue, other.known_issue} - {None}  # None: nobody asked
     if len(issues) > 1:
         return False
-    alike = (finding.oracle, finding.role) == (other.oracle, other.role)
+    alike = (finding.rule, finding.role) == (other.rule, other.role)
     needs, least = set(finding.needs), set(other.needs)
     return needs == least or (alike and needs > least)
 

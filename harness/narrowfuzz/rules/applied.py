@@ -58,4 +58,4 @@ def checks(evidence: Evidence, rules: Sequence[Rule]) -> Iterator[Applied]:
 
 
 def _named(evidence: Evidence, check: Check, names: frozenset[str]) -> Iterator[Verdict]:
-    return (verdict for verdict in check(evidence) if verdict.oracle in names)
+    return (verdict for verdict in check(evidence) if verdict.rule in names)

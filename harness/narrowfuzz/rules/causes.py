@@ -23,13 +23,13 @@ def root_of(
 ) -> Verdict | None:
     """The cause, among those found so far, that this divergence is a consequence of; None if it is
     a cause itself. A known wrong output of a ``single`` linear explains none of its gradients."""
-    rule = rules[verdict.oracle]
+    rule = rules[verdict.rule]
     upstream = rule.upstream
     composed = verdict.at.what == "operator" and bool(OPERATORS[verdict.at.name].functions)
     for root in roots:
         if single and _apart(root, verdict):
             continue
-        if root.symptom == ALLOWED and verdict.oracle != "contract":
+        if root.symptom == ALLOWED and verdict.rule != "contract":
             continue  # what runs and should not is wrong in no other way
         if composed and root.at.what == "operator" and not OPERATORS[root.at.name].functions:
             if root.arm == verdict.arm and root.status != "known":
@@ -38,28 +38,28 @@ def root_of(
         # no divergence, but a reference that follows a known deviation on this arm: it explains
         # that the recomputed run differs from the plain one, if no other arm followed it alike
         if root.role == FOLLOWED:
-            if verdict.oracle == "O12" and root.arm == verdict.arm and _only_there(root, roots):
+            if verdict.rule == "O12" and root.arm == verdict.arm and _only_there(root, roots):
                 return root
             continue
         if root.at.what == "operator" and root.status == "known":
-            if _gave(root, verdict) and root.oracle in upstream:
+            if _gave(root, verdict) and root.rule in upstream:
                 return root
             continue
-        if rule.scope == "case" and verdict.oracle != "contract":
-            again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
+        if rule.scope == "case" and verdict.rule != "contract":
+            again = root.rule == verdict.rule and root.symptom == verdict.symptom
             beneath = _beneath(root, verdict) or _on_ranks(root, verdict)
-            if again or (beneath and root.oracle in upstream):
+            if again or (beneath and root.rule in upstream):
                 return root
-        if root.at.layer != verdict.at.layer and rules[root.oracle].scope == "layer":
+        if root.at.layer != verdict.at.layer and rules[root.rule].scope == "layer":
             continue
-        if root.at.what == "operator" and _gave(root, verdict) and root.oracle in upstream:
+        if root.at.what == "operator" and _gave(root, verdict) and root.rule in upstream:
             return root
         # a dequantised operand shows a wrong code or scale too, but cannot tell which it was
         symptoms = {verdict.symptom} if verdict.symptom != LEVEL_B else {root.symptom}
-        same = root.oracle == verdict.oracle and root.symptom in symptoms
-        if root.role == verdict.role and (same or root.oracle in upstream):
+        same = root.rule == verdict.rule and root.symptom in symptoms
+        if root.role == verdict.role and (same or root.rule in upstream):
             return root
-        if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
+        if root.rule == "contract" and root.arm == verdict.arm and root.status == "crashed":
             return root
     return None
 
@@ -76,7 +76,7 @@ def _gave(call: Verdict, verdict: Verdict) -> bool:
 
 def _beneath(root: Verdict, verdict: Verdict) -> bool:
     """Is this a divergence of the same arm, or of what PyTorch's own kernels are compared with?"""
-    other = BY_NAME[verdict.arm].native and verdict.oracle in ("O8", "O9")
+    other = BY_NAME[verdict.arm].native and verdict.rule in ("O8", "O9")
     return root.arm == verdict.arm or (other and root.arm == EAGER)
 
 
@@ -87,7 +87,7 @@ def _on_ranks(root: Verdict, verdict: Verdict) -> bool:
 
 def _apart(root: Verdict, verdict: Verdict) -> bool:
     """Is this a gradient, and known what is wrong with an output that nothing recomputed?"""
-    recomputed = root.oracle in ("O12", "O13")
+    recomputed = root.rule in ("O12", "O13")
     output = root.status == "known" and root.role == "output" and not recomputed
     return output and verdict.role.startswith("grad_")
 

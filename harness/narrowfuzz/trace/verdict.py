@@ -57,7 +57,7 @@ class OtherRun:
 class Verdict:
     """One rule on one arm and role: where it looked, what is expected there and what came."""
 
-    oracle: str
+    rule: str
     arm: str
     #: Class of place, part of the fingerprint.
     role: str
@@ -107,8 +107,8 @@ class Verdict:
         return replace(self, at=placed(self.at), expect=expect)
 
     @property
-    def rule(self) -> str | None:
-        """The recipe's own rule that a refusal was for; None of what is no refusal."""
+    def requirement(self) -> str | None:
+        """What of a recipe a refusal was for; None of what is no refusal."""
         return self.expect.rule if isinstance(self.expect, Refuses) else None
 
     def of_linear(self) -> Verdict:
@@ -180,15 +180,15 @@ def fingerprint(verdict: Verdict, family: str) -> str:
     its checkpointing, unless the rule is about recomputing: most causes do not care.
     """
     arm = verdict.arm
-    if (BY_NAME[arm].compiled or BY_NAME[arm].sharded) and verdict.oracle not in (
+    if (BY_NAME[arm].compiled or BY_NAME[arm].sharded) and verdict.rule not in (
         "O12",
         "O13",
         "O18",
     ):
         arm = BY_NAME[arm].stage
-    role = "operand" if verdict.oracle in ("O2", "O3", "O4") else verdict.role
+    role = "operand" if verdict.rule in ("O2", "O3", "O4") else verdict.role
     if OWN in family:  # a model has one bug here and another there
         family += f" {place_of(verdict.at)}" if place_of(verdict.at) else ""
     elif verdict.unconverted:
         family = PLAIN_FAMILY
-    return "--".join((verdict.oracle, role, arm, verdict.symptom or "value", family))
+    return "--".join((verdict.rule, role, arm, verdict.symptom or "value", family))

@@ -27,7 +27,7 @@ from narrowfuzz.triage.pair_operands import operand_pair, recompute_pair
 def compared(evidence: Evidence, verdict: Verdict) -> Compared | None:
     """The guilty tensor of a divergence; None for one that is about no tensor of this evidence."""
     found = guilty(evidence, verdict)
-    compare = _BY_RULE.get(verdict.oracle)
+    compare = _BY_RULE.get(verdict.rule)
     if compare is None or verdict.status != "diverged" or found is None:
         return None
     return compare(*found, verdict)
@@ -36,7 +36,7 @@ def compared(evidence: Evidence, verdict: Verdict) -> Compared | None:
 def guilty(evidence: Evidence, verdict: Verdict) -> tuple[Evidence, Trace] | None:
     """The evidence that the rule looked at, of a model's layer or of all, and the arm's run."""
     at = verdict.at
-    if at.layer and verdict.oracle in _OF_LINEARS:
+    if at.layer and verdict.rule in _OF_LINEARS:
         calls = (
             (place, seen)
             for place, seen in layer_evidences(evidence)
@@ -56,7 +56,7 @@ def _result(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | No
     got = trace.outputs.get(name)
     if got is None or role is None or verdict.at.what != "result":
         return None
-    interval_of = _INTERVALS[verdict.oracle](evidence, trace, role)
+    interval_of = _INTERVALS[verdict.rule](evidence, trace, role)
     if interval_of is None:
         return None
     against, centre, radius = interval_of
@@ -65,10 +65,10 @@ def _result(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | No
     skip = evidence.reference.may_overflow(role)
     if bias is not None:  # a NaN or Inf bias is the bias's business
         skip = skip | ~np.isfinite(bias)[None, :]
-    if verdict.oracle in ("O7", "O11"):
+    if verdict.rule in ("O7", "O11"):
         nan = np.isnan(centre)
         # O11 is about NaN alone: whatever number came is as good as another
-        number = got if verdict.oracle == "O11" else np.clip(got, lo, hi)
+        number = got if verdict.rule == "O11" else np.clip(got, lo, hi)
         wanted = np.where(nan, np.nan, np.where(np.isnan(got), lo, number))
         one = exactly(name, against, got, wanted, FORMATS[evidence.spec.dtype])
         return None if one is None else replace(one, skip=skip & ~nan)

@@ -48,7 +48,7 @@ def observed(judge: Judge, case: Case, verdict: Verdict) -> Evidence:
     """The guilty arm's run, and those that it is held against."""
     rungs = frozenset({base_of(case.spec).name, EAGER.name, verdict.arm})
     # what strikes by chance is seen in a second run; a compiled one would cost too much
-    again = verdict.oracle == "O1" and not ARMS[verdict.arm].compiled
+    again = verdict.rule == "O1" and not ARMS[verdict.arm].compiled
     return judge.observe(case, rungs, repeat=again)
 
 
@@ -78,7 +78,7 @@ def worst_of(evidence: Evidence, verdict: Verdict) -> Effect:
     layers. Where nothing of that is there to measure, as for a state that no product has met yet,
     SMALL: neither played down nor up.
     """
-    if verdict.oracle == "census":
+    if verdict.rule == "census":
         return Effect(_OF_CENSUS.get(verdict.symptom, LARGE))
     if verdict.at.what == "function" and evidence.functions is not None:
         return Effect(max((d.off for d in evidence.functions() if d.wrong), default=SMALL))

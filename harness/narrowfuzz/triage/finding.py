@@ -107,7 +107,7 @@ class Finding(msgspec.Struct, kw_only=True):
     #: Where it was seen, as a user asks for it.
     device: str = "cpu"
     #: Sentence pieces of the verdict.
-    oracle: str
+    rule: str = msgspec.field(name="oracle")
     arm: str
     role: str
     symptom: str
@@ -263,9 +263,9 @@ def seen_on(finding: Finding) -> str:
 def _data_free(finding: Finding) -> str:
     """Why no data matter; "" where they may. Of an error that no rule about shapes or loading
     foresees nobody knows."""
-    if finding.oracle == "census":
+    if finding.rule == "census":
         return "at conversion, before anything runs"
-    by_load = finding.oracle == "R20" and isinstance(finding.expect, Runs)
+    by_load = finding.rule == "R20" and isinstance(finding.expect, Runs)
     return "does not depend on the data" * (by_load or isinstance(finding.expect, Refuses))
 
 
@@ -296,7 +296,7 @@ def promise_of(finding: Finding) -> str:
             "The library promises nothing about this message: it is a usability complaint, not a "
             "wrong result"
         )
-    if finding.oracle == "census" and finding.symptom in _KEPT:
+    if finding.rule == "census" and finding.symptom in _KEPT:
         return "Nothing documents what conversion keeps; we expect a module swap to keep it"
     return "It is a bug of the library, or narrowfuzz is wrong about what the library promises"
 
@@ -381,7 +381,7 @@ def effect_words(finding: Finding) -> str:
     effect = float(finding.effect)
     if isinstance(finding.expect, Runs | Refuses):
         return "it fails with an error or an end of the process, so no wrong number goes unseen"
-    if finding.oracle == "census":
+    if finding.rule == "census":
         return _OF_CENSUS[weighed("silent", effect, "gaussian").severity]
     if isinstance(finding.expect, Present):
         return "a result that training needs is missing"
@@ -437,7 +437,7 @@ def report(finding: Finding, replay: str) -> str:
     return "\n".join(
         [
             *lines,
-            f"  found by: narrowfuzz rule {finding.oracle}",
+            f"  found by: narrowfuzz rule {finding.rule}",
             f"  replay: {replay}",
             f"  id {finding.id}, fingerprint {finding.fingerprint}",
         ]

@@ -148,7 +148,7 @@ def _lost_layers(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> s
 
 def _largest(judge: Judge, case: Case, verdict: Verdict) -> Spike | None:
     """The largest element of the operand row a quantiser rule was broken in."""
-    if verdict.oracle not in OPERAND_RULES or not verdict.at.index:
+    if verdict.rule not in OPERAND_RULES or not verdict.at.index:
         return None
     role: Role = verdict.role  # type: ignore[assignment]
     tensors = tensors_of(case, judge.recipe(case.spec))

@@ -32,8 +32,8 @@ def known_issue(
     if judgement.shows(name):
         return None
     followed = [v for v in judgement.verdicts if v.status == "known"]
-    place = verdict.oracle, verdict.arm, verdict.role
-    if own := [v for v in followed if (v.oracle, v.arm, v.role) == place]:
+    place = verdict.rule, verdict.arm, verdict.role
+    if own := [v for v in followed if (v.rule, v.arm, v.role) == place]:
         return entries[own[0].explained_by]
     for by in dict.fromkeys(v.explained_by for v in followed):
         if not judged(Ledger([entries[by]], device=ledger.device)).shows(name):

@@ -40,7 +40,7 @@ def linear_of(
 def first_of(judge: Judge, case: Case, verdict: Verdict) -> Verdict:
     """The same divergence at the first call of its layer that shows it: of a model's layers only
     first and last calls are judged."""
-    at, rule, arm = verdict.at, [BY_NAME[verdict.oracle]], verdict.arm
+    at, rule, arm = verdict.at, [BY_NAME[verdict.rule]], verdict.arm
     if not (at.layer and at.call) or ARMS[arm].compiler or ARMS[arm].checkpoint:
         return verdict
     evidence = judge.observe(case, frozenset({arm}), repeat=False)

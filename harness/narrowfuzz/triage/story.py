@@ -25,7 +25,7 @@ def tell(evidence: Evidence, verdict: Verdict) -> Story:
     return Story(
         lines=[heading(evidence.spec), *lines(evidence.spec)],
         event=event,
-        broke=f"{verdict.oracle}: {verdict.role} {verdict.symptom}"
+        broke=f"{verdict.rule}: {verdict.role} {verdict.symptom}"
         + (f", {place(evidence.spec, event)}" if event >= 0 else ""),
         slot="" if slot is None else str(slot),
         states={} if slot is None else {a: _states(t, slot) for a, t in traces.items()},

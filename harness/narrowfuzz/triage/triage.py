@@ -139,7 +139,7 @@ def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case
     """What strikes by chance breaks any rule that compares: does the case itself, or the same in
     fp32, run again and again, not always give the same?"""
     form = form_of(case.spec)
-    if verdict.oracle == "O1" or not form.one_process or ARMS[verdict.arm].compiler:
+    if verdict.rule == "O1" or not form.one_process or ARMS[verdict.arm].compiler:
         return None
     plain = form.cheapest(case, verdict.arm)
     for dtype in dict.fromkeys((plain.spec.dtype, *_widest(judge, case.spec))):
@@ -147,7 +147,7 @@ def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case
         again = msgspec.structs.replace(plain, spec=spec)
         for _ in range(_REPEATS):
             causes = judge.judge(again, needed("O1", again.spec)).causes
-            if found := next((v for v in causes if v.oracle == "O1"), None):
+            if found := next((v for v in causes if v.rule == "O1"), None):
                 return again, found
     return None
 
@@ -161,7 +161,7 @@ def _rules(case: Case, verdict: Verdict) -> tuple[Rule, ...]:
     if isinstance(verdict.expect, Refuses) and not verdict.expect.raised:
         every = rules_of(case.spec).values()
         return tuple(rule for rule in every if not rule.reruns)  # a reference is what is refused
-    return needed(verdict.oracle, case.spec)
+    return needed(verdict.rule, case.spec)
 
 
 def _drawn(
@@ -222,7 +222,7 @@ def _shown_by(
     the guilty rung first, and only where that shows it for one beneath, which may be the first to
     show it."""
     spec = case.spec
-    if not _playable(judge, spec) or verdict.oracle not in rules_of(spec):
+    if not _playable(judge, spec) or verdict.rule not in rules_of(spec):
         return None
     rules = _rules(case, verdict)
     stage, beneath = ARMS[verdict.arm].stage, judge.beneath(spec, verdict.arm)
@@ -243,8 +243,8 @@ def _plainest(judge: Judge, drawn: Case, minimal: Case, verdict: Verdict, second
         return minimal
 
     def same(judgement: Judgement) -> Verdict | None:
-        place = verdict.oracle, verdict.arm, verdict.status
-        causes = (v for v in judgement.causes if (v.oracle, v.arm, v.status) == place)
+        place = verdict.rule, verdict.arm, verdict.status
+        causes = (v for v in judgement.causes if (v.rule, v.arm, v.status) == place)
         return next((v for v in causes if lacking_of(v) == lacking), None)
 
     builds = _BUILDS if ARMS[verdict.arm].compiler else 0
@@ -319,7 +319,7 @@ def finding_of(
         scaled=not (verdict.unconverted or recipe.family == PLAIN_FAMILY),
         backend_words=backend,
         device=device["name"],
-        oracle=verdict.oracle,
+        rule=verdict.rule,
         arm=verdict.arm,
         role=verdict.role,
         symptom=verdict.symptom,
@@ -328,7 +328,7 @@ def finding_of(
         got=verdict.got,
         expect=verdict.expect,
         given=verdict.given,
-        strength=rules_of(case.spec)[verdict.oracle].strength,
+        strength=rules_of(case.spec)[verdict.rule].strength,
         reach=reach_of(minimal),
         case=case,
         minimal=minimal,

@@ -132,7 +132,7 @@ def _elements(evidence: Evidence, verdict: Verdict) -> tuple[Element, ...]:
     found = guilty(evidence, verdict)
     if found is None or not verdict.at.side or verdict.at.what == "source":
         return ()
-    return (_recast if verdict.oracle == "O13" else _cast)(*found, verdict)
+    return (_recast if verdict.rule == "O13" else _cast)(*found, verdict)
 
 
 def _cast(evidence: Evidence, trace: Trace, verdict: Verdict) -> tuple[Element, ...]:

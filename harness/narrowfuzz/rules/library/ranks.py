@@ -44,7 +44,7 @@ def _shared(evidence: Evidence, arm: str) -> Iterator[Verdict]:
             if verdict.status == "diverged" and verdict.symptom not in classes:
                 classes.add(verdict.symptom)
                 at = msgspec.structs.replace(verdict.at, rank=rank)
-                yield replace(verdict, oracle="S13", at=at)
+                yield replace(verdict, rule="S13", at=at)
     if not classes:
         yield plain("S13", arm, "state", "ok")
 

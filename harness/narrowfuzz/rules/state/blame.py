@@ -22,7 +22,7 @@ def blamed(verdict: Verdict, one: Evidence, other: Evidence, *, alike: bool) -> 
             continue
         if run is one:
             reason = "the plain run breaks the state machine's rules"
-            return plain(verdict.oracle, verdict.arm, verdict.role, "inconclusive", reason)
+            return plain(verdict.rule, verdict.arm, verdict.role, "inconclusive", reason)
         return verdict  # of this no deviation accounts, whatever was followed besides
     if not alike and verdict.role != "state" and _scales(one) == _scales(other):
         return verdict  # deviations change scales, and through them results

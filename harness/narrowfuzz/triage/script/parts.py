@@ -92,7 +92,7 @@ def packed(tensors: Tensors) -> str:
 def docstring(verdict: Verdict, subject: str) -> str:
     """What a script says of itself; ``subject`` is what it runs."""
     over = f" over {', '.join(laid())}" if laid() else ""
-    how = f"{subject}{over}, {BY_NAME[verdict.arm].words}, rule {verdict.oracle}"
+    how = f"{subject}{over}, {BY_NAME[verdict.arm].words}, rule {verdict.rule}"
     return (
         f'"""{quoted(verdict.sentence())}\n\n{how}. '
         'Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."""'
