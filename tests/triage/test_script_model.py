@@ -92,13 +92,13 @@ def spec_of(model: str, **changes: Any) -> Spec:
     return Spec(model=model, **fields)
 
 
-def verdict_of(rule: str, **changes: Any) -> Verdict:
+def verdict_of(rule: str, /, **changes: Any) -> Verdict:
     fields = {"arm": "eager", "role": "output", "status": "diverged", "got": "2",
               "at": At(name="output", index=(0, 0)), **RULES[rule], **changes}  # fmt: skip
     return Verdict(**fields)
 
 
-def written(rule: str, spec: Spec, data: DataSpec | None = None, **changes: Any) -> str:
+def written(rule: str, spec: Spec, data: DataSpec | None = None, /, **changes: Any) -> str:
     case, recipe = Case(spec=spec, data=data or DataSpec(seed=3)), recipes()[spec.recipe]
     if rule == "R23":
         changes["runs"] = (OtherRun("microbatch 0 alone", spec, tensors_of(case, recipe)),)
