@@ -99,8 +99,8 @@ def unary_op(self: Any, arg: Any, op: Any) -> Any:
     if is_stored(dtype):
         return _made(op(*_wide(arg)), dtype)
     function = of.exactly(op) if op in _IN_FP64 else of.flushing(op) if op in _FLUSHING else op
-    leave = of.flushed if op in _FLUSHED else np.asarray
-    return _unary_op(self, arg, lambda x: of.one_nan(leave(function(x))))
+    finish = of.flushed if op in _FLUSHED else np.asarray
+    return _unary_op(self, arg, lambda x: of.one_nan(finish(function(x))))
 
 
 def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:

@@ -105,7 +105,7 @@ def test_what_a_model_or_an_eager_training_cannot_show_is_not_named() -> None:
         )
         assert (bias in [entry.id for entry in found]) is has
     other = replace(MODELS["linear"], fixed={"bias": True})
-    assert of_models((model, other)) == {"model": "linear"}
+    assert of_models((model, other)) == {"model": "linear", "changes_buffers": False}
 
 
 @pytest.mark.parametrize("called", [{"layer_norm", "layer_norm_backward"}, {"sum"}])
@@ -120,8 +120,17 @@ def test_what_is_known_of_an_operator_is_named_where_the_model_calls_it(called: 
     assert "fp8-groups-by-rows-stride" not in _applying((model, other)), "nor that of a fingerprint"
 
 
-def _applying(models: Sequence[Model]) -> set[str]:
-    recipes, arms = [load_every()["torch.bf16"]], [BY_NAME["eager"]]
+@pytest.mark.parametrize("changing", [(), ("model.tokens",)])
+def test_what_a_recompute_does_to_buffers_is_named_where_a_forward_changes_one(
+    changing: tuple[str, ...],
+) -> None:
+    model = replace(MODELS["linear"], name="mine.py:build", own=True, changing=changing)
+    found = _applying((model,), "eager+checkpoint")
+    assert ("checkpoint-changes-buffers-twice" in found) == bool(changing)
+
+
+def _applying(models: Sequence[Model], arm: str = "eager") -> set[str]:
+    recipes, arms = [load_every()["torch.bf16"]], [BY_NAME[arm]]
     facts = of_models(models)
     return {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", facts)}
 

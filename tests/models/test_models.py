@@ -213,3 +213,20 @@ def test_what_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused.why_not("cuda", ("bf16",)) == "it has kernels on cpu alone"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert groups.runs_on("cpu", ("bf16",)) and fused.runs_on("cpu", ("bf16",))
+
+
+@pytest.mark.parametrize("name", ["fp8_cast_rows", "fp8_grouped_rowwise", "mx_scales"])
+def test_beside_a_gpu_and_triton_a_model_is_built_on_no_device_without_the_interpreter(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interpreted(like: torch.Tensor) -> None:
+        raise AssertionError("for a process whose kernels are interpreted")
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: package)
+    monkeypatch.setattr("narrowfuzz.play.groups.made_ready", interpreted)
+    spec = Spec(recipe="torch.bf16", model=name, dtype="bf16")
+    assert dict(MODELS[name].build(spec, dtype=torch.bfloat16, device="meta").named_parameters())
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(AssertionError, match="interpreted"):
+        MODELS[name].build(spec, dtype=torch.bfloat16, device="meta")

@@ -63,7 +63,7 @@ def of_models(models: Collection[Model]) -> dict[str, Fact]:
         if all(field in model.fixed and model.fixed[field] == value for model in others)
     }
     if {model.name for model in others} <= {first.name}:
-        facts["model"] = first.name
+        facts["model"], facts["changes_buffers"] = first.name, bool(first.changing)
     called = [model.operators for model in models if model.operators is not None]
     if len(called) == len(models):
         facts[OPERATORS] = frozenset().union(*called)

@@ -198,6 +198,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "rule": _of_verdict(attrgetter("requirement")),
     #: The model calls attention, or is a user's and may; its forward draws random numbers.
     "attends": _of_model(attrgetter("attends")),
+    #: Each forward of it, a user's, changes a buffer.
+    "changes_buffers": _of_model(lambda model: bool(model.changing)),
     "random": _of_model(attrgetter("random")),
     #: The operand of a product that it is about, a or b.
     "side": _of_verdict(attrgetter("at.side")),

@@ -54,10 +54,15 @@ PRODUCTS: tuple[Model, ...] = tuple(
     )
 )
 
+_of_torchao = partial(alone, compiled=False, lacks={"cpu": ("fp16",), "cuda": ("fp16",)})
+#: The interpreter takes a few milliseconds a row.
+_interpreted = partial(
+    _of_torchao, interpreted=True, fixed={"batch": 0, "steps": 1, "microbatches": 1}
+)
 #: Rows that are whole blocks of 32 in each group, and rows that are not.
 _BLOCKS, _RAGGED = (32, 0, 64), (1, 0, 16, 40, 33)
 _QUANTISED_GROUPS = tuple(
-    alone(
+    _of_torchao(
         f"mxfp8_grouped_{name}",
         f"MXFP8 products of groups of rows, {title}",
         "QuantisedGroups",
@@ -66,8 +71,6 @@ _QUANTISED_GROUPS = tuple(
         "grouped_mm",
         values=("outlier_rows", "heavy_tail", "scale_ends"),
         columns="experts",
-        compiled=False,
-        lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
         # torchao documents groups of multiples of 32; others lose a GPU in backward (docs/unrun.md)
         device="cpu" if name == "floor" else "",
     )
@@ -78,20 +81,18 @@ _QUANTISED_GROUPS = tuple(
     )
 )
 
-_IDLE_GROUPS = alone(
+_IDLE_GROUPS = _of_torchao(
     "mxfp8_grouped_idle",
     "MXFP8 products of groups without a row",
     "QuantisedGroups",
     partial(_quantised, sizes=(), block=32, how=("mxfp8", "rceil", False)),
     "mxfp8_grouped_mm",
     columns="experts",
-    compiled=False,
-    lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
 )
 
 #: Of 16 rows or a multiple, which torchao documents, and about the tiles of kernels.
 _SIXTEENS = (16, 0, 32, 128, 112, 144)
-_FP8_GROUPS = alone(
+_FP8_GROUPS = _interpreted(
     "fp8_grouped_rowwise",
     "FP8 products of groups of rows, one scale a row",
     "QuantisedGroups",
@@ -103,16 +104,11 @@ _FP8_GROUPS = alone(
     "fp8_per_group_colwise_scales_dual",
     values=("outlier_rows", "heavy_tail", "scale_ends"),
     columns="experts",
-    compiled=False,
-    lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
-    interpreted=True,
-    # the interpreter takes a few milliseconds a row
-    fixed={"batch": 0, "steps": 1, "microbatches": 1},
 )
 #: Of any number of rows, which torchao pads, and of multiples of 16 that blocks of 128 straddle.
 _PADDED, _STRADDLING = (1, 0, 16, 128, 129, 127), (16, 0, 112, 144, 240)
 _FP8_BLOCKS = tuple(
-    alone(
+    _interpreted(
         f"fp8_grouped_blockwise{name}",
         f"FP8 products of groups of rows in blocks of 128, {title}",
         "QuantisedGroups",
@@ -121,10 +117,6 @@ _FP8_BLOCKS = tuple(
         "grouped_mm",
         values=("outlier_rows", "heavy_tail", "scale_ends"),
         columns="experts",
-        compiled=False,
-        lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
-        interpreted=True,
-        fixed={"batch": 0, "steps": 1, "microbatches": 1},
     )
     for name, title, sizes, padded in (
         ("", "which torchao pads", _PADDED, True),
@@ -135,7 +127,7 @@ _FP8_BLOCKS = tuple(
 #: that what fits most of them does not fit all.
 _OF_CASTS = ((32, 32), (16, 0, 48), (112, 400), (64,), (16, 16, 16, 16), (272, 16))
 _FP8_CASTS = tuple(
-    alone(
+    _interpreted(
         f"fp8_cast_{name}",
         f"FP8 casts of groups, {title}",
         "GroupCasts",
@@ -143,10 +135,6 @@ _FP8_CASTS = tuple(
         f"fp8_per_group_{kernel}",
         values=("outlier_rows", "heavy_tail", "scale_ends"),
         columns="kinds of groups",
-        compiled=False,
-        interpreted=True,
-        lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
-        fixed={"batch": 0, "steps": 1, "microbatches": 1},
     )
     for name, title, kernel in (
         ("rows", "one scale a row", "rowwise_scales"),
@@ -158,7 +146,7 @@ _FP8_CASTS = tuple(
 #: Scales of groups, whose tiles have 128 rows, or 4 columns: of one size, of none, about a tile;
 #: experts that are a power of two, and others.
 _OF_SCALES = ((4, 4), (1, 0, 7), (128, 130), (5,), (2, 2, 2, 2), (127, 4, 1))
-_MX_SCALES = alone(
+_MX_SCALES = _interpreted(
     "mx_scales",
     "MX scales moved into tiles, and MXFP8 dequantised",
     "MxScales",
@@ -170,10 +158,6 @@ _MX_SCALES = alone(
     "mxfp8_dequant_dim0",
     values=("outlier_rows", "subnormal", "near_max"),
     columns="kinds of groups",
-    compiled=False,
-    interpreted=True,
-    lacks={"cpu": ("fp16",), "cuda": ("fp16",)},
-    fixed={"batch": 0, "steps": 1, "microbatches": 1},
 )
 
 QUANTISED: tuple[Model, ...] = (

@@ -10,6 +10,7 @@ A CPU has not got the kernels that quantise, which are Triton's (``triton_on_cpu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,10 @@ from narrowfuzz.operators.grouped_mm import in_order, rows_of_groups
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
-BLOCK = 128
+_BLOCK = 128
 _SCALE = Fp32Scale(eps=1e-12, power_of_two=False)
-_RUN = OperandPlan(E4M3FN, "block", BLOCK, _SCALE)
-_SQUARE = OperandPlan(E4M3FN, "tile", BLOCK, _SCALE)
+_RUN = OperandPlan(E4M3FN, "block", _BLOCK, _SCALE)
+_SQUARE = OperandPlan(E4M3FN, "tile", _BLOCK, _SCALE)
 #: More products than this take longer to judge than to compute.
 _MOST = 2**24
 _OF = "torchao.prototype.moe_training.blockwise_fp8.grouped_mm"
@@ -34,7 +35,7 @@ _OF = "torchao.prototype.moe_training.blockwise_fp8.grouped_mm"
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     a, b, offs = named["A"], named["B_t"], named["offs"]
-    if named["kernel_preference"].name != "EMULATED" and a.is_cuda and _deep_gemm():
+    if named["kernel_preference"].name != "EMULATED" and a.is_cuda and find_spec("deep_gemm"):
         raise ValueError("blockwise FP8 products of groups by DeepGEMM")
     if a.dtype != b.dtype or str(named["out_dtype"]) != "torch.bfloat16":
         raise ValueError("blockwise FP8 products of groups of two dtypes")
@@ -45,13 +46,6 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     in_order(offs.tolist(), len(a))
     how = {"padded": named["pad_token_groups_for_grouped_mm"]}
     return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, how)
-
-
-def _deep_gemm() -> bool:
-    """Is the package there that torchao prefers?"""
-    from importlib.util import find_spec
-
-    return find_spec("deep_gemm") is not None
 
 
 #: What rows stand for in bf16, [rows, K]: NaN in a block that has one, and infinity in a block of
@@ -122,7 +116,7 @@ def _runs_of_tokens(made: _Made, x: F32, call: OperatorCall) -> Callable[[slice]
 
         def of_group(rows: slice) -> _Values:
             columns = x[rows].T
-            padded = np.pad(columns, ((0, 0), (0, -columns.shape[1] % BLOCK)))
+            padded = np.pad(columns, ((0, 0), (0, -columns.shape[1] % _BLOCK)))
             return made(padded, _RUN)
 
         return of_group

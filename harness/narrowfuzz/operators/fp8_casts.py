@@ -176,7 +176,8 @@ def _with_scales_of_nothing(call: OperatorCall, found: dict[str, Expected]) -> d
     scales, got = found["scales"], call.outputs["scales"]
     length = got.shape[1]
     over = max(-length % block if length > block else 0 for block in _BLOCKS)
-    nothing = quantised(np.zeros((1, 1), np.float32), row_plan(power_of_two=True)).scale[0]
+    plan = row_plan(power_of_two=call.settings["power_of_two"])
+    nothing = quantised(np.zeros((1, 1), np.float32), plan).scale[0]
     wrong = np.zeros(got.shape, dtype=bool)
     wrong[1:, :over] = got[1:, :over] == nothing
     scales.lo[wrong] = scales.hi[wrong] = nothing

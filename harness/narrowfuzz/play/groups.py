@@ -160,10 +160,10 @@ def made_ready(like: torch.Tensor) -> None:
                 kernel.configs = [kernel.every[chosen]]
 
 
-def made_ready_early(like: torch.Tensor) -> None:
+def made_ready_early() -> None:
     """The same for who builds a model and may not run it, in a process whose kernels are
     interpreted: beside a GPU, parameters are made on a CPU and on no device as well."""
     import os
 
     if os.environ.get("TRITON_INTERPRET") == "1":
-        made_ready(like)
+        made_ready(torch.empty(0, device="cpu"))

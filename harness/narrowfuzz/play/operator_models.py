@@ -122,7 +122,7 @@ class QuantisedGroups(nn.Module):
     ) -> None:
         super().__init__()
         if kind != "mxfp8":
-            made_ready_early(torch.empty(0))
+            made_ready_early()
         # a watch stands in front of what is there before the model runs
         from importlib.util import find_spec
 
@@ -132,7 +132,8 @@ class QuantisedGroups(nn.Module):
             import torchao.prototype.moe_training.blockwise_fp8.grouped_mm  # noqa: F401
 
         self.experts, self.sizes, self.kind, self.how = experts, sizes, kind, how
-        self.padding = 1 if how == (True,) else block
+        pads = kind == "fp8_blockwise" and how[0]
+        self.padding = 1 if pads else block
         width = dim - dim % -block
         self.up = nn.Parameter(torch.randn(experts, 2 * width, width))
         self.down = nn.Parameter(torch.randn(experts, width, 2 * width))
@@ -169,7 +170,7 @@ class GroupCasts(nn.Module):
 
     def __init__(self, dim: int, kernel: str, sizes: tuple[int, ...], across: bool) -> None:
         super().__init__()
-        made_ready_early(torch.empty(0))
+        made_ready_early()
         self.kernel, self.sizes, self.across = kernel, sizes, across
         self.weight = nn.Parameter(torch.randn(dim))
 
@@ -190,7 +191,7 @@ class MxScales(nn.Module):
 
     def __init__(self, dim: int, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        made_ready_early(torch.empty(0))
+        made_ready_early()
         self.sizes = sizes
         self.weight = nn.Parameter(torch.randn(dim))
 
