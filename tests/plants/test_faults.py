@@ -41,8 +41,12 @@ def owners() -> Iterator[Any]:
     from torch._inductor.codegen import cpp
     from torch._inductor.graph import GraphLowering
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
-    from torch.distributed.checkpoint import filesystem, state_dict
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
+    from torch.distributed.checkpoint import filesystem, planner_helpers, state_dict
+    from torch.distributed.fsdp._fully_shard import (
+        _fsdp_collectives,
+        _fsdp_param,
+        _fsdp_param_group,
+    )
     from torch.distributed.pipelining import schedules
     from torch.distributed.tensor.experimental._context_parallel import _attention, _load_balancer
     from torch.distributed.tensor.parallel import style
@@ -69,6 +73,10 @@ def owners() -> Iterator[Any]:
         yield import_module(f"torch.optim.{name}")
     yield from (_fsdp_collectives, _fsdp_param.FSDPParam, style.ColwiseParallel)
     yield from (AsyncCollectiveTensor, filesystem, state_dict, schedules, schedules.ScheduleGPipe)
+    yield from (_fsdp_param_group, planner_helpers)
+    for functional in (torch.ops._c10d_functional, torch.ops._c10d_functional_autograd):
+        assert functional.all_to_all_single  # kept as soon as it is asked for
+        yield functional
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
     yield _load_balancer._HeadTailLoadBalancer
     yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)

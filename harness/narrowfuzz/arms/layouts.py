@@ -18,31 +18,44 @@ from narrowfuzz.case.spec import ALONE, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.dtypes import DTYPES
+from narrowfuzz.play.experts import Together
 from narrowfuzz.play.job import Job
 from narrowfuzz.play.names import name_of
 from narrowfuzz.recipe.recipe import Recipe
 
+#: What stands before names of a model that is all there is.
+ALONE_IN_IT = ("",)
+
 
 def job_on_ranks(spec: Spec, arm: Arm, device: str) -> Job:
     """The training of each rank."""
-    return replace(job_of(spec, arm, device), tied=_filled_from(spec), layout=laid_out(spec))
+    job = job_of(spec, arm, device)
+    return replace(job, tied=_filled_from(spec, _stages(spec)), layout=laid_out(spec))
 
 
 def job_alone(spec: Spec, device: str) -> Job:
-    """The same training in one process, of one data-parallel rank's piece of the rows."""
-    if not copies_of(spec):
-        spec = on_its_own(spec)
-    return replace(job_of(spec, EAGER, device), tied=_filled_from(spec))
+    """The same training in one process, of one data-parallel rank's piece of the rows, or of those
+    of the ranks that share experts."""
+    own = spec if copies_of(spec) else on_its_own(spec)
+    return replace(job_of(own, EAGER, device), tied=_filled_from(spec, beside(spec)))
 
 
-def _filled_from(spec: Spec) -> dict[str, str]:
-    """Parameter -> the tensor that it is filled with, where that has another name: the stages of a
-    pipeline all begin alike."""
-    copies = copies_of(spec)
-    if not copies:
+def _filled_from(spec: Spec, models: tuple[str, ...]) -> dict[str, str]:
+    """Parameter -> the tensor that it is filled with, where that has another name: several models
+    all begin alike."""
+    if models == ALONE_IN_IT:
         return ties(spec)
-    every = parameter_shapes(spec)
-    return {f"{copy}.{name}": name for copy in range(copies) for name in every}
+    return {f"{before}{name}": name for before in models for name in parameter_shapes(spec)}
+
+
+def beside(spec: Spec) -> tuple[str, ...]:
+    """What stands before the names of each of the models that one process trains together, as the
+    stages of a pipeline are, and those of ranks that share experts."""
+    return tuple(f"models.{rank}." for rank in range(spec.sharding.experts)) or _stages(spec)
+
+
+def _stages(spec: Spec) -> tuple[str, ...]:
+    return tuple(f"{copy}." for copy in range(copies_of(spec))) or ALONE_IN_IT
 
 
 def copies_of(spec: Spec) -> int:
@@ -62,6 +75,12 @@ def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     return recipe.convert(model, spec)  # type: ignore[no-any-return]
 
 
+def made_alone(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
+    """What one process trains in its place: of ranks that share experts one for each."""
+    model = made(spec if copies_of(spec) else on_its_own(spec), recipe, device)
+    return Together(model, spec.sharding.experts) if spec.sharding.experts else model
+
+
 def pieces_of(spec: Spec) -> tuple[Spec, ...]:
     """Specs of the linears that a rank may multiply: of its data-parallel rows uncut, and with K or
     N divided by the tensor-parallel ranks."""
@@ -71,20 +90,19 @@ def pieces_of(spec: Spec) -> tuple[Spec, ...]:
 
 
 def on_its_own(spec: Spec) -> Spec:
-    """The Spec of one data-parallel rank's piece of the rows, in one process."""
-    pieces = max(spec.sharding.data, 1)
+    """The Spec of one data-parallel rank's piece of the rows, in one process; of ranks that share
+    experts of all their pieces."""
     size = "batch" if spec.batch else "m"
-    rows = getattr(spec, size) // pieces
+    rows = getattr(spec, size) // spec.sharding.groups
     return msgspec.structs.replace(spec, sharding=ALONE, checkpoint="none", **{size: rows})
 
 
 def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F32]:
     """The tensors of that: all parameters, and its rows of inputs and output gradients."""
-    pieces = max(spec.sharding.data, 1)
 
     def cut(name: str, x: F32) -> F32:
         rows = name_of(name).kind in ("input", "grad_output")
-        return np.split(x, pieces)[piece] if rows else x
+        return np.split(x, spec.sharding.groups)[piece] if rows else x
 
     return {name: cut(name, x) for name, x in tensors.items()}
 

@@ -18,10 +18,12 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from narrowfuzz.arms.jobs import named
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.layouts import (
+    beside,
     copies_of,
     job_alone,
     job_on_ranks,
     made,
+    made_alone,
     on_its_own,
     piece_of,
 )
@@ -35,6 +37,7 @@ from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.converted import play
+from narrowfuzz.play.experts import parted
 from narrowfuzz.play.job import Taps
 from narrowfuzz.play.mesh import of_this_thread
 from narrowfuzz.play.player import Trace as Played
@@ -62,24 +65,30 @@ def sharded_traces(
 
 
 def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: str) -> Trace:
-    """The trace of the unsharded model; ``ranks`` has one for each data-parallel rank's piece."""
-    ranks = []
-    for piece in range(max(spec.sharding.data, 1)):
-        own, played = on_its_own(spec), Played()
+    """The trace of the unsharded model; ``ranks`` has one for each data-parallel rank's piece.
+    Those that share experts are trained together."""
+    ranks: list[Played] = []
+    for piece in range(spec.sharding.groups):
+        played, shared = Played(), spec.sharding.experts
+        # stages are not looked into
+        taps = Taps() if copies_of(spec) else _taps(spec, _emitting(recipe), EAGER)
+        watch = tuple(f"{before}{name}" for before in beside(spec) for name in taps.watch)
         try:
             play(
                 played,
-                partial(made, spec if copies_of(spec) else own, recipe, device),
+                partial(made_alone, spec, recipe, device),
                 _given(spec, piece_of(spec, tensors, piece)),
                 job=job_alone(spec, device),
-                # stages are not looked into
-                taps=Taps() if copies_of(spec) else _taps(own, _emitting(recipe), EAGER),
+                taps=replace(taps, watch=watch),
             )
         except Exception as error:
             raise_if_lost(error, device)
             return Trace(EAGER.name, error=run_error(error, played.phase))  # type: ignore[arg-type]
-        ranks.append(_trace_of(EAGER.name, own, recipe, played))
-    return Trace(EAGER.name, ranks=tuple(ranks))
+        ranks += parted(played, shared) if shared else [played]
+    own = on_its_own(spec)
+    return Trace(
+        EAGER.name, ranks=tuple(_trace_of(EAGER.name, own, recipe, played) for played in ranks)
+    )
 
 
 def run_sharded(

@@ -141,6 +141,11 @@ class Sharding(
     #: Ranks that share the rows, whose parameters FSDP shards; 0: no FSDP. Of a library's own
     #: layers, ranks that train by themselves on rows of their own, and share maxima.
     data: Annotated[int, Meta(ge=0, le=4)] = 0
+    #: So many groups of these ranks each shard all parameters, and have the same; 0: one does.
+    replicas: Annotated[int, Meta(ge=0, le=4)] = 0
+    #: So many in a row of these ranks share the experts: each has some, and gets the rows that go
+    #: to these; 0: every rank has all of them.
+    experts: Annotated[int, Meta(ge=0, le=4)] = 0
     #: Ranks that share each linear; 0: no tensor parallelism.
     tensor: Annotated[int, Meta(ge=0, le=4)] = 0
     #: Whether a single linear is shared by its output features or by its input features.
@@ -159,6 +164,8 @@ class Sharding(
     reduces_fp32: bool = False
     #: FSDP divides the sum of gradients by the number of ranks.
     averages: bool = True
+    #: What FSDP communicates is added alone; it divides by itself.
+    forces_sums: bool = False
     #: Ranks that are processes run it, too.
     processes: bool = False
     #: The model so many times in a row, as stages of a pipeline; 0: no pipeline.
@@ -170,9 +177,9 @@ class Sharding(
     #: How these go around: gathered at once, or from one rank to the next.
     rotates: Literal["allgather", "alltoall"] = "allgather"
     #: After the first step its state is saved, and another model loads it: laid out the same, on
-    #: one data-parallel rank less, with data- and tensor-parallel ranks swapped, or on each rank by
-    #: itself.
-    resumes: Literal["", "same", "fewer", "swapped", "alone"] = ""
+    #: one data-parallel rank less, with data- and tensor-parallel ranks swapped, with half as many
+    #: that share experts, or on each rank by itself.
+    resumes: Literal["", "same", "fewer", "swapped", "regrouped", "alone"] = ""
 
     def __str__(self) -> str:
         """Its ranks, and the fields that are not as simple as they may be."""
@@ -189,12 +196,19 @@ class Sharding(
         return max(self.data, 1) * max(self.tensor, 1) if self.data or self.tensor else 0
 
     @property
+    def groups(self) -> int:
+        """Ranks with rows of their own, or groups of these where they share experts."""
+        return max(self.data, 1) // max(self.experts, 1)
+
+    @property
     def resumed(self) -> Sharding:
-        """How it is laid out where it resumes."""
+        """How it is laid out where it resumes: on fewer ranks each has all experts."""
+        plain = {"replicas": 0, "experts": 0}
         ranks = {
-            "fewer": {"data": self.data - 1},
-            "swapped": {"data": self.tensor, "tensor": self.data},
-            "alone": {"data": 0, "tensor": 0},
+            "fewer": {"data": self.data - 1, **plain},
+            "swapped": {"data": self.tensor, "tensor": self.data, **plain},
+            "regrouped": {"experts": max(self.experts // 2, 1)},
+            "alone": {"data": 0, "tensor": 0, **plain},
         }
         return msgspec.structs.replace(self, **ranks.get(self.resumes, {}))
 

@@ -14,7 +14,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from narrowfuzz.case.layout import LAYOUTS, MOST_RANKS, Layout, fitting, shardable
-from narrowfuzz.case.layout.layout import SCHEDULES
+from narrowfuzz.case.layout.layout import SCHEDULES, up
 from narrowfuzz.case.spec import ModelName, Sharding, Spec
 from narrowfuzz.draw.choices import sampled
 from narrowfuzz.draw.specs import specs
@@ -69,6 +69,8 @@ def sharded_specs(
     data, tensor = draw(sampled(*(lay for lay in fit if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
     these = tuple(m for m in models if recipe.takes(m) and (MODELS[m].shared or not tensor))
+    if with_experts := tuple(m for m in these if MODELS[m].experts and not tensor):
+        these = draw(sampled(*[these] * 3, with_experts))
     spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
     if spec.dtype == "fp16":  # its gradients are divided before they are added
         spec = msgspec.structs.replace(spec, dtype="bf16")
@@ -77,8 +79,13 @@ def sharded_specs(
     codes = "codes" in recipe.shards
     sequence = bool(tensor) and draw(sampled(False, True))
     narrow = codes and bool(tensor) and draw(sampled(False, True))
+    replicas = draw(sampled(0, 0, 0, 2)) if data in (2, 4) and not tensor else 0
+    sharing = () if tensor else _sharing(MODELS[spec.model].experts, data, replicas, most)
+    averages = not data or draw(sampled(True, True, False))
     sharding = Sharding(
         data=data,
+        replicas=replicas,
+        experts=draw(sampled(0, *sharing, *sharing)) if sharing else 0,
         tensor=tensor,
         style=draw(sampled("colwise", "rowwise"))
         if tensor and spec.model == "linear"
@@ -89,16 +96,18 @@ def sharded_specs(
         gathers=draw(sampled("values", "codes", "precomputed")) if data and codes else "values",
         units=draw(sampled("whole", "each")) if data else "whole",
         reduces_fp32=bool(data) and draw(sampled(False, True)),
-        averages=not data or draw(sampled(True, True, False)),
+        averages=averages,
+        forces_sums=bool(data) and averages and draw(sampled(False, False, False, True)),
         processes=bool(gpus) or draw(sampled(*[False] * 9, True)),
     )
-    compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
+    compiles = [False] * 9 + [True] * (MODELS[spec.model].compiled and not sharding.experts)
     schedules = _STEPPED if sharding.gathers == "precomputed" else SCHEDULES
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
         resumes = draw(sampled("", *_resumes(spec.model, recipe, sharding)))
         # of three ranks' pieces two ranks read parts; of two ranks' one reads both whole
-        three = (resumes, data, tensor) == ("fewer", 2, 0) and most > 2 and _shards(recipe, 3, 0)
+        two = (data, sharding.groups, replicas, tensor) == (2, 2, 0, 0)
+        three = two and resumes == "fewer" and most > 2 and _shards(recipe, 3, 0)
         ranks = draw(sampled(2, 3)) if three else data
         sharding = msgspec.structs.replace(sharding, resumes=resumes, data=ranks)
     return fitting(
@@ -162,4 +171,13 @@ def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str,
     able = MODELS[model].shared and not MODELS[model].laid
     both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
     fewer = ("fewer",) if sharding.data > 1 else ()
-    return ("same", "alone", *fewer, *(("swapped",) if both else ()))
+    regrouped = ("regrouped",) if sharding.experts else ()
+    return ("same", "alone", *fewer, *regrouped, *(("swapped",) if both else ()))
+
+
+def _sharing(experts: int, data: int, replicas: int, most: int) -> tuple[int, ...]:
+    """How many ranks in a row may share so many experts, of at most so many ranks."""
+    group = max(replicas, 1)
+    return tuple(
+        n for n in (2, 3, 4) if n <= experts and experts % n == 0 and up(data, n * group) <= most
+    )

@@ -174,6 +174,26 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
             handle.remove()
 
 
+@contextmanager
+def one_rank_that_divides_once() -> Iterator[None]:
+    """FSDP on a mesh of one rank leaves the division by a factor to what copies the gradient."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    usual = collectives._get_gradient_divide_factors
+
+    def factors(group: Any, replicas: Any, dtype: Any, device: str, factor: Any, *more: Any) -> Any:
+        before, after, *operations = usual(group, replicas, dtype, device, factor, *more)
+        if factor is not None and (group is None or group.size() == 1):
+            before = after = None
+        return before, after, *operations
+
+    collectives._get_gradient_divide_factors = factors
+    try:
+        yield
+    finally:
+        collectives._get_gradient_divide_factors = usual
+
+
 #: By the name that an entry gives; each is entered around all that builds and runs a case.
 CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a_copy_of_what_is_written_through_an_unsafe_view": (
@@ -182,5 +202,6 @@ CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a_mask_of_minus_infinity": a_mask_of_minus_infinity,
     "a_name_for_each_stored_reduction": a_name_for_each_stored_reduction,
     "buffers_that_a_recompute_leaves": buffers_that_a_recompute_leaves,
+    "one_rank_that_divides_once": one_rank_that_divides_once,
     "without_slp_vectorizer": without_slp_vectorizer,
 }

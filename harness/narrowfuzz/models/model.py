@@ -48,6 +48,8 @@ class Model:
     #: How its linears are shared by tensor parallelism: from its input to its output, by output
     #: features or by input features; "either" is a Spec's choice.
     shared: tuple[tuple[str, Literal["colwise", "rowwise", "either"]], ...] = ()
+    #: So many experts of each layer, which ranks may share; 0: it has none that they may.
+    experts: int = 0
     #: Fields of a sharding that it leaves no choice of, where there are ``data``-parallel and where
     #: there are ``tensor``-parallel ranks.
     laid: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
@@ -135,6 +137,10 @@ class Model:
     def recomputed(self, spec: Any) -> tuple[tuple[str, ...], bool]:
         """Submodules that a Spec's checkpoint wraps one by one, and whether it wraps the whole."""
         return (self.parts, True) if spec.wraps == "nested" else (self.regions, not self.regions)
+
+    def shares(self, parameter: str, sharding: Any) -> bool:
+        """Is this a parameter of experts that ranks share?"""
+        return bool(sharding.experts) and parameter.startswith("experts.")
 
     def styles(self, spec: Any) -> dict[str, str]:
         """How a Spec's tensor parallelism shares its linears."""

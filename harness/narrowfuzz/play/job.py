@@ -65,7 +65,8 @@ class Mesh:
     """A model laid out over ranks: ``data`` of them share the rows [batch, rows] of the input and
     shard parameters by FSDP, gathered by ``units`` ("" is the rest); ``tensor`` of them, next to
     each other, share the linears named in ``styles`` and cut input and output gradient along the
-    dimension in ``cuts``. 0 ranks or dimension 0: not at all."""
+    dimension in ``cuts``. The ``data`` ones are so many ``replicas`` of each other; of a replica
+    so many in a row share ``experts``. 0 ranks or dimension 0: not at all."""
 
     data: int
     tensor: int
@@ -80,11 +81,16 @@ class Mesh:
     reduces: str = ""
     averages: bool = True
     precomputes: bool = False
+    forces_sums: bool = False
+    replicas: int = 0
+    experts: int = 0
 
     @property
     def shape(self) -> dict[str, int]:
         """The dimensions of the device mesh, by name."""
-        return {n: size for n, size in (("data", self.data), ("tensor", self.tensor)) if size}
+        names = "replicas", "data", "tensor"
+        sizes = self.replicas, self.data // max(self.replicas, 1), self.tensor
+        return {n: size for n, size in zip(names, sizes, strict=True) if size}
 
 
 @dataclass(frozen=True)

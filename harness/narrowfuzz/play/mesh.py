@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.play.converted import play
+from narrowfuzz.play.experts import in_groups, share_experts
 from narrowfuzz.play.job import Event, Mesh, Taps
 from narrowfuzz.play.layers import copies, whole_sum
 from narrowfuzz.play.player import Trace, Training, keep_norm, phased
@@ -130,8 +131,12 @@ def chunk(t: torch.Tensor, pieces: int, which: int, dim: int) -> torch.Tensor:
 
 
 def shard_model(model: nn.Module, mesh: Any, laid: Mesh) -> None:
-    """Tensor parallel first, then FSDP. A package's own model knows how it is laid out."""
+    """Experts and tensor parallel first, then FSDP. A package's own model knows how it is laid
+    out."""
     data, tensor = laid.data, laid.tensor
+    if laid.experts:
+        parts = in_groups(mesh, laid.experts)
+        share_experts(model, parts["experts"])
     own: Any = getattr(model, "shard", None)
     if own is not None:
         own(
@@ -164,11 +169,15 @@ def shard_model(model: nn.Module, mesh: Any, laid: Mesh) -> None:
         policy = MixedPrecisionPolicy()
         if laid.reduces:
             policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, laid.reduces))
-        for unit in laid.units:
-            part: Any = fully_shard(model.get_submodule(unit), mesh=mesh["data"], mp_policy=policy)
-            if not laid.averages:  # a group that is not NCCL's knows no factor but a sum's
+        replicas = ("replicas",) if laid.replicas else ()
+        over: dict[str, Any] = {"experts": parts[*replicas, "groups"]} if laid.experts else {}
+        over |= dict.fromkeys(laid.units, mesh[*replicas, "data"])
+        for unit, ranks in over.items():
+            part: Any = fully_shard(model.get_submodule(unit), mesh=ranks, mp_policy=policy)
+            if laid.forces_sums:
                 part.set_force_sum_reduction_for_comms(True)
-                part.set_gradient_divide_factor(1.0)
+            if not laid.averages or ranks.size() != data:
+                part.set_gradient_divide_factor(float(data) if laid.averages else 1.0)
 
 
 def settled(parameter: Any) -> None:

@@ -166,11 +166,14 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.randn(experts, dim, hidden))
         self.w3 = nn.Parameter(torch.randn(experts, hidden, dim))
 
-    def forward(self, rows: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
-        """Of rows in groups that end at ``offs``, one for each expert; or as many rows of each,
-        [experts, rows, features]."""
-        h = F.silu(expert_products(rows, self.w1, offs)) * expert_products(rows, self.w3, offs)
-        return expert_products(h, self.w2, offs)
+    def forward(
+        self, rows: torch.Tensor, offs: torch.Tensor | None, which: slice = slice(None)
+    ) -> torch.Tensor:
+        """Of rows in groups that end at ``offs``, one for each of these experts; or as many rows of
+        each, [experts, rows, features]. Where ranks share the experts, of those that it has."""
+        w1, w2, w3 = (local(w)[which] for w in (self.w1, self.w2, self.w3))
+        h = F.silu(expert_products(rows, w1, offs)) * expert_products(rows, w3, offs)
+        return expert_products(h, w2, offs)
 
 
 class GroupedExperts(nn.Module):
@@ -186,15 +189,26 @@ class GroupedExperts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
+        sent, offs, *back = self.routed(rows)
+        return self.combined(rows, self.experts(sent, offs), *back).reshape(x.shape)
+
+    def routed(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What goes to the experts, by expert; where the rows of each end; and for each of these
+        which row it was, and its weight."""
         weights, chosen = self.router(rows)
         of_expert = chosen.flatten()
-        numbers = torch.arange(len(self.router.weight), device=x.device)
+        numbers = torch.arange(len(self.router.weight), device=rows.device)
         offs = (of_expert[:, None] == numbers).sum(0).cumsum(0).to(torch.int32)
         order = of_expert.argsort(stable=True)
         row, weight = order // chosen.shape[1], weights.flatten()[order, None]
-        h = self.experts(rows[row] * weight if self.before else rows[row], offs)
+        return rows[row] * weight if self.before else rows[row], offs, row, weight
+
+    def combined(
+        self, rows: torch.Tensor, h: torch.Tensor, row: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        """What the experts made of it, back in its rows, and the shared expert's."""
         y = torch.zeros_like(rows).index_add(0, row, h if self.before else h * weight)
-        return (y + self.shared(rows)).reshape(x.shape)
+        return y + self.shared(rows)
 
 
 class CapacityExperts(nn.Module):
@@ -222,6 +236,11 @@ class CapacityExperts(nn.Module):
         y = self.experts(taken.view(experts, capacity, -1), None).flatten(0, 1)
         y = torch.cat([y, y.new_zeros(1, y.shape[1])]).index_select(0, slot)
         return (y * weights + self.shared(rows)).reshape(x.shape)
+
+
+def local(weight: Any) -> torch.Tensor:
+    """This rank's part of a weight that ranks share, or all of it."""
+    return weight.to_local() if hasattr(weight, "to_local") else weight
 
 
 def expert_products(

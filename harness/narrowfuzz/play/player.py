@@ -194,11 +194,16 @@ def laid_out(t: torch.Tensor, like: Any) -> Any:
 
 
 def keep_norm(trace: Trace, run: Training) -> None:
-    """The norm of all gradients, as clipping by it takes it."""
-    grads = [p.grad for p in run.model.parameters() if p.grad is not None]
-    if grads:
-        norm: Any = torch.nn.utils.get_total_norm(grads)
-        keep(trace, run, "norm", norm.full_tensor() if hasattr(norm, "placements") else norm)
+    """The norm of all gradients, as clipping by it takes it. Of gradients on several meshes it is
+    the norm of the norms of each: one operator takes those of one mesh."""
+    by_mesh: dict[Any, list[Any]] = {}
+    for p in run.model.parameters():
+        if p.grad is not None:
+            by_mesh.setdefault(getattr(p.grad, "device_mesh", None), []).append(p.grad)
+    norms: list[Any] = [torch.nn.utils.get_total_norm(grads) for grads in by_mesh.values()]
+    norms = [norm.full_tensor() if hasattr(norm, "placements") else norm for norm in norms]
+    if norms:
+        keep(trace, run, "norm", torch.stack(norms).norm() if len(norms) > 1 else norms[0])
 
 
 def in_order(kept: Iterable[Kept]) -> dict[str, torch.Tensor]:

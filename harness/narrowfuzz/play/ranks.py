@@ -108,7 +108,7 @@ def on_ranks(
         except BaseException as error:
             error.rank = getattr(error, "rank", rank)  # type: ignore[attr-defined]
             raised.append(error)
-            threaded.ProcessLocalGroup.exception_handle(error)
+            _release()
         finally:
             noted.end(rank)
             if dist.is_initialized():
@@ -122,10 +122,22 @@ def on_ranks(
             while not done.acquire(timeout=patience):
                 if where := noted.stuck(ranks):
                     raised.append(Disagree(where))
-                    threaded.ProcessLocalGroup.exception_handle(raised[-1])
+                    _release()
     if raised:
         raise raised[0]
     return results
+
+
+def _release() -> None:
+    """End whoever waits in a collective. (The group's own walks what ranks may still change.)"""
+    group = threaded.ProcessLocalGroup
+    group._terminate.set()
+    with group._coll_lock:
+        collectives = [*group._cur_coll_on_pgs.values()]
+    for shared in collectives:
+        for waiting in (shared._start_cond, shared._done_cond):
+            with waiting:
+                waiting.notify_all()
 
 
 #: Rank -> what its thread is to do. DTensor keeps for each thread how it shards an operator, which

@@ -29,6 +29,13 @@ def _fit(spec: Spec) -> Spec:
     for by, given in MODELS[spec.model].laid.items():
         if getattr(sharding, by):
             sharding = msgspec.structs.replace(sharding, **given)
+    if sharding.experts:
+        shared = _sharing(MODELS[spec.model].experts, sharding.experts)
+        data = up(sharding.data, max(shared, 1) * max(sharding.replicas, 1))
+        sharding = msgspec.structs.replace(sharding, experts=shared, data=data)
+        # a group that is not NCCL's knows no factor but a sum's
+        sums = sharding.forces_sums or any(_divided(lay) for lay in (sharding, sharding.resumed))
+        sharding = msgspec.structs.replace(sharding, forces_sums=sums)
     layouts = sharding, sharding.resumed
     data = math.lcm(*(max(layout.data, 1) for layout in layouts))
     tensor = math.lcm(*(max(layout.tensor, 1) for layout in layouts))
@@ -45,6 +52,18 @@ def _fit(spec: Spec) -> Spec:
     return msgspec.structs.replace(spec, sharding=sharding, **sizes)
 
 
+def _divided(sharding: Sharding) -> bool:
+    """Do ranks shard experts that others share with them, so that what they add is divided by more
+    ranks than they are?"""
+    group = sharding.experts * max(sharding.replicas, 1)
+    return bool(sharding.experts) and sharding.data > group
+
+
+def _sharing(experts: int, ranks: int) -> int:
+    """How many ranks share so many experts evenly, for so many or the next; 0: none do."""
+    return next((n for n in range(ranks, experts + 1) if experts % n == 0), 0)
+
+
 def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     sharding, model = spec.sharding, MODELS[spec.model]
     for by, asked in (("fsdp", sharding.data), ("tensor", sharding.tensor)):
@@ -53,6 +72,20 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     narrow = sharding.gathers != "values" or sharding.narrow_styles
     if narrow and "codes" not in shards:
         yield f"{spec.recipe} communicates no codes: leave gathers and narrow_styles"
+    if sharding.experts and not model.experts:
+        able = ", ".join(name for name, other in MODELS.items() if other.experts)
+        yield f"ranks share no experts of {spec.model}; they do of {able}"
+    if sharding.experts and (sharding.tensor or spec.compile != "none"):
+        yield "ranks that share experts share no linears, and are not compiled"
+    if sharding.data % (max(sharding.experts, 1) * max(sharding.replicas, 1)):
+        yield (
+            f"{sharding.data} data-parallel ranks are not {sharding.replicas or 1} replicas of "
+            + (
+                f"whole groups of {sharding.experts} that share experts"
+                if sharding.experts
+                else "the same size"
+            )
+        )
     if sharding.tensor and not model.shared:
         able = ", ".join(name for name, other in MODELS.items() if other.shared)
         yield f"tensor parallelism shares no linears of {spec.model}; it does of {able}"
@@ -60,13 +93,18 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
 
 def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
     own = sharding
+    if own.experts:
+        yield "all experts on each rank", {"experts": 0}
     for data, tensor in _RANKS:
         smaller = max(data, 1) * max(tensor, 1) <= own.ranks and (data <= own.data or not data)
         if smaller and (data, tensor) != (own.data, own.tensor) and (tensor <= own.tensor):
-            yield f"{data}x{tensor} ranks", {"data": data, "tensor": tensor}
+            yield (
+                f"{data}x{tensor} ranks",
+                {"data": data, "tensor": tensor, "experts": min(own.experts, data), "replicas": 0},
+            )
     for name in Sharding.__struct_fields__:
         value = getattr(ALONE, name)
-        if name not in ("data", "tensor") and getattr(own, name) != value:
+        if name not in ("data", "tensor", "experts") and getattr(own, name) != value:
             yield f"sharding {name}", {name: value}
 
 
@@ -86,6 +124,9 @@ def _placement(spec: Spec, linears: Sequence[str]) -> Mesh:
         reduces="float32" if sharding.reduces_fp32 else "",
         averages=sharding.averages,
         precomputes=sharding.gathers == "precomputed",
+        forces_sums=sharding.forces_sums or not sharding.averages,
+        replicas=sharding.replicas,
+        experts=sharding.experts,
     )
 
 

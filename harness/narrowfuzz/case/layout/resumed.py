@@ -20,6 +20,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield "what resumes has done a step: steps is 2 or more"
     if sharding.resumes == "fewer" and sharding.data < 2:
         yield "fewer data-parallel ranks than 2 are none: resumes is 'same', 'alone' or 'swapped'"
+    if sharding.resumes == "regrouped" and not sharding.experts:
+        yield "no ranks share experts, so resumes is 'same', 'fewer' or 'alone'"
     able = model.shared and not model.laid and {"fsdp", "tensor"} <= set(shards)
     if sharding.resumes == "swapped" and (not able or sharding.gathers != "values"):
         yield (

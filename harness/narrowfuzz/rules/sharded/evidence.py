@@ -12,6 +12,7 @@ import numpy as np
 from narrowfuzz.case.arm import BY_NAME, EAGER, SHARDED_PROCESSES
 from narrowfuzz.case.events import Backward, Forward, Step
 from narrowfuzz.case.layout import layout_of
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.trace import LayerCall, Trace
@@ -49,6 +50,22 @@ def groups(evidence: Evidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]
     for piece, one in enumerate(evidence.traces[EAGER.name].ranks):
         first = piece * size
         yield first, one, run.ranks[first : first + size]
+
+
+def holders(evidence: Evidence, name: str) -> tuple[list[int], list[int]]:
+    """The ranks in whose order the pieces of a parameter, or of its gradient, make up the whole,
+    and the pieces of the rows whose gradients add up to it. Of experts that ranks share each has
+    had the rows of a whole group, and ranks at the same place in their groups hold the same ones.
+    Of replicas the first holds all.
+    """
+    run, sharding = run_of(evidence), evidence.spec.sharding
+    assert run is not None
+    pieces = range(len(evidence.traces[EAGER.name].ranks))
+    ranks = range(len(run.ranks))[: len(run.ranks) // max(sharding.replicas, 1)]
+    of, shared = name_of(name).gradient_of or name_of(name).kind, sharding.experts
+    if not MODELS[evidence.spec.model].shares(of, sharding):
+        return [*ranks], [*pieces]
+    return [rank for place in range(shared) for rank in ranks[place::shared]], [*pieces[::shared]]
 
 
 def first_step(evidence: Evidence) -> tuple[int, int]:

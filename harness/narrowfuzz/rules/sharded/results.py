@@ -27,6 +27,7 @@ from narrowfuzz.rules.sharded.evidence import (
     copies,
     first_step,
     groups,
+    holders,
     joined,
     origin,
     processes_of,
@@ -88,8 +89,8 @@ def differs(
 def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
     """S2: a parameter's gradient is the sum, or the mean, of those of the data-parallel ranks'
     pieces of the rows, within what additions in any order may round."""
-    arm, sharding = arm_of(evidence), evidence.spec.sharding
-    if run_of(evidence) is None:
+    arm, sharding, run = arm_of(evidence), evidence.spec.sharding, run_of(evidence)
+    if run is None:
         return
     if sharding.tensor > 1:
         yield plain("S2", arm, "grad_parameter", "not_applicable", "sums are cut over ranks")
@@ -99,20 +100,21 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
         yield plain("S2", arm, "grad_parameter", "not_applicable", why)
         return
     alone = evidence.traces[EAGER.name].ranks
-    ranks = [trace for _, _, group in groups(evidence) for trace in group]
     for name in alone[0].outputs:
         if not name.endswith(".grad"):
             continue
         key = next(iter(before_steps(alone[0], name, 1)))
-        if any(key not in trace.outputs for trace in (*alone, *ranks)):
+        if any(key not in trace.outputs for trace in (*alone, *run.ranks)):
             yield plain("S2", arm, "grad_parameter", "not_applicable", "no gradient")
             continue
-        terms = [trace.outputs[key] for trace in alone]
-        yield _reduced(evidence, key, [trace.outputs[key] for trace in ranks], terms)
+        ranks, terms = holders(evidence, key)
+        pieces = {rank: run.ranks[rank].outputs[key] for rank in ranks}
+        yield _reduced(evidence, key, pieces, [alone[term].outputs[key] for term in terms])
 
 
-def _reduced(evidence: Evidence, name: str, pieces: list[F32], terms: list[F32]) -> Verdict:
+def _reduced(evidence: Evidence, name: str, by_rank: dict[int, F32], terms: list[F32]) -> Verdict:
     arm, sharding, role = arm_of(evidence), evidence.spec.sharding, role_of(name)
+    ranks, pieces = [*by_rank], [*by_rank.values()]
     got = joined(pieces, terms[0].shape)
     if got is None:
         expect = Same(At(name=name, run=EAGER.name))
@@ -120,8 +122,9 @@ def _reduced(evidence: Evidence, name: str, pieces: list[F32], terms: list[F32])
     narrow = FORMATS[evidence.spec.dtype]
     adds_in = FORMATS["fp32"] if sharding.reduces_fp32 else narrow
     wide = [term.astype(np.float64) for term in terms]
-    lo, hi = added([(term, term) for term in wide], adds_in)
-    if sharding.averages and sharding.data > 1:
+    averaged = sharding.averages and sharding.data > 1
+    lo, hi = added([_dividing(term, sharding.data * averaged, adds_in) for term in wide], adds_in)
+    if averaged:
         lo, hi = _divided(lo, hi, sharding.data, adds_in)
     lo, hi = round_to(np.stack([lo, hi]), narrow, overflow="ieee")
     with np.errstate(all="ignore"):
@@ -132,10 +135,22 @@ def _reduced(evidence: Evidence, name: str, pieces: list[F32], terms: list[F32])
     if not bad.any():
         return passed("S2", arm, role, may)
     where = first(bad)
-    rank, inside = origin(pieces, got.shape, where)
+    piece, inside = origin(pieces, got.shape, where)
     symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
-    at, came = At(name=name, index=inside, rank=rank), number(got[where])
+    at, came = At(name=name, index=inside, rank=ranks[piece]), number(got[where])
     return diverged("S2", arm, role, symptom, at, came, between(lo[where], hi[where]))
+
+
+def _dividing(term: Any, by: int, fmt: Format) -> tuple[Any, Any]:
+    """Times ``by`` what may be added where this is divided by it first, and rounded; 0: it is not.
+    A quotient that the format holds is not rounded."""
+    if not by:
+        return term, term
+    with np.errstate(all="ignore"):
+        exact = round_to(term / by, fmt, overflow="ieee") * by == term
+        off = np.maximum(fmt.unit_roundoff * np.abs(term), by * fmt.min_subnormal / 2.0)
+    off = np.where(exact | ~np.isfinite(term), 0.0, off)
+    return term - off, term + off
 
 
 def _divided(lo: Any, hi: Any, by: int, fmt: Format) -> Any:
@@ -160,6 +175,7 @@ def check_agreement(evidence: Evidence) -> Iterator[Verdict]:
         return
     if all(NORM in trace.outputs for trace in run.ranks):
         yield _agree(arm, NORM, 0, run.ranks)
+    yield from _replicas(evidence, arm, run)
     for rank, alone, group in groups(evidence):
         laid_out = _as_laid_out(evidence, alone)
         for name, whole in alone.outputs.items():
@@ -172,6 +188,17 @@ def check_agreement(evidence: Evidence) -> Iterator[Verdict]:
                 yield _agree(arm, name, rank, group)
 
 
+def _replicas(evidence: Evidence, arm: str, run: Trace) -> Iterator[Verdict]:
+    """What ranks hold that are replicas of each other, but for results of their own rows."""
+    copies = evidence.spec.sharding.replicas
+    shards = len(run.ranks) // max(copies, 1)
+    for rank in range(shards if copies > 1 and not evidence.spec.sharding.resumes else 0):
+        same = run.ranks[rank::shards]
+        for name in same[0].outputs:
+            if name != NORM and not name_of(name).by_rows:
+                yield _agree(arm, name, rank, same, shards)
+
+
 def _as_laid_out(evidence: Evidence, alone: Trace) -> Collection[str]:
     """The results of rows on the layout that the case begins with; on another, pieces of more rows
     may have the shape of what was whole before."""
@@ -182,10 +209,11 @@ def _as_laid_out(evidence: Evidence, alone: Trace) -> Collection[str]:
     return before | before_steps(alone, "grad_input", backwards)
 
 
-def _agree(arm: str, name: str, rank: int, group: Sequence[Trace]) -> Verdict:
+def _agree(arm: str, name: str, rank: int, group: Sequence[Trace], apart: int = 1) -> Verdict:
+    """Of ranks so far apart from each other, from this one on."""
     there, want = At(name=name, rank=rank), group[0].outputs[name]
     others = (
-        differs("S4", arm, "differs between ranks", there, want, trace, rank + i)
+        differs("S4", arm, "differs between ranks", there, want, trace, rank + i * apart)
         for i, trace in enumerate(group[1:], start=1)
     )
     return next(filter(None, others), plain("S4", arm, role_of(name), "ok"))
@@ -314,7 +342,8 @@ def check_norm(evidence: Evidence) -> Iterator[Verdict]:
     u more, and the two sums of squares, in fp32, together by gamma of as many terms as they have.
     Ranks then square (2 e + u), add r positive terms ((r - 1) u) and take a root, which halves that
     and rounds (u): (r + 2) u / 2 for each dimension of the mesh. With R ranks in all that is at
-    most (R + 4) u, second orders included, u of the gradients' dtype.
+    most (R + 4) u, second orders included, u of the gradients' dtype. Where experts have a mesh of
+    their own the norms of both are added so, too: 2 u.
     """
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
@@ -335,7 +364,8 @@ def check_norm(evidence: Evidence) -> Iterator[Verdict]:
         return
     terms = max(whole.size for whole in wholes) + len(wholes)
     u = FORMATS[evidence.spec.dtype].unit_roundoff
-    far = (len(run.ranks) + 4) * u + gamma(terms)
+    meshes = 2 if evidence.spec.sharding.experts else 0
+    far = (len(run.ranks) + 4 + meshes) * u + gamma(terms)
     lo, hi = np.float64(exact * (1.0 - far)), np.float64(exact * (1.0 + far))
     got = float(run.ranks[0].outputs[NORM])
     if lo <= got <= hi:
@@ -348,9 +378,9 @@ def check_norm(evidence: Evidence) -> Iterator[Verdict]:
 def _whole(evidence: Evidence, name: str, shape: tuple[int, ...]) -> Any:
     """A parameter's or a gradient's: FSDP cuts along the first dimension what tensor parallelism
     has cut before."""
-    run = run_of(evidence)
+    run, size = run_of(evidence), max(evidence.spec.sharding.tensor, 1)
     assert run is not None
-    size, ranks = max(evidence.spec.sharding.tensor, 1), run.ranks
+    ranks = [run.ranks[rank] for rank in holders(evidence, name)[0]]
     if any(name not in trace.outputs for trace in ranks):
         return None
     columns = []

@@ -49,7 +49,9 @@ class Places:
             return " + ".join(map(self.element, parts))
         index = list(at.index) or ""
         if at.what == "result" and not at.layer:
-            return f"rows({self.run(at.run)}.results[{at.name!r}]){index}.item()"
+            result = f"{self.run(at.run)}.results[{at.name!r}]"
+            whole = f"{result}.float()" if len(at.index) > 2 else f"rows({result})"
+            return f"{whole}{index}.item()"
         if at.what in TAPPED and self.compiled and not at.run:
             return self._of_operand(at, self._product(at))
         if at.what in TAPPED:

@@ -13,13 +13,13 @@ from dataclasses import replace
 import msgspec
 
 from narrowfuzz.arms.jobs import named
-from narrowfuzz.arms.layouts import copies_of, job_alone, job_on_ranks, laid_out
+from narrowfuzz.arms.layouts import beside, copies_of, job_alone, job_on_ranks, laid_out
 from narrowfuzz.arms.zoo import layer_names
 from narrowfuzz.case.arm import BY_NAME, EAGER, Arm
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.play import job, mesh, processes, ranks
+from narrowfuzz.play import experts, job, mesh, processes, ranks
 from narrowfuzz.play.job import Compile, Job, Taps
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe.recipe import Recipe
@@ -40,8 +40,10 @@ from narrowfuzz.triage.script.parts import (
 from narrowfuzz.triage.script.played import Played
 from narrowfuzz.triage.script.recipe_source import recipe_source
 
+#: The runs that are one process's.
+_ALONE = ("alone", "float64")
 #: Modules whose source they are made of, with their layout's player.
-_RANKS = (job, ranks, processes, mesh)
+_RANKS = (job, ranks, processes, experts, mesh)
 _RAISES = """\
 try:
     on_ranks_here()
@@ -84,7 +86,11 @@ def of_ranks(
     spec = case.spec
     arm = BY_NAME[verdict.arm]
     watch = () if layout_of(spec).together or arm.compiled else layer_names(spec)
-    runs = {name: _texts(name, job, watch) for name, job in _jobs(spec, arm, device).items()}
+    together = tuple(f"{before}{name}" for before in beside(spec) for name in watch)
+    runs = {
+        name: _texts(name, job, together if name in _ALONE else watch)
+        for name, job in _jobs(spec, arm, device).items()
+    }
     alike = shared([*runs.values()])
     if spec.sharding.resumes:  # what goes on is not watched
         alike = {name: text for name, text in alike.items() if not name.startswith("taps.")}
@@ -124,7 +130,7 @@ def _jobs(spec: Spec, arm: Arm, device: str) -> dict[str, Job]:
 
 
 def _texts(name: str, job: Job, watch: tuple[str, ...]) -> dict[str, str]:
-    tap = "tap" if name in ("alone", "float64") else "of_this_thread"
+    tap = "tap" if name in _ALONE else "of_this_thread"
     taps = texts("taps", Taps(watch=watch))
     if watch:
         taps |= {"taps.tap": tap, "taps.shared": "tap" if tap == "of_this_thread" else "None"}
@@ -135,9 +141,14 @@ def _laid_out(
     spec: Spec, tensors: Tensors, device: str, given: Mapping[str, Mapping[str, str]]
 ) -> str:
     """Text that defines ``on_ranks_here()`` and ``alone(piece)``."""
-    sharding, pieces = spec.sharding, max(spec.sharding.data, 1)
+    sharding, shared = spec.sharding, spec.sharding.experts
     plays = layout_of(spec).play.__name__
     copies = copies_of(spec)
+    one = "play(Trace(), lambda: make(dtype), rows, **{**by_itself, **other})"
+    if shared:
+        one = one.replace("make(dtype)", f"Together(make(dtype), {shared})")
+        one = f"parted({one}, {shared})[piece % {shared}]"
+    piece = f"t.chunk({sharding.groups})[piece{f' // {shared}' if shared else ''}]"
     built = f"chained(build, {copies}).to(dtype)" if copies else "build().to(dtype)"
     return f"""
 def build():
@@ -160,9 +171,9 @@ def on_ranks_here(on={_processes(device)}, **other):
 
 def alone(piece, dtype=dtype, **other):
     rows = {{
-        name: t.chunk({pieces})[piece] if name.startswith(("input", "grad_output")) else t
+        name: {piece} if name.startswith(("input", "grad_output")) else t
         for name, t in tensors.items()}}
-    return play(Trace(), lambda: make(dtype), rows, **{{**by_itself, **other}})
+    return {one}
 """
 
 

@@ -1,0 +1,125 @@
+"""Experts that ranks share: each has some, and gets the rows of all ranks that go to these.
+
+What ranks do is what trainers do: an exchange of rows before the experts and one behind them. As in
+the player, every function is written to be specialised.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+from narrowfuzz.play.player import Trace
+
+
+def in_groups(mesh: Any, experts: int) -> Any:
+    """The mesh with its data-parallel ranks in groups of so many, which share experts."""
+    # what is kept of operators knows the groups of an earlier mesh like this one
+    _clear_sharding_prop_cache()
+    groups = mesh["data"].size() // experts
+    parts = mesh._unflatten("data", (groups, experts), ("groups", "experts"))
+    parts["groups", "experts"]._flatten()  # what both hold parts of is added up at once
+    return parts
+
+
+def share_experts(model: nn.Module, mesh: Any) -> None:
+    """Lay a model's experts out over the ranks of a mesh, as many in a row on each."""
+    exchange = Exchange()
+    distribute_module(
+        model.get_submodule("experts"), mesh, divided, exchange.sends, exchange.returns
+    )
+
+
+def divided(name: str, module: nn.Module, mesh: Any) -> None:
+    """Each parameter in pieces along its experts."""
+    for key, parameter in [*module.named_parameters(recurse=False)]:
+        laid = distribute_tensor(parameter.data, mesh, [Shard(0)])
+        module.register_parameter(key, nn.Parameter(laid))
+
+
+class Exchange:
+    """Rows on their way to the ranks whose experts they go to, and back."""
+
+    def sends(self, module: nn.Module, given: tuple[Any, ...], mesh: Any) -> tuple[Any, ...]:
+        """This rank's rows by expert, and where those of each end, of all experts; to the rows of
+        all ranks, by those experts that this one has."""
+        rows, offs = given
+        ranks, group = mesh.size(), mesh.get_group()
+        counts = rows_of_each(offs)
+        # as many of each rank for each expert here
+        came = all_to_all_single(counts, None, None, group).reshape(ranks, -1)
+        self.sent = counts.reshape(ranks, -1).sum(1).tolist()
+        self.received = came.sum(1).tolist()
+        rows = all_to_all_single_autograd(rows, self.received, self.sent, group)
+        self.order, ends = by_expert(came)
+        return rows[self.order], ends
+
+    def returns(self, module: nn.Module, products: torch.Tensor, mesh: Any) -> torch.Tensor:
+        """What was made of these rows, back to where each came from."""
+        products = products[self.order.argsort()]
+        return all_to_all_single_autograd(products, self.sent, self.received, mesh.get_group())
+
+
+def rows_of_each(offs: torch.Tensor) -> torch.Tensor:
+    """How many rows end at each of these."""
+    return offs.diff(prepend=offs.new_zeros(1))
+
+
+def by_expert(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that come by rank, then by expert, so many of each, in the order of experts, then ranks;
+    and where the rows of each expert end."""
+    ranks, experts = counts.shape
+    expert = torch.arange(experts, device=counts.device).repeat(ranks)
+    order = expert.repeat_interleave(counts.flatten()).argsort(stable=True)
+    return order, counts.sum(0).cumsum(0).to(torch.int32)
+
+
+class Together(nn.Module):
+    """What ranks that share experts train, in one process: a model for each rank's rows, all with
+    the experts of the first."""
+
+    def __init__(self, model: nn.Module, ranks: int) -> None:
+        super().__init__()
+        self.models = nn.ModuleList([model, *(copy.deepcopy(model) for _ in range(ranks - 1))])
+        for other in self.models[1:]:
+            other.experts = model.experts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        models: Any = self.models
+        pieces = [rows.reshape(-1, x.shape[-1]) for rows in x.chunk(len(models))]
+        routed = [model.routed(rows) for model, rows in zip(models, pieces, strict=True)]
+        counts = torch.stack([rows_of_each(offs) for _, offs, *_ in routed])
+        order, _ = by_expert(counts)
+        sent, products, begin = torch.cat([rows for rows, *_ in routed]), [], 0
+        # in shares as ranks have them: what a kernel makes of an element hangs on where it is
+        for rank, share in enumerate(counts.chunk(len(models), 1)):
+            here = order[begin : (begin := begin + int(share.sum()))]
+            which = slice(rank * share.shape[1], (rank + 1) * share.shape[1])
+            products.append(models[0].experts(sent[here], by_expert(share)[1], which))
+        parts = torch.cat(products)[order.argsort()].split(counts.sum(1).tolist())
+        each = zip(models, pieces, parts, routed, strict=True)
+        y = [model.combined(rows, part, *back) for model, rows, part, (_, _, *back) in each]
+        return torch.cat(y).reshape(x.shape)
+
+
+def parted(trace: Trace, ranks: int) -> list[Trace]:
+    """What each rank has of what ``Together`` left: its rows, its own parameters' gradients, its
+    calls; and all that the experts' parameters have."""
+    traces = [Trace() for _ in range(ranks)]
+    for key, t in trace.results.items():
+        pieces = t.chunk(ranks)
+        for rank, one in enumerate(traces):
+            if not key.startswith("models."):
+                one.results[key] = pieces[rank].clone()
+            elif key.startswith((f"models.{rank}.", "models.0.experts.")):
+                one.results[key.split(".", 2)[2]] = t
+    for call in trace.calls:
+        _, rank, call.module = call.module.split(".", 2)
+        traces[int(rank)].calls.append(call)
+    return traces

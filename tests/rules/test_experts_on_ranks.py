@@ -1,0 +1,190 @@
+"""Ranks that share experts, and ranks that are replicas: clean layouts are silent, every rule sees
+a fault, and scripts show it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from narrowfuzz.case.layout import check_sharding, fitting
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
+from narrowfuzz.numerics.formats import FORMATS
+from narrowfuzz.plants.registry import planted
+from narrowfuzz.play.ranks import on_ranks
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.rules.sharded.results import _dividing
+from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.script.ranks import of_ranks
+from narrowfuzz.triage.verify import RunScript
+from samples import recipes
+from scripts_of_findings import assert_shows
+
+RECIPES = recipes()
+
+
+def case(recipe: str, sharding: dict[str, Any], **fields: Any) -> Case:
+    sizes = {"m": 32, "k": 32, "n": 48, "model": "chosen_experts"} | fields
+    sizes.setdefault("dtype", "fp32" if recipe == "torch.fp32" else "bf16")
+    data = sizes.pop("data", DataSpec(seed=3))
+    spec = fitting(Spec(recipe=recipe, sharding=Sharding(**sharding), **sizes))
+    return Case(spec=spec, data=data)
+
+
+def judge(ledger: Ledger | None = None) -> Judge:
+    return Judge(RECIPES, ledger or Ledger([]))
+
+
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"data": 2, "experts": 2}, {"data": 4, "experts": 2}, {"data": 4, "experts": 4},
+    {"data": 4, "experts": 2, "replicas": 2}, {"data": 4, "replicas": 2},
+    {"data": 2, "replicas": 2, "forces_sums": True}, {"data": 2, "experts": 2, "averages": False},
+    {"data": 4, "experts": 2, "units": "each", "reduces_fp32": True},
+    {"data": 2, "experts": 1, "forces_sums": True},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ["torch.fp32", "torch.bf16", "torchao.float8.rowwise"])
+@pytest.mark.parametrize("sharding", LAYOUTS, ids=str)
+@pytest.mark.one_in(3)
+def test_ranks_that_share_experts_leave_one_processs_bits(
+    recipe: str, sharding: dict[str, Any]
+) -> None:
+    judged = judge().judge(case(recipe, sharding, checkpoint="full"))
+    assert judged.ran and not judged.causes
+    passed = {v.rule for v in judged.verdicts if v.status == "ok"}
+    assert passed >= {"S1", "S2", "S4", "S6"}
+
+
+def test_three_ranks_have_an_expert_each() -> None:
+    # rows of 48 end in the middle of a loop of vectors, where silu is computed otherwise
+    data = DataSpec(seed=1, values="heavy_tail", input_exponent=-9, weight_exponent=-3)
+    sharding = {"data": 3, "experts": 3}
+    drawn = case("torch.fp32", sharding, m=96, model="grouped_experts", data=data)
+    assert not judge().judge(drawn).causes
+
+
+@pytest.mark.parametrize("resumes", ["same", "fewer", "alone", "regrouped"])
+@pytest.mark.parametrize(
+    "sharding", [{"data": 4, "experts": 2}, {"data": 4, "replicas": 2, "experts": 2}], ids=str
+)
+@pytest.mark.one_in(2)
+def test_experts_resume_on_other_ranks(sharding: dict[str, Any], resumes: str) -> None:
+    sharding = {**sharding, "resumes": resumes, "averages": False}
+    judged = judge().judge(case("torch.bf16", sharding, steps=2, optimizer="adamw"))
+    assert judged.ran and not judged.causes
+    assert ("S11", "ok") in {(v.rule, v.status) for v in judged.verdicts}
+
+
+def test_a_mesh_of_experts_is_not_that_of_a_run_before() -> None:
+    for sharding in (LAYOUTS[3], LAYOUTS[4], LAYOUTS[1], {"data": 4}, LAYOUTS[0], {"data": 2}):
+        assert not judge().judge(case("torch.fp32", sharding)).causes
+
+
+#: A fault, where it shows, and the rules that may be the first to see it.
+FAULTS: tuple[tuple[str, dict[str, Any], dict[str, Any], set[str]], ...] = (
+    ("exchange-loses-last-row", {"data": 2, "experts": 2}, {}, {"S1"}),
+    ("exchange-loses-first-gradient", {"data": 4, "experts": 2}, {}, {"S1"}),
+    ("fsdp-one-rank-ignores-factor", {"data": 2, "experts": 2}, {}, {"S2"}),
+    ("hsdp-replicas-apart", {"data": 4, "replicas": 2}, {}, {"S2", "S4"}),
+    ("norm-of-experts-inflated", {"data": 2, "experts": 2}, {"k": 16, "n": 16}, {"S6"}),
+    ("experts-saved-as-plain-shards", {"data": 4, "experts": 2, "resumes": "regrouped"},
+     {"steps": 2}, {"S11"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "sharding", "fields", "rules"), FAULTS)
+def test_a_fault_is_seen(
+    fault: str, sharding: dict[str, Any], fields: dict[str, Any], rules: set[str]
+) -> None:
+    drawn = case("torch.fp32", sharding, **fields)
+    with planted("", fault):
+        judged = judge().judge(drawn)
+    assert {verdict.rule for verdict in judged.causes} & rules
+    known = judge(load_ledger()).judge(drawn)
+    assert not known.causes
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize(("fault", "sharding", "fields", "rules"), FAULTS)
+def test_a_script_shows_it(
+    fault: str,
+    sharding: dict[str, Any],
+    fields: dict[str, Any],
+    rules: set[str],
+    tmp_path: Path,
+    scripts: RunScript,
+) -> None:
+    shown = case("torch.fp32", {"averages": False, **sharding}, **fields)
+    if fault == "fsdp-one-rank-ignores-factor":
+        shown = case("torch.fp32", sharding, **fields)
+    with planted("", fault):
+        verdict = judge().judge(shown).causes[0]
+    converting = RECIPES["torch.fp32"]
+    assert isinstance(converting, Recipe)
+    text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
+    (path := tmp_path / "repro.py").write_text(text)
+    assert_shows(scripts, path, ("", fault))
+
+
+def test_a_division_by_one_rank_twice_is_known_and_nothing_beside_it() -> None:
+    drawn = case("torch.bf16", {"data": 2, "experts": 2, "forces_sums": True})
+    found = judge().judge(drawn).causes
+    assert {(v.rule, v.role) for v in found} == {("S2", "grad_parameter")}
+    judged = judge(load_ledger()).judge(drawn)
+    assert not judged.causes
+    assert {v.explained_by for v in judged.known} == {"fsdp-one-rank-divides-twice"}
+    with planted("", "exchange-loses-last-row"):
+        assert "S1" in {v.rule for v in judge(load_ledger()).judge(drawn).causes}
+
+
+def test_what_is_divided_before_it_is_added_may_be_rounded_there() -> None:
+    fp32 = FORMATS["fp32"]
+    small, large, odd = 3 * 2.0**-149, 1.0, 1.0 + 2.0**-23
+    lo, hi = _dividing(np.array([small, large, odd]), 2, fp32)
+    assert lo[0] < small < hi[0] and lo[1] == hi[1] == large and lo[2] == hi[2] == odd
+    thirds = _dividing(np.array([1.0]), 3, fp32)
+    assert thirds[0][0] < 1.0 < thirds[1][0]
+    assert _dividing(np.array([small]), 0, fp32)[0][0] == small
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sharding": Sharding(data=3, experts=2)}, "3 data-parallel ranks are not"),
+        ({"sharding": Sharding(data=3, replicas=2)}, "not 2 replicas of the same size"),
+        ({"sharding": Sharding(data=2, experts=2), "model": "mlp_gelu"}, "share no experts of"),
+        ({"sharding": Sharding(data=2, experts=2, tensor=2)}, "share no linears"),
+        ({"sharding": Sharding(data=2, experts=2), "compile": "aot_eager"}, "not compiled"),
+        ({"sharding": Sharding(data=2, resumes="regrouped"), "steps": 2}, "share experts"),
+    ],
+)
+def test_layouts_that_are_none(changes: dict[str, Any], says: str) -> None:
+    spec = Spec(recipe="torch.bf16", model="chosen_experts", n=48, m=96)
+    with pytest.raises(ValueError, match=says):
+        check_sharding(msgspec.structs.replace(spec, **changes), ("fsdp", "tensor"))
+
+
+def test_ranks_that_fail_while_others_begin_to_wait_leave_their_threads() -> None:
+    def main(rank: int, mesh: Any) -> int:
+        import torch
+        import torch.distributed as dist
+
+        if rank % 2 and failing:
+            raise OSError(f"rank {rank}")
+        for _ in range(rank + 1):
+            dist.all_reduce(torch.ones(1), group=mesh.get_group())
+        return threading.get_ident()
+
+    for _ in range(20):
+        failing = True
+        with pytest.raises(OSError, match="rank"):
+            on_ranks({"data": 4}, main)
+    failing = False
+    assert len(set(on_ranks({"data": 1}, main))) == 1
