@@ -82,6 +82,20 @@ def test_experts_resume_on_other_ranks(sharding: dict[str, Any], resumes: str) -
     assert ("S11", "ok") in {(v.rule, v.status) for v in judged.verdicts}
 
 
+@pytest.mark.parametrize("sharding", [{"data": 2, "experts": 2}, {"tensor": 2}], ids=str)
+def test_a_training_that_is_saved_before_its_first_step(sharding: dict[str, Any]) -> None:
+    model = "mlp_gelu" if "tensor" in sharding else "chosen_experts"
+    drawn = [
+        case("torch.bf16", {**sharding, "resumes": "early"}, model=model, optimizer=how, steps=2)
+        for how in ("sgd", "adamw")
+    ]
+    plain, adam = (judge().judge(one).causes for one in drawn)
+    assert not plain and {v.rule for v in adam} == {"S11"}
+    known = judge(load_ledger()).judge(drawn[1])
+    assert not known.causes
+    assert {v.explained_by for v in known.known} == {"dcp-optimizer-begins-at-step-one"}
+
+
 def test_a_mesh_of_experts_is_not_that_of_a_run_before() -> None:
     for sharding in (LAYOUTS[3], LAYOUTS[4], LAYOUTS[1], {"data": 4}, LAYOUTS[0], {"data": 2}):
         assert not judge().judge(case("torch.fp32", sharding)).causes

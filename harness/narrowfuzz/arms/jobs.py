@@ -79,6 +79,9 @@ def _events(
     spec: Spec, hand: Callable[[Settings], tuple[library.Settings, ...]]
 ) -> Iterator[Event]:
     forwards = backwards = turn = steps = 0
+    early = spec.sharding.resumes == "early"
+    if early:
+        yield ("handover",)
     for event, used in with_settings(spec.training, spec.settings):
         handed = hand(used)
         match event:
@@ -98,7 +101,7 @@ def _events(
                 backwards += 1
             case Step():
                 yield "step", True
-                if spec.sharding.resumes and not steps:
+                if spec.sharding.resumes and not (early or steps):
                     yield ("handover",)
                 steps += 1
             case Reload(back=back):

@@ -7,14 +7,11 @@ use it: where workers run on GPUs, each imports it for itself.
 from __future__ import annotations
 
 import contextlib
-import os
 
+from narrowfuzz.play.own import interpreted
+
+interpreted()  # torchao's kernels are defined when it is imported
 # a recipe that needs what cannot be imported says so when it is used
-with contextlib.suppress(ImportError, ValueError):
-    if os.environ.get("TRITON_INTERPRET") == "1":  # its kernels are defined when it is imported
-        import triton_on_cpu
-
-        triton_on_cpu.install_torchao()
 with contextlib.suppress(ImportError):
     import torchao.float8
     import torchao.prototype.moe_training.config

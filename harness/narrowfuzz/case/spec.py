@@ -178,8 +178,8 @@ class Sharding(
     rotates: Literal["allgather", "alltoall"] = "allgather"
     #: After the first step its state is saved, and another model loads it: laid out the same, on
     #: one data-parallel rank less, with data- and tensor-parallel ranks swapped, with half as many
-    #: that share experts, or on each rank by itself.
-    resumes: Literal["", "same", "fewer", "swapped", "regrouped", "alone"] = ""
+    #: that share experts, or on each rank by itself. "early": the same, before the first step.
+    resumes: Literal["", "same", "early", "fewer", "swapped", "regrouped", "alone"] = ""
 
     def __str__(self) -> str:
         """Its ranks, and the fields that are not as simple as they may be."""

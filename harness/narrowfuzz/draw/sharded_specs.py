@@ -172,7 +172,7 @@ def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str,
     both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
     fewer = ("fewer",) if sharding.data > 1 else ()
     regrouped = ("regrouped",) if sharding.experts else ()
-    return ("same", "alone", *fewer, *regrouped, *(("swapped",) if both else ()))
+    return ("same", "early", "alone", *fewer, *regrouped, *(("swapped",) if both else ()))
 
 
 def _sharing(experts: int, data: int, replicas: int, most: int) -> tuple[int, ...]:

@@ -194,6 +194,29 @@ def one_rank_that_divides_once() -> Iterator[None]:
         collectives._get_gradient_divide_factors = usual
 
 
+@contextmanager
+def optimizers_that_begin_at_zero() -> Iterator[None]:
+    """State that a checkpoint asks of an optimizer before its first step is of no step: zeros."""
+    from torch import Tensor
+    from torch.distributed.checkpoint import state_dict
+
+    usual = state_dict._init_optim_state
+
+    def begin(optimizer: Any) -> None:
+        begun = bool(optimizer.state)
+        usual(optimizer)
+        for state in optimizer.state.values() if not begun else ():
+            for kept in state.values():
+                if isinstance(kept, Tensor):
+                    kept.zero_()
+
+    state_dict._init_optim_state = begin
+    try:
+        yield
+    finally:
+        state_dict._init_optim_state = usual
+
+
 #: By the name that an entry gives; each is entered around all that builds and runs a case.
 CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a_copy_of_what_is_written_through_an_unsafe_view": (
@@ -203,5 +226,6 @@ CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a_name_for_each_stored_reduction": a_name_for_each_stored_reduction,
     "buffers_that_a_recompute_leaves": buffers_that_a_recompute_leaves,
     "one_rank_that_divides_once": one_rank_that_divides_once,
+    "optimizers_that_begin_at_zero": optimizers_that_begin_at_zero,
     "without_slp_vectorizer": without_slp_vectorizer,
 }

@@ -192,8 +192,9 @@ def _forward(function: _Function, call: OperatorCall) -> dict[str, Expected]:
     """In fp32, and rounded once to bf16 or fp16; a CPU rounds 1 / sqrt(x) twice where no vector
     register is full."""
     function = _chosen(function, call)
-    x, dtype = call.tensors["input"].astype(np.float64), call.dtypes["output"]
+    dtype = call.dtypes["output"]
     with np.errstate(all="ignore"):
+        x = call.tensors["input"].astype(np.float64)
         value = function.value(x)
         radius = value.radius + FLUSHED
         if function.name == "rsqrt" and dtype != "fp32":
@@ -210,8 +211,8 @@ def _backward(function: _Function, call: OperatorCall) -> dict[str, Expected]:
     function = _chosen(function, call)
     of = "output" if "output" in call.tensors else "input"
     dtype = call.dtypes["grad_input"]
-    dy, x = (call.tensors[name].astype(np.float64) for name in ("grad_output", of))
     with np.errstate(all="ignore"):
+        dy, x = (call.tensors[name].astype(np.float64) for name in ("grad_output", of))
         slope = function.slope(x)  # type: ignore[misc]
         centre = dy * slope.centre
         radius = np.abs(dy) * slope.radius + 2.0 * U32 * np.abs(centre) + FLUSHED

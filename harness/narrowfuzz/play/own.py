@@ -5,10 +5,12 @@ A stand-alone script is written from this source, as from that of ``models.py``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -61,10 +63,21 @@ class OwnModel(nn.Module):
         return y.reshape(*x.shape[: x.dim() - x.is_floating_point()], self.width)
 
 
+def interpreted() -> None:
+    """Where Triton's kernels are interpreted they have a GPU's numbers, if they are imported after
+    this, and Triton and torchao are releases whose kernels are known."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        with contextlib.suppress(ImportError, ValueError):
+            import triton_on_cpu
+
+            triton_on_cpu.install_torchao()
+
+
 @cache
 def imported(where: str) -> Any:
     """The module of that dotted name, or of that file, beside which its own imports are looked
     for."""
+    interpreted()
     if not where.endswith(".py"):
         return importlib.import_module(where)
     file = Path(where)

@@ -162,7 +162,8 @@ def _divided(lo: Any, hi: Any, by: int, fmt: Format) -> Any:
     exact = (np.abs(lo) > 2 * by * fmt.min_normal) & (np.abs(hi) > 2 * by * fmt.min_normal)
     if not by & (by - 1):
         slack = np.where(exact, 0.0, slack)
-    return round_to(np.stack([lo / by - slack, hi / by + slack]), fmt, overflow="ieee")
+    with np.errstate(all="ignore"):
+        return round_to(np.stack([lo / by - slack, hi / by + slack]), fmt, overflow="ieee")
 
 
 def check_agreement(evidence: Evidence) -> Iterator[Verdict]:
