@@ -284,6 +284,98 @@ def _one_row_at_a_time(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
     return codes, scales
 
 
+class _Launched:
+    """A kernel, after each launch of which ``change`` may alter what is in its arguments."""
+
+    def __init__(self, kernel: Any, change: Callable[..., None]) -> None:
+        self.kernel, self.change = kernel, change
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*args: Any, **how: Any) -> None:
+            self.kernel[grid](*args, **how)
+            self.change(*args, **how)
+
+        return launch
+
+
+def _after_launches(
+    module: str, name: str, change: Callable[..., None]
+) -> AbstractContextManager[None]:
+    import triton_on_cpu
+
+    triton_on_cpu.install_torchao()
+    return replaced(import_module(module), name, lambda kernel: _Launched(kernel, change))
+
+
+def _last_rank_skipped(
+    counts: Any, starts: Any, firsts: Any, numbers: Any, experts: int, ranks: int, **how: Any
+) -> None:
+    """Experts get no row of the last rank, where there is another."""
+    if ranks > 1:
+        numbers[numbers >= starts[experts * (ranks - 1)]] = -1
+
+
+def _last_gradient_lost(grad: Any, numbers: Any, output: Any, *args: Any, **how: Any) -> None:
+    output[-1] = 0
+
+
+def _tiles(output: Any) -> Any:
+    """Whole tiles of 512 bytes."""
+    return output.view(-1)[: output.numel() // 512 * 512].view(-1, 512)
+
+
+def _last_tile_unmoved(*args: Any, **how: Any) -> None:
+    """The last tile that is written, of those of groups of rows, stays zero."""
+    tiles = _tiles(args[6])
+    used = tiles.any(1).nonzero()
+    if len(used):
+        tiles[used[-1]] = 0
+
+
+def _rows_halved(*args: Any, **how: Any) -> None:
+    """The upper half of each tile is read where the lower half should be."""
+    tiles = _tiles(args[7]).view(-1, 32, 4, 4)
+    tiles[:, :, 2:] = tiles[:, :, :2].clone()
+
+
+_EP = "torchao.prototype.moe_training.ep"
+_TILES = "torchao.prototype.moe_training.kernels.mxfp8.quant"
+_MOVES: list[Plant] = [
+    Plant(
+        f"triton-moves-{id}",
+        "triton",
+        title,
+        source,
+        ("torch.bf16", "torch.fp32"),
+        partial(_after_launches, module, name, change),
+        models=(model,),
+        arms=("eager",),
+    )
+    for id, title, source, module, name, change, model in (
+        (
+            "last-rank-skipped", "experts get no row of the last rank",
+            "the class of transformers#45621: rows that nobody writes",
+            f"{_EP}.kernels", "_fill_indices_kernel", _last_rank_skipped, "permuted_rows",
+        ),
+        (
+            "last-gradient-lost", "the last row that went to an expert has no gradient",
+            "the class of marin#7665: gradients that an exchange cuts",
+            f"{_EP}.permute", "_triton_permute_bwd_kernel", _last_gradient_lost, "permuted_rows",
+        ),
+        (
+            "last-tile-unmoved", "the last tile of the scales of groups of rows is zero",
+            "the class of rows that nobody writes", _TILES, "triton_scale_swizzle_M_groups",
+            _last_tile_unmoved, "mx_scales",
+        ),
+        (
+            "upper-half-twice", "tiles of groups of columns have scales of their upper half twice",
+            "the class of scales that are read a block off", _TILES,
+            "triton_scale_swizzle_2d_K_groups", _rows_halved, "mx_scales",
+        ),
+    )
+]  # fmt: skip
+
+
 def _plants(
     of: str, module: str, legal: bool, *rows: tuple[str, str, str, str, Callable[..., Any]],
     recipes: tuple[str, ...], models: tuple[str, ...] = (),
@@ -321,6 +413,7 @@ _SUMS = "docs/rules.md, O25: sums in any order, and codes as torchao's torch fun
 _UNWRITTEN = "torch.nn.functional.grouped_mm: elements beyond offs[-1] are ignored"
 _PRODUCT = "torch._scaled_grouped_mm"
 PLANTS = [
+    *_MOVES,
     *_GROUPED(
         False,
         (

@@ -333,6 +333,12 @@ def check_torchaos_kernels_are_judged(
         ("mx-rearrange-power-of-two", {"model": "mx_scales", "n": 5}),
         ("", {"model": "mx_scales", "k": 70, "n": 6}),
         ("", {"model": "mx_scales", "n": 8, "dtype": "fp32"}),
+        ("mx-permute-padding-row", {"model": "permuted_rows_by_torch", "k": 64}),
+        ("", {"model": "permuted_rows", "k": 300, "n": 0}),
+        ("", {"model": "permuted_rows", "k": 32, "n": 1}),
+        ("", {"model": "permuted_rows", "k": 32, "n": 2, "m": 280}),
+        ("", {"model": "permuted_rows", "k": 7, "n": 3}),
+        ("", {"model": "permuted_rows", "k": 64, "n": 4}),
         ("", {"model": "fp8_cast_columns", "k": 128, "n": 1}),
         ("", {"model": "fp8_cast_both", "k": 20, "n": 2}),
         ("fp8-grouped-nan-hidden", {"model": "fp8_cast_both", "data": DataSpec(spikes=(NAN,))}),
@@ -354,6 +360,15 @@ def check_faults_of_groups_are_seen_and_rewrites_are_not(name: str) -> None:
     with PLANTS[name].plant():
         judgement, _ = judged(GROUPS | {"m": 56, "k": 32, "data": wide})
     assert bool(judgement.causes) != PLANTS[name].legal
+
+
+@pytest.mark.parametrize("name", [n for n in PLANTS if n.startswith("triton-moves-")])
+def check_faults_of_what_is_moved_are_seen(name: str) -> None:
+    (model,) = PLANTS[name].models
+    how = GROUPS | {"model": model, "k": 64, "n": 6 if model == "mx_scales" else 0}
+    with PLANTS[name].plant():
+        judgement, _ = judged(how)
+    assert {verdict.rule for verdict in judgement.causes} == {"O25"}
 
 
 @pytest.mark.parametrize("name", [n for n in PLANTS if n.startswith("triton-group-blocks-")])

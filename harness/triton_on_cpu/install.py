@@ -83,11 +83,20 @@ def _check(interpreter: Any, version: str) -> None:
 
 
 def _one_at_a_time(interpreter: Any) -> None:
-    """A launch patches ``triton.language`` for the whole process. NaN is no news to it."""
+    """A launch patches ``triton.language`` for the whole process. NaN is no news to it. What a
+    compiler traces has no numbers to interpret."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
     launch, lock = interpreter.GridExecutor.__call__, threading.RLock()
 
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        if any(isinstance(x, FakeTensor | FunctionalTensor) for x in arguments.values()):
+            raise TypeError(
+                f"Triton's interpreter takes no fake tensors: what calls {self.fn.__name__} is not "
+                "compiled without a GPU"
+            )
         with lock, np.errstate(all="ignore"), LAUNCH.of(self.fn.__name__, arguments):
             try:
                 return launch(self, *args, **kwargs)

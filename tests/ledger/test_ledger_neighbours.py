@@ -154,6 +154,7 @@ OF_TRITON = {
     "mx-byte0-triton",
     "mx-dim1-tiles-outside",
     "mx-floor-triton-nan",
+    "mx-permute-padding-row",
     "mx-rearrange-power-of-two",
     "mx-triton-refusals",
     "nvfp4-shape-refusals",

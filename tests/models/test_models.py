@@ -215,7 +215,7 @@ def test_what_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert groups.runs_on("cpu", ("bf16",)) and fused.runs_on("cpu", ("bf16",))
 
 
-@pytest.mark.parametrize("name", ["fp8_cast_rows", "fp8_grouped_rowwise", "mx_scales"])
+@pytest.mark.parametrize("name", ["fp8_cast_rows", "mx_scales", "permuted_rows"])
 def test_beside_a_gpu_and_triton_a_model_is_built_on_no_device_without_the_interpreter(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,10 @@ def _cast(spec: Any, *, kernel: str, across: bool) -> Arguments:
     return spec.k, kernel, _OF_CASTS[spec.n % len(_OF_CASTS)], across
 
 
+def _permuted(spec: Any, *, triton: bool) -> Arguments:
+    return spec.k, *_OF_EXPERTS[spec.n % len(_OF_EXPERTS)], triton
+
+
 PRODUCTS: tuple[Model, ...] = tuple(
     alone(
         f"grouped_{name}",
@@ -160,10 +164,34 @@ _MX_SCALES = _interpreted(
     columns="kinds of groups",
 )
 
+#: Ranks, experts, and rows of each rank for each: about a block of 32, about what a program moves,
+#: 128 and 256, and none; one expert, and experts that are no power of two.
+_OF_EXPERTS = (
+    (2, 2, (3, 2, 1)),
+    (2, 3, (0, 33, 1, 32, 0)),
+    (2, 1, (130,)),
+    (3, 2, (0, 0, 0, 7)),
+    (1, 3, (128, 1)),
+)
+_PERMUTED = tuple(
+    _interpreted(
+        f"permuted_rows{name}",
+        f"rows moved to experts, and gradients back by {by}",
+        "PermutedRows",
+        partial(_permuted, triton=triton),
+        "permuted_rows",
+        "permuted_rows_gradient",
+        values=("outlier_rows",),
+        columns="kinds of groups",
+        lacks=dict.fromkeys(("cpu", "cuda"), ("fp16", "fp32")),
+    )
+    for name, by, triton in (("", "a kernel", True), ("_by_torch", "torch", False))
+)
+
 QUANTISED: tuple[Model, ...] = (
     *((*_QUANTISED_GROUPS, _IDLE_GROUPS) if has(_MXFP8_GROUPS, of="torchao") else ()),
     *(
-        (_FP8_GROUPS, *_FP8_BLOCKS, *_FP8_CASTS, _MX_SCALES)
+        (_FP8_GROUPS, *_FP8_BLOCKS, *_FP8_CASTS, _MX_SCALES, *_PERMUTED)
         if has(_FP8_ROWWISE, of="torchao")
         else ()
     ),

@@ -4,6 +4,7 @@ FP8."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -128,6 +129,75 @@ def mx_scales_moved(kernel: str, scales: torch.Tensor, offs: torch.Tensor | None
     groups = () if offs is None else (offs.int(),)
     moved = getattr(torch.ops.torchao, kernel)(scales.to(torch.uint8), *groups)
     return moved.view(torch.uint8).float()
+
+
+def permuted_rows(
+    counts: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, experts: int, ranks: int, n: int
+) -> torch.Tensor:
+    """The numbers of the rows that experts get, by torchao's kernel: so many of each rank for each
+    expert, from ``starts`` on, to where each expert's begin; as numbers."""
+    made_ready(counts)
+    import torchao.prototype.moe_training.ep.kernels  # noqa: F401
+
+    fill = torch.ops.torchao._fill_indices_wrapper
+    return fill(counts.int(), starts.int(), ends.int(), experts, ranks, n).float()
+
+
+def permuted_rows_gradient(
+    grad_output: torch.Tensor, numbers: torch.Tensor, rows: int
+) -> torch.Tensor:
+    """The gradients of so many rows, by torchao's kernel, of those at the places where they are."""
+    made_ready(grad_output)
+    import torchao.prototype.moe_training.ep.permute  # noqa: F401
+
+    back = torch.ops.torchao._triton_permute_bwd
+    return back(grad_output.contiguous(), numbers.int(), rows, grad_output.shape[1])
+
+
+class InMxfp8(torch.autograd.Function):
+    """Rows in MXFP8, whose gradient is theirs, as torchao's exchange of rows makes them."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> Any:
+        from torchao.prototype.mx_formats.mx_tensor import MXTensor, to_mx
+
+        scales, codes = to_mx(rows, torch.float8_e4m3fn, 32)
+        return MXTensor.from_qdata_and_scales(codes, scales, rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return grad
+
+
+class OutOfMxfp8(torch.autograd.Function):
+    """The numbers of what is in MXFP8."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any) -> Any:
+        return rows.dequantize(rows.orig_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return grad
+
+
+def permuted_to_experts(rows: torch.Tensor, counts: torch.Tensor, triton: bool) -> torch.Tensor:
+    """Rows by rank and expert, so many of each, moved to experts in MXFP8, in whole blocks of 32,
+    and back; their gradient goes the other way by torchao's Triton kernel, or by torch."""
+    made_ready(rows)
+    from torchao.prototype.moe_training.ep.permute import permute_mxfp8_fwd_hp_bwd
+
+    ranks, experts = counts.shape
+    wide = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 32)).contiguous()
+    given = counts.flatten(), ranks, experts, 32
+    _, moved, numbers, *_ = permute_mxfp8_fwd_hp_bwd(
+        InMxfp8.apply(wide), *given, use_triton_for_bwd=triton
+    )
+    values = OutOfMxfp8.apply(moved)
+    # padding has the number -1, of a row behind all others
+    places = numbers.long() % (len(rows) + 1)
+    back = values.new_zeros(len(rows) + 1, values.shape[1]).index_copy(0, places, values)
+    return back[:-1, : rows.shape[1]]
 
 
 def mxfp8_dequantised(codes: torch.Tensor, scales: torch.Tensor, dtype: str) -> torch.Tensor:

@@ -18,6 +18,7 @@ from narrowfuzz.play.groups import (
     mx_scales_moved,
     mxfp8_dequantised,
     mxfp8_grouped,
+    permuted_to_experts,
 )
 
 
@@ -211,6 +212,41 @@ class MxScales(nn.Module):
             scales = exponents[:, :1].expand(-1, codes.shape[1] // 32).contiguous()
             mxfp8_dequantised(codes, scales, str(x.dtype).removeprefix("torch."))
         return y
+
+
+class Beside(torch.autograd.Function):
+    """The first of two tensors; its gradient is that of both."""
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return one.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return grad, grad
+
+
+class PermutedRows(nn.Module):
+    """Products with a learned row, whose gradients go once as they are, and once from experts back
+    to where rows came from, as torchao moves them: by its ``triton`` kernel, or by torch. So many
+    ``ranks`` send rows to so many ``experts``, whose ``sizes`` take turns."""
+
+    def __init__(
+        self, dim: int, ranks: int, experts: int, sizes: tuple[int, ...], triton: bool
+    ) -> None:
+        super().__init__()
+        made_ready_early()
+        self.of, self.sizes, self.triton = (ranks, experts), sizes, triton
+        self.weight = nn.Parameter(torch.randn(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x * self.weight).reshape(-1, x.shape[-1])
+        moved = y
+        if y.dtype != torch.float64:
+            ends = group_ends(self.of[0] * self.of[1], self.sizes, len(y), x.device)
+            counts = ends.diff(prepend=ends.new_zeros(1)).reshape(self.of)
+            moved = permuted_to_experts(y, counts, self.triton)
+        return Beside.apply(y, moved).reshape(x.shape)
 
 
 def group_ends(

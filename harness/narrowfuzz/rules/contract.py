@@ -30,6 +30,9 @@ CHANGED_IN_PLACE = (
     "PyTorch refuses a selective checkpoint of this model, which changes in place a result that "
     "the checkpoint saves: compute out of place, as ReLU(inplace=False) does, or checkpoint in full"
 )
+#: What triton_on_cpu raises where a compiler traces a kernel, and what that means.
+_UNTRACED = "Triton's interpreter takes no fake tensors"
+_INTERPRETED = "without a GPU no compiler traces the Triton kernels that this model calls"
 _NO_SIZE = re.compile(r"only .{0,80}\bsupported", re.I)
 #: What torch says where a tensor has no elements, as an expert's has that no row is sent to.
 _EMPTY = re.compile(r"numel\(\) == 0|to have non-zero size|tensor of 0 elements")
@@ -86,7 +89,10 @@ def _allowed(evidence: Evidence, arm: str) -> Verdict:
 
 def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: bool) -> str:
     """Why this is no word about a library: torch refuses to checkpoint the user's model, as
-    documented, or the model raises the same without any conversion. "": it may be one."""
+    documented, the model raises the same without any conversion, or Triton's interpreter is asked
+    for what it cannot do. "": it may be one."""
+    if _UNTRACED in error.message:
+        return _INTERPRETED
     changed = _MUTATED in error.message
     if evidence.unconverted_error is None or not (base_fails or changed):
         return ""
