@@ -603,6 +603,13 @@ class TestRatio:
         verdict = self.judge(got)
         assert (verdict.status, verdict.at) == ("diverged", At(name="output", index=(7,)))
 
+    def test_a_row_of_one_expert_is_found_in_a_stack_of_matrices(self) -> None:
+        exact, eager = (x.reshape(4, 10, 50) for x in (self.exact, self.eager))
+        got = eager.copy()
+        got[2, 7] += np.float32(14 * 2.0**-8)
+        verdict = self.judge(got, exact=exact, eager=eager)
+        assert (verdict.status, verdict.at) == ("diverged", At(name="output", index=(2, 7)))
+
     def test_a_row_that_eager_has_right_by_luck_may_be_as_wrong_as_others(self) -> None:
         """The seventh has no error; ten times what the others have is too much there, too."""
         eager = self.eager.copy()

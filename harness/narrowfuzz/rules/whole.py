@@ -219,11 +219,11 @@ def _worse(
         limit = ratio * np.maximum(own, usual * size) + floor
         bad = np.atleast_1d(far > limit)
         if bad.any():
-            row = int(np.argmax(bad))
+            row = first(bad)
             worst, most, eager, other = (
                 float(np.atleast_1d(x)[row]) for x in (far, limit, own, usual * size)
             )
-            at, came = At(name=name, index=() if axis is None else (row,)), f"error {number(worst)}"
+            at, came = At(name=name, index=() if axis is None else row), f"error {number(worst)}"
             expect = Near(bits(most), bits(eager), bits(other) if other > eager else "")
             factor = worst / most
             symptom, role = "error beyond eager's", role_of(name)

@@ -114,7 +114,7 @@ def beyond_text(spec: Spec, verdict: Verdict) -> str:
     assert isinstance(verdict.expect, Near)
     at, (large, floor) = verdict.at, ratio_limit(spec)
     usual = float(read(verdict.expect.usual or verdict.expect.eager))
-    row = list(at.index[:1])
+    row = list(at.index)
     results = f"[t.results[{at.name!r}]{row or ''} for t in (exact, eager, trace)]"
     exact = f"exact.results[{at.name!r}]"
     ratio = f"{large} if {exact}.numel() >= {SMALL} and not {bool(row)} else {SMALL_RATIO}"
