@@ -104,7 +104,7 @@ def sharded_specs(
     schedules = _STEPPED if sharding.gathers == "precomputed" else SCHEDULES
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
-        resumes = draw(sampled("", *_resumes(spec.model, recipe, sharding)))
+        resumes = draw(sampled("", "", "", *_resumes(spec.model, recipe, sharding)))
         # of three ranks' pieces two ranks read parts; of two ranks' one reads both whole
         two = (data, sharding.groups, replicas, tensor) == (2, 2, 0, 0)
         three = two and resumes == "fewer" and most > 2 and _shards(recipe, 3, 0)
