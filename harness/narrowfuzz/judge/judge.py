@@ -48,6 +48,8 @@ class Judge(Observer):
     observed: Callable[[Case, Mapping[str, Trace]], None] = lambda case, traces: None
     #: Cure -> who judges under it, with programs of its own.
     _under: dict[str, Judge] = field(default_factory=dict)
+    #: What was learnt of cures while the verdicts of a case are folded.
+    _answers: dict[tuple[Case, str, str, str], bool] = field(default_factory=dict)
 
     def judge(
         self,
@@ -145,6 +147,7 @@ class Judge(Observer):
 
     def _fold(self, case: Case, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
         family = self.family(case.spec)
+        self._answers.clear()
         return fold(case, family, verdicts, ran, known_as=partial(self.known_as, case))
 
     def known_as(self, case: Case, verdict: Verdict) -> str:
@@ -155,7 +158,14 @@ class Judge(Observer):
 
     def _cured(self, case: Case, verdict: Verdict, cure: str) -> bool:
         """True if the verdict's rule is broken again and again, on the verdict's arm, but never
-        where the cure is in force: what comes and goes by chance seems cured by anything."""
+        where the cure is in force: what comes and goes by chance seems cured by anything. Of
+        several verdicts of a case that is asked once."""
+        asked = case, verdict.rule, verdict.arm, cure
+        if asked not in self._answers:
+            self._answers[asked] = self._cures(case, verdict, cure)
+        return self._answers[asked]
+
+    def _cures(self, case: Case, verdict: Verdict, cure: str) -> bool:
         arms = frozenset({base_of(case.spec).name, verdict.arm})
         rule = [rules_of(case.spec)[verdict.rule]]
         asked = verdict.rule, verdict.arm
