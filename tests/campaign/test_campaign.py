@@ -169,6 +169,13 @@ def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 12
 
 
 @pytest.mark.slow
+def test_on_ranks_each_layout_has_one_case(tmp_path: Path) -> None:
+    run = campaign(tmp_path / "out", "--cases", "24", "--recipe", "torch.fp32", "--arm", "sharded")
+    assert run.code == 0, run.output
+    assert run.summary["cases"] == run.summary["specs"] == 24
+
+
+@pytest.mark.slow
 def test_a_clean_campaign_ends_with_0_and_says_what_it_judged(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     out.parent.mkdir()

@@ -281,22 +281,24 @@ class Worker:
             self._judge(case, RULES, focus=next(self.focus))
 
     def _batch(self, batch: tuple[Case, ...], *, now: Slice, until: float) -> None:
-        kind, draws = now.kind, _draws_of(batch[0].spec, now)
-        if kind != "none":
+        draws, eager = _draws_of(batch[0].spec, now), now.kind == "none"
+        # what is compiled serves many draws; on ranks what is wrong hangs on how they are laid out
+        serves = not eager and now.kind != "sharded"
+        if not eager:
             until = self.deadline  # a compile may outlast its slice: the draws are what it was for
         self.counts["specs"] += 1
         with self._compiles_counted() as spent:
             arms = self._arms(batch[0].spec)
-            if kind == "none":
+            if eager:
                 self.judge.draw(batch)
-            for i, case in enumerate(self._more(batch, kind)):
+            for i, case in enumerate(self._more(batch) if serves else batch):
                 if self.has_enough or (time.monotonic() > until and i >= 2):
                     break
                 compile_time, data_time = spent()
                 paid = bool(self.config.cases) or data_time >= draws.due * compile_time
-                if kind != "none" and i >= draws.least and paid:
+                if serves and i >= draws.least and paid:
                     break
-                if kind == "none" and i >= draws.most:
+                if eager and i >= draws.most:
                     break
                 if not (self._draw(case, arms, i, draws).ran or self.config.cases):
                     break  # a program that raises does so on every draw
@@ -347,11 +349,8 @@ class Worker:
         names = draws.beside | {a.name for a in arms if a.compiler}
         return self._judge(case, _CORE, names, focus=next(self.focus), repeat=False)
 
-    def _more(self, batch: tuple[Case, ...], kind: str) -> Iterator[Case]:
+    def _more(self, batch: tuple[Case, ...]) -> Iterator[Case]:
         """A compiled artefact pays for itself over many draws: the drawn data with fresh seeds."""
-        if kind == "none":
-            yield from batch
-            return
         for i in range(self.config.compiled_draws):
             case = batch[i % len(batch)]
             data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 
 @contextmanager
@@ -58,12 +59,11 @@ def a_name_for_each_stored_reduction() -> Iterator[None]:
         self.reduction_suffix.writeline(DeferredLine(name, f"auto {own} = {value};"))
         usual(self, name, index, own)
 
-    CppVecKernel.store_reduction = store_reduction
-    try:
-        with config.patch(force_disable_caches=True):
-            yield
-    finally:
-        CppVecKernel.store_reduction = usual
+    with (
+        patch.object(CppVecKernel, "store_reduction", store_reduction),
+        config.patch(force_disable_caches=True),
+    ):
+        yield
 
 
 @contextmanager
@@ -109,11 +109,8 @@ def a_copy_of_what_is_written_through_an_unsafe_view() -> Iterator[None]:
                 )
         return out
 
-    mode.__torch_dispatch__ = dispatch
-    try:
+    with patch.object(mode, "__torch_dispatch__", dispatch):
         yield
-    finally:
-        mode.__torch_dispatch__ = usual
 
 
 @contextmanager
@@ -130,11 +127,8 @@ def a_mask_of_minus_infinity() -> Iterator[None]:
             attn_mask = torch.where(attn_mask, zero, -torch.inf)
         return usual(query, key, value, attn_mask, *more, **how)
 
-    functional.scaled_dot_product_attention = attention
-    try:
+    with patch.object(functional, "scaled_dot_product_attention", attention):
         yield
-    finally:
-        functional.scaled_dot_product_attention = usual
 
 
 @contextmanager
@@ -187,11 +181,8 @@ def one_rank_that_divides_once() -> Iterator[None]:
             before = after = None
         return before, after, *operations
 
-    collectives._get_gradient_divide_factors = factors
-    try:
+    with patch.object(collectives, "_get_gradient_divide_factors", factors):
         yield
-    finally:
-        collectives._get_gradient_divide_factors = usual
 
 
 @contextmanager
@@ -210,11 +201,8 @@ def optimizers_that_begin_at_zero() -> Iterator[None]:
                 if isinstance(kept, Tensor):
                     kept.zero_()
 
-    state_dict._init_optim_state = begin
-    try:
+    with patch.object(state_dict, "_init_optim_state", begin):
         yield
-    finally:
-        state_dict._init_optim_state = usual
 
 
 #: By the name that an entry gives; each is entered around all that builds and runs a case.
