@@ -175,6 +175,7 @@ def test_what_is_divided_before_it_is_added_may_be_rounded_there() -> None:
         ({"sharding": Sharding(data=3, replicas=2)}, "not 2 replicas of the same size"),
         ({"sharding": Sharding(data=2, experts=2), "model": "mlp_gelu"}, "share no experts of"),
         ({"sharding": Sharding(data=2, experts=2, tensor=2)}, "share no linears"),
+        ({"sharding": Sharding(data=2, experts=2), "microbatches": 2}, "one microbatch"),
         ({"sharding": Sharding(data=2, experts=2), "compile": "aot_eager"}, "not compiled"),
         ({"sharding": Sharding(data=2, resumes="regrouped"), "steps": 2}, "share experts"),
     ],

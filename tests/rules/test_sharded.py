@@ -188,6 +188,14 @@ def test_a_case_on_no_ranks_shows_no_rule_of_ranks() -> None:
     assert _still(judge(), alone, seen) is None
 
 
+def test_a_maximum_that_one_rank_brings_nan_to_is_each_groups_own() -> None:
+    spike = Spike(tensor="weight", row=178, col=31, bits="0x7fc00000")
+    drawn = case(TENSORWISE, {"tensor": 2, "processes": True}, m=1, k=2, n=4)
+    judged = judge().judge(msgspec.structs.replace(drawn, data=DataSpec(seed=744, spikes=(spike,))))
+    assert not judged.causes
+    assert ("S10", "inconclusive") in {(v.rule, v.status) for v in judged.verdicts}
+
+
 def test_probes_give_a_distributed_result_nothing_to_lay_out() -> None:
     sharding = {"tensor": 1, "local_output": False}
     judged = judge().judge(case("torch.fp32", sharding, m=1, k=1, n=0))
