@@ -44,7 +44,7 @@ def many_cases() -> tuple[Case, ...]:
 
 @cache
 def many_data() -> tuple[DataSpec, ...]:
-    return tuple(drawn(data_specs(), 1000))
+    return tuple(drawn(data_specs(), 1600))
 
 
 @cache
