@@ -171,8 +171,8 @@ def test_what_is_divided_before_it_is_added_may_be_rounded_there() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"sharding": Sharding(data=3, experts=2)}, "3 data-parallel ranks are not"),
-        ({"sharding": Sharding(data=3, replicas=2)}, "not 2 replicas of the same size"),
+        ({"sharding": Sharding(data=3, experts=2)}, "data is 3, no multiple of 2"),
+        ({"sharding": Sharding(data=3, replicas=2)}, "of 2 replicas times 1 ranks"),
         ({"sharding": Sharding(data=2, experts=2), "model": "mlp_gelu"}, "share no experts of"),
         ({"sharding": Sharding(data=2, experts=2, tensor=2)}, "share no linears"),
         ({"sharding": Sharding(data=2, experts=2), "microbatches": 2}, "one microbatch"),

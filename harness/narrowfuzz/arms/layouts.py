@@ -24,7 +24,7 @@ from narrowfuzz.play.names import name_of
 from narrowfuzz.recipe.recipe import Recipe
 
 #: What stands before names of a model that is all there is.
-ALONE_IN_IT = ("",)
+_ONE_MODEL = ("",)
 
 
 def job_on_ranks(spec: Spec, arm: Arm, device: str) -> Job:
@@ -37,25 +37,25 @@ def job_alone(spec: Spec, device: str) -> Job:
     """The same training in one process, of one data-parallel rank's piece of the rows, or of those
     of the ranks that share experts."""
     own = spec if copies_of(spec) else on_its_own(spec)
-    return replace(job_of(own, EAGER, device), tied=_filled_from(spec, beside(spec)))
+    return replace(job_of(own, EAGER, device), tied=_filled_from(spec, prefixes(spec)))
 
 
 def _filled_from(spec: Spec, models: tuple[str, ...]) -> dict[str, str]:
     """Parameter -> the tensor that it is filled with, where that has another name: several models
     all begin alike."""
-    if models == ALONE_IN_IT:
+    if models == _ONE_MODEL:
         return ties(spec)
     return {f"{before}{name}": name for before in models for name in parameter_shapes(spec)}
 
 
-def beside(spec: Spec) -> tuple[str, ...]:
+def prefixes(spec: Spec) -> tuple[str, ...]:
     """What stands before the names of each of the models that one process trains together, as the
     stages of a pipeline are, and those of ranks that share experts."""
     return tuple(f"models.{rank}." for rank in range(spec.sharding.experts)) or _stages(spec)
 
 
 def _stages(spec: Spec) -> tuple[str, ...]:
-    return tuple(f"{copy}." for copy in range(copies_of(spec))) or ALONE_IN_IT
+    return tuple(f"{copy}." for copy in range(copies_of(spec))) or _ONE_MODEL
 
 
 def copies_of(spec: Spec) -> int:

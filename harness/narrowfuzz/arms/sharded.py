@@ -18,7 +18,6 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from narrowfuzz.arms.jobs import named
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.layouts import (
-    beside,
     copies_of,
     job_alone,
     job_on_ranks,
@@ -26,6 +25,7 @@ from narrowfuzz.arms.layouts import (
     made_alone,
     on_its_own,
     piece_of,
+    prefixes,
 )
 from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.processes import TRANSPORT, in_processes
@@ -72,7 +72,7 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
         played, shared = Played(), spec.sharding.experts
         # stages are not looked into
         taps = Taps() if copies_of(spec) else _taps(spec, _emitting(recipe), EAGER)
-        watch = tuple(f"{before}{name}" for before in beside(spec) for name in taps.watch)
+        watch = tuple(f"{before}{name}" for before in prefixes(spec) for name in taps.watch)
         try:
             play(
                 played,

@@ -82,14 +82,10 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield "ranks that share experts have one microbatch a step"
     if sharding.experts and (sharding.tensor or spec.compile != "none"):
         yield "ranks that share experts share no linears, and are not compiled"
-    if sharding.data % (max(sharding.experts, 1) * max(sharding.replicas, 1)):
+    if sharding.data % (group := max(sharding.experts, 1) * max(sharding.replicas, 1)):
         yield (
-            f"{sharding.data} data-parallel ranks are not {sharding.replicas or 1} replicas of "
-            + (
-                f"whole groups of {sharding.experts} that share experts"
-                if sharding.experts
-                else "the same size"
-            )
+            f"data is {sharding.data}, no multiple of {group}: of {sharding.replicas or 1} replicas "
+            f"times {sharding.experts or 1} ranks that share experts"
         )
     if sharding.tensor and not model.shared:
         able = ", ".join(name for name, other in MODELS.items() if other.shared)

@@ -243,12 +243,13 @@ def check_compiled(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_processes(evidence: Evidence) -> Iterator[Verdict]:
-    """S10: ranks that are processes leave the bits of ranks that are threads. A maximum over ranks
-    of which one brings NaN is each group's own."""
+    """S10: ranks that are processes leave the bits of ranks that are threads. Gloo's
+    maximum over ranks keeps a NaN or loses it, by which rank brings it; a thread's keeps it."""
     run, other = run_of(evidence), processes_of(evidence)
     both = [trace for one in (run, other) if one is not None for trace in one.ranks]
-    if other is not None and any(np.isnan(t).any() for one in both for t in one.outputs.values()):
-        why = "a result is NaN, which a group's maximum may keep or lose"
+    broken = any(np.isnan(t).any() for one in both for t in one.outputs.values())
+    if other is not None and evidence.plan.quantised and broken:
+        why = "a result is NaN, which gloo's maximum of what is scaled may lose"
         yield plain("S10", other.arm, "output", "inconclusive", why)
         return
     yield from _beside(

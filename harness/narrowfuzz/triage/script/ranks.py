@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from narrowfuzz.arms.jobs import named
-from narrowfuzz.arms.layouts import beside, copies_of, job_alone, job_on_ranks, laid_out
+from narrowfuzz.arms.layouts import copies_of, job_alone, job_on_ranks, laid_out, prefixes
 from narrowfuzz.arms.zoo import layer_names
 from narrowfuzz.case.arm import BY_NAME, EAGER, Arm
 from narrowfuzz.case.layout import layout_of
@@ -86,7 +86,7 @@ def of_ranks(
     spec = case.spec
     arm = BY_NAME[verdict.arm]
     watch = () if layout_of(spec).together or arm.compiled else layer_names(spec)
-    together = tuple(f"{before}{name}" for before in beside(spec) for name in watch)
+    together = tuple(f"{before}{name}" for before in prefixes(spec) for name in watch)
     runs = {
         name: _texts(name, job, together if name in _ALONE else watch)
         for name, job in _jobs(spec, arm, device).items()
@@ -144,9 +144,9 @@ def _laid_out(
     sharding, shared = spec.sharding, spec.sharding.experts
     plays = layout_of(spec).play.__name__
     copies = copies_of(spec)
-    one = "play(Trace(), lambda: make(dtype), rows, **{**by_itself, **other})"
+    model = f"Together(make(dtype), {shared})" if shared else "make(dtype)"
+    one = f"play(Trace(), lambda: {model}, rows, **{{**by_itself, **other}})"
     if shared:
-        one = one.replace("make(dtype)", f"Together(make(dtype), {shared})")
         one = f"parted({one}, {shared})[piece % {shared}]"
     piece = f"t.chunk({sharding.groups})[piece{f' // {shared}' if shared else ''}]"
     built = f"chained(build, {copies}).to(dtype)" if copies else "build().to(dtype)"
