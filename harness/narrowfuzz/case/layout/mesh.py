@@ -84,8 +84,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield "ranks that share experts share no linears, and are not compiled"
     if sharding.data % (group := max(sharding.experts, 1) * max(sharding.replicas, 1)):
         yield (
-            f"data is {sharding.data}, no multiple of {group}: of {sharding.replicas or 1} replicas "
-            f"times {sharding.experts or 1} ranks that share experts"
+            f"data is {sharding.data}, no multiple of {group}: of {sharding.replicas or 1} "
+            f"replicas times {sharding.experts or 1} ranks that share experts"
         )
     if sharding.tensor and not model.shared:
         able = ", ".join(name for name, other in MODELS.items() if other.shared)
