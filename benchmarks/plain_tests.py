@@ -26,6 +26,7 @@ from narrowfuzz.case.events import Settings
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.recipe.source import CONVERTED, LIBRARY
 from plain_hypothesis import generate
 from torch import nn
 from torch.testing import assert_close
@@ -74,7 +75,7 @@ def compiled(recipes: Sequence[Recipe], seconds: float, seed: int, most: int) ->
 
 def _examples(recipe: Recipe) -> Any:
     sizes = st.integers(1, 6).map(lambda n: n * recipe.alignment)
-    if recipe.own_layers:
+    if recipe.source is LIBRARY:
         specs = st.builds(
             lambda m, k, bias: Spec(
                 recipe=recipe.name, model="library_linear", m=m, k=k, n=k, bias=bias
@@ -103,7 +104,7 @@ def _eager_and_compiled(recipe: Recipe, spec: Spec, seed: int) -> None:
 
 def _made(recipe: Recipe, spec: Spec) -> tuple[nn.Module, Callable[[], Any], Any]:
     """The model, the region it runs in, and how its backward is called."""
-    if not recipe.own_layers:
+    if recipe.source is CONVERTED:
         model = MODELS[spec.model].build(spec, dtype=torch.bfloat16, device="cpu")
         return recipe.convert(model, spec), nullcontext, torch.autograd.backward
     subject = recipe.subject("cpu")
@@ -154,7 +155,7 @@ def _failure_of(test: Callable[[], None]) -> Iterator[str]:
 
 
 def _suite(recipe: Recipe) -> Iterator[Callable[[], None]]:
-    if recipe.own_layers:
+    if recipe.source is LIBRARY:
         yield from (partial(_te_linear, recipe, layer) for layer in _te_layers(recipe))
     elif recipe.family == "torchao.float8":
         backends = recipe.backends if recipe.name.endswith("tensorwise") else ("real",)

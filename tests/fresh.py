@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from narrowfuzz.cli import main
+from narrowfuzz.machine.overlay import folder_of
 from te_on_cpu.environment import CHOICE, DEFAULT, ensure
 
 HERE = Path(__file__).parent
@@ -32,6 +34,24 @@ def python(
     )  # fmt: skip
     assert code is None or done.returncode == code, done.stdout[-8000:] + done.stderr[-4000:]
     return done
+
+
+def forked(
+    library: Literal["transformer_engine", "triton"], release: str, *scripts: Path
+) -> subprocess.CompletedProcess[str]:
+    """Scripts one by one, each in a child of one process that has imported this release of the
+    library; each one's exit code is printed behind what it printed itself."""
+    if library == "transformer_engine":
+        ensure(release)
+        env = {CHOICE: release}
+    else:
+        env = {"PYTHONPATH": str(folder_of(f"{library}=={release}")), "TRITON_INTERPRET": "1"}
+    return python(HERE / "run_forked.py", library, *scripts, env=env, code=None)
+
+
+def codes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """The exit code of each script that ``forked`` ran, by its path."""
+    return dict(line.rsplit(" ", 1) for line in done.stdout.splitlines() if line.startswith("/"))
 
 
 def command(

@@ -1,7 +1,9 @@
 """Run scripts one by one, each in a child of this process, and print each one's exit code.
 
-Importing TransformerEngine takes seconds, so it happens once: a child starts with the library as it
-is after its import.
+    python run_forked.py LIBRARY SCRIPT...
+
+Importing TransformerEngine, or what makes torchao's Triton kernels run on a CPU, takes seconds, so
+it happens once: a child starts with the library as it is after its import.
 """
 
 from __future__ import annotations
@@ -11,13 +13,25 @@ import runpy
 import sys
 import traceback
 
-from te_on_cpu.environment import enter
 
+def _transformer_engine() -> None:
+    from te_on_cpu.environment import enter
 
-def main(scripts: list[str]) -> None:
     enter()
     import transformer_engine.pytorch  # noqa: F401
 
+
+def _triton() -> None:
+    import triton_on_cpu
+
+    triton_on_cpu.install_torchao()
+
+
+LIBRARIES = {"transformer_engine": _transformer_engine, "triton": _triton}
+
+
+def main(library: str, *scripts: str) -> None:
+    LIBRARIES[library]()
     for script in scripts:
         sys.stdout.flush()
         child = os.fork()
@@ -40,4 +54,4 @@ def _run(script: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -6,7 +6,8 @@ from functools import cache
 
 from narrowfuzz.ledger.ledger import Ledger, load_entries
 from narrowfuzz.operators import DEVIATIONS
-from narrowfuzz.recipe.recipe import Recipe, load_every, parted
+from narrowfuzz.recipe.recipe import Recipe, load_every
+from narrowfuzz.recipe.source import parted
 
 
 def of_operators() -> Ledger:

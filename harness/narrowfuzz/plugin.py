@@ -112,7 +112,7 @@ class Harness:
 
         prepare()
         from narrowfuzz.campaign.testing import Reports
-        from narrowfuzz.recipe.recipe import parted
+        from narrowfuzz.recipe.source import parted
         from narrowfuzz.triage.session import SessionOptions, open_session
 
         options = SessionOptions(

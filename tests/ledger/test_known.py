@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fresh import HERE, python
+from fresh import codes, forked, python
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.ledger.facts import OF_MACHINE, Context, holds
 from narrowfuzz.ledger.ledger import Entry, known_dir, load_entries, stands
@@ -18,7 +18,7 @@ from narrowfuzz.machine.overlay import folder_of
 from narrowfuzz.triage.verify import CANNOT, RunScript, run_script
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from te_on_cpu.environment import CHOICE, ensure
+from te_on_cpu.environment import ensure
 from te_on_cpu.install import CARRIED
 
 ENTRIES = load_entries()
@@ -64,7 +64,8 @@ def by_cost() -> Iterator[Any]:
     """Scripts that generate code take up to minutes: `make nightly` runs those."""
     for entry in ENTRIES:
         if not emulates(entry):
-            long = compiles(entry) or entry.id in LONG
+            # those of Triton are tried together besides
+            long = compiles(entry) or interprets(entry) or entry.id in LONG
             yield pytest.param(entry, id=entry.id, marks=[pytest.mark.heavy] * long)
 
 
@@ -115,11 +116,17 @@ def newest(entry: Entry) -> str:
 )
 def test_known_divergences_of_transformer_engine_still_show(version: str) -> None:
     """The same, each script in a child of one process that has imported the library."""
-    ensure(version)
-    scripts = [str(script(e)) for e in ENTRIES if emulates(e) and newest(e) == version]
-    done = python(HERE / "run_forked.py", *scripts, env={CHOICE: version}, code=None)
-    codes = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines() if line.startswith("/"))
-    assert codes == dict.fromkeys(scripts, "1"), done.stdout + done.stderr
+    scripts = [script(e) for e in ENTRIES if emulates(e) and newest(e) == version]
+    done = forked("transformer_engine", version, *scripts)
+    assert codes(done) == dict.fromkeys(map(str, scripts), "1"), done.stdout + done.stderr
+
+
+@pytest.mark.xdist_group("triton")
+def test_known_divergences_of_triton_kernels_still_show() -> None:
+    """The same of what runs in Triton's interpreter."""
+    scripts = [script(e) for e in ENTRIES if interprets(e) and stands(e, e.devices[0]) == "named"]
+    done = forked("triton", "3.6.0", *scripts)
+    assert codes(done) == dict.fromkeys(map(str, scripts), "1"), done.stdout + done.stderr
 
 
 @pytest.mark.heavy

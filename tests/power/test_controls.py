@@ -28,6 +28,7 @@ from narrowfuzz.plants.registry import builtin_controls, find_plant
 from narrowfuzz.power.hunt import Limits, control, lacking, targets
 from narrowfuzz.power.record import Controlled
 from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, select
+from narrowfuzz.recipe.source import CONVERTED, LIBRARY
 from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.verify import run_script
 from scripts_of_findings import assert_shows
@@ -76,7 +77,7 @@ def test_there_are_enough_of_them() -> None:
 def case_of(control: Plant) -> Case:
     """A case on which the control's own code has to run."""
     name, recipe = next(iter(recipes_of(control).items()))
-    if recipe.own_layers:
+    if recipe.source is LIBRARY:
         spec = Spec(recipe=name, model="library_linear", events=TWO_STEPS, checkpoint="full")
         return Case(spec=spec, data=DataSpec())
     backend = "emulated" if "emulated" in recipe.backends else ""
@@ -112,7 +113,7 @@ def test_what_a_control_plants_runs_and_is_silent(control: Plant) -> None:
 )
 def test_sums_in_another_order_have_other_bits(control_id: str) -> None:
     control = CONTROLS[control_id]
-    recipe = next(r for r in recipes_of(control).values() if not r.own_layers)
+    recipe = next(r for r in recipes_of(control).values() if r.source is CONVERTED)
     backend = "emulated" if "emulated" in recipe.backends else ""
     spec = Spec(recipe=recipe.name, backend=backend, dtype="fp32", k=128)
     case = Case(spec=spec, data=DataSpec(seed=5))

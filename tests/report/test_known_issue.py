@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fresh import HERE, ends, python
+from fresh import ends, forked
 from ledger.test_ledger import entry
 from narrowfuzz.ledger.by_patch import by_cause, counted, same_cause
 from narrowfuzz.ledger.filed import Issue, Place
@@ -17,7 +17,6 @@ from narrowfuzz.report import listing
 from narrowfuzz.report.known_issue import TE, Source, issue_body, line_number, release_of_te
 from narrowfuzz.triage.verify import RunScript
 from reproductions import about_gcc, alone, compiles, miscompiles
-from te_on_cpu.environment import CHOICE, ensure
 
 ENTRIES = load_entries()
 FILED = [e for e in ENTRIES if e.issue]
@@ -295,10 +294,8 @@ def test_reproductions_of_transformer_engine_show_what_they_say() -> None:
     """Each in a child of one process that has imported the library."""
     of_te = [e for e in FILED if TE in e.versions]
     for version in {release_of_te(e) for e in of_te}:
-        ensure(version)
         ours = [e for e in of_te if release_of_te(e) == version]
-        scripts = [one.reproduction for one in ours]
-        done = python(HERE / "run_forked.py", *scripts, env={CHOICE: version}, code=None)
+        done = forked("transformer_engine", version, *(one.reproduction for one in ours))
         rest = done.stdout
         for one in ours:
             output, ended, rest = rest.partition(f"{one.reproduction} 0\n")

@@ -22,14 +22,12 @@ def environment() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder_of(TRITON)), str(HERE)])}
 
 
-@pytest.fixture(scope="module")
-def failures(
-    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    report = tmp_path_factory.mktemp("triton") / "report.xml"
+def _checked(chosen: str, environment: dict[str, str], report: Path) -> dict[str, str]:
+    """What failed of the checks that pytest's -m chooses, by their names."""
     done = python(
         "-m", "pytest", "-q", "-o", "python_functions=check_*", f"--junitxml={report}",
-        "-p", "no:cacheprovider", CHECKS, env={**environment, "TRITON_INTERPRET": "1"}, code=None,
+        "-m", chosen, "-p", "no:cacheprovider", CHECKS,
+        env={**environment, "TRITON_INTERPRET": "1"}, code=None,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found: dict[str, str] = {}
@@ -38,6 +36,19 @@ def failures(
         said = "".join(part.text or "" for part in case.iter("failure"))
         found[name] = found.get(name, "") + said
     return found
+
+
+@pytest.fixture(scope="module")
+def failures(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    return _checked("not heavy", environment, tmp_path_factory.mktemp("triton") / "report.xml")
+
+
+@pytest.mark.heavy
+def test_the_other_rows(environment: dict[str, str], tmp_path: Path) -> None:
+    found = _checked("heavy", environment, tmp_path / "report.xml")
+    assert len(found) > 3 and not any(found.values()), found
 
 
 @pytest.mark.xdist_group("triton")

@@ -42,7 +42,8 @@ from narrowfuzz.judge.judge import Judgement
 from narrowfuzz.machine.device import Device, enter, forks
 from narrowfuzz.machine.environment import prepare, resident, return_memory
 from narrowfuzz.plants.registry import identity, planted
-from narrowfuzz.recipe.recipe import parted, processes
+from narrowfuzz.recipe.recipe import processes
+from narrowfuzz.recipe.source import parted
 from narrowfuzz.report.judged import called, happened, hindered, looked_at
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release

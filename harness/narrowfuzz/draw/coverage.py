@@ -18,7 +18,8 @@ from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.stimulus import possible
 from narrowfuzz.draw.strategies import EXACT, OF_OPERATORS, WILD
 from narrowfuzz.models.catalog import COMPOSED, of_kind
-from narrowfuzz.recipe.recipe import Recipe, parted
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.recipe.source import parted
 
 #: (dimension, value).
 Feature = tuple[str, str]

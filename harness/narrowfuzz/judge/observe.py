@@ -41,7 +41,8 @@ from narrowfuzz.machine.device import Device
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
-from narrowfuzz.recipe.recipe import Recipe, no_tap, parted, unknown
+from narrowfuzz.recipe.recipe import Recipe, no_tap, unknown
+from narrowfuzz.recipe.source import parted
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.trace import Change, RunError, Trace
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict

@@ -29,7 +29,8 @@ from narrowfuzz.machine.environment import quieten
 from narrowfuzz.models.catalog import of_kind
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant, planted
-from narrowfuzz.recipe.recipe import Recipe, parted, unconverted
+from narrowfuzz.recipe.recipe import Recipe, unconverted
+from narrowfuzz.recipe.source import parted
 from narrowfuzz.triage.session import SessionOptions, open_session
 
 #: So many cases of each kind tell whether a fault was lifted; so many, whether it is there at all.

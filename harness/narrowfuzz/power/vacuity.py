@@ -25,6 +25,8 @@ from narrowfuzz.power.probe import Pass, Passes, Table, falsifying, probe
 from narrowfuzz.power.record import formatted
 from narrowfuzz.power.report import print_vacuity, vacuity_json
 from narrowfuzz.recipe.recipe import Recipe, load_every, processes, select, unknown
+from narrowfuzz.recipe.source import CONVERTED as MODELS
+from narrowfuzz.recipe.source import LIBRARY
 from narrowfuzz.report.terminal import console
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.applied import checks
@@ -109,16 +111,23 @@ def passes(judge: Judge, case: Case, rules: Sequence[Rule]) -> Iterator[Pass]:
             yield from probe(check, seen, falsify, at.layer)
 
 
-def drawn(
-    recipe: Recipe, cases: int, name: str, compile: Compile
-) -> Iterator[tuple[Case, Sequence[Rule]]]:
-    """Cases with the rules they meet, from the strategies that campaigns draw from: as there, a
-    Spec's first draw meets every rule, and later ones some relations in turn."""
+#: Cases with the rules that they meet.
+Drawn = Iterator[tuple[Case, Sequence[Rule]]]
+
+
+def drawn(recipe: Recipe, cases: int, name: str, compile: Compile) -> Drawn:
+    """Cases from the strategies that campaigns draw from: as there, a Spec's first draw meets every
+    rule, and later ones some relations in turn."""
     number = random.Random(name).getrandbits(64)
-    if recipe.own_layers:
-        for case in examples(schedule_cases([recipe]), cases, number):
-            yield case, tuple(rules_of(case.spec).values())
-        return
+    return _DRAWN[recipe.source](recipe, cases, number, compile)
+
+
+def _of_the_library(recipe: Recipe, cases: int, number: int, compile: Compile) -> Drawn:
+    for case in examples(schedule_cases([recipe]), cases, number):
+        yield case, tuple(rules_of(case.spec).values())
+
+
+def _converted(recipe: Recipe, cases: int, number: int, compile: Compile) -> Drawn:
     every = tuple(rules_of(Spec(recipe=recipe.name)).values())
     relations = itertools.cycle(rule for rule in every if rule.reruns)
     core = tuple(rule for rule in every if not rule.reruns)
@@ -127,3 +136,7 @@ def drawn(
         for i, case in enumerate(one):
             some = tuple(itertools.islice(relations, RELATIONS))
             yield case, every if i == 0 else (*core, *some)
+
+
+#: By where the modules of a recipe come from.
+_DRAWN = {MODELS: _converted, LIBRARY: _of_the_library}

@@ -21,15 +21,13 @@ from typing import Any, TypeVar
 
 from packaging.requirements import Requirement
 
-from narrowfuzz.case.event_rules import check_schedule
-from narrowfuzz.case.layout import check_sharding
 from narrowfuzz.case.spec import Dtype, Shards, Spec, TensorName
-from narrowfuzz.case.trainings import check_events
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.plan import Plan
-from narrowfuzz.recipe.carries import Carries, check_carried
+from narrowfuzz.recipe.carries import Carries
 from narrowfuzz.recipe.content import content_dir, load_definitions
 from narrowfuzz.recipe.deprecated import refused_arguments
+from narrowfuzz.recipe.source import CONVERTED, LIBRARY, Source, no_conversion, no_plan, parted
 from narrowfuzz.recipe.stateful import Subject, no_subject
 from narrowfuzz.trace.trace import ChangeKind
 
@@ -72,16 +70,6 @@ def converts_nothing(module: Any) -> bool:
 def promises_nothing(module: Any, name: str, spec: Spec) -> bool:
     """For recipes that convert nothing: no module will."""
     return False
-
-
-def no_plan(spec: Spec) -> Plan:
-    """For recipes of a library's own layers, whose rules are a policy."""
-    raise ValueError(f"{spec.recipe} runs a library's own layers: it has no plan")
-
-
-def no_conversion(model: Any, spec: Spec) -> Any:
-    """For recipes of a library's own layers, which are made in its formats."""
-    raise AssertionError("a library's own layers are not converted")
 
 
 def never(spec: Spec, device: str) -> str:
@@ -197,9 +185,7 @@ class Recipe:
     multiples: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        left_out = {"plan": self.plan is no_plan, "convert": self.convert is no_conversion}
-        missing = " and ".join(name for name, out in left_out.items() if out)
-        if missing and not self.own_layers:
+        if missing := self.source.missing(self):
             raise ValueError(
                 f"recipe {self.name!r} needs {missing}, or subject and carries if it brings a "
                 "library's own layers"
@@ -212,9 +198,9 @@ class Recipe:
                 )
 
     @property
-    def own_layers(self) -> bool:
-        """It brings layers of its own, which are judged event by event; others convert models."""
-        return self.subject is not no_subject
+    def source(self) -> Source:
+        """Where the modules come from that it runs."""
+        return CONVERTED if self.subject is no_subject else LIBRARY
 
     @property
     def autocasts(self) -> bool:
@@ -240,10 +226,7 @@ class Recipe:
 
     def models(self, named: Collection[str]) -> tuple[str, ...]:
         """Those that it runs of the models that a user names, or of all."""
-        if self.own_layers:  # a library has its own models
-            return () if named else tuple(f"library_{layer}" for layer in self.carries().layers)
-        some = named or [name for name, model in MODELS.items() if not model.own]
-        return tuple(name for name in some if self.takes(name))
+        return self.source.models(self, named)
 
     def takes(self, model: str) -> bool:
         """It converts any model, but those of packages are for their own recipes, and these run
@@ -260,15 +243,7 @@ class Recipe:
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec a model of its cannot play, and why."""
-        if self.own_layers:
-            check_carried(spec, self.carries())
-            check_schedule(spec)
-            return
-        if spec.sharded and self.backend(spec) in self.eager:
-            raise ValueError(f"the backend {spec.backend!r} of {self.name} runs in one process")
-        self.backend(spec)
-        check_events(spec, autocasts=self.autocasts)
-        check_sharding(spec, self.shards)
+        self.source.check(self, spec)
 
 
 #: Names that such a sentence has room for.
@@ -313,14 +288,6 @@ def with_filter(recipe: Recipe, globs: str) -> Recipe:
     }
     name = f"{recipe.name}{FILTERED}{globs}"
     return replace(recipe, name=name, based_on=recipe.based_on or recipe.name, **functions)
-
-
-def parted(recipes: Iterable[Recipe]) -> tuple[list[Recipe], list[Recipe]]:
-    """Those that convert models, and those that bring a library's own layers."""
-    kinds: tuple[list[Recipe], list[Recipe]] = [], []
-    for recipe in recipes:
-        kinds[recipe.own_layers].append(recipe)
-    return kinds
 
 
 #: Recipes that leave every operator as torch has it.
