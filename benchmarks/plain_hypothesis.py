@@ -22,7 +22,8 @@ from hypothesis.strategies import SearchStrategy
 from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.slices import AGAIN, Slice
 from narrowfuzz.campaign.worker import Worker
-from narrowfuzz.case.spec import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
+from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.spec import Case, DataSpec, Spec, compile_key, dump_case, load_case
 from narrowfuzz.draw.specs import DIRECT
 from narrowfuzz.draw.strategies import cases
 from narrowfuzz.judge.judge import Judge, Judgement

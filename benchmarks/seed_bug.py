@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
-from narrowfuzz.case.arm import BY_NAME, EAGER
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.machine.device import Device, check_device, enter

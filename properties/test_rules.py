@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import strategies as st
-from narrowfuzz.case.spec import COMPILED, Case, Compile, Spec
+from narrowfuzz.case.arm import COMPILERS, Compile
+from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.specs import DIRECT, specs, trainings
 from narrowfuzz.draw.strategies import cases, data_specs, direct_cases
@@ -187,7 +188,7 @@ def test_rules(harness: Harness, promise: Property) -> None:
     harness.check(drawn, promise.rules)
 
 
-@pytest.mark.parametrize("rung", COMPILED)
+@pytest.mark.parametrize("rung", COMPILERS)
 @pytest.mark.parametrize("promise", [p for p in PROPERTIES if p.compiled], ids=lambda p: p.name)
 def test_compiled_rules(harness: Harness, promise: Property, rung: Compile) -> None:
     harness.check_compiled(promise.compiled, rung, promise.needs)

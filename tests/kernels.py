@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from narrowfuzz.arms.ladder import unavailable
-from narrowfuzz.case.arm import EAGER, climb
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.ladder import climb
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger

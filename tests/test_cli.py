@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from fresh import ends, python
 from narrowfuzz.arms.ladder import unavailable
-from narrowfuzz.case.arm import INDUCTOR, LADDER
+from narrowfuzz.case.arm import INDUCTOR
+from narrowfuzz.case.ladder import LADDER
 from narrowfuzz.case.spec import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
 from narrowfuzz.report.replay import Replayed, print_replayed
 from narrowfuzz.report.tally import Tally

@@ -187,6 +187,7 @@ for name in sys.argv[1:]:
 JUDGED = """
 from narrowfuzz.machine.environment import prepare, settle
 prepare(); settle()
+from narrowfuzz.campaign.slices import AGAIN
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.coverage import universe
 from narrowfuzz.judge.judge import Judge
@@ -197,7 +198,7 @@ case = Case(spec=Spec(recipe="torch.bf16", {fields}), data=DataSpec(seed=1))
 judged = Judge(load_every(), Ledger([])).judge(case)
 assert not judged.causes, judged.causes
 print(*sorted({{f"{{v.rule}}/{{v.arm}}" for v in judged.verdicts if v.status == "ok"}}))
-print("drawn:", *WIDE)
+print("drawn:", *WIDE, *(one.kind for one in AGAIN))
 pairs = universe(load_recipes(), ["none"])
 print("met:", *sorted({{value for pair in pairs for _, value in pair}}))
 """
@@ -257,9 +258,10 @@ TRIALS = {
     "arm": Trial(
         {},
         (
-            ("case/arm.py", "reorders=True)\n\n", 'TRIAL = Arm("trial", "traced", "aot_eager")\n'),
-            ("case/arm.py", "_STAGES = (\n    EAGER,\n", "    TRIAL,\n"),
-            ("case/arm.py", '"aot_eager": (', "TRIAL, "),
+            ("case/arm.py", 'Compile = Literal["none", ', '"trial", '),
+            ("case/arm.py", "reorders=True)\n\n", 'TRIAL = Arm("trial", "traced", "trial")\n'),
+            ("case/arm.py", '    "none": (),\n', '    "trial": (TRIAL,),\n'),
+            ("arms/taps.py", '    "aot_eager": _traced,\n', '    "trial": _traced,\n'),
         ),
     ),
     "layout": Trial(
@@ -300,7 +302,7 @@ def tree(folder: Path, trial: Trial) -> Path:
 
 
 #: Source files that each takes.
-FEW = [("plant", 1), ("rule", 2), ("arm", 1), ("model", 2), ("layout", 4)]
+FEW = [("plant", 1), ("rule", 2), ("arm", 2), ("model", 2), ("layout", 4)]
 
 
 def ran(folder: Path, *args: str) -> str:
@@ -333,13 +335,13 @@ def test_a_rule_an_arm_and_a_model_work_at_once(tmp_path: Path) -> None:
     parts = [TRIALS[name] for name in ("rule", "arm", "model")]
     added = {name: text for part in parts for name, text in part.added.items()}
     folder = tree(tmp_path, Trial(added, tuple(put for part in parts for put in part.put)))
-    fields = 'model="trial", compile="aot_eager", checkpoint="full"'
+    fields = 'model="trial", compile="trial", checkpoint="full"'
     rules, drawn, met = ran(folder, "-c", JUDGED.format(fields=fields)).splitlines()
-    arms = ("eager", "eager+checkpoint", "trial+checkpoint", "aot_eager+checkpoint")
+    arms = ("eager", "eager+checkpoint", "trial+checkpoint")
     assert {f"R99/{arm}" for arm in arms} <= set(rules.split())
     # the arm is compared with eager, and the model's layer is judged like any other's
     assert {"O8/trial+checkpoint", "O12/eager+checkpoint", "O5/eager"} <= set(rules.split())
-    assert "trial" in drawn.split() and "trial" in met.split()
+    assert drawn.split().count("trial") == 2 and "trial" in met.split()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TextIO, TypeVar
 import typer
 from typer.exceptions import TyperException
 
+from narrowfuzz.case.arm import COMPILERS
 from narrowfuzz.ledger.exits import CLEAN, INTERRUPTED, OURS, USAGE
 from narrowfuzz.machine.overlay import lay
 from narrowfuzz.recipe.deprecated import Deprecated
@@ -97,6 +98,7 @@ With = Annotated[
         help="Test this release, installed on demand: torchao==0.15.0.",
     ),
 ]
+COMPILES = f"none, {', '.join(COMPILERS[:-1])} or {COMPILERS[-1]}"
 OtherSeed = Annotated[int, typer.Option(help="Another seed generates other cases.")]
 TeVersion = Annotated[
     str, typer.Option(help="Test this release of TransformerEngine, installed on demand.")
@@ -289,9 +291,7 @@ def check(
     recipe_files: Files = None,
     compile: Annotated[
         str,
-        typer.Option(
-            help="How you compile: none, aot_eager, aot_eager_decomp_partition or inductor."
-        ),
+        typer.Option(help=f"How you compile: {COMPILES}."),
     ] = "none",
     checkpoint: Annotated[
         str,
@@ -556,9 +556,7 @@ def score(
 def vacuity(
     cases: Annotated[int, typer.Option(metavar="N", help="Cases for each recipe.")] = 40,
     recipe: Globs = None,
-    compile: Annotated[
-        str, typer.Option(help="none, aot_eager, aot_eager_decomp_partition or inductor.")
-    ] = "none",
+    compile: Annotated[str, typer.Option(help=f"{COMPILES.capitalize()}.")] = "none",
     device: DeviceName = "cpu",
     seed: OtherSeed = 0,
     json: Annotated[

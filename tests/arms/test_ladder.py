@@ -8,17 +8,9 @@ from typing import get_args
 import pytest
 from narrowfuzz.arms import ladder
 from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
-from narrowfuzz.case.arm import (
-    BY_NAME,
-    EAGER,
-    EAGER_NATIVE,
-    INDUCTOR,
-    LADDER,
-    base_of,
-    climb,
-    with_checkpoint,
-)
-from narrowfuzz.case.spec import ALONE, AnyCheckpoint, Checkpoint, Compile, Kernels, Sharding, Spec
+from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, INDUCTOR, Compile, with_checkpoint
+from narrowfuzz.case.ladder import BY_NAME, LADDER, base_of, climb
+from narrowfuzz.case.spec import ALONE, AnyCheckpoint, Checkpoint, Kernels, Sharding, Spec
 
 SUFFIX = {
     "none": "",

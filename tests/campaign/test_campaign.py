@@ -40,7 +40,7 @@ from narrowfuzz.campaign.messages import (
 from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.slices import FIRST
 from narrowfuzz.campaign.supervisor import Supervisor
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.cli import main
 from narrowfuzz.judge.observe import tensors_of

@@ -11,7 +11,8 @@ import pytest
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import FIRST, Models
-from narrowfuzz.case.spec import Case, Compile, DataSpec, ModelName, Spec
+from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import load_recipes
 

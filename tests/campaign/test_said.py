@@ -16,7 +16,7 @@ from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import progress
 from narrowfuzz.campaign.server import quieten_tracker
 from narrowfuzz.campaign.supervisor import CONFIRMING
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.advice import applying
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.machine.machine import machine

@@ -15,8 +15,9 @@ from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST
-from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.case.spec import Case, Compile, DataSpec, Spec
+from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.ladder import BY_NAME
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
 from narrowfuzz.draw.specs import specs, trainings
 from narrowfuzz.draw.strategies import batches, cases

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import NamedTuple, get_args
 
 import pytest
-from narrowfuzz.case.spec import Checkpoint, Compile, ModelName
+from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.spec import Checkpoint, ModelName
 from narrowfuzz.draw import factors
 from narrowfuzz.recipe.recipe import runnable
 from samples import recipes

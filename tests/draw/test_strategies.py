@@ -15,7 +15,8 @@ import pytest
 from draws import drawn_in_lots as drawn
 from hypothesis import strategies as st
 from narrowfuzz.case import spec as case_module
-from narrowfuzz.case.spec import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
+from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.spec import Case, DataSpec, Spec, compile_key, dump_case, load_case
 from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, of_rung, partly_recomputed, specs
 from narrowfuzz.draw.strategies import (
     OF_OPERATORS,

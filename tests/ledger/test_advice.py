@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from fresh import ends
 from narrowfuzz.campaign.asked import Asked
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.advice import applying, of_models
 from narrowfuzz.ledger.facts import may_hold
 from narrowfuzz.ledger.ledger import Entry, load_entries

@@ -26,7 +26,6 @@ from narrowfuzz.arms.ladder import (
 )
 from narrowfuzz.campaign import server
 from narrowfuzz.case.arm import (
-    BY_NAME,
     EAGER_NATIVE,
     INDUCTOR,
     SHARDED,
@@ -34,6 +33,7 @@ from narrowfuzz.case.arm import (
     SHARDED_PROCESSES,
     Arm,
 )
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.sharded_specs import sharded_specs

@@ -18,7 +18,7 @@ from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.arms.zoo import ties
-from narrowfuzz.case.arm import BY_NAME, climb
+from narrowfuzz.case.ladder import BY_NAME, climb
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from fresh import ends
-from narrowfuzz.case.arm import BY_NAME, EAGER
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.power import invariance
 from narrowfuzz.power.invariance import BATCH, Measured, measure, measured
 from narrowfuzz.recipe.recipe import load_recipes

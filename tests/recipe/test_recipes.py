@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from kernels import needs, needs_fp8
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.data import make_tensors
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.machine.machine import machine
 from narrowfuzz.numerics import reference

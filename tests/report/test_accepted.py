@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.ledger.ledger import Ledger, load_entries
 from narrowfuzz.report.accepted import Accepted, Changed, accepted

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.glossary import WORDS, explained

@@ -13,7 +13,7 @@ from fresh import command
 from hypothesis import given, settings
 from narrowfuzz.arms import processes as ranks
 from narrowfuzz.arms.ladder import none_runs, unavailable
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.layout.context import CONTEXT
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.draw.choices import examples

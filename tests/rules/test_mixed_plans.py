@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from kernels import needs, needs_fp8
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.data import make_tensors
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger

@@ -17,7 +17,8 @@ import torch
 from draws import drawn
 from narrowfuzz.arms.ladder import natives
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case.arm import BY_NAME, EAGER_NATIVE
+from narrowfuzz.case.arm import EAGER_NATIVE
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Kernels, Spec, dump_case, load_case
 from narrowfuzz.draw import specs
 from narrowfuzz.draw.strategies import cases

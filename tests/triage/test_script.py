@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 from narrowfuzz.arms.ladder import select_arms
-from narrowfuzz.case.arm import BY_NAME as ARMS
-from narrowfuzz.case.arm import LADDER
 from narrowfuzz.case.data import make_tensors
+from narrowfuzz.case.ladder import BY_NAME as ARMS
+from narrowfuzz.case.ladder import LADDER
 from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger

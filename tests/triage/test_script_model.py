@@ -14,8 +14,8 @@ import pytest
 import torch
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case.arm import BY_NAME as ARMS
-from narrowfuzz.case.arm import climb
+from narrowfuzz.case.ladder import BY_NAME as ARMS
+from narrowfuzz.case.ladder import climb
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import COMPOSED

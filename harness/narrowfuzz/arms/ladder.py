@@ -9,9 +9,10 @@ import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from narrowfuzz.case.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, Arm
+from narrowfuzz.case.arm import COMPILED, EAGER, EAGER_NATIVE, Arm, Compile
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.layout import LAYOUTS
-from narrowfuzz.case.spec import Compile, Spec
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.machine.machine import onednn_stays
 from narrowfuzz.models.catalog import MODELS

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,10 +142,7 @@ def tapped_backend(compiler: str, tap: CompiledTap, memory_budget: float) -> Any
 
 def _eager_graphs(compiler: str, tap: CompiledTap) -> Any:
     """AOT autograd with graphs that run eagerly, as torch's own backends of these names do."""
-    from functools import partial
-
     from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
 
     def run_inside(graph: Any, example_inputs: Any) -> Any:
         def call(*args: Any) -> Any:
@@ -153,20 +151,33 @@ def _eager_graphs(compiler: str, tap: CompiledTap) -> Any:
 
         return make_boxed_func(call)
 
-    if compiler == "aot_eager":
-        from torch._dynamo.backends.debugging import aot_eager
+    return _GRAPHS[compiler](run_inside)
 
-        return partial(aot_eager, fw_compiler=run_inside, bw_compiler=run_inside)
-    assert compiler == "aot_eager_decomp_partition", compiler
+
+def _traced(run: Any) -> Any:
+    from torch._dynamo.backends.debugging import aot_eager
+
+    return partial(aot_eager, fw_compiler=run, bw_compiler=run)
+
+
+def _partitioned(run: Any) -> Any:
+    from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.compile_fx import select_decomp_table
 
     return aot_autograd(
-        fw_compiler=run_inside,
-        bw_compiler=run_inside,
+        fw_compiler=run,
+        bw_compiler=run,
         decompositions=select_decomp_table,
         partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
     )
+
+
+#: By the compiler's name, given what runs a graph: what makes forward and backward graphs.
+_GRAPHS: dict[str, Callable[[Any], Any]] = {
+    "aot_eager": _traced,
+    "aot_eager_decomp_partition": _partitioned,
+}
 
 
 def _watch_inductor() -> None:

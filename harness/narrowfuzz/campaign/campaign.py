@@ -13,7 +13,7 @@ from narrowfuzz.campaign import beside
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import Live
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.draw.coverage import missing, table, universe
 from narrowfuzz.ledger import advice
 from narrowfuzz.ledger.ledger import Entry, Ledger, load_entries

@@ -13,9 +13,10 @@ from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import consoles
 from narrowfuzz.campaign.pace import LARGE, said_of_pace, seconds_of_cases
-from narrowfuzz.case.arm import Arm, climb
+from narrowfuzz.case.arm import Arm, Compile
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
-from narrowfuzz.case.spec import Case, Checkpoint, Compile, DataSpec, Spec, ValueClass
+from narrowfuzz.case.ladder import climb
+from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec, ValueClass
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.ledger.advice import of_models
 from narrowfuzz.ledger.facts import Fact

@@ -27,8 +27,9 @@ from narrowfuzz.arms.ladder import natives, on_ranks, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.shares import Shares
 from narrowfuzz.campaign.slices import Deck, Models, Slice
-from narrowfuzz.case.arm import BY_NAME, SHARDED_PROCESSES
-from narrowfuzz.case.spec import Case, Compile, ModelName, Spec, compile_key
+from narrowfuzz.case.arm import SHARDED_PROCESSES, Compile
+from narrowfuzz.case.ladder import BY_NAME
+from narrowfuzz.case.spec import Case, ModelName, Spec, compile_key
 from narrowfuzz.draw.coverage import Pair, pairs
 from narrowfuzz.draw.events import ALWAYS, RARELY
 from narrowfuzz.draw.operator_specs import operator_specs

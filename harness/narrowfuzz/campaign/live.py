@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.trace.words import plural
 
 if TYPE_CHECKING:

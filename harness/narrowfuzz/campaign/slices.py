@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from narrowfuzz.case.spec import Compile
+from narrowfuzz.case.arm import COMPILERS, Compile
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ FIRST: tuple[Slice, ...] = (
 #: Then these, again and again. One slice has time for forty eager models, while a compiled one may
 #: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, small
 #: models, any models, and blocks that partial recompute may break take turns.
-AGAIN: tuple[Slice, ...] = (
+_IN_TURN: tuple[Slice, ...] = (
     _SMALL,
     _RECOMPUTED,
     _MORE_OPERATORS,
@@ -94,8 +94,10 @@ AGAIN: tuple[Slice, ...] = (
     _MODELS,
     _MODELS,
     _COMPILED_LINEARS,
-    Slice("aot_eager", 4.0),
 )
+_NAMED = {one.kind for one in (*FIRST, *_IN_TURN)}
+#: Any other compiler has one slice.
+AGAIN = (*_IN_TURN, *(Slice(word, 4.0) for word in COMPILERS if word not in _NAMED))
 
 
 @dataclass

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from narrowfuzz.case.spec import Case, Compile
+from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.spec import Case
 from narrowfuzz.draw.specs import specs
 from narrowfuzz.draw.strategies import batches
 from narrowfuzz.machine.environment import prepare, settle

@@ -1,9 +1,4 @@
-"""Arms: the ways to run a case, and the ladder that a Spec climbs of them, from cheap to expensive.
-
-The first rung where a verdict flips names the guilty stage, so order matters: each rung adds one
-thing (a repeat, a recompute, other kernels, tracing, partitioning, code generation, fused
-roundings) to the one before. PyTorch's own kernels may also take the place of oneDNN's. Every stage
-comes without checkpointing and with each kind of it.
+"""Arms: the ways to run a case. Every one comes without checkpointing and with each kind of it.
 
 An arm's name identifies it, in files and in fingerprints; whoever wants to know something of an arm
 asks the Arm.
@@ -14,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from narrowfuzz.case.layout import LAYOUTS, layout_of
-from narrowfuzz.case.spec import Compile, Spec
+#: What of a model a compiler makes: a word of a Spec, and of users. ``COMPILED`` has their arms.
+Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
 
 
 @dataclass(frozen=True)
@@ -100,26 +95,10 @@ SHARDED_GRAPHS = Arm(
     sharded=True,
     processes=True,  # threads share one Dynamo, and disturb each other in it
 )
-_OF_LAYOUTS = (
-    Arm(layout.arm, layout.title, sharded=True, processes=True) for layout in LAYOUTS if layout.arm
-)
 INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", fuses="chains", reorders=True)
 
-_STAGES = (
-    EAGER,
-    SHARDED,
-    SHARDED_PROCESSES,
-    SHARDED_GRAPHS,
-    *_OF_LAYOUTS,
-    EAGER_NATIVE,
-    AOT_EAGER,
-    PARTITIONED,
-    INDUCTOR_STRICT,
-    INDUCTOR,
-)
-_EAGER = (EAGER, EAGER_NATIVE)
 #: checkpoint -> suffix of the arm's name and what it says of itself.
-_CHECKPOINTS = {
+CHECKPOINTS = {
     "full": ("+checkpoint", "everything recomputed"),
     "reentrant": ("+checkpoint_reentrant", "recomputed by the reentrant checkpoint"),
     "selective": ("+checkpoint_selective", "attention and every second matmul kept"),
@@ -136,15 +115,13 @@ _CHECKPOINT_WORDS = {
     "by_torch": "with torch's checkpoint",
     "by_torch_reentrant": "with torch's reentrant checkpoint",
 }
-#: Those of converted models; a library may have a checkpoint of its own.
-_OF_MODELS = ("none", "full", "reentrant", "selective")
 
 
 def with_checkpoint(arm: Arm, checkpoint: str) -> Arm:
     """The arm that recomputes as ``checkpoint`` says; "none" is the arm itself."""
     if checkpoint == "none":
         return arm
-    suffix, title = _CHECKPOINTS[checkpoint]
+    suffix, title = CHECKPOINTS[checkpoint]
     return replace(
         arm,
         name=arm.name + suffix,
@@ -161,43 +138,4 @@ COMPILED: dict[Compile, tuple[Arm, ...]] = {
     "aot_eager_decomp_partition": (PARTITIONED,),
     "inductor": (AOT_EAGER, INDUCTOR_STRICT, INDUCTOR),
 }
-
-LADDER = (REFERENCE, *(with_checkpoint(arm, c) for arm in _STAGES for c in _OF_MODELS))
-#: Every arm there is, those of a library's own layers as well.
-_OF_LIBRARY = (with_checkpoint(arm, c) for arm in (EAGER, SHARDED_PROCESSES) for c in _CHECKPOINTS)
-BY_NAME = {arm.name: arm for arm in (*LADDER, *_OF_LIBRARY)}
-
-
-def base_of(spec: Spec) -> Arm:
-    """What a Spec's other arms, and its runs on other data, are compared with: eager, or eager
-    without oneDNN."""
-    return EAGER_NATIVE if spec.native else EAGER
-
-
-def references(spec: Spec) -> tuple[Arm, ...]:
-    """The rungs that others are compared with: on ranks all of one process, else the first."""
-    alone = [arm for arm in climb(spec) if spec.sharded and not arm.sharded]
-    return base_of(spec), *alone
-
-
-def climb(spec: Spec) -> tuple[Arm, ...]:
-    """The rungs of a Spec, reference excluded (it is always there)."""
-    if spec.sharded and spec.layer:  # what it keeps for a process, threads would share
-        of = dict.fromkeys(("none", spec.checkpoint))
-        return *(with_checkpoint(EAGER, c) for c in of), with_checkpoint(
-            SHARDED_PROCESSES, spec.checkpoint
-        )
-    if spec.sharded:
-        layout = layout_of(spec)
-        if layout.arm:
-            return EAGER, with_checkpoint(BY_NAME[layout.arm], spec.checkpoint)
-        stages = [SHARDED] if layout.threads else []
-        graphs = [SHARDED_GRAPHS] if spec.compile == "aot_eager" else []
-        stages += [SHARDED_PROCESSES] if spec.sharding.processes or graphs or not stages else []
-        stages += graphs
-        return EAGER, *(with_checkpoint(arm, spec.checkpoint) for arm in stages)
-    rungs: list[Arm] = []
-    for arm in (base_of(spec),) if spec.native or spec.kernels == "default" else _EAGER:
-        rungs += dict.fromkeys((arm, with_checkpoint(arm, spec.checkpoint)))
-    rungs += [with_checkpoint(arm, spec.checkpoint) for arm in COMPILED[spec.compile]]
-    return tuple(rungs)
+COMPILERS = tuple(word for word, stages in COMPILED.items() if stages)

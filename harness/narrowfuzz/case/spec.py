@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hi
 import msgspec
 from msgspec import Meta
 
+from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.events import (
     Backward,
     Event,
@@ -55,8 +56,6 @@ Checkpoint = Literal["none", "full", "reentrant", "selective"]
 AnyCheckpoint = Literal["none", "full", "reentrant", "selective", "by_torch", "by_torch_reentrant"]
 #: Whose kernels multiply in eager runs: oneDNN's, as users have it, PyTorch's own, or each in turn.
 Kernels = Literal["default", "both", "native"]
-Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
-COMPILED: tuple[Compile, ...] = ("aot_eager", "aot_eager_decomp_partition", "inductor")
 GradMode = Literal["train", "no_grad", "inference"]
 Optimizer = Literal[
     "sgd",

@@ -11,9 +11,9 @@ from itertools import combinations
 from typing import get_args
 
 from narrowfuzz.case import features as story
-from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, SHARDED
+from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, SHARDED, Compile
 from narrowfuzz.case.layout import shardable
-from narrowfuzz.case.spec import Case, Checkpoint, Compile, DataSpec, Spec
+from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.stimulus import possible
 from narrowfuzz.draw.strategies import EXACT, OF_OPERATORS, WILD

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
+from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.features import OF_AUTOCAST, OF_CONVERTED, features
-from narrowfuzz.case.spec import Case, Checkpoint, Compile, Spec
+from narrowfuzz.case.spec import Case, Checkpoint, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.strategies import EXACT, WILD, cases

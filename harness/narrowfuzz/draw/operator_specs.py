@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import msgspec
 from hypothesis import strategies as st
 
+from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.events import Reload, plain_training
-from narrowfuzz.case.spec import Compile, ModelName, Spec
+from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.draw.choices import sampled
 from narrowfuzz.draw.specs import FACTORS, fixed, specs
 from narrowfuzz.models.catalog import MODELS

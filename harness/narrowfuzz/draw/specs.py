@@ -14,7 +14,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from narrowfuzz.case.altered import outside_autocast
-from narrowfuzz.case.spec import Compile, Kernels, ModelName, Spec
+from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.spec import Kernels, ModelName, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.choices import between, sampled
 from narrowfuzz.draw.trainings import drawn_events

@@ -13,7 +13,8 @@ from typing import Any, cast, get_args
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case.spec import Case, Compile, DataSpec, Gemm, Regime, Spec, Spike, ValueClass
+from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.spec import Case, DataSpec, Gemm, Regime, Spec, Spike, ValueClass
 from narrowfuzz.draw.choices import between, sampled
 from narrowfuzz.draw.events import FACTORS as SCHEDULE_FACTORS
 from narrowfuzz.draw.events import RARELY as RARELY_ON_RANKS

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.kind import MESHES, kind_of
+from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.causes import root_of

@@ -13,9 +13,9 @@ from functools import partial
 import msgspec
 
 from narrowfuzz.arms.modules import at_its_module
-from narrowfuzz.case.arm import BY_NAME as ARMS
-from narrowfuzz.case.arm import base_of
 from narrowfuzz.case.kind import kind_of
+from narrowfuzz.case.ladder import BY_NAME as ARMS
+from narrowfuzz.case.ladder import base_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.fold import Judgement, fold
 from narrowfuzz.judge.observe import Observer, tensors_of

@@ -26,11 +26,12 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.sharded import run_sharded, sharded_traces
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.arms.zoo import gradient_names, layer_names, parameter_shapes, ties
-from narrowfuzz.case.arm import BY_NAME as ARMS
-from narrowfuzz.case.arm import SHARDED, Arm, base_of, climb, references, with_checkpoint
+from narrowfuzz.case.arm import SHARDED, Arm, with_checkpoint
 from narrowfuzz.case.data import make_model_tensors, make_tensors
 from narrowfuzz.case.event_data import with_events
 from narrowfuzz.case.kind import CONVERTED, LAYERS, ON_RANKS, Kind, kind_of
+from narrowfuzz.case.ladder import BY_NAME as ARMS
+from narrowfuzz.case.ladder import base_of, climb, references
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.batch import Drawn, drawn_together

@@ -9,8 +9,9 @@ import msgspec
 
 from narrowfuzz.arms.library import run_library
 from narrowfuzz.arms.library_ranks import run_on_ranks
-from narrowfuzz.case.arm import BY_NAME, Arm
+from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.features import features
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.recipe.stateful import Subject
 from narrowfuzz.rules.evidence import Evidence, OwnLayers

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from narrowfuzz.case.arm import BY_NAME, COMPILED, Arm
+from narrowfuzz.case.arm import COMPILED, Arm
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.facts import OF_MACHINE, OF_RANKS, Fact, may_hold
 from narrowfuzz.ledger.ledger import Entry, stands
 from narrowfuzz.ledger.severity import SEVERITIES

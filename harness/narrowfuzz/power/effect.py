@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.arms.ladder import select_arms
-from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.case.spec import Case, Compile, Spec
+from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.ladder import BY_NAME
+from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.events import ALWAYS
 from narrowfuzz.draw.operator_specs import operator_specs

@@ -14,9 +14,9 @@ from typing import Any, get_args
 
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.supervisor import play
-from narrowfuzz.case.arm import EAGER, EAGER_NATIVE
+from narrowfuzz.case.arm import COMPILERS, EAGER, EAGER_NATIVE
 from narrowfuzz.case.features import FEATURES
-from narrowfuzz.case.spec import COMPILED, Checkpoint, ModelName
+from narrowfuzz.case.spec import Checkpoint, ModelName
 from narrowfuzz.machine.device import asked_here, check_device
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.power.effect import LIFTED, THERE, effect
@@ -35,7 +35,7 @@ _DRAWS, _COMPILED_DRAWS, _MINUTES = 8, 100, 30.0
 #: What controls should have run between them.
 _TO_MEET = {
     "model": get_args(ModelName),
-    "rung": (EAGER.name, EAGER_NATIVE.name, *COMPILED),
+    "rung": (EAGER.name, EAGER_NATIVE.name, *COMPILERS),
     "checkpoint": get_args(Checkpoint),
     "schedule": tuple(FEATURES),
 }

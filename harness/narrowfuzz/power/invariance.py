@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from rich.table import Table
 
 from narrowfuzz.arms.ladder import options_on, unavailable
-from narrowfuzz.case.arm import BY_NAME, Arm
+from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.machine.device import check_device, enter
 from narrowfuzz.machine.environment import prepare

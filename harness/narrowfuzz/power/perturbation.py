@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from narrowfuzz.case.arm import BY_NAME, EAGER
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32, FORMATS, Format
 from narrowfuzz.numerics.plan import Plan

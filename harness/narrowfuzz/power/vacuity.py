@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
+from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.kind import CONVERTED, LAYERS, kind_of
-from narrowfuzz.case.spec import Case, Compile, Spec
+from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.specs import of_rung
 from narrowfuzz.draw.strategies import batches, schedule_cases

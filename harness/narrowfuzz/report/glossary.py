@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.rules.texts import rows_of
 from narrowfuzz.trace.words import plural

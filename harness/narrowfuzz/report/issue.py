@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import LARGE
 from narrowfuzz.models.catalog import title_of

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from narrowfuzz.arms.ladder import unavailable
-from narrowfuzz.case.arm import EAGER, LADDER, REFERENCE
+from narrowfuzz.case.arm import EAGER, REFERENCE
 from narrowfuzz.case.events import Forward, Reload, Step
+from narrowfuzz.case.ladder import LADDER
 from narrowfuzz.case.layout import LAYOUTS, shardable
 from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.report.glossary import NOT_FILTERED
 from narrowfuzz.trace.words import plural
 from narrowfuzz.triage.finding import Finding, configuration_of

@@ -6,7 +6,8 @@ import fnmatch
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from narrowfuzz.case.arm import BY_NAME, Arm
+from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.triage.finding import Finding
 

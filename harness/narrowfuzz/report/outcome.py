@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from narrowfuzz.case.arm import LADDER, Arm
+from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.ladder import LADDER
 from narrowfuzz.draw.coverage import Pair
 from narrowfuzz.ledger.ledger import Entry, Ledger
 from narrowfuzz.ledger.severity import SEVERITIES

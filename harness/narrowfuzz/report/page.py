@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from narrowfuzz.case.arm import BY_NAME, climb
+from narrowfuzz.case.ladder import BY_NAME, climb
 from narrowfuzz.ledger.ledger import KINDS, Entry
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.models.catalog import title_of

@@ -8,7 +8,7 @@ from typing import Literal
 
 from narrowfuzz.arms.ladder import select_arms, unavailable
 from narrowfuzz.arms.lost import DeviceLost
-from narrowfuzz.case.arm import BY_NAME, climb
+from narrowfuzz.case.ladder import BY_NAME, climb
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.machine.device import check_device

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.draw.coverage import Pair, missing, table
 from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.models.catalog import MODELS

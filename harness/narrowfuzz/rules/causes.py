@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.contract import ALLOWED

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.whole import role_of

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from narrowfuzz.case import arm as arms
-from narrowfuzz.case.arm import BY_NAME, base_of
 from narrowfuzz.case.events import Settings
+from narrowfuzz.case.ladder import BY_NAME, base_of
 from narrowfuzz.case.spec import Case, Sharding, Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.accumulator import CPU, Accumulators

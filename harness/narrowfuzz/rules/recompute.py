@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Forward, Step
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulator
 from narrowfuzz.numerics.formats import FORMATS, canonical

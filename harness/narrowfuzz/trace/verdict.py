@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.names import name_of

@@ -13,7 +13,7 @@ from typing import get_args
 
 import msgspec
 
-from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import LARGEST, Case, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.models.catalog import MODELS

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.case.arm import BY_NAME as ARMS
-from narrowfuzz.case.arm import EAGER, base_of
+from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.kind import LAYERS, LINEAR, MODEL, ON_RANKS, Kind, kind_of
+from narrowfuzz.case.ladder import BY_NAME as ARMS
+from narrowfuzz.case.ladder import base_of
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge

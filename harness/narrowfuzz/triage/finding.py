@@ -12,8 +12,8 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward, Forward, Stimulus
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, dump_case
 from narrowfuzz.ledger.severity import SMALL, Severity, Use, Weighed, weighed
 from narrowfuzz.models.catalog import FIXED_BY_OWN, MODELS, title_of

@@ -9,9 +9,9 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE
 from narrowfuzz.case.kind import LAYERS, LINEAR, MODEL, ON_RANKS, Kind, kind_of
+from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case, Spec, Spike
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of

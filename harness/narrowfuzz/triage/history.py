@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from narrowfuzz.case.arm import BY_NAME, LADDER
+from narrowfuzz.case.ladder import BY_NAME, LADDER
 from narrowfuzz.case.spec import Case, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.rules import rules_of

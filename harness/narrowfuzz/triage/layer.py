@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.judge import Judge, verdicts_of
 from narrowfuzz.numerics.formats import F32

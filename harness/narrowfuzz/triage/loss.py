@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from narrowfuzz.case.arm import climb
+from narrowfuzz.case.ladder import climb
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.ledger.severity import weighed
 from narrowfuzz.machine.device import torch_name

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import msgspec
 
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Reload, Settings, Step, Switch
 from narrowfuzz.case.features import features
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, Sharding, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.trace.expect import Present

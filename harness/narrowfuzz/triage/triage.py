@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case, Dtype, Spec
 from narrowfuzz.judge.fold import Judgement
 from narrowfuzz.judge.judge import Judge

@@ -8,8 +8,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Forward
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of
 from narrowfuzz.rules.rule import diverged, number, plain

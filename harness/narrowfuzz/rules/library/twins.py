@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.case import altered
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Event, Forward, Reload
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.names import name_of

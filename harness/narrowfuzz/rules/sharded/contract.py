@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from narrowfuzz.case.arm import BY_NAME, EAGER
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.sharded.evidence import arm_of

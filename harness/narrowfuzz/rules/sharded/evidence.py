@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.case.arm import BY_NAME, EAGER, SHARDED_PROCESSES
+from narrowfuzz.case.arm import EAGER, SHARDED_PROCESSES
 from narrowfuzz.case.events import Backward, Forward, Step
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.names import name_of

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Event, Layout, Settings, Wraps
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.models.catalog import LAYERS
 from narrowfuzz.numerics.delayed import FMAX, Policy
 from narrowfuzz.rules.evidence import Evidence

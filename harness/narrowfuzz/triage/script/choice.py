@@ -3,7 +3,7 @@ library under test only, and exits with 1 while the divergence is there, with 0 
 
 from __future__ import annotations
 
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.recipe.recipe import Recipe

@@ -12,8 +12,8 @@ import msgspec
 from narrowfuzz.arms import events_data
 from narrowfuzz.arms.jobs import events_of_layers, job_of_layers, plain
 from narrowfuzz.case import data
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward, Forward, numbered
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics import delayed, follow
 from narrowfuzz.play import check, dtypes, layers, library, notes, player, processes

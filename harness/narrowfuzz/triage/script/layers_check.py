@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.models.catalog import LAYERS
 from narrowfuzz.numerics.delayed import FMAX
 from narrowfuzz.play.job import Taps

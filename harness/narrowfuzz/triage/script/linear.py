@@ -4,7 +4,8 @@ conversion, one run and one check."""
 from __future__ import annotations
 
 from narrowfuzz.arms.ladder import options_on
-from narrowfuzz.case.arm import BY_NAME, Arm
+from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics.formats import E2M1
 from narrowfuzz.recipe.recipe import Recipe

@@ -13,7 +13,8 @@ import msgspec
 
 from narrowfuzz.arms.jobs import AFTER, events_of, job_of, named
 from narrowfuzz.arms.zoo import ties
-from narrowfuzz.case.arm import BY_NAME, EAGER, Arm, base_of, climb
+from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.ladder import BY_NAME, base_of, climb
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import MODELS

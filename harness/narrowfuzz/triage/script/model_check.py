@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import FORMATS

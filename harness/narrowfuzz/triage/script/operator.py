@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.numerics.formats import F32

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.machine.overlay import laid
 from narrowfuzz.models.catalog import MODELS

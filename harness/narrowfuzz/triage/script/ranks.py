@@ -15,7 +15,8 @@ import msgspec
 from narrowfuzz.arms.jobs import named
 from narrowfuzz.arms.layouts import copies_of, job_alone, job_on_ranks, laid_out, prefixes
 from narrowfuzz.arms.zoo import layer_names
-from narrowfuzz.case.arm import BY_NAME, EAGER, Arm
+from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.models.catalog import MODELS

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.rules.contract import RULE
 from narrowfuzz.rules.repeat import AGAIN
 from narrowfuzz.trace.expect import Is, OneOf, Present, Refuses, Runs, Same, Within, read
