@@ -33,6 +33,19 @@ def check_trial(evidence):
     for arm, trace in evidence.traces.items():
         yield plain("R99", arm, "output", "ok" if trace.outputs else "inconclusive")
 '''
+#: One that reads what no other does: the largest input.
+RULE_OF_ITS_OWN = '''
+from narrowfuzz.rules.datum import Datum
+from narrowfuzz.rules.rule import plain
+
+LARGEST = Datum("the largest input", lambda found, change: change(found))
+
+
+def check_own_trial(evidence):
+    """Something is there to multiply."""
+    largest = evidence.datum(LARGEST)
+    yield plain("R98", evidence.base, "output", "ok" if largest > 0 else "diverged")
+'''
 MODEL = '''
 
 class Trial(nn.Module):
@@ -192,12 +205,19 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.coverage import universe
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.power.probe import falsifying, probe
+from narrowfuzz.power.reads import FALSIFIES
 from narrowfuzz.recipe.recipe import load_every, load_recipes
+from narrowfuzz.rules import RULES
 from narrowfuzz.draw.specs import WIDE
 case = Case(spec=Spec(recipe="torch.bf16", {fields}), data=DataSpec(seed=1))
-judged = Judge(load_every(), Ledger([])).judge(case)
+judge = Judge(load_every(), Ledger([]))
+judged = judge.judge(case)
 assert not judged.causes, judged.causes
 print(*sorted({{f"{{v.rule}}/{{v.arm}}" for v in judged.verdicts if v.status == "ok"}}))
+(own,) = [rule for rule in RULES if rule.name == "R98"]
+(seen,) = probe(own.check, judge.observe(case), falsifying([own], FALSIFIES))
+print("noticed:", *seen.noticed)
 print("drawn:", *WIDE, *(one.kind for one in AGAIN))
 pairs = universe(load_recipes(), ["none"])
 print("met:", *sorted({{value for pair in pairs for _, value in pair}}))
@@ -255,6 +275,19 @@ TRIALS = {
              '    whole("R99", check_trial),\n'),
         ),
     ),
+    "rule with data of its own": Trial(
+        {"rules/own_trial.py": RULE_OF_ITS_OWN},
+        (
+            ("rules/table.py", "from functools import partial\n",
+             "from narrowfuzz.rules.own_trial import LARGEST, check_own_trial\n"),
+            ("rules/table.py", "RULES: tuple[Rule, ...] = (\n",
+             '    whole("R98", check_own_trial, reads=(), data=(LARGEST,)),\n'),
+            ("judge/observe.py", "from functools import lru_cache, partial\n",
+             "from narrowfuzz.rules.own_trial import LARGEST\n"),
+            ("judge/observe.py", "            data={\n",
+             "                LARGEST: lambda: abs(tensors['input']).max(),\n"),
+        ),
+    ),
     "arm": Trial(
         {},
         (
@@ -302,7 +335,14 @@ def tree(folder: Path, trial: Trial) -> Path:
 
 
 #: Source files that each takes.
-FEW = [("plant", 1), ("rule", 2), ("arm", 2), ("model", 2), ("layout", 4)]
+FEW = [
+    ("plant", 1),
+    ("rule", 2),
+    ("rule with data of its own", 3),
+    ("arm", 2),
+    ("model", 2),
+    ("layout", 4),
+]
 
 
 def ran(folder: Path, *args: str) -> str:
@@ -332,13 +372,15 @@ def test_a_plant_is_listed_and_scored_as_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rule_an_arm_and_a_model_work_at_once(tmp_path: Path) -> None:
     """Every file that any of them needs is among those that are counted."""
-    parts = [TRIALS[name] for name in ("rule", "arm", "model")]
+    parts = [TRIALS[name] for name in ("rule", "rule with data of its own", "arm", "model")]
     added = {name: text for part in parts for name, text in part.added.items()}
     folder = tree(tmp_path, Trial(added, tuple(put for part in parts for put in part.put)))
     fields = 'model="trial", compile="trial", checkpoint="full"'
-    rules, drawn, met = ran(folder, "-c", JUDGED.format(fields=fields)).splitlines()
+    rules, noticed, drawn, met = ran(folder, "-c", JUDGED.format(fields=fields)).splitlines()
     arms = ("eager", "eager+checkpoint", "trial+checkpoint")
-    assert {f"R99/{arm}" for arm in arms} <= set(rules.split())
+    assert {"R98/eager", *(f"R99/{arm}" for arm in arms)} <= set(rules.split())
+    # what falsifies the rule's own data is in its own file
+    assert "zeros (the largest input)" in noticed
     # the arm is compared with eager, and the model's layer is judged like any other's
     assert {"O8/trial+checkpoint", "O12/eager+checkpoint", "O5/eager"} <= set(rules.split())
     assert drawn.split().count("trial") == 2 and "trial" in met.split()

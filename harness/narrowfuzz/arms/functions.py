@@ -16,8 +16,10 @@ _FOUND: dict[tuple[str, str, str], tuple[Derivative, ...]] = {}
 
 
 def derivatives_of(spec: Spec, device: str) -> tuple[Derivative, ...]:
-    """Of every Function that the unconverted model calls, where it was asked for a gradient; one
-    that says why, where the model does not run on numbers of ours."""
+    """Of every Function that a user's unconverted model calls, where it was asked for a gradient;
+    one that says why, where the model does not run on numbers of ours. None of other models."""
+    if not MODELS[spec.model].own:
+        return ()
     key = spec.model, spec.dtype, device
     if key not in _FOUND:
         own = MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device=device)

@@ -45,6 +45,7 @@ from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.recipe.recipe import Recipe, no_tap, unknown
 from narrowfuzz.recipe.source import parted
 from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.own_functions import DERIVATIVES
 from narrowfuzz.trace.trace import Change, RunError, Trace
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict
 
@@ -200,7 +201,9 @@ class Observer:
             pointwise=model.pointwise,
             last=model.last,
             regions=model.recomputed(spec)[0],
-            functions=partial(derivatives_of, spec, self.device.torch) if model.own else None,
+            data={
+                DERIVATIVES: partial(derivatives_of, spec, self.device.torch),
+            },
         )
 
     def _observe_ranks(self, case: Case, recipe: Recipe, look: _Look) -> Evidence:

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.ladder import BY_NAME
@@ -16,11 +15,11 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32, FORMATS, Format
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.power.falsify import Numbers, Operands
+from narrowfuzz.rules.datum import Datum
 from narrowfuzz.rules.evidence import Evidence, Rerun
 from narrowfuzz.trace.trace import (
     AttentionCall,
     Change,
-    Derivative,
     LayerCall,
     Multiplied,
     RunError,
@@ -78,6 +77,19 @@ def of_rerun(name: str, of: str, falsified: Falsified) -> Perturbation:
         return _with(evidence, replace(evidence, rerun=rerun))
 
     return Perturbation(name, of, change)
+
+
+def of_datum(numbers: Numbers, datum: Datum[Any]) -> Perturbation:
+    """One that falsifies what one rule alone reads."""
+
+    def change(evidence: Evidence, arm: str) -> Evidence | None:
+        found = evidence.datum(datum) if arm == evidence.base else None
+        other = None if found is None else datum.falsified(found, numbers.change)
+        if other is None:
+            return None
+        return _with(evidence, replace(evidence, data={**evidence.data, datum: lambda: other}))
+
+    return Perturbation(numbers.name, datum.name, change)
 
 
 def _with(evidence: Evidence, other: Evidence) -> Evidence:
@@ -221,26 +233,6 @@ def changed_unasked(trace: Trace, plan: Plan) -> Trace | None:
         return None
     change = Change("own forward lost", "proj", "its own", "nn.Module's")
     return replace(trace, census=replace(trace.census, changes=(*trace.census.changes, change)))
-
-
-def of_derivatives(numbers: Numbers) -> Perturbation:
-    """What backwards of a user's own Functions give, falsified."""
-
-    def change(evidence: Evidence, arm: str) -> Evidence | None:
-        functions = evidence.functions
-        if functions is None or not functions() or arm != evidence.base:
-            return None
-
-        def falsified() -> tuple[Derivative, ...]:
-            return tuple(replace(d, backward=_number(numbers, d.backward)) for d in functions())
-
-        return _with(evidence, replace(evidence, functions=falsified))
-
-    return Perturbation(numbers.name, "a Function's backward", change)
-
-
-def _number(numbers: Numbers, x: float) -> float:
-    return float(numbers.change(np.asarray([x], np.float32))[0])
 
 
 def without_output(trace: Trace, plan: Plan) -> Trace | None:

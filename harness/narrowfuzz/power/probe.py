@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from narrowfuzz.case.spec import Case
-from narrowfuzz.power.perturbation import Perturbation
+from narrowfuzz.power.falsify import NUMBERS
+from narrowfuzz.power.perturbation import Perturbation, of_datum
 from narrowfuzz.rules.rule import Reads, Rule
 from narrowfuzz.trace.verdict import BAD, Verdict
 
@@ -69,7 +70,13 @@ def falsifying(
     rules: Iterable[Rule], falsifies: Mapping[Reads, Sequence[Perturbation]]
 ) -> Falsifying:
     """The perturbations of all that each of these rules reads."""
-    return {o.name: tuple(p for read in o.reads for p in falsifies[read]) for o in rules}
+    return {
+        rule.name: (
+            *(one for read in rule.reads for one in falsifies[read]),
+            *(of_datum(numbers, datum) for datum in rule.data for numbers in NUMBERS),
+        )
+        for rule in rules
+    }
 
 
 def probe(

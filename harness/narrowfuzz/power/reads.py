@@ -12,7 +12,6 @@ from narrowfuzz.power.perturbation import (
     Perturbation,
     changed_unasked,
     mute,
-    of_derivatives,
     of_rerun,
     of_trace,
     operands,
@@ -67,7 +66,6 @@ FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
         for perturbation in _each(f"attention's {name}", statistics, NUMBERS, name=name)
     ),
     "operators": _each("operators' results", operators, NUMBERS),
-    "derivatives": tuple(map(of_derivatives, NUMBERS)),
     "results again": _each("results again", outputs, NUMBERS, made=of_rerun),
     "operands again": _each("operands again", operands, CODES, made=of_rerun),
     "scales again": _each("scales again", operands, SCALES, made=of_rerun),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -22,8 +22,11 @@ from narrowfuzz.numerics.reference import Quantised
 from narrowfuzz.numerics.scales import Scale
 from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.operators.linear import Reference, alone
+from narrowfuzz.rules.datum import Datum
 from narrowfuzz.trace.expect import Given
-from narrowfuzz.trace.trace import Change, Derivative, LayerCall, RunError, Seen, Trace
+from narrowfuzz.trace.trace import Change, LayerCall, RunError, Seen, Trace
+
+T = TypeVar("T")
 
 #: Runs the eager arm again on other tensors, possibly of another Spec, possibly after an event of
 #: a relation ("" for none).
@@ -118,8 +121,8 @@ class Evidence:
     approximate: frozenset[str] = frozenset()
     #: Arms that did not do what their name says, and why; they have no trace.
     void: Mapping[str, str] = field(default_factory=dict)
-    #: Derivatives of a user's own autograd.Functions; None where the model is no user's.
-    functions: Callable[[], tuple[Derivative, ...]] | None = None
+    #: How what one rule alone reads is come by, where there is any.
+    data: Mapping[Datum[Any], Callable[[], Any]] = field(default_factory=dict)
     #: True of a single linear that conversion leaves alone.
     unconverted: bool = False
     #: Of a case on ranks: how linears are shared, by name, colwise or rowwise.
@@ -128,6 +131,11 @@ class Evidence:
     #: laid out otherwise. None in one process.
     unconverted_run: Callable[[], Trace] | None = None
     laid_out: Callable[[Sharding], Trace] | None = None
+
+    def datum(self, of: Datum[T]) -> T | None:
+        """What one rule alone reads; None where there is nothing of the kind."""
+        made: Callable[[], T] | None = self.data.get(of)
+        return None if made is None else made()
 
     @property
     def own(self) -> OwnLayers:

@@ -7,8 +7,14 @@ alone because it may be meant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.rules.datum import Datum
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.trace.address import At
@@ -19,15 +25,26 @@ from narrowfuzz.trace.verdict import Status, Verdict
 NAME, ROLE = "O24", "backward"
 
 
+def _falsified(
+    found: tuple[Derivative, ...], change: Callable[[NDArray[Any]], NDArray[Any]]
+) -> tuple[Derivative, ...] | None:
+    if not found:
+        return None
+    slopes = change(np.asarray([[one.backward for one in found]], np.float32))[0]
+    pairs = zip(found, slopes, strict=True)
+    return tuple(replace(one, backward=float(slope)) for one, slope in pairs)
+
+
+#: Derivatives of a user's own autograd.Functions.
+DERIVATIVES: Datum[tuple[Derivative, ...]] = Datum("a Function's backward", _falsified)
+
+
 def check_own_functions(evidence: Evidence) -> Iterator[Verdict]:
     """One verdict for each Function, at the first of its arguments that has something to say. The
     model is the same on every arm, so one speaks for all."""
     arm = evidence.base
-    if evidence.functions is None:
-        yield plain(NAME, arm, ROLE, "not_applicable", "no model of a user's")
-        return
     by_function: dict[str, list[Derivative]] = {}
-    for one in evidence.functions():
+    for one in evidence.datum(DERIVATIVES) or ():
         by_function.setdefault(one.function, []).append(one)
     if not by_function:
         yield plain(NAME, arm, ROLE, "not_applicable", "it calls no autograd.Function of its own")

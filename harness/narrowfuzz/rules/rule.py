@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.case.kind import CONVERTED, Kind
+from narrowfuzz.rules.datum import Datum
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Expect, Is, Same, bits, number
@@ -23,8 +24,7 @@ Check = Callable[[Any], Iterator[Verdict]]
 #: What a rule looks at, so that it can be falsified: how a run ended, what conversion did, results,
 #: whether they are finite or NaN, the bias gradient; what multiplies saw; `again` is the same in a
 #: run that it asks for; of a schedule casts, formats of products, state, what is set aside, and the
-#: run among the remains of others, and results and state on ranks; what backwards of a user's
-#: own Functions give; what calls of operators return.
+#: run among the remains of others, and results and state on ranks; what calls of operators return.
 Reads = Literal[
     "run",
     "conversion",
@@ -49,7 +49,6 @@ Reads = Literal[
     "company",
     "results on ranks",
     "states on ranks",
-    "derivatives",
     "operators",
 ]
 
@@ -66,6 +65,8 @@ class Rule:
     #: of one that judges the whole run on the same arm (``causes.py`` has the exceptions).
     upstream: frozenset[str] = frozenset()
     reads: tuple[Reads, ...] = ("results",)
+    #: And what no other rule looks at.
+    data: tuple[Datum[Any], ...] = ()
     level: Level = "C"
     #: ``layer``: judged at each linear, from what it got and returned. ``case``: at the whole run.
     scope: Literal["layer", "case"] = "layer"

@@ -43,7 +43,7 @@ from narrowfuzz.rules.library.precision import check_precision
 from narrowfuzz.rules.library.ranks import check_alone, check_shared
 from narrowfuzz.rules.operators import check_operators
 from narrowfuzz.rules.own_backward import check_own_backward
-from narrowfuzz.rules.own_functions import check_own_functions
+from narrowfuzz.rules.own_functions import DERIVATIVES, check_own_functions
 from narrowfuzz.rules.quantiser import check_amax, check_cast, check_scale
 from narrowfuzz.rules.recompute import check_checkpoint, check_recompute, check_statistics
 from narrowfuzz.rules.relations_operators import check_relations
@@ -195,7 +195,7 @@ RULES: tuple[Rule, ...] = (
     whole("O8", check_strict, _WHOLE),
     ratio("O9", check_ratio, _WHOLE | {"O8"}),
     ratio("O22", check_own_backward, _WHOLE | {"O8", "O9"}),
-    ratio("O24", check_own_functions, reads=("derivatives",)),
+    ratio("O24", check_own_functions, reads=(), data=(DERIVATIVES,)),
     # relations between runs
     scaled("R1", "input"),
     scaled("R2", "grad_output"),

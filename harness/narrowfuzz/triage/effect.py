@@ -24,6 +24,7 @@ from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import NATIVE, Evidence
 from narrowfuzz.rules.layers import layer_evidences
+from narrowfuzz.rules.own_functions import DERIVATIVES
 from narrowfuzz.rules.sharded.evidence import groups, joined, run_of
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import Came
@@ -81,8 +82,9 @@ def worst_of(evidence: Evidence, verdict: Verdict) -> Effect:
     """
     if verdict.rule == "census":
         return Effect(_OF_CENSUS.get(verdict.symptom, LARGE))
-    if verdict.at.what == "function" and evidence.functions is not None:
-        return Effect(max((d.off for d in evidence.functions() if d.wrong), default=SMALL))
+    if verdict.at.what == "function":
+        found = evidence.datum(DERIVATIVES) or ()
+        return Effect(max((d.off for d in found if d.wrong), default=SMALL))
     if verdict.at.what == "operator":
         return _of_operator(evidence, verdict)
     return _EFFECTS[kind_of(evidence.spec)](evidence, verdict)
