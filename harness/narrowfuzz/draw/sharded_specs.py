@@ -65,51 +65,13 @@ def sharded_specs(
         if here and able and draw(sampled(*[False] * 11, True)):
             return draw(laid_out(layout, able, models, largest=largest, most=most))
     recipe = draw(sampled(*recipes))
-    fit = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
-    data, tensor = draw(sampled(*(lay for lay in fit if _shards(recipe, *lay))))
-    recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
-    these = tuple(m for m in models if recipe.takes(m) and (MODELS[m].shared or not tensor))
-    if with_experts := tuple(m for m in these if MODELS[m].experts and not tensor):
-        these = draw(sampled(*[these] * 3, with_experts))
-    spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
-    if spec.dtype == "fp16":  # its gradients are divided before they are added
-        spec = msgspec.structs.replace(spec, dtype="bf16")
-    if tensor and not MODELS[spec.model].shared:
-        spec = msgspec.structs.replace(spec, model="linear")
-    codes = "codes" in recipe.shards
-    sequence = bool(tensor) and draw(sampled(False, True))
-    narrow = codes and bool(tensor) and draw(sampled(False, True))
-    replicas = draw(sampled(0, 0, 0, 2)) if data in (2, 4) and not tensor else 0
-    sharing = () if tensor else _sharing(MODELS[spec.model].experts, data, replicas, most)
-    averages = not data or draw(sampled(True, True, False))
-    sharding = Sharding(
-        data=data,
-        replicas=replicas,
-        experts=draw(sampled(0, *sharing, *sharing)) if sharing else 0,
-        tensor=tensor,
-        style=draw(sampled("colwise", "rowwise"))
-        if tensor and spec.model == "linear"
-        else "colwise",
-        sequence=sequence,
-        narrow_styles=narrow,
-        local_output=not tensor or draw(sampled(True, True, False)),
-        gathers=draw(sampled("values", "codes", "precomputed")) if data and codes else "values",
-        units=draw(sampled("whole", "each")) if data else "whole",
-        reduces_fp32=bool(data) and draw(sampled(False, True)),
-        averages=averages,
-        forces_sums=bool(data) and averages and draw(sampled(False, False, False, True)),
-        processes=bool(gpus) or draw(sampled(*[False] * 9, True)),
-    )
+    spec = draw(_meshed(recipe, models, largest, most))
+    sharding = draw(_options(spec, recipe, most, processes=bool(gpus)))
     compiles = [False] * 9 + [True] * (MODELS[spec.model].compiled and not sharding.experts)
     schedules = _STEPPED if sharding.gathers == "precomputed" else SCHEDULES
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
-        resumes = draw(sampled("", "", "", *_resumes(spec.model, recipe, sharding)))
-        # of three ranks' pieces two ranks read parts; of two ranks' one reads both whole
-        two = (data, sharding.groups, replicas, tensor) == (2, 2, 0, 0)
-        three = two and resumes == "fewer" and most > 2 and _shards(recipe, 3, 0)
-        ranks = draw(sampled(2, 3)) if three else data
-        sharding = msgspec.structs.replace(sharding, resumes=resumes, data=ranks)
+        sharding = draw(_resumed(spec, recipe, sharding, most))
     return fitting(
         msgspec.structs.replace(
             spec,
@@ -121,6 +83,69 @@ def sharded_specs(
             compile="aot_eager" if draw(sampled(*compiles)) else "none",
         )
     )
+
+
+@st.composite
+def _meshed(
+    draw: st.DrawFn, recipe: Recipe, models: tuple[ModelName, ...], largest: int, most: int
+) -> Spec:
+    """A Spec whose sharding says how many ranks share its rows and its linears, and no more."""
+    fit = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
+    data, tensor = draw(sampled(*(lay for lay in fit if _shards(recipe, *lay))))
+    recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
+    these = tuple(m for m in models if recipe.takes(m) and (MODELS[m].shared or not tensor))
+    if with_experts := tuple(m for m in these if MODELS[m].experts and not tensor):
+        these = draw(sampled(*[these] * 3, with_experts))
+    spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
+    if spec.dtype == "fp16":  # its gradients are divided before they are added
+        spec = msgspec.structs.replace(spec, dtype="bf16")
+    if tensor and not MODELS[spec.model].shared:
+        spec = msgspec.structs.replace(spec, model="linear")
+    return msgspec.structs.replace(spec, sharding=Sharding(data=data, tensor=tensor))
+
+
+@st.composite
+def _options(
+    draw: st.DrawFn, spec: Spec, recipe: Recipe, most: int, *, processes: bool
+) -> Sharding:
+    """The Spec's sharding with what FSDP, tensor parallelism and experts leave to choose."""
+    data, tensor = spec.sharding.data, spec.sharding.tensor
+    codes = "codes" in recipe.shards
+    sequence = bool(tensor) and draw(sampled(False, True))
+    narrow = codes and bool(tensor) and draw(sampled(False, True))
+    replicas = draw(sampled(0, 0, 0, 2)) if data in (2, 4) and not tensor else 0
+    sharing = () if tensor else _sharing(MODELS[spec.model].experts, data, replicas, most)
+    averages = not data or draw(sampled(True, True, False))
+    single = tensor and spec.model == "linear"
+    return Sharding(
+        data=data,
+        replicas=replicas,
+        experts=draw(sampled(0, *sharing, *sharing)) if sharing else 0,
+        tensor=tensor,
+        style=draw(sampled("colwise", "rowwise")) if single else "colwise",
+        sequence=sequence,
+        narrow_styles=narrow,
+        local_output=not tensor or draw(sampled(True, True, False)),
+        gathers=draw(sampled("values", "codes", "precomputed")) if data and codes else "values",
+        units=draw(sampled("whole", "each")) if data else "whole",
+        reduces_fp32=bool(data) and draw(sampled(False, True)),
+        averages=averages,
+        forces_sums=bool(data) and averages and draw(sampled(False, False, False, True)),
+        processes=processes or draw(sampled(*[False] * 9, True)),
+    )
+
+
+@st.composite
+def _resumed(
+    draw: st.DrawFn, spec: Spec, recipe: Recipe, sharding: Sharding, most: int
+) -> Sharding:
+    """The sharding with the one on which its training resumes, if it does."""
+    resumes = draw(sampled("", "", "", *_resumes(spec.model, recipe, sharding)))
+    # of three ranks' pieces two ranks read parts; of two ranks' one reads both whole
+    two = (sharding.data, sharding.groups, sharding.replicas, sharding.tensor) == (2, 2, 0, 0)
+    three = two and resumes == "fewer" and most > 2 and _shards(recipe, 3, 0)
+    ranks = draw(sampled(2, 3)) if three else sharding.data
+    return msgspec.structs.replace(sharding, resumes=resumes, data=ranks)
 
 
 @st.composite
