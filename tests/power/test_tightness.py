@@ -54,10 +54,10 @@ def test_calls_are_put_together_and_a_bound_that_nothing_uses_is_loose() -> None
 
 
 def test_the_command_measures_torchs_own_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = ["--operator", "sum", "--operator", "softmax*"]
+    chosen = ["--operator", "sum", "--operator", "softmax"]
     assert ends("bounds", "--cases", "1", *chosen, "--json") == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {"softmax", "softmax_backward", "sum"} <= {row["operator"] for row in rows}
+    assert {"softmax", "sum"} <= {row["operator"] for row in rows}
     assert all(row["calls"] and row["largest"] <= 1.0 for row in rows)
     assert ends("bounds", "--cases", "1", "--operator", "sum") == 0
     assert "bounds are never used by more than 1%" in capsys.readouterr().out
