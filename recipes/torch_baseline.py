@@ -36,7 +36,7 @@ def _recipe(dtype: Dtype) -> Recipe:
         convert=_keep,
         refusal=_never_refuses,
         autocast=lambda device: ROUNDED,
-        shards=() if dtype == "fp16" else ("fsdp", "tensor", "context"),
+        shards=() if dtype == "fp16" else ("fsdp", "tensor", "context", "classes"),
         leaves_out={
             f"dtype={other}": f"torch.{other} takes it" for other in _DTYPES if other != dtype
         },

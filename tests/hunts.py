@@ -25,6 +25,7 @@ from narrowfuzz.plants.registry import planted
 from narrowfuzz.play.processes import around
 from neighbours import NEIGHBOURS, Plantable
 from power import test_controls as controls
+from rules import test_classes as classes
 from rules import test_context as context
 from rules import test_rules_catch_faults as rules
 from rules import test_sharded as ranks
@@ -79,7 +80,17 @@ _UNSTEADY = {"fault: empty-gemm-unwritten", "fault: rows-unwritten"}
 def replays() -> dict[str, Replay]:
     """All of them by id."""
     sources = (
-        *(_faults, _state_faults, _schedules, _rules, _ranks, _context, _hopper, _te_ranks),
+        *(
+            _faults,
+            _state_faults,
+            _schedules,
+            _rules,
+            _ranks,
+            _context,
+            _classes,
+            _hopper,
+            _te_ranks,
+        ),
         *(_alarms, _controls, _entries, _te_entries),
     )
     found = [replay for source in sources for replay in source() if not replay.inductor]
@@ -162,6 +173,12 @@ def _context() -> Iterator[Replay]:
     for sharding, fields, _ in context.CLEAN:
         id = f"context: {sharding} {fields}"
         yield Replay(id, (context.case(sharding, **fields),), _bridged(nullcontext), ledger=False)
+
+
+def _classes() -> Iterator[Replay]:
+    for fault, fields in classes.FAULTS:
+        case = classes.case({"classes": 3}, **fields)
+        yield from _fault(f"classes: {fault}", case, plant=fault, ledger=False)
 
 
 def _bridged(plant: Plantable) -> Plantable:

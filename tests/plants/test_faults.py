@@ -49,7 +49,7 @@ def owners() -> Iterator[Any]:
     )
     from torch.distributed.pipelining import schedules
     from torch.distributed.tensor.experimental._context_parallel import _attention, _load_balancer
-    from torch.distributed.tensor.parallel import style
+    from torch.distributed.tensor.parallel import loss, style
     from torch.optim import optimizer
     from torch.utils import checkpoint
     from torchao import float8
@@ -77,6 +77,7 @@ def owners() -> Iterator[Any]:
     for functional in (torch.ops._c10d_functional, torch.ops._c10d_functional_autograd):
         assert functional.all_to_all_single  # kept as soon as it is asked for
         yield functional
+    yield from (loss, loss._MaskPartial)
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
     yield _load_balancer._HeadTailLoadBalancer
     yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)

@@ -161,6 +161,7 @@ class Generator:
             "recomputed": self.fragile,
             "linears": self.linears,
             "either": self.models or self.linears,
+            "ranks": self.shared or self.linears,
             "operators": self.alone["none"].cards,
         }
         able = {rung for rung in rungs if rung == "none" or self.decks[rung][0].cards}

@@ -12,8 +12,8 @@ from narrowfuzz.case.arm import COMPILERS, Compile
 T = TypeVar("T")
 
 #: Single linears; models; such of them as compile in a few seconds; either; blocks that are
-#: recomputed in part; or other operators than linears, alone.
-Models = Literal["linears", "models", "small", "either", "recomputed", "operators"]
+#: recomputed in part; other operators than linears, alone; or what ranks share.
+Models = Literal["linears", "models", "small", "either", "recomputed", "operators", "ranks"]
 
 
 class Slice(NamedTuple):
@@ -33,7 +33,7 @@ _OPERATORS = Slice("none", 2.5, "operators")
 #: Sixty of them in three dtypes have their turn in a few of these.
 _MORE_OPERATORS = Slice("none", 5.0, "operators")
 #: On ranks: a case takes as long as ten of one process.
-_SHARDED = Slice("sharded", 3.0)
+_SHARDED = Slice("sharded", 3.0, "ranks")
 _COMPILED_LINEARS = Slice("inductor", 4.0, "linears")
 _SMALL = Slice("inductor", 4.0, "small")
 _BLOCKS = Slice("inductor", 4.0, "models")

@@ -129,7 +129,7 @@ ValueClass = Literal[
 ]
 TensorName = Literal["input", "weight", "grad_output", "bias"]
 #: By what a recipe says that it can be laid out over ranks, which may communicate "codes".
-Shards = Literal["fsdp", "tensor", "codes", "context"]
+Shards = Literal["fsdp", "tensor", "codes", "context", "classes"]
 
 
 class Sharding(
@@ -175,6 +175,8 @@ class Sharding(
     context: Annotated[int, Meta(ge=0, le=4)] = 0
     #: How these go around: gathered at once, or from one rank to the next.
     rotates: Literal["allgather", "alltoall"] = "allgather"
+    #: Ranks that share the classes of a loss; 0: none do.
+    classes: Annotated[int, Meta(ge=0, le=4)] = 0
     #: After the first step its state is saved, and another model loads it: laid out the same, on
     #: one data-parallel rank less, with data- and tensor-parallel ranks swapped, with half as many
     #: that share experts, or on each rank by itself. "early": the same, before the first step.
@@ -190,8 +192,8 @@ class Sharding(
         """How many there are; 0: it is not sharded."""
         if self.stages:
             return self.stages // 2 if self.schedule == "interleaved" else self.stages
-        if self.context:
-            return self.context
+        if self.context or self.classes:
+            return self.context or self.classes
         return max(self.data, 1) * max(self.tensor, 1) if self.data or self.tensor else 0
 
     @property

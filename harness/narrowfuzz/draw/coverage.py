@@ -12,7 +12,7 @@ from typing import get_args
 
 from narrowfuzz.case import features as story
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, SHARDED, Compile
-from narrowfuzz.case.layout import shardable
+from narrowfuzz.case.layout import layouts
 from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.stimulus import possible
@@ -156,7 +156,7 @@ def _on_ranks(chosen: Mapping[str, str], recipes: Mapping[str, Recipe]) -> bool:
     shards = recipes[chosen["recipe"]].shards if "recipe" in chosen else ("fsdp",)
     if chosen.get("dtype", "bf16") not in ("bf16", "fp32") or chosen.get("data") == "ladder":
         return False
-    return shardable(chosen.get("model", "linear"), shards)
+    return bool(layouts(chosen.get("model", "linear"), shards))
 
 
 def table(seen: Collection[Pair], whole: Collection[Pair]) -> list[tuple[str, int, int]]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case.layout import LAYOUTS, MOST_RANKS, Layout, fitting, shardable
+from narrowfuzz.case.layout import LAYOUTS, MESH, MOST_RANKS, Layout, fitting, layouts
 from narrowfuzz.case.layout.layout import SCHEDULES, up
-from narrowfuzz.case.spec import ModelName, Sharding, Spec
+from narrowfuzz.case.spec import ModelName, Sharding, Shards, Spec
 from narrowfuzz.draw.choices import sampled
 from narrowfuzz.draw.specs import specs
 from narrowfuzz.models.catalog import MODELS
@@ -43,7 +43,7 @@ _LAYOUTS = (
 #: Steps, and microbatches of each, of scales that the next step uses.
 _STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
 #: Models besides the linear that are drawn on ranks.
-SHARDABLE = tuple(name for name in MODELS if name != "linear" and shardable(name, ("fsdp",)))
+SHARDABLE = tuple(name for name in MODELS if name != "linear" and layouts(name, get_args(Shards)))
 
 
 @st.composite
@@ -59,11 +59,13 @@ def sharded_specs(
     that asks nothing of it. With so many ``gpus`` ranks are processes, and each has its own."""
     plain = [recipe for recipe in recipes if not recipe.models_of]
     most = gpus or MOST_RANKS
+    asked = models or ("linear",)
+    rarely = [False] * 11 if any(map(MESH.takes, asked)) else []
     for layout in LAYOUTS:
         able = [recipe for recipe in plain if layout.by in (None, *recipe.shards)]
-        here = layout.drawn and (gpus or not layout.arm)
-        if here and able and draw(sampled(*[False] * 11, True)):
-            return draw(laid_out(layout, able, models, largest=largest, most=most))
+        here = layout.drawn and (gpus or not layout.arm) and any(map(layout.takes, asked))
+        if here and able and draw(sampled(*rarely, True)):
+            return draw(laid_out(layout, able, asked, largest=largest, most=most))
     recipe = draw(sampled(*recipes))
     spec = draw(_meshed(recipe, models, largest, most))
     sharding = draw(_options(spec, recipe, most, processes=bool(gpus)))
@@ -93,7 +95,8 @@ def _meshed(
     fit = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
     data, tensor = draw(sampled(*(lay for lay in fit if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
-    these = tuple(m for m in models if recipe.takes(m) and (MODELS[m].shared or not tensor))
+    meshed = filter(MESH.takes, models)
+    these = tuple(m for m in meshed if recipe.takes(m) and (MODELS[m].shared or not tensor))
     if with_experts := tuple(m for m in these if MODELS[m].experts and not tensor):
         these = draw(sampled(*[these] * 3, with_experts))
     spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
@@ -159,11 +162,8 @@ def laid_out(
     most: int,
 ) -> Spec:
     """A Spec that is laid out so, with what its record says that is drawn."""
-    simplest = next(filter(layout.takes, MODELS))
-    able = tuple(filter(layout.takes, models)) or (simplest,)
-    spec = draw(specs(recipes, vary=FACTORS, models=able, largest=largest))
-    if not layout.takes(spec.model):
-        spec = msgspec.structs.replace(spec, model=simplest)
+    able, linears = tuple(filter(layout.takes, models)), layout.takes("linear")
+    spec = draw(specs(recipes, vary=FACTORS, models=able, largest=largest, linears=linears))
     chosen: dict[str, Any] = {}
     for names, choice in layout.drawn:
         made = {one: chosen | dict(zip(names, one, strict=True)) for one in choice}

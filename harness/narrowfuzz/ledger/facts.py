@@ -83,6 +83,12 @@ def _empty_shard(spec: Spec) -> bool:
     return data > 1 and any(-(-rows // data) * (data - 1) >= rows for rows in _rows(spec))
 
 
+def _empty_classes(spec: Spec) -> bool:
+    """Does one of the ranks that share classes get none? They are dealt out in the same way."""
+    ranks = spec.sharding.classes
+    return ranks > 1 and -(-spec.k // ranks) * (ranks - 1) >= spec.k
+
+
 def _of_model(read: Callable[[Model], Fact]) -> Callable[[Context], Fact]:
     """Of the case's model; None where that is not known here."""
 
@@ -161,7 +167,7 @@ _OF_SHARDING = {
     for name in Sharding.__struct_fields__
 }
 #: Facts that only a case on ranks has.
-OF_RANKS = (*_OF_SHARDING, "uneven", "empty_shard")
+OF_RANKS = (*_OF_SHARDING, "uneven", "empty_shard", "empty_classes")
 _OF_LIBRARY = ("layer", "layout", "depth", "checkpoint_by", "quantized_init")
 
 OF_MACHINE: dict[str, Callable[[Machine], Fact]] = {
@@ -183,6 +189,7 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     **{name: _of_sharding(attrgetter(f"sharding.{of}")) for name, of in _OF_SHARDING.items()},
     "uneven": _of_sharding(_uneven),
     "empty_shard": _of_sharding(_empty_shard),
+    "empty_classes": _of_sharding(_empty_classes),
     "features": lambda context: features(context.case.spec),
     #: Kinds of events of the schedule, wherever they stand.
     "events": lambda context: frozenset(map(_kind, context.case.spec.events)),

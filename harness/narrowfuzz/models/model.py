@@ -50,6 +50,8 @@ class Model:
     shared: tuple[tuple[str, Literal["colwise", "rowwise", "either"]], ...] = ()
     #: So many experts of each layer, which ranks may share; 0: it has none that they may.
     experts: int = 0
+    #: It is a loss of logits, whose classes ranks may share.
+    classes: bool = False
     #: Fields of a sharding that it leaves no choice of, where there are ``data``-parallel and where
     #: there are ``tensor``-parallel ranks.
     laid: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)

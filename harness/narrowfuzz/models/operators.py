@@ -75,14 +75,15 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = ""
 
 
 def _cross_entropy(
-    name: str, title: str, reduction: str, ignored: int, smoothed: float = 0.0, *more: str
+    name: str, title: str, reduction: str, ignored: int, *more: str, **options: Any
 ) -> Model:
     return alone(
         name,
         title,
         "CrossEntropy",
-        lambda spec: (spec.k, reduction, ignored, smoothed),
+        lambda spec: (spec.k, reduction, ignored, dict(options)),
         *("nll_loss", "nll_loss_backward", "log_softmax", "log_softmax_backward", *more),
+        classes="label_smoothing" not in options,  # which loss_parallel documents as not supported
         relations=of_loss(ignored),
         values=("outlier", "outlier_rows"),
     )
@@ -322,8 +323,15 @@ OPERATORS: tuple[Model, ...] = (
         "mean cross entropy with smoothed labels, some targets ignored",
         "mean",
         5,
-        0.1,
         "smoothed_cross_entropy",
+        label_smoothing=0.1,
+    ),
+    _cross_entropy(
+        "cross_entropy_weighted",
+        "mean cross entropy with weights of classes, some targets ignored",
+        "mean",
+        5,
+        weighted=True,
     ),
     *(_LINEAR_CROSS_ENTROPIES if has("nn/modules/linear_cross_entropy_options.py") else ()),
     alone(

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from narrowfuzz.arms.ladder import unavailable
-from narrowfuzz.case.arm import EAGER, REFERENCE
+from narrowfuzz.case.arm import EAGER, REFERENCE, Arm
 from narrowfuzz.case.events import Forward, Reload, Step
 from narrowfuzz.case.ladder import LADDER
-from narrowfuzz.case.layout import LAYOUTS, shardable
+from narrowfuzz.case.layout import LAYOUTS, Layout, layouts
 from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.machine.device import asked_here
@@ -187,6 +187,14 @@ def judged(
     )
 
 
+def _laid_out(arm: Arm, ways: Collection[Layout]) -> bool:
+    """Does one of these layouts run on this arm?"""
+    if arm.stage in {layout.arm for layout in ways}:
+        return True
+    of_all = [lay for lay in ways if not lay.arm and (lay.compiles or not arm.compiler)]
+    return bool(of_all) and arm.stage not in {layout.arm for layout in LAYOUTS}
+
+
 def _asked(
     recipes: Mapping[str, Recipe], arms: Collection[str], models: Collection[str], device: str
 ) -> Iterable[Combination]:
@@ -200,11 +208,8 @@ def _asked(
             mine = able if model in MODELS else [EAGER]
             if not recipe.compiles:
                 mine = [arm for arm in mine if not arm.compiler]
-            if model not in MODELS or not shardable(model, getattr(recipe, "shards", ())):
-                mine = [arm for arm in mine if not arm.sharded]
-            shards = getattr(recipe, "shards", ())
-            never = {lay.arm for lay in LAYOUTS if lay.by not in shards or not lay.takes(model)}
-            mine = [arm for arm in mine if arm.stage not in never]
+            ways = layouts(model, recipe.shards) if model in MODELS else ()
+            mine = [arm for arm in mine if not arm.sharded or _laid_out(arm, ways)]
             if not_reentrant(model, autocast=False):
                 mine = [arm for arm in mine if arm.checkpoint != "reentrant"]
             yield from ((name, arm.name, model) for arm in mine)

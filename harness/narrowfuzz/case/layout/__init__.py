@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from narrowfuzz.case.events import Forward
+from narrowfuzz.case.layout.classes import CLASSES
 from narrowfuzz.case.layout.context import CONTEXT
 from narrowfuzz.case.layout.layout import Layout
 from narrowfuzz.case.layout.mesh import MESH
@@ -25,11 +26,11 @@ __all__ = [
     "check_sharding",
     "fitting",
     "layout_of",
-    "shardable",
+    "layouts",
 ]
 
 #: The first that a sharding asks for is its own.
-LAYOUTS = (ONE, PIPELINE, CONTEXT, RESUMED, MESH)
+LAYOUTS = (ONE, PIPELINE, CONTEXT, CLASSES, RESUMED, MESH)
 #: Ranks of a case.
 MOST_RANKS = 4
 
@@ -44,9 +45,10 @@ def fitting(spec: Spec) -> Spec:
     return layout_of(spec).fit(spec)
 
 
-def shardable(model: ModelName, shards: Collection[str]) -> bool:
-    """Is this model drawn on ranks, under a recipe that is laid out so?"""
-    return bool(shards) and MESH.takes(model)
+def layouts(model: ModelName, shards: Collection[str]) -> tuple[Layout, ...]:
+    """In which this model is drawn on ranks, under a recipe that is laid out by these."""
+    several = LAYOUTS[1:] if shards else ()
+    return tuple(lay for lay in several if lay.by in (None, *shards) and lay.takes(model))
 
 
 def check_sharding(spec: Spec, shards: Collection[str]) -> None:
@@ -60,7 +62,7 @@ def check_sharding(spec: Spec, shards: Collection[str]) -> None:
 def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     sharding, layout = spec.sharding, layout_of(spec)
     if not sharding.ranks:
-        yield f"{sharding} has no ranks: give data, tensor, stages or context"
+        yield f"{sharding} has no ranks: give data, tensor, stages, context or classes"
     yield from layout.objections(spec, shards)
     if spec.compile != "none" and not layout.compiles:
         yield f"ranks are not compiled that are laid out with {sharding}"
