@@ -41,11 +41,12 @@ MODEL = Kind("model", lambda spec: True)
 KINDS = (LAYERS, *ON_RANKS, LINEAR, MODEL)
 CONVERTED = (LINEAR, MODEL)
 #: Ranks in groups, which share data and linears; that have some of several models in a row; that
-#: all have the one model; that may be compiled; and that are compared with a float64
-#: run of one process, within a tolerance.
+#: all have the one model; that may be threads and processes; that may be compiled; and that are
+#: compared with a float64 run of one process, within a tolerance.
 MESHES = tuple(kind for kind in ON_RANKS if not kind.layout.together)
 IN_STAGES = tuple(kind for kind in ON_RANKS if kind.layout.chained)
 ALIKE = tuple(kind for kind in ON_RANKS if not kind.layout.chained)
+TWICE = tuple(kind for kind in ON_RANKS if kind.layout.processes)
 COMPILABLE = tuple(kind for kind in ON_RANKS if kind.layout.compiles)
 APPROXIMATE = tuple(kind for kind in ON_RANKS if kind.layout.approximate)
 

@@ -77,11 +77,12 @@ def _whole(part: torch.Tensor, share: Any) -> torch.Tensor:
 
 def _pass(trace: Trace, run: Training, mesh: Any, n: int, x: torch.Tensor, g: torch.Tensor) -> None:
     """One forward and backward on this rank's columns of the logits."""
-    logits = distribute_tensor(x, mesh, [Shard(x.dim() - 1)]).requires_grad_()
+    x, g = x.flatten(0, -2), g.flatten(0, -2)  # DTensor shares no dimension of one that reshapes
+    logits = distribute_tensor(x, mesh, [Shard(1)]).requires_grad_()
     trace.phase, run.forward = "forward", n
     y = run.call(logits)
     trace.phase = "backward"
     run.backward([y], [distribute_tensor(g.to(y.dtype), mesh, [Replicate()])])
     assert logits.grad is not None
-    keep(trace, run, "output", y.detach().full_tensor().flatten(0, -2), n)
-    keep(trace, run, "grad_input", logits.grad.full_tensor().flatten(0, -2), n)
+    keep(trace, run, "output", y.detach().full_tensor(), n)
+    keep(trace, run, "grad_input", logits.grad.full_tensor(), n)

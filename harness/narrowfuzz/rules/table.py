@@ -18,6 +18,7 @@ from narrowfuzz.case.kind import (
     LAYERS,
     MESHES,
     ON_RANKS,
+    TWICE,
     kind_of,
 )
 from narrowfuzz.case.spec import Spec
@@ -187,7 +188,7 @@ RULES: tuple[Rule, ...] = (
     shared_bound("S2", results.check_gradients, _RANKS),
     shared("S8", results.check_precomputed, _RANKS, _RESULTS, reruns=True),
     shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=COMPILABLE),
-    shared("S10", results.check_processes, _RANKS),
+    shared("S10", results.check_processes, _RANKS | {"O9"}, cases=TWICE),
     shared("S11", check_resumed, _RANKS),
     shared("S4", results.check_agreement, _RANKS | {"S2", "O9"}, cases=ALIKE),
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),

@@ -70,6 +70,7 @@ CLASSES = Layout(
     ),
     by="classes",
     together=True,
+    processes=True,
     compiles=False,
     cuts_sums=lambda sharding: True,
     approximate=True,

@@ -47,6 +47,8 @@ class Layout:
     together: bool = False
     #: Ranks may be threads of one process.
     threads: bool = True
+    #: Or processes, where its sharding asks for them besides.
+    processes: bool = False
     #: The name and the title of an arm of its own, besides eager, of a layout that PyTorch runs on
     #: GPUs alone (its player says with ``unavailable()`` why no CPU does); "": it runs on the arms
     #: of all.

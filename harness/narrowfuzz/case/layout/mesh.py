@@ -151,5 +151,6 @@ MESH = Layout(
     _objections,
     _simpler,
     _placement,
+    processes=True,
     cuts_sums=lambda sharding: sharding.tensor > 1,
 )

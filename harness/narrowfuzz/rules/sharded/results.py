@@ -280,7 +280,7 @@ def _beside(
         yield plain(rule, arm_of(evidence), "output", "not_applicable", why)
     elif other.void or other.error is not None:
         yield plain(rule, other.arm, "output", "inconclusive", other.void or "it raised")
-    elif max(sharding.data, sharding.tensor) > 2 and run is run_of(evidence):
+    elif max(sharding.data, sharding.tensor, sharding.classes) > 2 and run is run_of(evidence):
         orders = "more than two ranks add in an order of their own"
         yield plain(rule, other.arm, "output", "not_applicable", orders)
     else:
