@@ -19,6 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from narrowfuzz.power.record import Miss
+
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "detection.md"
 #: Why a fault is missed, by id: what is not written there is not understood.
@@ -111,7 +114,9 @@ def _misses(faults: Sequence[Mapping[str, Any]], why: Mapping[str, str]) -> Iter
         return
     yield "\n| missed | what it is | why |\n| --- | --- | --- |"
     for fault in missed:
-        reason = fault["problem"] or why.get(fault["id"], "not understood yet")
+        measured = msgspec.convert(fault["miss"], Miss).why if fault.get("miss") else ""
+        known = why.get(fault["id"], "" if measured else "not understood yet")
+        reason = fault["problem"] or "; ".join(filter(None, (measured, known)))
         yield f"| {fault['id']} | {fault['title']} | {reason} |"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.plants.legal_plain import PLANTS
 from narrowfuzz.power import hunt as hunting
 from narrowfuzz.power import score as scoring
-from narrowfuzz.power.effect import digest
+from narrowfuzz.power.effect import Tried, digest
 from narrowfuzz.power.hunt import Limits, control, in_our_reference, targets
+from narrowfuzz.power.miss import _measured
 from narrowfuzz.power.recall import percentile, recall, summarise, wilson
 from narrowfuzz.power.record import (
     Controlled,
     Hunted,
+    Miss,
     Score,
     compare,
     false_alarms,
@@ -96,7 +99,10 @@ def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> N
     assert "raises RuntimeError when planted: no such place" in by_id["raises"]["problem"]
     assert "no recipe torchao.flaot8.* runs" in by_id["elsewhere"]["problem"]
     assert told["summary"]["all"]["of"] == 2 and told["controls"] == []
-    for sentence in ("broken.py raised RuntimeError: a mistake", "nothing: plants nothing"):
+    for sentence in (
+        "broken.py raised RuntimeError: a mistake",
+        "nothing: its code ran in none",
+    ):
         assert sentence in done.stderr
     # an earlier score that found what this one cannot: recall is lost
     claimed = score(hunted("nothing", True), hunted("gone", True))
@@ -106,6 +112,37 @@ def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> N
         "--seconds", "2", "--against", str(before),
     )  # fmt: skip
     assert again.returncode == 1 and "lost since the earlier score: nothing" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ({}, "its code ran in none of 60 cases drawn for that"),
+        ({"ran": 4}, "its code ran in 4 of 60 cases drawn for that, and changed nothing"),
+        ({"ran": 4, "changed": 2}, "it changed 2 of 60 cases drawn for that, and no rule judged"),
+        ({"changed": 2, "judged": 1}, "it changed 2 of 60 cases drawn for that, and every rule"),
+        ({"changed": 2, "judged": 2, "seen": {"O1": 1, "O5": 2}}, "rules saw that (O1 in 1, O5 in"),
+    ],
+)
+def test_why_a_fault_was_missed_is_the_first_thing_it_did_not_come_to(
+    counts: dict[str, Any], says: str
+) -> None:
+    assert says in Miss(**{"cases": 60, "ran": 0, "changed": 0, "judged": 0, **counts}).why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "shown"),
+    [("torchao.float8.tensorwise", {"O3"}), ("torchao.mxfp8.rceil", set())],
+)
+def test_it_is_measured(tmp_path: Path, recipe: str, shown: set[str]) -> None:
+    """The fault of float8's scales does nothing to MX, whose cases never run its code."""
+    (file := tmp_path / "faults.py").write_text(FILE)
+    found = Tried(str(file), "doubled", (recipe,), (), "cpu", 0).answer(
+        partial(_measured, number=6)
+    )
+    assert found is not None and found.cases == 6
+    assert bool(found.ran) == bool(found.changed) == bool(shown) and shown <= {*found.seen}
 
 
 @pytest.mark.parametrize(

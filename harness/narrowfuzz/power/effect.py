@@ -12,7 +12,7 @@ import multiprocessing as mp
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,16 +28,17 @@ from narrowfuzz.draw.strategies import batches, cases, often, rarely, schedule_c
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import quieten
 from narrowfuzz.models.catalog import of_kind
-from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant, planted
 from narrowfuzz.recipe.recipe import Recipe, unconverted
 from narrowfuzz.recipe.source import parted
-from narrowfuzz.triage.session import SessionOptions, open_session
+from narrowfuzz.triage.session import Session, SessionOptions, open_session
 
-#: So many cases of each kind tell whether a fault was lifted; so many, whether it is there at all.
-LIFTED, THERE = 4, 60
+A = TypeVar("A")
+
+#: So many cases of each kind tell whether a fault was lifted.
+LIFTED = 4
 #: Compiled ones are dear.
-_COMPILED_THERE = 6
+_COMPILED = 6
 _SECONDS = 300.0
 
 
@@ -50,64 +51,74 @@ class Effect:
     changes: bool
 
 
-def effect(
-    file: str,
-    fault: Plant,
-    recipes: Sequence[str],
-    device: str,
-    *,
-    number: int,
-    compiled: bool = False,
-) -> Effect:
-    """Plant a fault in a process of its own on its device, and lift it again."""
-    context = mp.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(
-        target=_compare,
-        args=(file, fault.id, recipes, fault.recipe_files, device, number, compiled, theirs),
-    )
-    process.start()
-    theirs.close()
-    try:
-        answer: Effect = (
-            ours.recv() if ours.poll(_SECONDS) else Effect(f"no answer in {_SECONDS:.0f} s", True)
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A fault, where it is planted, and how many cases of each kind are drawn to try it."""
+
+    #: That defines it; "" if it is built in.
+    file: str
+    id: str
+    recipes: Sequence[str]
+    recipe_files: Sequence[Path]
+    device: str
+    number: int
+    compiled: bool = False
+
+    def opened(self) -> tuple[Session, list[Case]]:
+        """In the process that it is tried in: recipes that are ready, and the cases."""
+        quieten()
+        options = SessionOptions(
+            device=self.device, recipes=self.recipes, recipe_files=self.recipe_files, ledger="none"
         )
-    except EOFError:  # a fault may end the process it is planted in: that shows
-        answer = Effect("", True)
-    if process.is_alive():
-        process.kill()
-    process.join()
-    return answer
+        session, fault = open_session(options), find_plant(self.file, self.id)
+        chosen = [*session.prepared().values()]
+        if all(BY_NAME[name].sharded for name in select_arms(fault.arms)):
+            # which rank raises first is chance
+            return session, [
+                case
+                for case in draw_on_ranks(chosen, self.number)
+                if not any(trace.error for trace in session.judge.run_arms(case).values())
+            ]
+        drawn = draw(chosen, self.number, ladders=rarely if self.device == "cpu" else often)
+        if self.compiled:
+            drawn += draw(chosen, min(self.number, _COMPILED), "inductor")
+        return session, drawn
+
+    def answer(self, ask: Callable[[Tried], A]) -> A | None:
+        """What ``ask`` answers in a process of its own; None where a fault has ended that process.
+        Raises TimeoutError where it takes too long."""
+        context = mp.get_context("forkserver")
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_answer, args=(ask, self, theirs))
+        process.start()
+        theirs.close()
+        try:
+            if not ours.poll(_SECONDS):
+                raise TimeoutError(f"no answer in {_SECONDS:.0f} s")
+            answer: A = ours.recv()
+            return answer
+        except EOFError:
+            return None
+        finally:
+            if process.is_alive():
+                process.kill()
+            process.join()
 
 
-def _compare(
-    file: str,
-    fault_id: str,
-    recipes: Sequence[str],
-    recipe_files: Sequence[Path],
-    device: str,
-    number: int,
-    compiled: bool,
-    out: Connection,
-) -> None:
-    quieten()
-    options = SessionOptions(
-        device=device, recipes=recipes, recipe_files=recipe_files, ledger="none"
-    )
-    session, fault = open_session(options), find_plant(file, fault_id)
-    chosen = [*session.prepared().values()]
-    ladders = rarely if device == "cpu" else often
-    if all(BY_NAME[name].sharded for name in select_arms(fault.arms)):
-        # which rank raises first is chance
-        drawn = [
-            case
-            for case in draw_on_ranks(chosen, number)
-            if not any(trace.error for trace in session.judge.run_arms(case).values())
-        ]
-    else:
-        drawn = draw(chosen, number, ladders=ladders)
-    if compiled:
-        drawn += draw(chosen, min(number, _COMPILED_THERE), "inductor")
+def _answer(ask: Callable[[Tried], Any], tried: Tried, out: Connection) -> None:
+    out.send(ask(tried))
+
+
+def effect(tried: Tried) -> Effect:
+    """Plant a fault in a process of its own on its device, and lift it again."""
+    try:
+        return tried.answer(_compare) or Effect("", True)  # that it ends the process shows
+    except TimeoutError as why:
+        return Effect(str(why), True)
+
+
+def _compare(tried: Tried) -> Effect:
+    session, drawn = tried.opened()
 
     def seen() -> str:
         judge = session.new_judge(Ledger([]))
@@ -115,19 +126,17 @@ def _compare(
 
     before = seen()
     try:
-        planting = planted(file, fault_id)
+        planting = planted(tried.file, tried.id)
         planting.__enter__()
     except Exception as error:  # noqa: BLE001 - told to the user
-        out.send(Effect(f"raises {type(error).__name__} when planted: {error}", False))
-        return
+        return Effect(f"raises {type(error).__name__} when planted: {error}", False)
     under = seen()
     try:
         planting.__exit__(None, None, None)
     except Exception as error:  # noqa: BLE001 - told to the user
-        out.send(Effect(f"raises {type(error).__name__} when lifted: {error}", True))
-        return
+        return Effect(f"raises {type(error).__name__} when lifted: {error}", True)
     stays = "" if seen() == before else "cannot be lifted: results differ from before"
-    out.send(Effect(stays, under != before))
+    return Effect(stays, under != before)
 
 
 def draw(

@@ -6,8 +6,8 @@ import fnmatch
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +19,8 @@ from narrowfuzz.case.features import FEATURES
 from narrowfuzz.case.spec import Checkpoint, ModelName
 from narrowfuzz.machine.device import asked_here, check_device
 from narrowfuzz.plants.plant import Plant
-from narrowfuzz.power.effect import LIFTED, THERE, effect
+from narrowfuzz.power.effect import LIFTED, Tried, effect
+from narrowfuzz.power.miss import miss_of
 from narrowfuzz.power.record import Controlled, Hunted
 from narrowfuzz.recipe.recipe import Recipe, load_every, obstacle
 from narrowfuzz.report.store import Store
@@ -140,8 +141,16 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
 
     if target.problem:
         return record(found=False, problem=target.problem)
-    where = (target.file, fault, target.recipes, target.device)
-    first = effect(*where, number=LIFTED)
+    tried = Tried(
+        target.file,
+        fault.id,
+        target.recipes,
+        fault.recipe_files,
+        target.device,
+        LIFTED,
+        fault.compiled,
+    )
+    first = effect(replace(tried, compiled=False))
     if first.problem:
         return record(found=False, problem=first.problem)
     minutes = limits.seconds * (COMPILED_TIMES if fault.compiled else 1.0) / 60.0
@@ -163,11 +172,18 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
             sentence=best.finding.sentence,
             suspected=suspected,
         )
-    problem, idle = "; ".join(tally.notes) if tally.broken else "", False
-    if not (problem or suspected or first.changes or tally.interrupted):
-        idle = not effect(*where, number=THERE, compiled=fault.compiled).changes
-    cases = tally.counts["cases"]
-    return record(found=False, cases=cases, suspected=suspected, idle=idle, problem=problem)
+    problem, miss = "; ".join(tally.notes) if tally.broken else "", None
+    if not (problem or tally.interrupted):
+        with suppress(TimeoutError):
+            miss = miss_of(tried)
+    return record(
+        found=False,
+        cases=tally.counts["cases"],
+        suspected=suspected,
+        idle=miss is not None and not miss.changed,
+        miss=miss,
+        problem=problem,
+    )
 
 
 def control(target: Target, limits: Limits, tally: Tally) -> Controlled:

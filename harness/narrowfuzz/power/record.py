@@ -15,6 +15,33 @@ import msgspec
 SCHEMA = 1
 
 
+class Miss(msgspec.Struct, kw_only=True, frozen=True):
+    """What cases that were drawn for that show of a fault that was missed."""
+
+    cases: int
+    #: In so many of them its own code ran, and in so many something was otherwise than without it.
+    ran: int
+    changed: int
+    #: Of those that it changed, how many a rule judged; and rule -> how many it diverged in.
+    judged: int
+    seen: dict[str, int] = {}
+
+    @property
+    def why(self) -> str:
+        """The first of these that it did not come to."""
+        of = f"of {self.cases} cases drawn for that"
+        if not self.ran and not self.changed:
+            return f"its code ran in none {of}"
+        if not self.changed:
+            return f"its code ran in {self.ran} {of}, and changed nothing"
+        if not self.judged:
+            return f"it changed {self.changed} {of}, and no rule judged one of these"
+        if not self.seen:
+            return f"it changed {self.changed} {of}, and every rule was silent"
+        by = ", ".join(f"{rule} in {n}" for rule, n in self.seen.items())
+        return f"it changed {self.changed} {of}, and rules saw that ({by}): no such case was hunted"
+
+
 class Hunted(msgspec.Struct, kw_only=True, frozen=True):
     """One planted fault, hunted."""
 
@@ -42,6 +69,8 @@ class Hunted(msgspec.Struct, kw_only=True, frozen=True):
     suspected: tuple[str, ...] = ()
     #: Missed, and nothing that was drawn shows that it plants anything at all.
     idle: bool = False
+    #: Missed: why, by measurement.
+    miss: Miss | None = None
     #: Why it could not be hunted: it raises, or cannot be lifted.
     problem: str = ""
 

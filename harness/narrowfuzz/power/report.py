@@ -18,7 +18,6 @@ from narrowfuzz.power.probe import Table as Vacuity
 from narrowfuzz.power.recall import Summary, summarise
 from narrowfuzz.power.record import Change, Controlled, Hunted, Score, false_alarms
 
-IDLE = "plants nothing that drawn cases could show"
 #: What a score is held to: shares of planted faults, and seconds.
 GOAL, MEDIAN_GOAL, NINETIETH_GOAL = 0.95, 10.0, 60.0
 #: A larger share of passes that could not have failed wants a repair.
@@ -36,7 +35,7 @@ def print_fault(console: Console, fault: Hunted) -> None:
         )
     else:
         seen = f"; suspected: {', '.join(fault.suspected)}" if fault.suspected else ""
-        seen = f"; {IDLE}" if fault.idle else seen
+        seen += f"; {fault.miss.why}" if fault.miss else ""
         line = f"[red]missed[/]    {fault.id}: {fault.cases} cases{escape(seen)}"
     console.print(line)
 

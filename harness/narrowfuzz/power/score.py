@@ -30,7 +30,6 @@ from narrowfuzz.power.record import (
     to_json,
 )
 from narrowfuzz.power.report import (
-    IDLE,
     print_control,
     print_fault,
     print_summary,
@@ -181,7 +180,7 @@ def _code(score: Score, change: Change | None) -> int:
         return 1
     shipped = builtin_faults()
     unusable = [
-        f"{f.id}: {f.problem or IDLE}"
+        f"{f.id}: {f.problem or (f.miss.why if f.miss else '')}"
         for f in score.faults
         if f.problem or (f.idle and f.id not in shipped)  # ours are shown to plant something
     ]

@@ -1,0 +1,80 @@
+"""Why a planted fault was missed, by measurement: cases are drawn for that, run with it and
+without, and judged where it changed something.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.plants import patching
+from narrowfuzz.plants.registry import planted
+from narrowfuzz.power.effect import Tried, digest
+from narrowfuzz.power.record import Miss
+from narrowfuzz.trace.verdict import BAD
+
+#: So many cases of each kind.
+CASES = 60
+#: Where built-in faults stand, but for what finds the place of each.
+_PLANTS, _PLACES = str(Path(patching.__file__).parent), patching.__file__
+
+
+def miss_of(tried: Tried) -> Miss | None:
+    """What drawn cases show of a fault; None where it ended the process. Raises TimeoutError where
+    that takes too long."""
+    return tried.answer(_measured)
+
+
+def _measured(tried: Tried, number: int = CASES) -> Miss:
+    ran = _Ran(tried.file)
+    with ran.noted():
+        session, drawn = replace(tried, number=number).opened()
+        judge = session.new_judge(Ledger([]))
+        before = [digest(judge.run_arms(case)) for case in drawn]
+        reached, changed, judged = 0, 0, 0
+        seen: Counter[str] = Counter()
+        judge = session.new_judge(Ledger([]))
+        with planted(tried.file, tried.id):
+            for case, clean in zip(drawn, before, strict=True):
+                ran.here = False
+                left = digest(judge.run_arms(case))
+                reached += ran.here
+                if left == clean:
+                    continue
+                changed += 1
+                verdicts = judge.judge(case).verdicts
+                judged += any(verdict.status in ("ok", *BAD) for verdict in verdicts)
+                seen.update({verdict.rule for verdict in verdicts if verdict.status in BAD})
+    rules = dict(sorted(seen.items()))
+    return Miss(cases=len(drawn), ran=reached, changed=changed, judged=judged, seen=rules)
+
+
+class _Ran:
+    """Whether a fault's own code has run ``here``: on any thread that began while that is noted."""
+
+    def __init__(self, file: str) -> None:
+        self.of = file or _PLANTS
+        self.here = False
+
+    def note(self, frame: FrameType, event: str, argument: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(self.of) and name != _PLACES:
+            self.here = True
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        sys.setprofile(self.note)
+        threading.setprofile(self.note)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
