@@ -35,30 +35,31 @@ def miss_of(tried: Tried) -> Miss | None:
 
 def _measured(tried: Tried, number: int = CASES) -> Miss:
     ran = _Ran(tried.file)
-    with ran.noted():
-        session, drawn = replace(tried, number=number).opened()
-        judge = session.new_judge(Ledger([]))
-        before = [digest(judge.run_arms(case)) for case in drawn]
-        reached, changed, judged = 0, 0, 0
-        seen: Counter[str] = Counter()
-        judge = session.new_judge(Ledger([]))
-        with planted(tried.file, tried.id):
-            for case, clean in zip(drawn, before, strict=True):
-                ran.here = False
+    threading.setprofile(ran.note)  # of ranks, which begin with the first case
+    session, drawn = replace(tried, number=number).opened()
+    judge = session.new_judge(Ledger([]))
+    before = [digest(judge.run_arms(case)) for case in drawn]
+    reached, changed, judged = 0, 0, 0
+    seen: Counter[str] = Counter()
+    judge = session.new_judge(Ledger([]))
+    with planted(tried.file, tried.id):
+        for case, clean in zip(drawn, before, strict=True):
+            with ran.noted():
                 left = digest(judge.run_arms(case))
-                reached += ran.here
-                if left == clean:
-                    continue
-                changed += 1
-                verdicts = judge.judge(case).verdicts
-                judged += any(verdict.status in ("ok", *BAD) for verdict in verdicts)
-                seen.update({verdict.rule for verdict in verdicts if verdict.status in BAD})
+            reached += ran.here
+            if left == clean:
+                continue
+            changed += 1
+            verdicts = judge.judge(case).verdicts
+            judged += any(verdict.status in ("ok", *BAD) for verdict in verdicts)
+            seen.update({verdict.rule for verdict in verdicts if verdict.status in BAD})
     rules = dict(sorted(seen.items()))
     return Miss(cases=len(drawn), ran=reached, changed=changed, judged=judged, seen=rules)
 
 
 class _Ran:
-    """Whether a fault's own code has run ``here``: on any thread that began while that is noted."""
+    """Whether a fault's own code has run since that was asked for, on this thread or on one that
+    notes it, too."""
 
     def __init__(self, file: str) -> None:
         self.of = file or _PLANTS
@@ -71,10 +72,9 @@ class _Ran:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
+        self.here = False
         sys.setprofile(self.note)
-        threading.setprofile(self.note)
         try:
             yield
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)
