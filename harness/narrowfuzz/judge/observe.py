@@ -53,7 +53,7 @@ from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict
 _PLANS = 256
 
 
-class _Look(NamedTuple):
+class _Extent(NamedTuple):
     """How much of a case is run: on which of its rungs, if not on all; which of several things is
     looked at, if not all; and whether every rung runs twice."""
 
@@ -146,8 +146,8 @@ class Observer:
         ValueError naming what of it its recipe cannot play."""
         recipe = self.recipe(case.spec)
         recipe.check(case.spec)
-        look = _Look(only, focus, repeat)
-        evidence = _OBSERVED[kind_of(case.spec)](self, case, recipe, look)
+        extent = _Extent(only, focus, repeat)
+        evidence = _OBSERVED[kind_of(case.spec)](self, case, recipe, extent)
         if (unseen := evidence.unseen) is not None:
             self.unseen.setdefault(recipe.name, unseen)
         return evidence
@@ -156,27 +156,27 @@ class Observer:
         """What every rung of a case leaves, unjudged. Raises ValueError as ``observe``."""
         return self.observe(case, repeat=False).traces
 
-    def _observe_layers(self, case: Case, recipe: Recipe, look: _Look) -> Evidence:
+    def _observe_layers(self, case: Case, recipe: Recipe, extent: _Extent) -> Evidence:
         """Of a library's own layers."""
         return observe_library(
             case,
             self.programs.subject(recipe),
-            self._chosen(case.spec, look.only),
+            self._chosen(case.spec, extent.only),
             self.ledger.deviations(case),
             recipe.refusal(case.spec, self.device.torch),
-            look.focus,
+            extent.focus,
             partial(run_on_ranks, prepare=recipe.prepare, device=self.device.torch),
         )
 
-    def _observe_model(self, case: Case, recipe: Recipe, look: _Look) -> Evidence:
+    def _observe_model(self, case: Case, recipe: Recipe, extent: _Extent) -> Evidence:
         """Of a converted model, or a linear, in one process."""
         spec, model = case.spec, MODELS[case.spec.model]
         drawn = self._drawn.pop(case, None) or Drawn(tensors_of(case, recipe))
         tensors = drawn.tensors
-        traces, repeats = self._run(spec, tensors, look)
+        traces, repeats = self._run(spec, tensors, extent)
         return replace(
             self._of_converted(case, tensors, traces),
-            focus=look.focus,
+            focus=extent.focus,
             prepared=drawn.reference,
             traces={arm: trace for arm, trace in traces.items() if not trace.void},
             void={arm: trace.void for arm, trace in traces.items() if trace.void},
@@ -206,10 +206,10 @@ class Observer:
             },
         )
 
-    def _observe_ranks(self, case: Case, recipe: Recipe, look: _Look) -> Evidence:
+    def _observe_ranks(self, case: Case, recipe: Recipe, extent: _Extent) -> Evidence:
         """Of a converted model on ranks."""
         spec, device, tensors = case.spec, self.device.torch, tensors_of(case, recipe)
-        traces = sharded_traces(spec, recipe, tensors, self._chosen(spec, look.only), device)
+        traces = sharded_traces(spec, recipe, tensors, self._chosen(spec, extent.only), device)
         bare = replace(recipe, convert=lambda model, spec: model, tap=no_tap)
         arm = with_checkpoint(SHARDED, spec.checkpoint)
         refusals = (recipe.refusal(piece, device) for piece in pieces_of(spec))
@@ -245,14 +245,14 @@ class Observer:
         return [arm for arm in self.rungs(spec) if only is None or arm.name in only]
 
     def _run(
-        self, spec: Spec, tensors: dict[str, F32], look: _Look
+        self, spec: Spec, tensors: dict[str, F32], extent: _Extent
     ) -> tuple[dict[str, Trace], dict[str, Trace]]:
         traces: dict[str, Trace] = {}
         repeats: dict[str, Trace] = {}
-        for arm in self._chosen(spec, look.only):
+        for arm in self._chosen(spec, extent.only):
             program = self.programs.of(spec, arm)
-            trace = self.programs.tapped(program, tensors, spec, look.focus)
-            if trace.error is not None and look.focus is not None and MODELS[spec.model].own:
+            trace = self.programs.tapped(program, tensors, spec, extent.focus)
+            if trace.error is not None and extent.focus is not None and MODELS[spec.model].own:
                 # which of a user's linears failed is seen where all are watched
                 trace = self.programs.tapped(program, tensors, spec, None)
             traces[arm.name] = trace
@@ -260,7 +260,7 @@ class Observer:
             if ended and arm is base_of(spec):
                 break  # other rungs would only say the same
             seeded = not keeps_generators(arm, spec, self.device.torch)
-            if not ended and look.repeat and seeded:
+            if not ended and extent.repeat and seeded:
                 sizes = {result.size for result in traces[arm.name].outputs.values()}
                 again = self.programs.of(spec, arm)
                 with poisoned(sizes, self.device.torch):
@@ -314,7 +314,7 @@ class Observer:
 
 
 #: What is run of a case of each kind.
-_OBSERVED: Mapping[Kind, Callable[[Observer, Case, Recipe, _Look], Evidence]] = {
+_OBSERVED: Mapping[Kind, Callable[[Observer, Case, Recipe, _Extent], Evidence]] = {
     LAYERS: Observer._observe_layers,
     **dict.fromkeys(CONVERTED, Observer._observe_model),
     **dict.fromkeys(ON_RANKS, Observer._observe_ranks),
