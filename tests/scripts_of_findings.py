@@ -6,6 +6,14 @@ import ast
 import sys
 from pathlib import Path
 
+from narrowfuzz.case.spec import Case
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.plants.registry import planted
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import RunScript
 
 Plant = tuple[str, str]
@@ -32,3 +40,12 @@ def assert_shows(run: RunScript, path: Path, plant: Plant, without: Plant | None
     assert planted.shown, planted
     assert clean.code == 0, clean
     return clean.output
+
+
+def script_on_ranks(shown: Case, fault: str, recipe: Recipe, folder: Path) -> Path:
+    """The script of what a case on ranks shows first, where a fault is planted."""
+    with planted("", fault):
+        verdict = Judge({recipe.name: recipe}, Ledger([])).judge(shown).causes[0]
+    text = write_played_script(of_ranks(shown, verdict, recipe, tensors_of(shown, recipe)))
+    (path := folder / "repro.py").write_text(text)
+    return path

@@ -13,15 +13,11 @@ from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.sharded_specs import sharded_specs
 from narrowfuzz.judge.judge import Judge
-from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe.recipe import Recipe
-from narrowfuzz.triage.script.played import write_played_script
-from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import RunScript
 from samples import recipes
-from scripts_of_findings import assert_shows
+from scripts_of_findings import assert_shows, script_on_ranks
 
 RECIPES = recipes()
 
@@ -69,13 +65,9 @@ def test_a_fault_is_seen(fault: str, fields: dict[str, Any]) -> None:
 
 
 def test_a_script_shows_it(tmp_path: Path, scripts: RunScript) -> None:
-    shown, converting = case({"classes": 2}, steps=2), RECIPES["torch.fp32"]
-    with planted("", "classes-ignored-count"):
-        verdict = judge().judge(shown).causes[0]
-    assert isinstance(converting, Recipe)
-    text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
-    (path := tmp_path / "repro.py").write_text(text)
-    assert_shows(scripts, path, ("", "classes-ignored-count"))
+    shown, fault = case({"classes": 2}, steps=2), "classes-ignored-count"
+    path = script_on_ranks(shown, fault, RECIPES["torch.fp32"], tmp_path)
+    assert_shows(scripts, path, ("", fault))
 
 
 @pytest.mark.parametrize(

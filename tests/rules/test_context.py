@@ -19,17 +19,14 @@ from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.sharded_specs import SHARDABLE, laid_out, sharded_specs
 from narrowfuzz.judge.judge import Judge, Judgement
-from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play import processes
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.table import rules_of
-from narrowfuzz.triage.script.played import write_played_script
-from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import run_script
 from samples import recipes
-from scripts_of_findings import assert_shows
+from scripts_of_findings import assert_shows, script_on_ranks
 
 RECIPES = recipes()
 BF16 = RECIPES["torch.bf16"]
@@ -117,12 +114,8 @@ def test_every_rule_judges_something(on_cpu: None) -> None:
 
 @pytest.mark.heavy
 def test_its_script_shows_it(on_cpu: None, tmp_path: Path) -> None:
-    shown, converting = case({"context": 2}), RECIPES["torch.fp32"]
-    with planted("", "context-merged-alike"):
-        verdict = judged(shown).causes[0]
-    assert isinstance(converting, Recipe)
-    text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
-    (path := tmp_path / "repro.py").write_text(text)
+    shown = case({"context": 2})
+    path = script_on_ranks(shown, "context-merged-alike", RECIPES["torch.fp32"], tmp_path)
     plant, without = (str(BRIDGE), "bridge-merged-alike"), (str(BRIDGE), "bridge")
     assert_shows(run_script, path, plant, without)
 

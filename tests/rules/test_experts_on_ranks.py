@@ -13,18 +13,14 @@ import pytest
 from narrowfuzz.case.layout import check_sharding, fitting
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.judge.judge import Judge
-from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play.ranks import on_ranks
-from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.sharded.results import _dividing
-from narrowfuzz.triage.script.played import write_played_script
-from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import RunScript
 from samples import recipes
-from scripts_of_findings import assert_shows
+from scripts_of_findings import assert_shows, script_on_ranks
 
 RECIPES = recipes()
 
@@ -138,12 +134,7 @@ def test_a_script_shows_it(
     shown = case("torch.fp32", {"averages": False, **sharding}, **fields)
     if fault == "fsdp-one-rank-ignores-factor":
         shown = case("torch.fp32", sharding, **fields)
-    with planted("", fault):
-        verdict = judge().judge(shown).causes[0]
-    converting = RECIPES["torch.fp32"]
-    assert isinstance(converting, Recipe)
-    text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
-    (path := tmp_path / "repro.py").write_text(text)
+    path = script_on_ranks(shown, fault, RECIPES["torch.fp32"], tmp_path)
     assert_shows(scripts, path, ("", fault))
 
 

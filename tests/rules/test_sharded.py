@@ -9,20 +9,16 @@ import msgspec
 import pytest
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
-from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.table import rules_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.played import write_played_script
-from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.triage import _still
 from narrowfuzz.triage.verify import RunScript
 from samples import recipes
-from scripts_of_findings import assert_shows
+from scripts_of_findings import assert_shows, script_on_ranks
 
 RECIPES = recipes()
 TENSORWISE = "torchao.float8.tensorwise"
@@ -311,12 +307,7 @@ def test_a_script_shows_it(
     scripts: RunScript,
 ) -> None:
     shown = case(recipe, sharding, **fields)
-    with planted("", name):
-        verdict = judge().judge(shown).causes[0]
-    converting = RECIPES[recipe]
-    assert isinstance(converting, Recipe)
-    text = write_played_script(of_ranks(shown, verdict, converting, tensors_of(shown, converting)))
-    (path := tmp_path / "repro.py").write_text(text)
+    path = script_on_ranks(shown, name, RECIPES[recipe], tmp_path)
     assert_shows(scripts, path, ("", name))
 
 
