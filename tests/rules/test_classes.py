@@ -13,11 +13,15 @@ from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.sharded_specs import sharded_specs
 from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
+from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.verify import RunScript
 from samples import recipes
 from scripts_of_findings import assert_shows, script_on_ranks
+from torch.distributed.tensor.parallel import loss
 
 RECIPES = recipes()
 
@@ -82,6 +86,30 @@ def test_what_torch_raises_is_known(fields: dict[str, Any], known: str) -> None:
     assert {v.rule for v in judge().judge(drawn).causes} == {"contract"}
     judged = judge(load_ledger()).judge(drawn)
     assert not judged.causes and {v.explained_by for v in judged.known} == {known}
+
+
+def test_what_one_process_must_refuse_ranks_must_refuse(
+    tmp_path: Path, scripts: RunScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = case({"classes": 2}, model="cross_entropy_outside")
+    (found,) = judge().judge(drawn).causes
+    assert found.symptom == "runs although it is documented to raise"
+    known = judge(load_ledger()).judge(drawn)
+    assert {v.explained_by for v in known.known} == {"loss-parallel-target-outside"}
+    recipe = RECIPES["torch.fp32"]
+    text = write_played_script(of_ranks(drawn, found, recipe, tensors_of(drawn, recipe)))
+    (path := tmp_path / "repro.py").write_text(text)
+    shown = scripts(path)
+    assert shown.shown and "a target that is neither a class nor" in shown.output
+    usual = loss._nll_loss_forward
+
+    def checked(x: Any, target: Any, *args: Any) -> Any:
+        if (target >= 32).any():
+            raise IndexError("no such class")
+        return usual(x, target, *args)
+
+    monkeypatch.setattr(loss, "_nll_loss_forward", checked)
+    assert not judge().judge(drawn).causes
 
 
 def test_losses_alone_are_drawn_so_and_nothing_else() -> None:

@@ -35,6 +35,7 @@ from narrowfuzz.arms.zoo import layer_names, ties
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.experts import parted
@@ -53,9 +54,9 @@ MOST_SHAPES = 4096
 def sharded_traces(
     spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], arms: Sequence[Arm], device: str
 ) -> dict[str, Trace]:
-    """The traces of these arms, by name, up to the first that raised."""
+    """The traces of these arms, by name, up to the first that raised where it need not."""
     traces = {EAGER.name: run_alone(spec, recipe, tensors, device)}
-    if traces[EAGER.name].error is None:
+    if traces[EAGER.name].error is None or MODELS[spec.model].forbidden:
         for arm in arms:
             if arm.sharded:
                 traces[arm.name] = run_sharded(spec, recipe, tensors, arm, device)

@@ -216,6 +216,7 @@ class Observer:
         return replace(
             self._of_converted(case, tensors, traces),
             refusal=next(filter(None, refusals), ""),
+            forbidden=MODELS[spec.model].forbidden,
             twin=(lambda: twin_outputs(spec, tensors)) if layout_of(spec).approximate else None,
             layers=layer_names(spec),
             styles=MODELS[spec.model].styles(spec),

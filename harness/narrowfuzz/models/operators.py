@@ -75,7 +75,13 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = ""
 
 
 def _cross_entropy(
-    name: str, title: str, reduction: str, ignored: int, *more: str, **options: Any
+    name: str,
+    title: str,
+    reduction: str,
+    ignored: int,
+    *more: str,
+    fields: Mapping[str, Any] = {},
+    **options: Any,
 ) -> Model:
     return alone(
         name,
@@ -86,6 +92,7 @@ def _cross_entropy(
         classes="label_smoothing" not in options,  # which loss_parallel documents as not supported
         relations=of_loss(ignored),
         values=("outlier", "outlier_rows"),
+        **fields,
     )
 
 
@@ -332,6 +339,17 @@ OPERATORS: tuple[Model, ...] = (
         "mean",
         5,
         weighted=True,
+    ),
+    _cross_entropy(
+        "cross_entropy_outside",
+        "mean cross entropy, a target of which is no class",
+        "mean",
+        5,
+        fields={
+            "forbidden": "a target that is neither a class nor ignore_index raises an error",
+            "device": "cpu",  # a GPU asserts in its kernel, and the process is lost
+        },
+        outside=True,
     ),
     *(_LINEAR_CROSS_ENTROPIES if has("nn/modules/linear_cross_entropy_options.py") else ()),
     alone(

@@ -293,7 +293,8 @@ class Probabilities(nn.Module):
 
 class CrossEntropy(nn.Module):
     """The cross entropy of rows of logits and fixed targets, every ``ignored``-th of which is
-    ignored; ``weighted``, three classes weigh 1, 2 and 3, and so on. In the shape of the logits."""
+    ignored; ``weighted``, three classes weigh 1, 2 and 3, and so on; ``outside``, the last target
+    is no class. In the shape of the logits."""
 
     def __init__(self, classes: int, reduction: str, ignored: int, options: dict[str, Any]) -> None:
         super().__init__()
@@ -305,6 +306,8 @@ class CrossEntropy(nn.Module):
         rows = torch.arange(len(logits), device=x.device)
         target = torch.where(rows % self.ignored == 0, -100, rows * 7 % x.shape[-1])
         how: dict[str, Any] = {"reduction": self.reduction, **self.options}
+        if how.pop("outside", False):
+            target = torch.where(rows == len(rows) - 1, x.shape[-1], target)
         if how.pop("weighted", False):
             how["weight"] = (torch.arange(x.shape[-1], device=x.device) % 3 + 1).to(x.dtype)
         return F.cross_entropy(logits, target, **how).expand(x.shape)

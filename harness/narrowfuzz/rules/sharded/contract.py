@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.ladder import BY_NAME
+from narrowfuzz.rules.contract import allowed
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.sharded.evidence import arm_of
@@ -16,7 +17,12 @@ from narrowfuzz.trace.verdict import Verdict
 
 def check_contract(evidence: Evidence) -> Iterator[Verdict]:
     """A model that converts and trains in one process does so on ranks, unless the recipe says that
-    a piece of it has no shape that it takes."""
+    a piece of it has no shape that it takes. What one process must not take, no ranks take."""
+    if evidence.forbidden:
+        for arm, trace in evidence.on_ranks.items():
+            ran = trace.error is None
+            yield allowed(evidence, arm) if ran else plain("contract", arm, "forward", "ok")
+        return
     if not evidence.ran:
         why = "one process refuses it"
         yield plain("contract", arm_of(evidence), "output", "not_applicable", why)

@@ -26,7 +26,7 @@ from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Near, Own, Runs, Same, Within, read
+from narrowfuzz.trace.expect import Near, Own, Refuses, Runs, Same, Within, read
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.element import Places
 from narrowfuzz.triage.script.job import handed, shared, texts
@@ -53,6 +53,14 @@ except Exception as error:
     sys.exit(1 if {shown} else 125)
 print("it ran on rank", os.environ["RANK"])
 sys.exit(0)"""
+_RAN = """\
+try:
+    on_ranks_here()
+except Exception as error:
+    print("refused, as due:", type(error).__name__, error, flush=True)
+    sys.exit(0)
+print("runs; expected {due}")
+sys.exit(1)"""
 #: How it shows that ranks disagree: one waits in vain, or gets what it cannot take.
 _DISAGREE = '"gloo/transport" in str(error) and "Connection closed" not in str(error)'
 #: Ranks but the first leave what they have to it.
@@ -194,6 +202,8 @@ def _check(
     if isinstance(expect, Runs):
         named = f"type(error).__name__ == {expect.raised!r}"
         return _RAISES.format(shown=_DISAGREE if expect.raised == Disagree.__name__ else named)
+    if isinstance(expect, Refuses):
+        return _RAN.format(due=expect)
     if isinstance(expect, Own):
         return _UNQUANTISED
     if verdict.symptom in (OTHER_SHAPE, NO_WHOLE):
