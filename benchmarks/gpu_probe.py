@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from narrowfuzz.arms.ladder import options_on, unavailable
+from narrowfuzz.arms.available import options_on, unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case.arm import EAGER, INDUCTOR, INDUCTOR_STRICT
 from narrowfuzz.case.spec import Case, DataSpec, Spec

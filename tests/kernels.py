@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.arms.available import unavailable
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.ladder import climb
 from narrowfuzz.case.spec import Case, Spec

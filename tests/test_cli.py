@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fresh import ends, python
-from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.arms.available import unavailable
 from narrowfuzz.case.arm import INDUCTOR
 from narrowfuzz.case.ladder import LADDER
 from narrowfuzz.case.spec import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case

@@ -294,14 +294,14 @@ TRIALS = {
             ("case/arm.py", 'Compile = Literal["none", ', '"trial", '),
             ("case/arm.py", "reorders=True)\n\n", 'TRIAL = Arm("trial", "traced", "trial")\n'),
             ("case/arm.py", '    "none": (),\n', '    "trial": (TRIAL,),\n'),
-            ("arms/taps.py", '    "aot_eager": _traced,\n', '    "trial": _traced,\n'),
+            ("arms/compilers.py", '    "aot_eager": _traced,\n', '    "trial": _traced,\n'),
         ),
     ),
     "layout": Trial(
         {"case/layout/trial.py": LAYOUT, "play/trial.py": PLAYER},
         (
             ("case/spec.py", '"alltoall"] = "allgather"\n', "    trial: int = 0\n"),
-            ("case/spec.py", "        if self.context:\n            return self.context\n",
+            ("case/spec.py", "            return self.context or self.classes\n",
              "        if self.trial:\n            return self.trial\n"),
             ("case/layout/__init__.py", "from narrowfuzz.case.layout.resumed import RESUMED\n",
              "from narrowfuzz.case.layout.trial import TRIAL\n"),

@@ -87,7 +87,7 @@ def loaded_recipes(files: tuple[Path, ...] = ()) -> Mapping[str, Any]:
 
 def _missing(case: Case, device: Device) -> str:
     """Why this machine cannot run an arm that the case asks for, "" if it can."""
-    from narrowfuzz.arms.ladder import unavailable
+    from narrowfuzz.arms.available import unavailable
     from narrowfuzz.case.ladder import climb
 
     return next(filter(None, (unavailable(arm, device.torch) for arm in climb(case.spec))), "")

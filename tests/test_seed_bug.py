@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fresh import python
-from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.arms.available import unavailable
 from narrowfuzz.case.arm import INDUCTOR
 
 pytestmark = [

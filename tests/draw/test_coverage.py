@@ -11,7 +11,7 @@ from typing import get_args
 import draws
 import msgspec
 import pytest
-from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
+from narrowfuzz.arms.available import natives, rungs_of, select_arms, unavailable
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.arms.available import unavailable
 from narrowfuzz.campaign.worker import Worker
 from narrowfuzz.case.arm import INDUCTOR
 from narrowfuzz.case.spec import Spec

@@ -16,7 +16,7 @@ import pytest
 import torch
 from fresh import python
 from hypothesis import given, settings
-from narrowfuzz.arms.ladder import (
+from narrowfuzz.arms.available import (
     approximate,
     keeps_generators,
     natives,
@@ -128,11 +128,11 @@ def test_the_cpu_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rungs_ask_for_what_their_device_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"gcc": "/bin/gcc"}.get
-    monkeypatch.setattr("narrowfuzz.arms.ladder.shutil.which", there)
-    monkeypatch.setattr("narrowfuzz.arms.ladder.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("narrowfuzz.arms.available.shutil.which", there)
+    monkeypatch.setattr("narrowfuzz.arms.available.importlib.util.find_spec", lambda name: None)
     assert "install g++" in unavailable(INDUCTOR, "cpu")
     assert "pip install triton" in unavailable(INDUCTOR, "cuda")
-    monkeypatch.setattr("narrowfuzz.arms.ladder.importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("narrowfuzz.arms.available.importlib.util.find_spec", lambda name: name)
     assert not unavailable(INDUCTOR, "cuda:1")
     assert unavailable(EAGER_NATIVE, "cuda") and not natives({EAGER_NATIVE.name}, "cuda")
 

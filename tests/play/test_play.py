@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from kernels import skip_without_kernel
+from narrowfuzz.arms.available import unavailable
 from narrowfuzz.arms.jobs import job_of, named
-from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.arms.zoo import ties

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from narrowfuzz import plants
-from narrowfuzz.arms.ladder import select_arms
+from narrowfuzz.arms.available import select_arms
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.server import start_server

@@ -12,7 +12,7 @@ from context_bridge import bridged
 from fresh import command
 from hypothesis import given, settings
 from narrowfuzz.arms import processes as ranks
-from narrowfuzz.arms.ladder import none_runs, unavailable
+from narrowfuzz.arms.available import none_runs, unavailable
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.layout.context import CONTEXT
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec

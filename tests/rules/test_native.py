@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from draws import drawn
-from narrowfuzz.arms.ladder import natives
+from narrowfuzz.arms.available import natives
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case.arm import EAGER_NATIVE
 from narrowfuzz.case.ladder import BY_NAME

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from narrowfuzz.arms.ladder import select_arms
+from narrowfuzz.arms.available import select_arms
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from narrowfuzz.arms.ladder import select_arms
+from narrowfuzz.arms.available import select_arms
 from narrowfuzz.case.data import make_tensors
 from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.ladder import LADDER

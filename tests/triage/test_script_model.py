@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.arms.available import unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.ladder import climb

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.arms.available import unavailable
 from narrowfuzz.case.arm import INDUCTOR
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge

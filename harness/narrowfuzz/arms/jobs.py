@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from narrowfuzz.arms.ladder import options_on
+from narrowfuzz.arms.available import options_on
 from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.events import (
     Backward,

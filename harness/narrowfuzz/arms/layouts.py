@@ -1,4 +1,5 @@
-"""How a Spec is laid out over ranks, and what of it one process runs for comparison."""
+"""The models and jobs of a Spec on ranks, and of what one process runs for comparison. What a
+layout is, is said in ``case/layout/``."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from narrowfuzz.trace.trace import OperatorCall
 
 #: Tensors that are nobody's subclass.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-#: Kernels, without overload, that move numbers, make them of none, or are an operation or two that
-#: IEEE 754 rounds.
+#: Kernels, by name without overload, that need no reference: they copy or create values, or make
+#: one or two operations that IEEE 754 rounds correctly.
 _EXACT = frozenset((
     "_reshape_copy", "_to_copy", "_unsafe_index", "_unsafe_view", "abs", "add", "alias", "amax",
     "amin", "arange", "bernoulli", "cat", "ceil", "clamp", "clamp_max", "clamp_min", "clone",
@@ -124,8 +124,8 @@ class OperatorWatch(AttentionWatch):
         return True
 
     def record(self, operator: Operator, named: Any, result: Any) -> LiveCall | None:
-        """Record a call of a kernel or a function, of its arguments by name, or the calls that one
-        of lists is; the last of them, if there is any."""
+        """Record one call of a kernel or function, given its arguments by name; a call on lists of
+        tensors is recorded as one for each. Returns the last that was recorded, or None."""
         phase = "backward" if in_backward() else "forward"
         try:
             with unseen():
@@ -294,9 +294,9 @@ class EagerWatch(OperatorWatch):
 
 
 class FunctionWatch(TorchFunctionMode):
-    """Records calls of functions, and the gradients of their results. Those of their arguments are
-    added up with others of the same tensors on their way, so they are what the call gives once more
-    by itself; to look at them in the graph would change the order of these sums."""
+    """Records calls of functions, and the gradients of their results. Autograd adds the gradients
+    of their arguments to those of other uses of the same tensors, so each call is run once more by
+    itself for these; a hook in the graph would change the order in which autograd adds them."""
 
     def __init__(self, watch: EagerWatch) -> None:
         super().__init__()

@@ -19,13 +19,14 @@ from torch import nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.arms.census import convert
+from narrowfuzz.arms.compilers import CompiledTap, tapped_backend
 from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.jobs import job_of, named
 from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
 from narrowfuzz.arms.operators import EagerWatch, LiveCall, operators_of
 from narrowfuzz.arms.sites import name_sites
-from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_of, tapped_backend
+from narrowfuzz.arms.taps import attention_of, multiplied_of, seen_of
 from narrowfuzz.arms.tensors import as_rows, fp32_array
 from narrowfuzz.arms.transfer import on_host
 from narrowfuzz.arms.zoo import linear_names, tied_names
@@ -192,8 +193,8 @@ class _Run:
         self.plan = program.plan if spec == program.spec else program.recipe.plan(spec)
         self.training = program._training
         self.played = player.Trace()
-        #: What a tap emits of a single linear, live: its last forward's, and how many of them come
-        #: before its backward.
+        #: Operands, live, of the GEMMs that a single linear has run since its last forward began,
+        #: as the recipe's tap emits them; so many of them belong to that forward.
         self.seen: list[tuple[Any, ...]] = []
         self.forward_count, self.forward = 0, 0
         self.layers: LayerWatch | None = None
@@ -201,10 +202,10 @@ class _Run:
         self.watch: EagerWatch | None = None
         if tap and not self.arm.compiler and kind_of(spec).one_by_one:
             self.layers = LayerWatch(self.training)
-            # a dispatch mode runs Python for every kernel, of which emulated formats run thousands:
-            # on a Spec's first draw, with attention on every fourth, and with a checkpoint only
-            # where there is attention, as its arm runs the kernels of the plain one again; of an
-            # operator alone there is nothing else to see
+            # a dispatch mode runs Python for every kernel, and emulated formats run thousands. So
+            # it is entered on a Spec's first draw, on every fourth if the model has attention, and
+            # always for a model that is one operator. A checkpoint's arm runs the kernels of the
+            # plain one again: there it is entered only if the model has attention
             attends, alone = program.description.attends, spec.alone
             # on a GPU always with attention: the order in which that adds up may not be fixed
             fourth = program.device != "cpu" or (focus or 0) % 4 == 0

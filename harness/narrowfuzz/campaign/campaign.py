@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from narrowfuzz.arms.ladder import natives, on_ranks, rungs_of, select_arms
+from narrowfuzz.arms.available import natives, on_ranks, rungs_of, select_arms
 from narrowfuzz.campaign import beside
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.config import Config

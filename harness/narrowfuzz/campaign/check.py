@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from narrowfuzz.arms.ladder import select_arms
+from narrowfuzz.arms.available import select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import consoles
 from narrowfuzz.campaign.pace import LARGE, said_of_pace, seconds_of_cases

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 
-from narrowfuzz.arms.ladder import natives, on_ranks, select_arms
+from narrowfuzz.arms.available import natives, on_ranks, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.shares import Shares
 from narrowfuzz.campaign.slices import Deck, Models, Slice

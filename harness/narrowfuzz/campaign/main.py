@@ -13,7 +13,7 @@ from typing import Any
 
 from narrowfuzz_watch.folder import new_folder
 
-from narrowfuzz.arms.ladder import none_runs, select_arms
+from narrowfuzz.arms.available import none_runs, select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import Campaign
 from narrowfuzz.campaign.config import Config

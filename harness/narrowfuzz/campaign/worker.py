@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from narrowfuzz.arms.ladder import rungs_of, select_arms
+from narrowfuzz.arms.available import rungs_of, select_arms
 from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
 from narrowfuzz.campaign import messages
 from narrowfuzz.campaign.beside import Beside

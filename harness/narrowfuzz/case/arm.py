@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-#: What of a model a compiler makes: a word of a Spec, and of users. ``COMPILED`` has their arms.
+#: Values of ``Spec.compile``, and of users' --compile; ``COMPILED`` has the arms of each.
 Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
 
 

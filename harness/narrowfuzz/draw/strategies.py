@@ -1,4 +1,5 @@
-"""Hypothesis strategies for cases: a Spec with its data, or with a schedule.
+"""Hypothesis strategies for cases: a Spec with its data, or with a schedule. The numbers that a
+DataSpec stands for are made in ``case/data.py``.
 
 A Spec is drawn rarely (it is built, maybe compiled), its DataSpecs often. Spikes sit behind a
 branch of their own.
@@ -43,8 +44,9 @@ OF_OPERATORS: tuple[ValueClass, ...] = (*WILD, "equal", "equal", "outlier_rows",
 #: Regimes of one linear that runs once, whose sums are judged to the bit.
 EXACT: tuple[Regime, ...] = ("lattice", "ladder")
 
-#: Of direct Specs so many in a hundred have ladder data: where every addition is fp32's, and where
-#: not. They have fewer draws than others, and so a smaller share of the cases.
+#: Percent of the Specs of a single linear that get ladder data: where the device accumulates in
+#: fp32, and where it does not. Such a Spec has fewer draws than others, so the cases are fewer
+#: still.
 RARELY, OFTEN = 8, 75
 #: Draws of an eager one: each has as many rungs as elements, and other shapes split K otherwise.
 _LADDER_DRAWS = 2
@@ -174,7 +176,8 @@ def _grounds(
 def resized_for_ladder(spec: Spec, gemm: Gemm, length: int) -> Spec:
     """The Spec with about so many products in each sum of this GEMM, and few rows.
 
-    A size keeps what it is no multiple of: 16, 32 or 128, whichever it is one of.
+    Alignment is kept: a size that is a multiple of 16, 32 or 128 stays one, and one that is not
+    stays misaligned.
     """
     contracted = {"output": "k", "grad_input": "n", "grad_weight": "m"}[gemm]
     sizes = {name: _few(getattr(spec, name)) for name in ("m", "k", "n")}
@@ -231,8 +234,8 @@ def cases(
     vary: frozenset[str] = FACTORS,
     ladders: Callable[[Spec], int] = rarely,
 ) -> Case:
-    """One Spec with one DataSpec, for property tests (campaigns draw ``batches``); in so many of a
-    hundred direct ones it is ladder data."""
+    """One Spec with one DataSpec, for property tests (campaigns draw ``batches``). ``ladders`` is
+    the percentage of the Specs of a single linear that get ladder data."""
     some = of_rung(recipes, compile, largest=largest, vary=vary)
     spec, gemm = draw(_grounds(some, ladders))
     return Case(spec=spec, data=draw(_ladders(gemm) if gemm else _data(spec)))
@@ -251,8 +254,8 @@ def batches(
     draws: int = 16,
     ladders: Callable[[Spec], int] = rarely,
 ) -> tuple[Case, ...]:
-    """One Spec with several DataSpecs; a dynamic one with several row counts. Of a hundred direct
-    Specs so many have ladder data."""
+    """One Spec with several DataSpecs; a dynamic one with several row counts. ``ladders`` is the
+    percentage of the Specs of a single linear that get ladder data."""
     spec, gemm = draw(_grounds(specs, ladders))
     if gemm and spec.compile == "none":
         draws = min(draws, _LADDER_DRAWS)

@@ -81,8 +81,9 @@ def fold(
 
 
 def _above(verdict: Verdict, roots: Sequence[Verdict], spec: Spec) -> Sequence[Verdict]:
-    """What a verdict may be a consequence of. What is known of one parameter on ranks says nothing
-    of another: the ledger is asked of each."""
+    """The root causes that this verdict may fold under. On ranks a known issue of one parameter
+    does not explain the same rule's divergence of another: each is looked up in the ledger by
+    itself."""
     if kind_of(spec) not in MESHES or verdict.rule == "contract":
         return roots
 

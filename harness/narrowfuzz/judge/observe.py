@@ -15,9 +15,9 @@ import msgspec
 from torch.nn import Linear
 
 from narrowfuzz.arms.attributes import lost_by, read_of, still_read
+from narrowfuzz.arms.available import approximate, keeps_generators, unavailable
 from narrowfuzz.arms.functions import derivatives_of
 from narrowfuzz.arms.jobs import AFTER
-from narrowfuzz.arms.ladder import approximate, keeps_generators, unavailable
 from narrowfuzz.arms.layouts import pieces_of
 from narrowfuzz.arms.library_ranks import run_on_ranks
 from narrowfuzz.arms.memory import poisoned

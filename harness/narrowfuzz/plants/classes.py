@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
 
@@ -95,6 +96,9 @@ def _gradient_of_the_sum() -> AbstractContextManager[None]:
     return replaced(_loss(), "_nll_loss_and_log_softmax_backward", make)
 
 
+#: The simplest of those that share classes.
+_LOSS = next(name for name, model in MODELS.items() if model.classes)
+
 PLANTS = [
     Plant(
         id=id,
@@ -104,7 +108,7 @@ PLANTS = [
         recipes=("torch.fp32", "torch.bf16"),
         plant=plant,
         arms=("sharded*",),
-        models=("cross_entropy",),
+        models=(_LOSS,),
     )
     for id, title, source, plant in (
         (

@@ -1,6 +1,6 @@
 """Trains a loss whose classes ranks share: PyTorch's ``loss_parallel``.
 
-As in the player, every function is written to be specialised.
+Scripts have the source of these functions, with the values of a job put in.
 """
 
 from __future__ import annotations

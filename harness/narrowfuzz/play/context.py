@@ -1,6 +1,6 @@
 """Trains a model whose ranks share the rows of each sequence: PyTorch's context parallelism.
 
-As in the player, every function is written to be specialised.
+Scripts have the source of these functions, with the values of a job put in.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Makes a model, converts and fills it, and has it trained: what a recipe's case is.
 
-As in the player, every function is written to be specialised.
+Scripts have the source of these functions, with the values of a job put in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Experts that ranks share: each has some, and gets the rows of all ranks that go to these.
 
-What ranks do is what trainers do: an exchange of rows before the experts and one behind them. As in
-the player, every function is written to be specialised.
-"""
+What ranks do is what trainers do: an exchange of rows before the experts and one behind them.
+Scripts have the source of these functions, with the values of a job put in."""
 
 from __future__ import annotations
 

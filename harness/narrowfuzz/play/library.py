@@ -1,9 +1,8 @@
 """A library's own layers as the player takes them: how they are called, recomputed and listened to.
 
-As in the player, every function is written to be specialised. ``subject`` holds a library's verbs:
-layer(settings), autocast(settings), checkpoint(function, x, reentrant), backward(outputs, grads,
-retain), listen(layers, record) and load(layers, state).
-"""
+Scripts have the source of these functions, with the values of a job put in. ``subject`` holds a
+library's verbs: layer(settings), autocast(settings), checkpoint(function, x, reentrant),
+backward(outputs, grads, retain), listen(layers, record) and load(layers, state)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Trains one model on several ranks: FSDP2, tensor parallel, or both, as users lay it out.
 
-Every rank plays the same events on its own piece of the data. As in the player, every function is
-written to be specialised.
+Every rank plays the same events on its own piece of the data. Scripts have the source of these
+functions, with the values of a job put in.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Trains a chain of models as a pipeline: each rank has one stage of it, or two.
 
-As in the player, every function is written to be specialised.
+Scripts have the source of these functions, with the values of a job put in.
 """
 
 from __future__ import annotations

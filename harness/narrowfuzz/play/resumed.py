@@ -1,7 +1,7 @@
 """A training's state, carried from one layout over ranks to another by torch's distributed
 checkpoint, and by hand.
 
-As in the player, every function is written to be specialised.
+Scripts have the source of these functions, with the values of a job put in.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class AttentionWatch(TorchDispatchMode):
             return NotImplemented  # the library's own tensor comes first
         result = func(*args, **(kwargs or {}))
         if isinstance(func, HigherOrderOperator):
-            return result  # what it calls comes here no more
+            return result  # the operators inside of it do not reach this mode
         self.note(func, args, kwargs or {}, result)
         return result
 
@@ -183,7 +183,9 @@ class KernelWatch(AttentionWatch):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
-            return func(*args, **(kwargs or {}))  # what it calls comes here no more
+            return func(
+                *args, **(kwargs or {})
+            )  # the operators inside of it do not reach this mode
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
         # operands first: compiled code may let the result overwrite them, and reuses its buffers as
         # soon as the GEMM has read them

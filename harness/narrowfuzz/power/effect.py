@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from narrowfuzz.arms.ladder import select_arms
+from narrowfuzz.arms.available import select_arms
 from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, Spec

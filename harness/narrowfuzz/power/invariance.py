@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from rich.table import Table
 
-from narrowfuzz.arms.ladder import options_on, unavailable
+from narrowfuzz.arms.available import options_on, unavailable
 from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Spec

@@ -1,4 +1,5 @@
-"""A perturbation: one kind of thing that an arm left behind, falsified everywhere at once."""
+"""A perturbation falsifies one kind of observation of one arm, all scales for example, in every
+layer and role at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What falsifies what the rules of models read: they must notice some of it."""
+"""Perturbations of each kind of observation that rules of converted models read (``Rule.reads``): a
+rule that notices none of them is vacuous. A rule's own data bring theirs (``rules/datum.py``)."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _of_last_rank(name: str, of: str, falsified: Falsified) -> Perturbation:
     return Perturbation(name, of, change)
 
 
-def _of_company(name: str, of: str, falsified: Falsified) -> Perturbation:
+def _after_others(name: str, of: str, falsified: Falsified) -> Perturbation:
     def change(evidence: Evidence, arm: str) -> Evidence | None:
         after_others = evidence.own.after_others
         if after_others is None:
@@ -221,5 +221,5 @@ FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
     "results": _results(_of_trace),
     "results on ranks": _results(_of_last_rank),
     "states on ranks": _states(_of_last_rank),
-    "company": (*_results(_of_company), *_states(_of_company)),
+    "after other models": (*_results(_after_others), *_states(_after_others)),
 }

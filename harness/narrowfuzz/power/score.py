@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from narrowfuzz.arms.ladder import none_runs, select_arms
+from narrowfuzz.arms.available import none_runs, select_arms
 from narrowfuzz.campaign.server import start_server
 from narrowfuzz.campaign.supervisor import interruptible
 from narrowfuzz.machine.device import check_device, choose, default_workers

@@ -1,4 +1,6 @@
-"""``narrowfuzz vacuity``: judge drawn cases, and ask of every pass whether it could have failed."""
+"""``narrowfuzz vacuity``: judge drawn cases, and ask of every pass whether it could have failed:
+what is perturbed for that is in ``reads.py`` and ``schedules.py``, and in a rule's own
+``Datum``."""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from narrowfuzz.power.probe import Pass, Passes, Table, falsifying, probe
 from narrowfuzz.power.record import formatted
 from narrowfuzz.power.report import print_vacuity, vacuity_json
 from narrowfuzz.recipe.recipe import Recipe, load_every, processes, select, unknown
-from narrowfuzz.recipe.source import CONVERTED as MODELS
+from narrowfuzz.recipe.source import CONVERTED as CONVERTING
 from narrowfuzz.recipe.source import LIBRARY
 from narrowfuzz.report.terminal import console
 from narrowfuzz.rules import rules_of
@@ -140,4 +142,4 @@ def _converted(recipe: Recipe, cases: int, number: int, compile: Compile) -> Dra
 
 
 #: By where the modules of a recipe come from.
-_DRAWN = {MODELS: _converted, LIBRARY: _of_the_library}
+_DRAWN = {CONVERTING: _converted, LIBRARY: _of_the_library}

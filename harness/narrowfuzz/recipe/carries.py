@@ -1,4 +1,4 @@
-"""What of a schedule a recipe's subject can do."""
+"""What of a schedule the layers that a recipe brings support."""
 
 from __future__ import annotations
 

@@ -225,12 +225,13 @@ class Recipe:
         return name
 
     def models(self, named: Collection[str]) -> tuple[str, ...]:
-        """Those that it runs of the models that a user names, or of all."""
+        """Names of the models that it runs, of those that a user named, or of all."""
         return self.source.models(self, named)
 
     def takes(self, model: str) -> bool:
-        """It converts any model, but those of packages are for their own recipes, and these run
-        what is theirs or a user's; of an operator alone there is nothing to convert."""
+        """Does it run this model? A user's model: always. A package's: only if it is a recipe for
+        that package's models, which runs no others of ours. A model that is one operator: only if
+        it quantises nothing."""
         row = MODELS.get(model)
         if row is None or row.own:
             return True

@@ -1,6 +1,7 @@
 """Where the modules under test come from: a recipe converts a model, or brings layers of its own.
 
-Whatever goes apart by that asks the Source of a recipe.
+``Recipe.source`` says which, by whether ``Recipe.subject`` is given; code that must treat the two
+differently has a row for each, or a field here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Source:
     """What such recipes have in common."""
 
     title: str
-    #: Those that a recipe runs of the models that a user names, or of all.
+    #: Names of the models that a recipe runs, of those that a user named, or of all.
     models: Callable[[Recipe, Collection[str]], tuple[str, ...]]
     #: Raises ValueError naming what of a Spec a recipe cannot play, and why.
     check: Callable[[Recipe, Spec], None]

@@ -1,7 +1,7 @@
-"""A library's own layers behind verbs: what a recipe plays that converts no model.
+"""The adapter of a library's own layers: what a recipe gives that converts no model.
 
-Verbs are functions of the recipe's file, or functools.partial of one with keyword-only arguments
-that are literals, because scripts are made of their source.
+Its callables are functions of the recipe's file, or functools.partial of one with keyword-only
+arguments that are literals, because scripts are made of their source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Held = tuple[tuple[str, Any, int], Any, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """A library's stateful layers behind a schedule's verbs; settings are the player's."""
+    """How the player makes and drives a library's stateful layers; settings are the player's."""
 
     #: delayed keeps a window of maxima; current and mx must keep nothing.
     kind: Literal["delayed", "current", "mx"]

@@ -58,7 +58,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _arms(torch_there: bool) -> list[dict[str, str]]:
-    from narrowfuzz.arms.ladder import unavailable
+    from narrowfuzz.arms.available import unavailable
     from narrowfuzz.case.ladder import LADDER
     from narrowfuzz.machine.gpu import ask
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.arms.available import unavailable
 from narrowfuzz.case.arm import EAGER, REFERENCE, Arm
 from narrowfuzz.case.events import Forward, Reload, Step
 from narrowfuzz.case.ladder import LADDER

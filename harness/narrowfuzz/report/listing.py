@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from narrowfuzz.arms.ladder import select_arms, unavailable
+from narrowfuzz.arms.available import select_arms, unavailable
 from narrowfuzz.case.ladder import BY_NAME, LADDER
 from narrowfuzz.ledger.advice import applying
 from narrowfuzz.ledger.by_patch import by_cause, counted, same_cause

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from narrowfuzz.arms.ladder import select_arms, unavailable
+from narrowfuzz.arms.available import select_arms, unavailable
 from narrowfuzz.arms.lost import DeviceLost
 from narrowfuzz.case.ladder import BY_NAME, climb
 from narrowfuzz.case.spec import Case

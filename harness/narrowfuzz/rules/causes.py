@@ -30,7 +30,7 @@ def root_of(
         if single and _apart(root, verdict):
             continue
         if root.symptom == ALLOWED and verdict.rule != "contract":
-            continue  # what runs and should not is wrong in no other way
+            continue  # "runs although it should be refused" explains no wrong number
         if composed and root.at.what == "operator" and not OPERATORS[root.at.name].functions:
             if root.arm == verdict.arm and root.status != "known":
                 return root  # a kernel that the function is composed of
@@ -81,7 +81,7 @@ def _beneath(root: Verdict, verdict: Verdict) -> bool:
 
 
 def _on_ranks(root: Verdict, verdict: Verdict) -> bool:
-    """Did one process diverge already, where ranks diverge?"""
+    """Is the root cause on an arm of one process, and this verdict on an arm of ranks?"""
     return BY_NAME[verdict.arm].sharded and not BY_NAME[root.arm].sharded
 
 

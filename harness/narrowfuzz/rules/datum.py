@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Datum(Generic[T]):
-    """Data that has no other reader: ``judge/observe.py`` says how it is come by, and the rule that
-    asks for it (``Evidence.datum``) what it is when it is wrong, so that the rule can be tried."""
+    """Data that one rule reads (``Evidence.datum``). ``judge/observe.py`` says how it is made; this
+    says how to falsify it, so that ``narrowfuzz vacuity`` can ask whether the rule notices."""
 
     name: str
     #: The same with false numbers, made by a function of arrays; None: there is none to falsify.

@@ -21,35 +21,33 @@ from narrowfuzz.trace.verdict import Status, Strength, Verdict
 Check = Callable[[Any], Iterator[Verdict]]
 
 
-#: What a rule looks at, so that it can be falsified: how a run ended, what conversion did, results,
-#: whether they are finite or NaN, the bias gradient; what multiplies saw; `again` is the same in a
-#: run that it asks for; of a schedule casts, formats of products, state, what is set aside, and the
-#: run among the remains of others, and results and state on ranks; what calls of operators return.
+#: What a rule reads of a case, each kind with what falsifies it (``power/reads.py``, and for layers
+#: of a library ``power/schedules.py``).
 Reads = Literal[
-    "run",
-    "conversion",
-    "results",
-    "finite",
-    "nan",
+    "run",  # how a run ended
+    "conversion",  # what converting changed in the model
+    "results",  # outputs and gradients
+    "finite",  # whether they are finite
+    "nan",  # whether they are NaN
     "bias gradient",
-    "operands",
-    "scales",
-    "amax",
-    "second copies",
-    "recomputed",
-    "statistics",
-    "results again",
+    "operands",  # of GEMMs, as they were observed
+    "scales",  # of these operands
+    "amax",  # and their maxima
+    "second copies",  # of a tensor that is quantised for a second GEMM
+    "recomputed",  # what a checkpoint's recompute multiplied
+    "statistics",  # what attention keeps for its backward
+    "results again",  # the same of a rerun that the rule asks for
     "operands again",
     "scales again",
-    "casts",
-    "formats",
-    "states",
-    "kept state",
-    "pending",
-    "company",
+    "casts",  # of a schedule, as are all that follow but the last
+    "formats",  # of products
+    "states",  # scales and windows of maxima
+    "kept state",  # of what is not stepped
+    "pending",  # what is set aside for a later step
+    "after other models",  # a run in a process in which others ran before
     "results on ranks",
     "states on ranks",
-    "operators",
+    "operators",  # what calls of operators returned
 ]
 
 
@@ -65,7 +63,7 @@ class Rule:
     #: of one that judges the whole run on the same arm (``causes.py`` has the exceptions).
     upstream: frozenset[str] = frozenset()
     reads: tuple[Reads, ...] = ("results",)
-    #: And what no other rule looks at.
+    #: What this rule alone reads, each with a falsification of its own (``datum.py``).
     data: tuple[Datum[Any], ...] = ()
     level: Level = "C"
     #: ``layer``: judged at each linear, from what it got and returned. ``case``: at the whole run.

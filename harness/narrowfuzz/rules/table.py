@@ -103,8 +103,8 @@ _MULTIPLY = _QUANTISER | {"O5", "O15"}
 _SEEN = _MULTIPLY | {"O11", "O13"}
 _LAYER = _SEEN | {"O6"}
 _WHOLE = _LAYER | {"O7", "O10", "O12", "O16", "O18", "O21", "O23", "O25"}
-#: A result that is wrong by itself is not also wrong by comparison. A relation that looks at codes,
-#: then at results, is among its own consequences.
+#: A result that is wrong by itself is not also wrong by comparison. A relation that compares codes
+#: first and results second has itself upstream: its wrong results fold under its wrong codes.
 _ARRANGED = _LAYER | {"O7", "O10", "O23"}
 _LAID_OUT = _ARRANGED | {"R16", "R17"}
 #: On ranks: what they multiply, what that gives, and what explains a difference of whole runs.
@@ -243,7 +243,7 @@ RULES: tuple[Rule, ...] = (
         cases=(LAYERS,),
     ),
     # what a run sets aside for good, a later one finds
-    of_state("O1", twins.check_company, _BALANCED, reads=("company",)),
+    of_state("O1", twins.check_after_others, _BALANCED, reads=("after other models",)),
     of_state("S1", check_alone, _BALANCED, reads=("results on ranks", "states on ranks")),
     inside("S13", check_shared, _BALANCED | {"S1"}, ("states on ranks",)),
     of_state("R20", twins.check_reload, _STATE | {"O1"}),

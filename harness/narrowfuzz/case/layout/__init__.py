@@ -29,7 +29,7 @@ __all__ = [
     "layouts",
 ]
 
-#: The first that a sharding asks for is its own.
+#: In this order: the first whose ``asked(sharding)`` is true is the layout of a case.
 LAYOUTS = (ONE, PIPELINE, CONTEXT, CLASSES, RESUMED, MESH)
 #: Ranks of a case.
 MOST_RANKS = 4
@@ -46,7 +46,7 @@ def fitting(spec: Spec) -> Spec:
 
 
 def layouts(model: ModelName, shards: Collection[str]) -> tuple[Layout, ...]:
-    """In which this model is drawn on ranks, under a recipe that is laid out by these."""
+    """The layouts in which this model is drawn, given the ``shards`` that its recipe supports."""
     several = LAYOUTS[1:] if shards else ()
     return tuple(lay for lay in several if lay.by in (None, *shards) and lay.takes(model))
 
@@ -65,7 +65,7 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"{sharding} has no ranks: give data, tensor, stages, context or classes"
     yield from layout.objections(spec, shards)
     if spec.compile != "none" and not layout.compiles:
-        yield f"ranks are not compiled that are laid out with {sharding}"
+        yield f"torch.compile is not supported with {sharding}: ranks of it are not compiled"
     if sharding.ranks > MOST_RANKS:
         yield f"{sharding.ranks} ranks: a case has at most {MOST_RANKS}"
     if MODELS[spec.model].random:
@@ -83,4 +83,4 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         if fit.sharding != sharding:
             yield f"{spec.model} is laid out with {fit.sharding}, not {sharding}"
         even = {name: getattr(fit, name) for name in ("batch", "m", "k", "n")}
-        yield f"these ranks share no such sizes evenly; they do {even}"
+        yield f"these sizes do not divide evenly over the ranks; {even} would"

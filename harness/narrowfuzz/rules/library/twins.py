@@ -68,7 +68,7 @@ PLAIN, THROUGH, ALONE = "without it", "uninterrupted", "alone in its process"
 AFTER_OTHERS = "after other models"
 
 
-def check_company(evidence: Evidence) -> Iterator[Verdict]:
+def check_after_others(evidence: Evidence) -> Iterator[Verdict]:
     """O1: a model behaves alike alone and after others of this process."""
     if evidence.own.after_others is None:
         yield plain("O1", "eager", "output", "not_applicable")

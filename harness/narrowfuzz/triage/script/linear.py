@@ -3,7 +3,7 @@ conversion, one run and one check."""
 
 from __future__ import annotations
 
-from narrowfuzz.arms.ladder import options_on
+from narrowfuzz.arms.available import options_on
 from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, Spec

@@ -118,8 +118,8 @@ def check_raises(verdict: Verdict, call: str, phase: str = "phase", said: str = 
 
 
 def _exit_code(verdict: Verdict, phase: str) -> str:
-    """An expression of ``error``, ``text`` and ``phase``. Another error than the verdict's is not
-    this script's subject, nor is any where the process ends or hangs."""
+    """Python for the exit code, of ``error``, ``text`` and ``phase``: 125, cannot tell, for an
+    error of another type than the verdict's, and for any where the finding is a crash or a hang."""
     expect = verdict.expect
     if not isinstance(expect, Runs | Refuses) or not expect.raised:
         return "125"

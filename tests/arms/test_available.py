@@ -6,8 +6,8 @@ import itertools
 from typing import get_args
 
 import pytest
-from narrowfuzz.arms import ladder
-from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
+from narrowfuzz.arms import available
+from narrowfuzz.arms.available import natives, rungs_of, select_arms, unavailable
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, INDUCTOR, Compile, with_checkpoint
 from narrowfuzz.case.ladder import BY_NAME, LADDER, base_of, climb
 from narrowfuzz.case.spec import ALONE, AnyCheckpoint, Checkpoint, Kernels, Sharding, Spec
@@ -175,7 +175,7 @@ def test_a_glob_that_matches_nothing_is_answered_with_the_nearest_name() -> None
 def test_chosen_arms_say_which_rungs_a_campaign_takes(
     monkeypatch: pytest.MonkeyPatch, arms: set[str], rungs: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(ladder, "unavailable", lambda arm, device: "")
+    monkeypatch.setattr(available, "unavailable", lambda arm, device: "")
     assert rungs_of(arms) == rungs
 
 
@@ -188,7 +188,7 @@ def test_where_onednn_cannot_be_switched_off_its_absence_is_no_rung(
 ) -> None:
     assert natives(BY_NAME, "cpu") and not natives({"eager"}, "cpu")
     assert not natives(BY_NAME, "cuda")
-    monkeypatch.setattr(ladder, "onednn_stays", lambda: "oneDNN stays")
+    monkeypatch.setattr(available, "onednn_stays", lambda: "oneDNN stays")
     assert {arm.stage for arm in LADDER if unavailable(arm)} == {"eager_native", *NO_CPUS}
     assert unavailable(EAGER_NATIVE) == "oneDNN stays" and not natives(BY_NAME, "cpu")
 
@@ -196,7 +196,7 @@ def test_where_onednn_cannot_be_switched_off_its_absence_is_no_rung(
 def test_without_a_compiler_for_cpu_code_only_inductors_rungs_are_out_of_reach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ladder.shutil, "which", lambda name: None)
+    monkeypatch.setattr(available.shutil, "which", lambda name: None)
     lacking = {arm.stage for arm in LADDER if unavailable(arm)}
     assert lacking == {"inductor", "inductor_strict", *NO_CPUS}
     assert "install g++" in unavailable(INDUCTOR) and not unavailable(EAGER)
