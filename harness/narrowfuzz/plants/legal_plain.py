@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from narrowfuzz.case.layout import layouts
 from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.plants.plant import Plant
 
@@ -29,6 +30,13 @@ _GENERATED = (
     "generated code may drop inner roundings and reorder sums: docs/rules.md, O9 and what O8 "
     "leaves out; torch/_inductor/config.py, emulate_precision_casts"
 )
+
+_SHARED = (
+    "ranks leave what one process leaves, but for sums in another order: docs/sharding.md; "
+    "https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html"
+)
+_ON_RANKS = tuple(name for name in MODELS if layouts(name, ("fsdp", "tensor")))
+_LOSSES = tuple(name for name, model in MODELS.items() if model.classes and not model.forbidden)
 
 _legal = partial(Plant, legal=True, arms=_EAGER)
 
@@ -53,4 +61,8 @@ PLANTS = [
            _GENERATED, _PLAIN, models=_POINTWISE, arms=("inductor*",)),
     _legal("plain-inductor-blocks", "as it is", "attention and Llama blocks, compiled", _GENERATED,
            _PLAIN, models=of_kind("block"), arms=("inductor*",)),
+    _legal("plain-ranks", "as it is", "linears and models on ranks", _SHARED, _PLAIN,
+           models=_ON_RANKS, arms=("sharded*",)),
+    _legal("plain-shared-classes", "as it is", "losses whose classes ranks share", _SHARED, _PLAIN,
+           models=_LOSSES, arms=("sharded*",)),
 ]  # fmt: skip
