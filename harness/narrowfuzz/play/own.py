@@ -5,13 +5,13 @@ A stand-alone script is written from this source, as from that of ``models.py``.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import importlib.machinery
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -65,12 +65,15 @@ class OwnModel(nn.Module):
 
 def interpreted() -> None:
     """Where Triton's kernels are interpreted they have a GPU's numbers, if they are imported after
-    this, and Triton and torchao are releases whose kernels are known."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        with contextlib.suppress(ImportError, ValueError):
-            import triton_on_cpu
+    this; it warns where Triton or torchao is a release whose kernels are not known."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    try:
+        import triton_on_cpu
 
-            triton_on_cpu.install_torchao()
+        triton_on_cpu.install_torchao()
+    except (ImportError, ValueError) as why:
+        warnings.warn(f"Triton's kernels have its interpreter's numbers: {why}", stacklevel=2)
 
 
 @cache
