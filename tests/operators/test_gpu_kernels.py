@@ -255,9 +255,9 @@ def test_the_fused_adam_of_a_gpu_may_keep_its_betas_in_fp32(kind: str) -> None:
         return [verdict.status for verdict in judge_call("eager", call)]
 
     assert statuses(call) == ["ok"] * 3
-    assert statuses(replace(call, device="cpu")) == ["diverged", "ok", "diverged"]
+    assert statuses(replace(call, device="cpu")) == ["inconclusive", "ok", "diverged"]
     slow = replace(call, settings={**settings, "options": {**options, "fused": False}})
-    assert statuses(slow) == ["diverged", "ok", "diverged"]
+    assert statuses(slow) == ["inconclusive", "ok", "diverged"]
     outputs["exp_avg_sq"] *= np.float32(1.0 + 2e-5)
     assert "diverged" in statuses(call)
 

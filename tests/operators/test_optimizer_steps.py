@@ -145,6 +145,14 @@ def test_a_script_of_adagrad_begins_with_the_sum_that_its_options_give() -> None
             assert t is not None and np.array_equal(t.numpy(), call.outputs[name])
 
 
+def test_what_a_wrong_sum_makes_of_a_parameter_is_not_judged() -> None:
+    start, *grads = next(values("fp32"))
+    call = list(calls_of("Adagrad", {"lr": 0.1}, start, *grads))[-1]
+    assert statuses(call) == {"param": "ok", "sum": "ok"}
+    wrong = replace(call, outputs={**call.outputs, "sum": call.outputs["sum"] * np.float32(4.0)})
+    assert statuses(wrong) == {"param": "inconclusive", "sum": "diverged"}
+
+
 def test_a_sparse_gradient_is_no_call() -> None:
     table = torch.nn.Embedding(5, 3, sparse=True)
     optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)

@@ -147,6 +147,7 @@ OPERATOR = Operator(
     expression=expression_of_step("momentum_buffer"),
     title=title_of_step,
     results=("param", "momentum_buffer", "singular_values", "alignment"),
+    made_of={"alignment": ("momentum_buffer",)},
     derived=Derived(("singular_values", "alignment"), singular_values_and_alignment),
     optional=("momentum_buffer",),
     helper="stepped",

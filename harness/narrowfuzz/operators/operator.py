@@ -141,6 +141,9 @@ class Operator:
     gradients: Mapping[str, str] = field(default_factory=dict)
     #: What the expression gives: the one result, or a tuple of these; derived ones come last.
     results: tuple[str, ...] = ("output",)
+    #: Result -> results of the same call that its expected value is made of: where one of these is
+    #: wrong, nothing is known of it.
+    made_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: Further results, which no kernel returns.
     derived: Derived | None = None
     #: Tensors that a call may be without; the expression takes None for them.

@@ -313,6 +313,7 @@ OPERATORS = (
         expression=expression_of_step("exp_avg", "exp_avg_sq"),
         title=title_of_step,
         results=("param", "exp_avg", "exp_avg_sq"),
+        made_of={"param": ("exp_avg", "exp_avg_sq")},
         optional=("exp_avg", "exp_avg_sq"),
         helper="stepped",
     ),
@@ -324,6 +325,7 @@ OPERATORS = (
         expression=expression_of_step("sum"),
         title=title_of_step,
         results=("param", "sum"),
+        made_of={"param": ("sum",)},
         helper="stepped",
     ),
 )
