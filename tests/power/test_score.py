@@ -122,6 +122,7 @@ def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> N
         ({"ran": 4, "changed": 2}, "it changed 2 of 60 cases drawn for that, and no rule judged"),
         ({"changed": 2, "judged": 1}, "it changed 2 of 60 cases drawn for that, and every rule"),
         ({"changed": 2, "judged": 2, "seen": {"O1": 1, "O5": 2}}, "rules saw that (O1 in 1, O5 in"),
+        ({"problem": "no answer"}, "why is not measured: no answer"),
     ],
 )
 def test_why_a_fault_was_missed_is_the_first_thing_it_did_not_come_to(

@@ -192,8 +192,8 @@ class Sharding(
         """How many there are; 0: it is not sharded."""
         if self.stages:
             return self.stages // 2 if self.schedule == "interleaved" else self.stages
-        if self.context or self.classes:
-            return self.context or self.classes
+        if together := self.context or self.classes:
+            return together
         return max(self.data, 1) * max(self.tensor, 1) if self.data or self.tensor else 0
 
     @property

@@ -98,7 +98,7 @@ class Model:
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     #: Its kernels are Triton's: on a CPU it runs where their interpreter is asked for.
     interpreted: bool = False
-    #: Why it must raise an error, as the documentation says; "" of others.
+    #: Why it must raise an error, as the documentation or one process says; "" of others.
     forbidden: str = ""
     #: False of a user's that is called with other values than its defaults.
     by_default: bool = True

@@ -6,7 +6,7 @@ import fnmatch
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -174,13 +174,12 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
         )
     problem, miss = "; ".join(tally.notes) if tally.broken else "", None
     if not (problem or tally.interrupted):
-        with suppress(TimeoutError):
-            miss = miss_of(tried)
+        miss = miss_of(tried)
     return record(
         found=False,
         cases=tally.counts["cases"],
         suspected=suspected,
-        idle=miss is not None and not miss.changed,
+        idle=miss is not None and not (miss.problem or miss.changed),
         miss=miss,
         problem=problem,
     )

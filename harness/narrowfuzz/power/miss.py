@@ -27,10 +27,13 @@ CASES = 60
 _PLANTS, _PLACES = str(Path(patching.__file__).parent), patching.__file__
 
 
-def miss_of(tried: Tried) -> Miss | None:
-    """What drawn cases show of a fault; None where it ended the process. Raises TimeoutError where
-    that takes too long."""
-    return tried.answer(_measured)
+def miss_of(tried: Tried) -> Miss:
+    """What drawn cases show of a fault, or why that is not known."""
+    try:
+        found = tried.answer(_measured)
+    except TimeoutError as why:
+        return Miss(problem=str(why))
+    return found or Miss(problem="it ended the process that it was tried in")
 
 
 def _measured(tried: Tried, number: int = CASES) -> Miss:

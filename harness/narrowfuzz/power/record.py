@@ -18,17 +18,21 @@ SCHEMA = 1
 class Miss(msgspec.Struct, kw_only=True, frozen=True):
     """What cases that were drawn for that show of a fault that was missed."""
 
-    cases: int
+    cases: int = 0
     #: In so many of them its own code ran, and in so many something was otherwise than without it.
-    ran: int
-    changed: int
+    ran: int = 0
+    changed: int = 0
     #: Of those that it changed, how many a rule judged; and rule -> how many it diverged in.
-    judged: int
+    judged: int = 0
     seen: dict[str, int] = {}
+    #: Why that could not be measured; "" where it was.
+    problem: str = ""
 
     @property
     def why(self) -> str:
         """The first of these that it did not come to."""
+        if self.problem:
+            return f"why is not measured: {self.problem}"
         of = f"of {self.cases} cases drawn for that"
         if not self.ran and not self.changed:
             return f"its code ran in none {of}"
@@ -39,7 +43,7 @@ class Miss(msgspec.Struct, kw_only=True, frozen=True):
         if not self.seen:
             return f"it changed {self.changed} {of}, and every rule was silent"
         by = ", ".join(f"{rule} in {n}" for rule, n in self.seen.items())
-        return f"it changed {self.changed} {of}, and rules saw that ({by}): no such case was hunted"
+        return f"it changed {self.changed} {of}, and rules saw that ({by})"
 
 
 class Hunted(msgspec.Struct, kw_only=True, frozen=True):

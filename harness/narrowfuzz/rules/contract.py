@@ -51,7 +51,7 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
     base_fails = base is not None and base.error is not None
     for arm, trace in evidence.traces.items():
         if trace.error is None:
-            yield allowed(evidence, arm) if evidence.forbidden else _complete(evidence, arm)
+            yield _allowed(evidence, arm) if evidence.forbidden else _complete(evidence, arm)
             continue
         if evidence.forbidden and trace.error.phase == "forward":
             yield plain("contract", arm, "forward", "ok")
@@ -81,7 +81,7 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("contract", arm, trace.error.phase, "ok", "clear refusal")
 
 
-def allowed(evidence: Evidence, arm: str) -> Verdict:
+def _allowed(evidence: Evidence, arm: str) -> Verdict:
     """What must raise by the documentation ran to its end."""
     at, expect = At(what="error", phase="forward"), Refuses(evidence.forbidden)
     return diverged("contract", arm, "forward", ALLOWED, at, "a result", expect)

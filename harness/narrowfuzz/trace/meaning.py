@@ -138,6 +138,7 @@ _SYMPTOMS: _Table = {
     "kernel multiplies wrongly": "a matrix product inside the compiled graph is wrong",
     "type under autocast": "{result} has the wrong dtype under autocast",
     "runs although it is documented to raise": "a call runs that the documentation says raises",
+    "runs on ranks where one process raises": "ranks run what one process refuses",
     "accepts what its blocks do not divide": "a shape that its blocks do not divide is not refused",
     "differs on repeat": "{result} differs when the same case is run again",
     "depends on memory that nobody wrote": "{result} depends on uninitialised memory",

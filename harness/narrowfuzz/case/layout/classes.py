@@ -27,7 +27,7 @@ def _takes(model: ModelName) -> bool:
 
 
 def _fit(spec: Spec) -> Spec:
-    """torch shares any number of classes, but a rank must have some rows of them."""
+    """At least one row and one class: torch shares any number of classes."""
     return msgspec.structs.replace(spec, m=max(spec.m, 1), k=max(spec.k, 1), n=max(spec.n, 1))
 
 

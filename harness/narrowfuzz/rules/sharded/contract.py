@@ -6,22 +6,23 @@ from collections.abc import Iterator
 
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.ladder import BY_NAME
-from narrowfuzz.rules.contract import allowed
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.sharded.evidence import arm_of
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Runs
+from narrowfuzz.trace.expect import Refuses, Runs
 from narrowfuzz.trace.verdict import Verdict
+
+#: The symptom of what one process refuses and ranks do not.
+TAKEN = "runs on ranks where one process raises"
 
 
 def check_contract(evidence: Evidence) -> Iterator[Verdict]:
     """A model that converts and trains in one process does so on ranks, unless the recipe says that
-    a piece of it has no shape that it takes. What one process must not take, no ranks take."""
-    if evidence.forbidden:
-        for arm, trace in evidence.on_ranks.items():
-            ran = trace.error is None
-            yield allowed(evidence, arm) if ran else plain("contract", arm, "forward", "ok")
+    a piece of it has no shape that it takes. What one process must refuse, and does, ranks refuse,
+    too."""
+    if evidence.forbidden and evidence.traces[EAGER.name].error is not None:
+        yield from _refused(evidence)
         return
     if not evidence.ran:
         why = "one process refuses it"
@@ -29,6 +30,17 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
         return
     for arm in evidence.traces:
         if arm != EAGER.name:
+            yield from _of_arm(evidence, arm)
+
+
+def _refused(evidence: Evidence) -> Iterator[Verdict]:
+    for arm, trace in evidence.on_ranks.items():
+        if trace.error is None:
+            at, expect = At(what="error", phase="forward"), Refuses(evidence.forbidden)
+            yield diverged("contract", arm, "forward", TAKEN, at, "a result", expect)
+        elif trace.error.phase == "forward":
+            yield plain("contract", arm, "forward", "ok")
+        else:
             yield from _of_arm(evidence, arm)
 
 
