@@ -58,7 +58,7 @@ try:
     on_ranks_here()
 except Exception as error:
     print("refused, as due:", type(error).__name__, error, flush=True)
-    sys.exit(0)
+    sys.exit(0){others}
 print("runs; expected {due}")
 sys.exit(1)"""
 #: How it shows that ranks disagree: one waits in vain, or gets what it cannot take.
@@ -203,7 +203,7 @@ def _check(
         named = f"type(error).__name__ == {expect.raised!r}"
         return _RAISES.format(shown=_DISAGREE if expect.raised == Disagree.__name__ else named)
     if isinstance(expect, Refuses):
-        return _RAN.format(due=expect)
+        return _RAN.format(due=expect, others=_OTHERS)
     if isinstance(expect, Own):
         return _UNQUANTISED
     if verdict.symptom in (OTHER_SHAPE, NO_WHOLE):
