@@ -204,7 +204,7 @@ def test_what_may_leave_the_range_need_not_be_a_number(
     assert excess({"output": np.array(got)}, wanted, wanted, may) == effect
 
 
-def test_a_nan_of_other_elements_is_no_effect_of_a_wrong_cast() -> None:
+def test_what_overflows_elsewhere_is_no_effect_of_a_wrong_cast() -> None:
     """Data up to 1e38, whose sums overflow whether the block with scale byte 0 is cast right or
     not."""
     spec = Spec(recipe="torchao.mxfp8.floor", backend="linear")
@@ -212,7 +212,8 @@ def test_a_nan_of_other_elements_is_no_effect_of_a_wrong_cast() -> None:
     judge = Judge(recipes(), Ledger([]), select_arms(("eager",)))
     cause = next(v for v in judge.judge(case).causes if "scale byte 0" in v.symptom)
     evidence = observed(judge, case, cause)
-    assert np.isnan(evidence.traces["eager"].outputs["output"]).any()
+    # which of the sums are NaN and which infinite goes by the order in which a CPU adds
+    assert not np.isfinite(evidence.traces["eager"].outputs["output"]).all()
     effect = worst_of(evidence, cause)
     assert effect.share <= SMALL and effect.came == ""
 
