@@ -32,7 +32,14 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def products(a: F64, b: F64, fmt: Format, cut: Cut) -> Expected:
-    """[B, M, K] times [B, K, N]: sums of K products in fp32, in any order, rounded once.
+    """[..., M, K] times [..., K, N]: sums of K products in fp32, in any order, rounded once."""
+    centre, radius, unknown = sums_of(Factors.of(a, cut), Factors.of(b, cut), fmt, cut)
+    return Expected.within(centre, radius, fmt, unknown)
+
+
+def sums_of(a: Factors, b: Factors, fmt: Format, cut: Cut) -> tuple[F64, F64, NDArray[np.bool_]]:
+    """[..., M, K] times [..., K, N]: the sums of K products, how far from them a kernel may be
+    before it rounds to ``fmt``, and of which nothing is known.
 
     Proof. Each product is rounded to fp32 at most, or not at all (an FMA, or factors of few bits),
     and K - 1 additions are rounded: gamma_K of the sum of magnitudes (Higham 3.1). Units that round
@@ -43,20 +50,47 @@ def products(a: F64, b: F64, fmt: Format, cut: Cut) -> Expected:
     products are multiples of one power of two, and add up to at most 2^24 of it, there is nothing
     to round.
     """
+    count = a.values.shape[-1]
     with np.errstate(all="ignore"):
-        size = np.abs(a) @ np.abs(b)
-        aligned = _aligned(a, cut.least) @ _aligned(b, cut.least)
-        unit = _least_unit(a, 2) * _least_unit(b, 1)
-        exact = (aligned <= unit * 2.0**24) & (unit >= FLUSHED)
-        exact &= ~(_subnormal(a).any(2, keepdims=True) | _subnormal(b).any(1, keepdims=True))
-        radius = np.where(exact, 0.0, gamma(cut.roundings(a.shape[-1])) * aligned)
-        radius = radius + np.where(exact, 0.0, _flushed(a, b))
-        finite = np.isfinite(a).all((1, 2), keepdims=True) & np.isfinite(b).all(
-            (1, 2), keepdims=True
-        )
-        unknown = np.asarray(~(size < fmt.max * 0.5) | ~finite)
-        centre = a @ b
-    return Expected.within(centre, radius, fmt, unknown)
+        aligned = size = a.size @ b.size
+        if cut.least:
+            aligned = a.aligned @ b.aligned
+        unit = a.unit.min(-1, keepdims=True, initial=np.inf)
+        unit = unit * b.unit.min(-2, keepdims=True, initial=np.inf)
+        flushed = a.size.sum(-1, keepdims=True) + b.size.sum(-2, keepdims=True)
+        radius = gamma(cut.roundings(count)) * aligned + FLUSHED * (count + flushed)
+        radius[(aligned <= unit * 2.0**24) & (unit >= FLUSHED)] = 0.0
+        unknown = ~(size < fmt.max * 0.5)
+        unknown |= ~(a.finite.all((-1, -2), keepdims=True) & b.finite.all((-1, -2), keepdims=True))
+        return a.values @ b.values, radius, unknown
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Numbers that are multiplied, and what of each decides how far their sums may be off."""
+
+    values: F64
+    #: Its magnitude, and that which it counts as.
+    size: F64
+    aligned: F64
+    #: The largest power of two that divides it; 0 for what a kernel may flush to zero.
+    unit: F64
+    finite: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, values: F64, cut: Cut) -> Factors:
+        with np.errstate(all="ignore"):
+            size, unit = np.abs(values), unit_of(values)
+            unit[(size < FLUSHED) & (values != 0.0)] = 0.0
+            aligned = size
+            if cut.least:
+                aligned = np.where(values == 0.0, 0.0, np.maximum(size, cut.least))
+        return cls(values, size, aligned, unit, np.isfinite(values))
+
+    def part(self, place: slice | int | tuple[slice | int, ...]) -> Factors:
+        """Some of them."""
+        arrays = (self.values, self.size, self.aligned, self.unit, self.finite)
+        return Factors(*(array[place] for array in arrays))
 
 
 @dataclass(frozen=True)
@@ -94,26 +128,6 @@ def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
         return _expected(call)
     chosen = spread(rows, _MOST // (4 * products))
     return along(_expected, call, {"input": 1, "output": 1}, chosen)
-
-
-def _aligned(x: F64, least: float) -> F64:
-    """The magnitudes that numbers count as."""
-    return np.where(x == 0.0, 0.0, np.maximum(np.abs(x), least))
-
-
-def _least_unit(x: F64, axis: int) -> F64:
-    """The largest power of two that divides all of a row, or a column."""
-    return np.asarray(np.min(unit_of(x), axis=axis, keepdims=True, initial=np.inf))
-
-
-def _subnormal(x: F64) -> NDArray[np.bool_]:
-    return np.asarray((np.abs(x) < FLUSHED) & (x != 0.0))
-
-
-def _flushed(a: F64, b: F64) -> F64:
-    """What kernels may take for zero: products, and factors below the normal numbers."""
-    factors = np.abs(a).sum(2, keepdims=True) + np.abs(b).sum(1, keepdims=True)
-    return np.asarray(FLUSHED * (a.shape[-1] + factors))
 
 
 def _title(call: OperatorCall) -> str:

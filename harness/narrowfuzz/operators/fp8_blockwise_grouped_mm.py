@@ -82,9 +82,9 @@ def _product(a: _Values, b: _Values, cut: Cut) -> Expected:
     doubted = np.isinf(a).any(1, keepdims=True) | np.isinf(b).any(1)
     nan = np.isnan(a).any(1, keepdims=True) | np.isnan(b).any(1)
     left, right = (np.where(np.isfinite(x), x, 0.0) for x in (a, b))
-    found = products(left[None], right.T[None], BF16, cut)
-    lo, hi = (np.where(nan, np.nan, end[0]) for end in (found.lo, found.hi))
-    return Expected.between(lo, hi, np.asarray(doubted | (found.unknown[0] & ~nan)))
+    found = products(left, right.T, BF16, cut)
+    lo, hi = (np.where(nan, np.nan, end) for end in (found.lo, found.hi))
+    return Expected.between(lo, hi, np.asarray(doubted | (found.unknown & ~nan)))
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format
-from narrowfuzz.operators.bmm import Cut, cut_of, products
+from narrowfuzz.operators.bmm import Cut, Factors, cut_of, sums_of
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sampled import along, spread
 from narrowfuzz.trace.trace import OperatorCall
@@ -99,11 +99,13 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 def products_of_groups(
     a: F64, b: F64, offs: F32 | None, shape: tuple[int, ...], fmt: Format, cut: Cut
 ) -> Expected:
-    """Of a result of this ``shape``, group by group as ``bmm.products``."""
-    whole = Expected.unwritten(shape)
+    """Of a result of this ``shape``, group by group as ``bmm.sums_of``."""
+    centre, radius, unknown = np.zeros(shape), np.zeros(shape), np.ones(shape, dtype=bool)
+    one, other = Factors.of(a, cut), Factors.of(b, cut)
     for left, right, place in _groups(a, b, offs):
-        whole.put(place, products(a[left][None], b[right][None], fmt, cut))
-    return whole
+        found = sums_of(one.part(left), other.part(right), fmt, cut)
+        centre[place], radius[place], unknown[place] = found
+    return Expected.within(centre, radius, fmt, unknown)
 
 
 def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:

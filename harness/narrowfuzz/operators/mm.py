@@ -44,25 +44,18 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     """As of ``torch.bmm``. A bias is one product more, of 1, which a kernel may begin with; or it
     is added to the rounded product, and that sum is rounded in its turn: what lies between the
     ends of both."""
-    a, b = (call.tensors[name].astype(np.float64)[None] for name in ("input", "mat2"))
+    a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
     fmt, cut = FORMATS[call.dtypes["output"]], cut_of(call)
     product = products(a, b, fmt, cut)
     if "bias" not in call.tensors:
-        return {"output": _first(product)}
+        return {"output": product}
     bias = call.tensors["bias"].astype(np.float64)
-    one = np.ones((1, a.shape[1], 1))
-    fused = products(
-        np.concatenate([a, one], 2), np.concatenate([b, bias[None, None]], 1), fmt, cut
-    )
+    ones = np.ones((len(a), 1))
+    fused = products(np.concatenate([a, ones], 1), np.concatenate([b, bias[None]]), fmt, cut)
     with np.errstate(all="ignore"):
         lo, hi = (round_to(end + bias, fmt, overflow="ieee") for end in (product.lo, product.hi))
     apart = Expected.between(lo, hi, product.unknown)
-    return {"output": _first(either(fused, apart))}
-
-
-def _first(may: Expected) -> Expected:
-    """Of a stack of one."""
-    return Expected(may.centre[0], may.radius[0], may.lo[0], may.hi[0], may.unknown[0])
+    return {"output": either(fused, apart)}
 
 
 def _of_some(call: OperatorCall) -> dict[str, Expected]:

@@ -49,11 +49,16 @@ def exact_sums(terms: F64, axes: tuple[int, ...], *, keepdims: bool = False) -> 
 def unit_of(values: F64) -> F64:
     """The largest power of two that divides each value of fp32; infinity for 0, 0 for what is no
     number."""
-    mantissa, exponent = np.frexp(values)
-    finite = np.isfinite(values)
-    whole = np.where(finite, np.ldexp(mantissa, 24), 1.0).astype(np.int64)
-    lowest = np.ldexp((whole & -whole).astype(np.float64), exponent - 24)
-    return np.where(finite, np.where(values == 0.0, np.inf, lowest), 0.0)
+    with np.errstate(over="ignore"):
+        bits = np.abs(values).astype(np.float32).view(np.int32)
+    size = bits.view(np.float32).astype(np.float64)
+    # without the lowest bit of its significand; a power of two has none but the implicit one
+    less = (bits & (bits - 1)).view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        lowest = np.where(bits & 0x7FFFFF, size - less, size)
+    lowest[bits == 0] = np.inf
+    lowest[~np.isfinite(values)] = 0.0
+    return lowest
 
 
 def rounded(x: F32, dtype: str) -> F32:
