@@ -89,8 +89,8 @@ class Factors:
 
     def part(self, place: slice | int | tuple[slice | int, ...]) -> Factors:
         """Some of them."""
-        arrays = (self.values, self.size, self.aligned, self.unit, self.finite)
-        return Factors(*(array[place] for array in arrays))
+        numbers = (x[place] for x in (self.values, self.size, self.aligned, self.unit))
+        return Factors(*numbers, finite=self.finite[place])
 
 
 @dataclass(frozen=True)
