@@ -89,8 +89,13 @@ class Factors:
 
     def part(self, place: slice | int | tuple[slice | int, ...]) -> Factors:
         """Some of them."""
-        numbers = (x[place] for x in (self.values, self.size, self.aligned, self.unit))
-        return Factors(*numbers, finite=self.finite[place])
+        return Factors(
+            self.values[place],
+            self.size[place],
+            self.aligned[place],
+            self.unit[place],
+            self.finite[place],
+        )
 
 
 @dataclass(frozen=True)
