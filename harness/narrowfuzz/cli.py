@@ -245,6 +245,14 @@ def run(
     seed: Seed = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of cases to try, with variations of them, beside the shipped ones; the "
+            "cases of what is found are added.",
+        ),
+    ] = None,
     ledgers: Ledgers = None,
     no_ledger: Annotated[
         bool, typer.Option("--no-ledger", help="Report known issues, too, as if they were new.")

@@ -94,6 +94,8 @@ def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> N
     assert by_id["doubled"]["found"] and by_id["doubled"]["oracle"] == "O3"
     assert by_id["doubled"]["seconds"] > 0 and by_id["doubled"]["cases"] >= 1
     assert by_id["doubled"]["fingerprint"].startswith("O3--operand--eager--scale off")
+    assert by_id["doubled"]["cut_short"] + len(by_id["doubled"]["suspected"]) > 0
+    assert not any("ended before" in why for why in by_id["doubled"]["suspected"])
     assert "cannot be lifted" in by_id["stays"]["problem"]
     assert by_id["nothing"]["idle"] and not by_id["nothing"]["found"]
     assert "raises RuntimeError when planted: no such place" in by_id["raises"]["problem"]

@@ -32,6 +32,8 @@ class Asked:
     seed: int | None = None
     out: Path | None = None
     resume: bool = False
+    #: Cases that are tried beside the shipped ones; what finds something is added.
+    corpus: Path | None = None
     ledger: bool = True
     #: Folders of entries of one's own.
     ledgers: tuple[Path, ...] = ()

@@ -154,6 +154,7 @@ class Campaign:
             "cases": tally.counts["cases"],
             "cases_digest": "" if tally.interrupted else tally.digest,
             "specs": tally.counts["specs"],
+            "specs_of_corpus": tally.counts["corpus"],
             "compiles": tally.counts["compiles"],
             "seconds": round(tally.seconds, 1),
             "compile_seconds": tally.counts["compile ms"] / 1000,

@@ -47,6 +47,8 @@ class Config:
     first: tuple[bytes, ...] = ()
     #: The arms that these run on; none: all. What shows is judged on those beneath, too.
     first_arms: tuple[str, ...] = ()
+    #: Cases, as JSON, that have shown something: they, and what is near them, have their slices.
+    corpus: tuple[bytes, ...] = ()
     #: Sizes off the grid of the recipe's blocks, and empty ones, are drawn as well.
     wild_shapes: bool = True
     #: Stop after so many judged cases, all workers together; 0: when the time is up. Where they are

@@ -29,9 +29,10 @@ from narrowfuzz.campaign.shares import Shares
 from narrowfuzz.campaign.slices import Deck, Models, Slice
 from narrowfuzz.case.arm import SHARDED_PROCESSES, Compile
 from narrowfuzz.case.ladder import BY_NAME
-from narrowfuzz.case.spec import Case, ModelName, Spec, compile_key
+from narrowfuzz.case.spec import Case, ModelName, Spec, compile_key, load_case
 from narrowfuzz.draw.coverage import Pair, pairs
 from narrowfuzz.draw.events import ALWAYS, RARELY
+from narrowfuzz.draw.neighbours import again, near
 from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.sharded_specs import SHARDABLE, sharded_specs
 from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
@@ -62,6 +63,9 @@ _SHARDED_DRAWS = 1
 #: operator in a slice, of which the first is the simplest, and left out; and of how many a slice is
 #: where the cases are counted.
 _OPERATOR_DRAWS, _FEW_OPERATORS, _COUNTED_OPERATORS = 2, 2, 6
+#: How many neighbours an eager case of the corpus, one of ranks, and a compiled one has in a slice,
+#: after the simplest, which is left out; and how many cases a slice tries where they are counted.
+_NEAR, _FEW_NEAR, _COUNTED_CORPUS = 3, 1, 4
 #: Models that are one operator, which is no linear.
 ALONE = of_kind("operator")
 #: Recipes, and models besides the linear, in one slice.
@@ -111,6 +115,9 @@ class Generator:
             for kind in get_args(Compile)
         }
         self.alone = self._alone()
+        self.shown = self._shown(copy.copy(rng))
+        #: Those of the corpus that have run as they are.
+        self.tried: set[str] = set()
         arms = select_arms(config.arms)
         ranks = on_ranks(arms, config.device)
         #: Each has a rank of its own; 0: ranks compute on the CPU.
@@ -153,6 +160,17 @@ class Generator:
             for kind in get_args(Compile)
         }
 
+    def _shown(self, rng: random.Random) -> dict[str, Deck[Case]]:
+        """The corpus, in what is compiled, what ranks share and all else."""
+        kinds: dict[str, list[Case]] = {"none": [], "sharded": [], "inductor": []}
+        recipes = {recipe.name for recipe in (*self.recipes, *self.stateful)}
+        for case in map(load_case, self.config.corpus):
+            model, kind = case.spec.model, "none" if case.spec.compile == "none" else "inductor"
+            asked = self.linears if model == "linear" else self.config.asks(model)
+            if case.spec.recipe in recipes and asked:
+                kinds["sharded" if case.spec.sharded else kind].append(case)
+        return {kind: Deck(cases, rng) for kind, cases in kinds.items()}
+
     def slices(self, order: Iterable[Slice], rungs: Collection[Compile]) -> list[Slice]:
         """Those of ``order`` for which there are recipes, models and rungs."""
         few = {
@@ -166,7 +184,16 @@ class Generator:
         }
         able = {rung for rung in rungs if rung == "none" or self.decks[rung][0].cards}
         kinds = {*able, *(["sharded"] if self.shardable else [])}
-        layers = [s for s in order if s.kind in kinds and self.recipes and few.get(s.models, True)]
+        layers = [
+            s
+            for s in order
+            if s.kind in kinds
+            and (
+                self.shown[s.kind].cards
+                if s.models == "corpus"
+                else self.recipes and few.get(s.models, True)
+            )
+        ]
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
 
     def layers(self, kind: Compile, wanted: Models, more: Callable[[], bool], serve: Serve) -> None:
@@ -235,6 +262,39 @@ class Generator:
             several = st.lists(batch, min_size=_EAGER_CANDIDATES, max_size=_EAGER_CANDIDATES)
             self._generate(several, take, _FEW_OPERATORS, self.apart)
         self.alone[kind].unused(hand)
+
+    def corpus(self, kind: str, more: Callable[[], bool], serve: Serve) -> None:
+        """The same with cases that have shown something, each as it is, then with their neighbours;
+        one that is compiled, or runs on ranks, has these when its turn comes again."""
+        deck, eager = self.shown[kind], kind == "none"
+        draws = _SHARDED_DRAWS if kind == "sharded" else _OPERATOR_DRAWS
+        recipes = {recipe.name: recipe for recipe in self.recipes}
+        hand = deck.hand(_COUNTED_CORPUS if self.counted else len(deck.cards))
+        while hand and more():
+            case = hand.pop(0)
+            recipe = recipes.get(case.spec.recipe)
+            known = case.id in self.tried
+            if not known or recipe is None:
+                self.tried.add(case.id)
+                serve(again(case, draws=1 if case.spec.layer else draws))
+            if recipe is not None and (eager or known):
+                some = near(case, recipe, draws=draws)
+                self._near(case, some, _NEAR if eager else _FEW_NEAR, more, serve)
+        deck.unused(hand)
+
+    def _near(
+        self,
+        case: Case,
+        some: st.SearchStrategy[tuple[Case, ...]],
+        many: int,
+        more: Callable[[], bool],
+        serve: Serve,
+    ) -> None:
+        def take(batch: tuple[Case, ...]) -> None:
+            if more() and batch[0].spec != case.spec:
+                serve(batch)
+
+        self._generate(some, take, many + 1, self.apart)
 
     def sharded(self, more: Callable[[], bool], serve: Serve) -> None:
         """The same on ranks."""

@@ -17,6 +17,7 @@ from narrowfuzz.arms.available import none_runs, select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import Campaign
 from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.corpus import Corpus, keep, load, playable, shipped
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.ledger.exits import (
@@ -86,6 +87,8 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
     chosen, lacking = _recipes(asked, where.torch)
     lacking += _models_that_cannot(models, chosen, asked_here(where.name))
     loaded = _printed_ledger(where.torch, asked.ledgers) if asked.ledger else Ledger([])
+    corpus = _corpus(asked, chosen)
+    lacking += corpus.unread
     folder = _output(asked.out, asked.resume)
     minutes = asked.minutes
     if minutes is None:
@@ -107,6 +110,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
         own=own,
         linears=asked.linears and (not models or "linear" in models),
         first=tuple(map(dump_case, asked.first or _first(chosen.values(), models))),
+        corpus=tuple(map(dump_case, corpus.cases)),
         beside=asked.beside,
         first_arms=asked.meant,
     )
@@ -114,7 +118,22 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
     config = dataclasses.replace(config, part=store.begin())
     campaign = Campaign(asked, config, store, chosen, lacking, loaded, where, allowed)
     tally, summary = campaign.run()
+    if asked.corpus is not None:
+        keep(asked.corpus, (finding.minimal for finding in store.findings()))
     return _code(campaign, tally, fail_on, lacking=summary["lacking"]), summary
+
+
+def _corpus(asked: Asked, recipes: Mapping[str, Recipe]) -> Corpus:
+    """The cases of the shipped corpus, and of the one that was named, that can be played; none in a
+    comparison, whose sides draw alike, and for a user's own model, which has none."""
+    if asked.beside or any(":" in name for name in asked.models):
+        return Corpus()
+    found = load(shipped())
+    if asked.corpus is not None:
+        own = load(asked.corpus)
+        keep(asked.corpus, ())  # that it cannot be written to is said before the run
+        found = Corpus((*own.cases, *found.cases), (*own.unread, *found.unread))
+    return Corpus(playable(found.cases, recipes, asked.arms), found.unread)
 
 
 def _first(recipes: Iterable[Recipe], models: tuple[str, ...]) -> Iterator[Case]:

@@ -52,6 +52,13 @@ class Claimed(Struct, frozen=True):
     suspected: Triaged
 
 
+class Sighted(Struct, frozen=True):
+    """It has seen once more what an entry of the ledger explains, of which the run has a finding or
+    is about to have one; ``seen`` names the entry."""
+
+    seen: Triaged
+
+
 class Confirming(Struct, frozen=True):
     """It looks into what it has claimed, since then."""
 
@@ -76,7 +83,7 @@ class Settled(Struct, frozen=True):
     fingerprint: str
 
 
-AboutFinding = Claimed | Confirming | Shown | Finished | Settled
+AboutFinding = Claimed | Sighted | Confirming | Shown | Finished | Settled
 Message = Ready | Counts | Compiling | Compiled | Note | Ended | AboutFinding
 
 

@@ -12,8 +12,11 @@ from narrowfuzz.case.arm import COMPILERS, Compile
 T = TypeVar("T")
 
 #: Single linears; models; such of them as compile in a few seconds; either; blocks that are
-#: recomputed in part; other operators than linears, alone; or what ranks share.
-Models = Literal["linears", "models", "small", "either", "recomputed", "operators", "ranks"]
+#: recomputed in part; other operators than linears, alone; what ranks share; or what is in the
+#: corpus, and near it.
+Models = Literal[
+    "linears", "models", "small", "either", "recomputed", "operators", "ranks", "corpus"
+]
 
 
 class Slice(NamedTuple):
@@ -34,6 +37,9 @@ _OPERATORS = Slice("none", 2.5, "operators")
 _MORE_OPERATORS = Slice("none", 5.0, "operators")
 #: On ranks: a case takes as long as ten of one process.
 _SHARDED = Slice("sharded", 3.0, "ranks")
+#: What has shown something before, and what is near it.
+_CORPUS, _SHARDED_CORPUS = Slice("none", 2.5, "corpus"), Slice("sharded", 2.0, "corpus")
+_COMPILED_CORPUS = Slice("inductor", 4.0, "corpus")
 _COMPILED_LINEARS = Slice("inductor", 4.0, "linears")
 _SMALL = Slice("inductor", 4.0, "small")
 _BLOCKS = Slice("inductor", 4.0, "models")
@@ -48,6 +54,7 @@ _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
 _FIRST_PARTITIONED = Slice("aot_eager_decomp_partition", 6.0, "small", data=0.25, least=6)
 _FIRST_LINEARS, _FIRST_SMALL = (one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL))
 FIRST: tuple[Slice, ...] = (
+    _CORPUS,
     _LINEARS,
     _MODELS,
     _OPERATORS,
@@ -58,6 +65,7 @@ FIRST: tuple[Slice, ...] = (
     _MODELS,
     _FIRST_SMALL,
     _SHARDED,
+    _COMPILED_CORPUS,
     _LINEARS,
     _FIRST_PARTITIONED,
     _FIRST_LINEARS,
@@ -78,11 +86,13 @@ _IN_TURN: tuple[Slice, ...] = (
     _MORE_OPERATORS,
     _MODELS,
     _MODELS,
+    _CORPUS,
     _SMALL,
     _COMPILED_LINEARS,
     _LINEARS,
     _COMPILED_OPERATORS,
     _SHARDED,
+    _COMPILED_CORPUS,
     _BLOCKS,
     _MODELS,
     _PARTITIONED,
@@ -90,6 +100,7 @@ _IN_TURN: tuple[Slice, ...] = (
     _MODELS,
     _SMALL,
     _LINEARS,
+    _SHARDED_CORPUS,
     _RECOMPUTED,
     _MODELS,
     _MODELS,

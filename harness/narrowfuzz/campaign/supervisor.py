@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, assert_never
 
+import msgspec
+
 from narrowfuzz.arms.lost import EXIT_LOST
 from narrowfuzz.campaign import messages
 from narrowfuzz.campaign.config import Config, Place
@@ -90,6 +92,8 @@ class Supervisor:
         self.config, self.store, self.tally = config, store, tally
         self.deadline = time.monotonic() + config.minutes * 60.0
         self.handles = [_Handle(number) for number in range(config.workers)]
+        #: What is a known issue that was claimed on another case.
+        self.sighted: list[Triaged] = []
 
     def play(self, progress: Progress) -> None:
         """Run them to their end."""
@@ -173,6 +177,8 @@ class Supervisor:
                 tally.compiling.pop(handle.number, None)
             case messages.Claimed(suspected):
                 handle.claimed[suspected.finding.fingerprint] = suspected
+            case messages.Sighted(seen):
+                self.sighted.append(seen)
             case messages.Confirming(since):
                 tally.confirming[handle.number] = (CONFIRMING, since)
             case messages.Shown(found):
@@ -271,10 +277,17 @@ class Supervisor:
         tally.found[at : at + 1] = [replace(before, finding=finding)] if status == "new" else []
 
     def keep_claimed(self) -> None:
-        """What workers have seen and had no time to confirm is suspected."""
+        """What workers have seen and had no time to confirm is suspected; what is a known issue
+        that was confirmed on another case is one more sighting of it."""
         for handle in self.handles:
             for result in handle.claimed.values():
                 self._keep(result)
+        confirmed = {finding.known_issue for finding in self.store.findings()}
+        for seen in self.sighted:
+            finding = seen.finding
+            if finding.known_issue in confirmed:
+                finding = msgspec.structs.replace(finding, why_suspected="")
+            self._keep(replace(seen, finding=finding))
 
 
 def _how(code: int | None) -> str:

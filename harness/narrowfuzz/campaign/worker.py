@@ -6,6 +6,7 @@ worker and still names its case.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -48,7 +49,7 @@ from narrowfuzz.report.judged import called, happened, hindered, looked_at
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release
 from narrowfuzz.rules import RULES
-from narrowfuzz.trace.verdict import fingerprint
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.first_bad import with_first_bad
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
@@ -66,6 +67,10 @@ _TOGETHER_SECONDS = 20.0
 #: The share of a run's time that triage may take before the configuration that was asked for has
 #: been compiled.
 _AT_ONCE = 0.2
+
+
+#: A known issue is claimed by this and its id; its case is made smaller in so many seconds.
+_KNOWN, _KNOWN_SECONDS = "known issue ", 8.0
 
 
 class _Draws(NamedTuple):
@@ -146,6 +151,8 @@ class Worker:
             ForkedScripts() if copies else partial(run_script, device=device.name)
         )
         self.judged = place.judged
+        #: The claims of the known issues by which it has claimed divergences, by fingerprint.
+        self.issues: dict[str, str] = {}
         #: Of the ids of the cases that it has judged, in order.
         self.digest = hashlib.sha256()
         self.arms = select_arms(config.arms)
@@ -245,6 +252,9 @@ class Worker:
 
         if now.kind == "schedule":
             self.generator.schedules(more, self._schedule)
+        elif now.models == "corpus":
+            serve = partial(self._again, now=now, until=until)
+            self.generator.corpus(now.kind, more, serve)
         elif now.kind == "sharded":
             self.generator.sharded(more, partial(self._batch, now=now, until=until))
         elif now.models == "operators":
@@ -280,6 +290,14 @@ class Worker:
         self.counts["specs"] += 1
         for case in batch:
             self._judge(case, RULES, focus=next(self.focus))
+
+    def _again(self, batch: tuple[Case, ...], *, now: Slice, until: float) -> None:
+        """What is in the corpus, or near it, as what is drawn."""
+        self.counts["corpus"] += 1
+        if batch[0].spec.layer:
+            self._schedule(batch)
+        else:
+            self._batch(batch, now=now, until=until)
 
     def _batch(self, batch: tuple[Case, ...], *, now: Slice, until: float) -> None:
         draws, eager = _draws_of(batch[0].spec, now), now.kind == "none"
@@ -412,12 +430,30 @@ class Worker:
     def _claim(self, case: Case, judgement: Judgement) -> None:
         """Triage what no other worker has claimed, at once or once there is time for it."""
         for verdict in judgement.causes:
-            if claim(self.config.out, fingerprint(verdict, judgement.family)):
+            name = fingerprint(verdict, judgement.family)
+            if claim(self.config.out, name) and not self._sighted(case, verdict, name):
                 self.waiting.append((case, verdict, tuple(self.past)))
                 self.tell(messages.Claimed(unconfirmed(self.judge, case, verdict)))
                 if not self.holding or self.triage_seconds < self.triage_at_once:
                     self._triage(*self.waiting.pop())
         self._work_off()
+
+    def _sighted(self, case: Case, verdict: Verdict, name: str) -> bool:
+        """Is it a known issue that a worker has claimed on another case, where known issues are
+        findings? One finding stands for all its sightings, which is a third of the time where
+        there are many."""
+        if self.unasked is None:
+            return False
+        issue = self.judge.knowing(self.unasked).known_as(case, verdict)
+        if not issue:
+            return False
+        self.issues[name] = _KNOWN + issue
+        if claim(self.config.out, self.issues[name]):
+            return False
+        seen = unconfirmed(self.judge, case, verdict)
+        finding = msgspec.structs.replace(seen.finding, known_issue=issue)
+        self.tell(messages.Sighted(dataclasses.replace(seen, finding=finding)))
+        return True
 
     def _warn(self, recipe: str, why: str) -> None:
         """Once: rules that start from what was multiplied judge nothing of this recipe."""
@@ -444,6 +480,9 @@ class Worker:
         self, case: Case, verdict: Any, past: Sequence[Case], *, most: float = 25.0
     ) -> None:
         self.flush()
+        wanted = fingerprint(verdict, self.judge.family(case.spec))
+        if wanted in self.issues:
+            most = min(most, _KNOWN_SECONDS)
         started, compiling = time.monotonic(), self.judge.programs.compile_seconds
         self.tell(messages.Confirming(started))
         at_once = self.triage_at_once - self.triage_seconds if self.holding else math.inf
@@ -466,10 +505,11 @@ class Worker:
             result, plant=self.config.plant, device=self.judge.device.name, seconds=seconds
         )
         self.tell(messages.Finished(result))
-        wanted = fingerprint(verdict, self.judge.family(case.spec))
         self.tell(messages.Settled(wanted))
         if not result.confirmed or result.finding.fingerprint != wanted:
             release(self.config.out, wanted)
+            if wanted in self.issues:
+                release(self.config.out, self.issues[wanted])
         self.triage_seconds += time.monotonic() - started
         self.triage_compiling += self.judge.programs.compile_seconds - compiling
 

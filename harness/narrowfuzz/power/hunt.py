@@ -26,6 +26,7 @@ from narrowfuzz.recipe.recipe import Recipe, load_every, obstacle
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.summary import pairs_seen
 from narrowfuzz.report.tally import Tally
+from narrowfuzz.triage.finding import OUT_OF_TIME
 from narrowfuzz.triage.forms import form_of
 
 #: A fault that only a compiled rung shows is hunted this many times longer.
@@ -158,7 +159,10 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
     with _campaign(
         target, limits, tally, minutes=minutes, arms=arms, cases=limits.cases, stop_after=1
     ) as store:
-        suspected = tuple(f"{f.fingerprint}: {f.why_suspected}" for f in store.suspected())
+        unshown = store.suspected()
+    # who finds one does not wait for the others: of those nobody knows whether a script shows them
+    looked_into = [one for one in unshown if one.why_suspected != OUT_OF_TIME or not tally.found]
+    suspected = tuple(f"{one.fingerprint}: {one.why_suspected}" for one in looked_into)
     if tally.found:
         best, spec = tally.found[0], tally.found[0].finding.minimal.spec
         return record(
@@ -171,6 +175,7 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
             size=form_of(spec).size(spec),
             sentence=best.finding.sentence,
             suspected=suspected,
+            cut_short=len(unshown) - len(looked_into),
         )
     problem, miss = "; ".join(tally.notes) if tally.broken else "", None
     if not (problem or tally.interrupted):

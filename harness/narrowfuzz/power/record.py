@@ -71,6 +71,8 @@ class Hunted(msgspec.Struct, kw_only=True, frozen=True):
     ours: bool = False
     #: What was seen but not shown by its script, with the fault and not without it.
     suspected: tuple[str, ...] = ()
+    #: Divergences that the hunt had no time to run a script of: what was found ended it.
+    cut_short: int = 0
     #: Missed, and nothing that was drawn shows that it plants anything at all.
     idle: bool = False
     #: Missed: why, by measurement.

@@ -96,7 +96,11 @@ def _lines(score: Score, found: Summary) -> Iterable[str]:
             f"{NINETIETH_GOAL:g}); compiled, slowest {_seconds(found.compiled_slowest)}"
         )
     suspected = sum(len(fault.suspected) for fault in score.faults)
-    yield f"suspected, without a script that shows them: {suspected}"
+    cut = sum(fault.cut_short for fault in score.faults)
+    yield (
+        f"suspected, without a script that shows them: {suspected}; besides, {cut} whose scripts "
+        "had no time to run, as something was found"
+    )
     if score.controls:
         cases = sum(control.cases for control in score.controls)
         alarms = false_alarms(score.controls)

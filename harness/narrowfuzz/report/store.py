@@ -173,10 +173,12 @@ class Store:
 
 
 def same_cause(finding: Finding, other: Finding) -> bool:
-    """True if ``finding`` is a sighting of ``other``: of the same recipe and rung, its minimal case
-    needs the same, more than nothing; or it breaks the same rule in the same role and needs all
-    that ``other`` needs, and more. What is a known issue is no sighting of what is another, or
-    none."""
+    """True if ``finding`` is a sighting of ``other``: both are the same known issue; or, of the
+    same recipe and rung, its minimal case needs the same, more than nothing; or it breaks the same
+    rule in the same role and needs all that ``other`` needs, and more. What is a known issue is no
+    sighting of what is another, or none."""
+    if finding.known_issue and finding.known_issue == other.known_issue:
+        return True
     if not other.needs or (finding.recipe, finding.arm) != (other.recipe, other.arm):
         return False
     issues = {finding.known_issue, other.known_issue} - {None}  # None: nobody asked

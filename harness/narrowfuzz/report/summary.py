@@ -112,6 +112,8 @@ def _print_judged(console: Console, around: Console, ended: Ended) -> None:
         f"{plural(counts['cases'], 'case')} of {plural(counts['specs'], 'configuration')}, "
         f"{plural(counts['compiles'], 'compile')}, in {tally.seconds:.0f} s{digest}"
     )
+    if counts["corpus"]:
+        around.print(f"{plural(counts['corpus'], 'configuration')} from the corpus, or near it")
 
 
 def _print_layers(console: Console, share: Judged) -> None:
