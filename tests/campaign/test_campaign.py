@@ -25,7 +25,7 @@ import torch
 from fresh import python
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config, Place
-from narrowfuzz.campaign.journal import Journal
+from narrowfuzz.campaign.journal import Journal, Writing
 from narrowfuzz.campaign.live import Live, progress
 from narrowfuzz.campaign.messages import (
     Claimed,
@@ -413,13 +413,12 @@ def test_what_compiles_is_said_from_its_beginning_to_its_end(tmp_path: Path) -> 
 
 
 def test_a_case_that_takes_long_is_said_with_its_arm_and_its_seconds(tmp_path: Path) -> None:
-    case, journal = (
-        Case(spec=Spec(recipe="torch.fp32"), data=DataSpec()),
-        Journal(tmp_path / "0.json"),
-    )
+    case, journal = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec()), Journal.of(tmp_path, 0)
+    journal.file.parent.mkdir()
+    writing = Writing(journal)
     assert journal.running() is None and str(journal) == "before its first case"
-    journal.begin(case)
-    journal.note_arm("eager+checkpoint")
+    writing.begin(case)
+    writing.note_arm("eager+checkpoint")
     assert journal.running() is None and case.id in str(journal)
     os.utime(journal.file, (time.time() - 34, time.time() - 34))
     long = journal.running()
@@ -432,6 +431,23 @@ def test_a_case_that_takes_long_is_said_with_its_arm_and_its_seconds(tmp_path: P
     assert progress(tally, config).endswith(f"running: torch.fp32 linear, {words}, 34 s")
     tally.compiling[0] = ("mine llama_block", time.monotonic())
     assert "running" not in progress(tally, config)
+
+
+def test_what_a_journal_says_is_whole_whatever_was_written_before(tmp_path: Path) -> None:
+    journal = Journal.of(tmp_path, 3)
+    journal.file.parent.mkdir()
+    long = Case(spec=Spec(recipe="torch.fp32", model="llama_block", m=97), data=DataSpec(seed=9))
+    short = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
+    writing = Writing(journal)
+    assert journal.case is None and not journal.silent
+    for case in (long, short, long):
+        writing.begin(case)
+        assert journal.case == case
+    Writing(journal).begin(short)  # the next process of its place
+    assert journal.case == short
+    assert json.loads(journal.file.read_bytes())["spec"]["recipe"] == "torch.fp32"
+    lost = journal.lose(short)
+    assert journal.case is None and load_case(lost.read_bytes()) == short
 
 
 class TestInterrupt:

@@ -8,7 +8,6 @@ taken which shows most that this worker has not seen.
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import random
 import time
@@ -39,6 +38,7 @@ from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recompu
 from narrowfuzz.draw.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
 from narrowfuzz.judge.judge import Judgement
 from narrowfuzz.machine.device import asked_here, forks
+from narrowfuzz.machine.environment import Collector
 from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.numerics.plan import Plan
@@ -138,6 +138,7 @@ class Generator:
             self.vary -= {"kernels"}
         #: Who has had which seconds of eager slices; None where cases are counted.
         self.shares = None if config.cases else Shares(clock)
+        self.garbage = Collector()
         #: Pairs of features that have run.
         self.seen: set[Pair] = set()
         #: Compiled Specs that have had their draws, and schedules that have been played.
@@ -389,7 +390,7 @@ class Generator:
 
         with _wherever_files_lie():
             run()
-        gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
+        self.garbage.collect()
 
     def _ladders(self, spec: Spec) -> int:
         """So many in a hundred have ladder data: more where they show what no lattice does."""

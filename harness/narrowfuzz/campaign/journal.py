@@ -3,6 +3,7 @@ takes long."""
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from narrowfuzz.case.spec import Case, dump_case, load_case
 
 #: Seconds after which a case is named.
 _LONG = 2.0
+#: How often a file is read that another process is writing.
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -26,29 +29,28 @@ class Journal:
         return cls(out / "journal" / f"{number}.json")
 
     @property
-    def _arm(self) -> Path:
+    def arm(self) -> Path:
+        """The file that names the arm."""
         return self.file.with_suffix(".arm")
-
-    def begin(self, case: Case) -> None:
-        """This case runs from here on. Whoever reads it never sees half of it."""
-        begun = self.file.with_suffix(".begun")
-        begun.write_bytes(dump_case(case))
-        begun.replace(self.file)
-        self.note_arm("")
-
-    def note_arm(self, name: str) -> None:
-        """The case is run on this arm from here on; "": none yet."""
-        self._arm.write_text(name)
 
     @property
     def case(self) -> Case | None:
         """What was begun last; None before the first."""
-        return load_case(self.file.read_bytes()) if self.file.exists() else None
+        for _ in range(_TRIES):
+            text = self.file.read_bytes() if self.file.exists() else b""
+            if not text.strip():
+                return None
+            try:
+                return load_case(text)
+            except ValueError:  # half of it is written
+                time.sleep(0.01)
+        return load_case(text)
 
     @property
     def silent(self) -> float:
         """Seconds since it was begun."""
-        return time.time() - self.file.stat().st_mtime if self.file.exists() else 0.0
+        begun = self.file.stat() if self.file.exists() else None
+        return time.time() - begun.st_mtime if begun and begun.st_size else 0.0
 
     def running(self) -> tuple[str, float] | None:
         """The recipe, model and arm of a case that runs for long, in words, and since when on the
@@ -56,7 +58,7 @@ class Journal:
         seconds = self.silent
         if seconds < _LONG or (case := self.case) is None:
             return None
-        arm = BY_NAME.get(self._arm.read_text() if self._arm.exists() else "")
+        arm = BY_NAME.get(self.arm.read_text().strip() if self.arm.exists() else "")
         how = f", {arm.words}" if arm else ""
         what = f"{case.spec.recipe} {case.spec.model.partition('#')[0]}{how}"
         return what, time.monotonic() - seconds
@@ -70,3 +72,33 @@ class Journal:
         if (case := self.case) is None:
             return "before its first case"
         return f"on or after case {case.id} ({case.spec.recipe}, {case.spec.model}), {self.file}"
+
+
+class Writing:
+    """The journal of a process that writes it. Its files stay open: opening one takes as long as a
+    small case where files are slow."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._case, self._arm = _Line(journal.file), _Line(journal.arm)
+
+    def begin(self, case: Case) -> None:
+        """This case runs from here on."""
+        self._case.write(dump_case(case))
+        self.note_arm("")
+
+    def note_arm(self, name: str) -> None:
+        """The case is run on this arm from here on; "": none yet."""
+        self._arm.write(name.encode())
+
+
+class _Line:
+    """A file of one line, which is written over; what was longer is filled up with blanks."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
+        self.length = os.fstat(self.descriptor).st_size
+
+    def write(self, text: bytes) -> None:
+        self.length = max(self.length, len(text))
+        os.pwrite(self.descriptor, text.ljust(self.length), 0)

@@ -33,7 +33,7 @@ from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.first import dealt
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
-from narrowfuzz.campaign.journal import Journal
+from narrowfuzz.campaign.journal import Journal, Writing
 from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.case.arm import EAGER, Arm
@@ -171,7 +171,7 @@ class Worker:
         self.beside = config.beside and Beside(config.out, config.beside, place)
         if self.beside:
             self.judge.observed = self.beside.observed
-        self.journal = Journal.of(config.out, place.number)
+        self.journal = Writing(Journal.of(config.out, place.number))
         #: Recipe and model of what runs.
         self.subject = ""
         rng = random.Random(f"{config.seed}/{config.part}/{place.number}/{place.generation}")
@@ -468,7 +468,7 @@ class Worker:
         if not self.beside:
             return
         self.flush()
-        differing = self.beside.differing(self.deadline, self.journal.file.touch)
+        differing = self.beside.differing(self.deadline, self.journal.journal.file.touch)
         for name, kept in differing:
             for later in kept:
                 if not claim(self.config.out, name):

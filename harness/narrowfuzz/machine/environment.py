@@ -18,8 +18,10 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,24 @@ def _return_large_blocks() -> None:
     """Below 2.38 glibc seldom uses a freed block again that was aligned, as torch's are (its bug
     14581): beside small blocks that live, a worker's heap grew by gigabytes in ten minutes."""
     _of_glibc("mallopt", _M_MMAP_THRESHOLD, _MAPPED)
+
+
+@dataclass
+class Collector:
+    """Looks for garbage in cycles, of which engines and autograd graphs leave gigabytes in hours,
+    and takes no more than this share of the time for it."""
+
+    share: float = 0.02
+    took: float = 0.0
+    ended: float = 0.0
+
+    def collect(self) -> None:
+        """If it is time for it."""
+        began = time.monotonic()
+        if began - self.ended >= self.took / self.share:
+            gc.collect()
+            self.ended = time.monotonic()
+            self.took = self.ended - began
 
 
 def return_memory() -> None:
