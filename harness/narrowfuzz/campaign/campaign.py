@@ -170,6 +170,7 @@ class Campaign:
             "linears_judged": list(_linears_judged(share)),
             "pairs": {name: [met, there] for name, met, there in table(seen & whole, whole)},
             "pairs_never_met": missing(seen, whole),
+            "pairs_met_after_seconds": {str(at): met for at, met in tally.pairs_after.items()},
             "first_verdict_seconds": round(tally.first_verdict, 1),
             "new": tally.new,
             "found": {

@@ -103,6 +103,7 @@ class Supervisor:
                 self._start(handle)
             while not all(handle.done for handle in handles):
                 self._receive()
+                tally.note_pairs()
                 progress(tally)
                 for handle in handles:
                     self._look_after(handle)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from narrowfuzz.arms.available import select_arms, unavailable
+from narrowfuzz.arms.available import natives, on_ranks, rungs_of, select_arms, unavailable
 from narrowfuzz.case.ladder import BY_NAME, LADDER
 from narrowfuzz.ledger.advice import applying
 from narrowfuzz.ledger.by_patch import by_cause, counted, same_cause
@@ -155,12 +155,21 @@ def _plants(files: tuple[Path, ...], *, kind: str, legal: bool) -> Listing:
 
 
 def _coverage(files: tuple[Path, ...]) -> Listing:
+    from narrowfuzz.draw.coverage import table, universe
     from narrowfuzz.draw.factors import rows
 
     able = {n: r for n, x in load_recipes(files).items() if (r := runnable(x, "cpu"))}
     names = ("recipe", "factor", "drawn", "not_applicable", "not_yet")
     records = [dict(zip(names, row, strict=True)) for row in rows(able)]
-    return Listing(records, {name.replace("_", " "): name for name in names})
+    arms = select_arms(())
+    whole = universe(
+        able, rungs_of(arms, "cpu"), native=natives(arms, "cpu"), sharded=on_ranks(arms, "cpu")
+    )
+    there = ", ".join(f"{what} {count}" for what, _, count in table((), whole))
+    note = (
+        f"pairs of features that can meet in a case: {there}; narrowfuzz run -v says how many did"
+    )
+    return Listing(records, {name.replace("_", " "): name for name in names}, note)
 
 
 def _known(

@@ -18,7 +18,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.report.glossary import NOT_FILTERED
 from narrowfuzz.report.judged import JUDGED, Judged
 from narrowfuzz.report.outcome import Ended
-from narrowfuzz.report.tally import counted
+from narrowfuzz.report.tally import Tally, counted
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.rules.texts import title_of
 from narrowfuzz.trace.words import few, plural
@@ -80,7 +80,7 @@ def print_summary(
         if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
             around.print(line)
         _print_rules(around, tally.counts)
-        _print_pairs(around, pairs_seen(tally.counts), ended.whole)
+        _print_pairs(around, tally, ended.whole)
     page = escape(str(store.out / "report.html"))
     around.print(f"\nOutput: {escape(str(store.out))}; the page: {page}")
     if ended.lacking and not ended.accepted.counting(store.findings()):
@@ -149,7 +149,8 @@ def _print_rules(console: Console, counts: Counter[Any]) -> None:
         console.print(view, soft_wrap=False)
 
 
-def _print_pairs(console: Console, seen: frozenset[Pair], whole: frozenset[Pair]) -> None:
+def _print_pairs(console: Console, tally: Tally, whole: frozenset[Pair]) -> None:
+    seen = pairs_seen(tally.counts)
     view = Table(title="pairs of features that met", title_justify="left", box=None)
     view.add_column("", no_wrap=True)
     view.add_column("met", justify="right")
@@ -157,6 +158,9 @@ def _print_pairs(console: Console, seen: frozenset[Pair], whole: frozenset[Pair]
     for name, met, there in table(seen & whole, whole):
         view.add_row(name, str(met), str(there))
     console.print(view, soft_wrap=False)
+    after = ", ".join(f"{met} after {at} s" for at, met in tally.pairs_after.items())
+    if after:
+        console.print(f"met in all: {after}")
     never = missing(seen, whole)
     if never:
         console.print(f"never met: {escape(few(never, 12))}")

@@ -28,6 +28,10 @@ def counted(counts: Iterable[Any], kind: str) -> list[tuple[Any, ...]]:
     return [key[1:] for key in counts if isinstance(key, tuple) and key[0] == kind]
 
 
+#: Seconds after which it is written down how many pairs of features have met.
+PAIRS_AT = (10, 20, 60, 120, 300, 600, 1200, 3600)
+
+
 @dataclass
 class Tally:
     """Running totals of a campaign."""
@@ -43,6 +47,8 @@ class Tally:
     #: When the first worker had its libraries, its fault and its recipes ready; 0: none had.
     ready: float = 0.0
     first_verdict: float = 0.0
+    #: After so many seconds, so many pairs of features had met in some case.
+    pairs_after: dict[int, int] = field(default_factory=dict)
     #: As many are found as were asked for: what is not looked into yet stays so.
     enough: bool = False
     #: A hash of the ids of the cases of each process that came to its end: worker, generation.
@@ -58,6 +64,12 @@ class Tally:
     losses: list[threading.Thread] = field(default_factory=list)
     #: Held while a loss is looked into: the next may be the same.
     looking: threading.Lock = field(default_factory=threading.Lock)
+
+    def note_pairs(self) -> None:
+        """How many pairs of features have met, at the moments that are written down."""
+        due = [at for at in PAIRS_AT if at <= self.seconds and at not in self.pairs_after]
+        if due:
+            self.pairs_after |= dict.fromkeys(due, len(counted(self.counts, "pair")))
 
     @property
     def new(self) -> int:
