@@ -490,6 +490,56 @@ def replay(
 
 
 @app.command()
+def bisect(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FINDING|ISSUE|SCRIPT",
+            help="A finding's id or folder, a known issue's id, or a script that exits 1 or 0.",
+        ),
+    ],
+    package: Annotated[
+        str, typer.Option(help="Whose releases are tried: torch, torchao, transformer_engine, ...")
+    ],
+    good: Annotated[
+        str, typer.Option(metavar="V", help="A release or commit that differs from --bad.")
+    ] = "",
+    bad: Annotated[
+        str,
+        typer.Option(
+            metavar="V",
+            help="A release or commit that shows it.",
+            show_default="the installed release",
+        ),
+    ] = "",
+    repo: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Try the commits of this checkout, not releases."),
+    ] = None,
+    with_: With = None,
+    runs: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="How often a release runs the script before it does not show it.",
+            show_default="1, or 10 for what does not always show",
+        ),
+    ] = 0,
+    json: Json = False,
+) -> None:
+    """Find the first release, or commit, that shows a finding, and the last that does not.
+
+    Exit code 0: found, or every release that can tell shows it; 2: wrong options; 125: none can
+    tell.
+    """
+    from narrowfuzz.bisect.command import Question, bisect_command, print_found
+
+    question = Question(target, package, good, bad, repo, tuple(with_ or ()), runs)
+    found = _told(json, partial(bisect_command, question), print_found, asdict)
+    raise typer.Exit(found.code)
+
+
+@app.command()
 def report(
     finding: Annotated[str, typer.Argument(help="A finding's id or folder.")],
     issue: Annotated[

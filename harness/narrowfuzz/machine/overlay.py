@@ -72,11 +72,17 @@ def folder_of(requirement: str) -> Path:
             f"--with {requirement}: {package} needs an environment of its own; "
             "narrowfuzz compare takes the Pythons of two"
         )
-    folder = _cache() / f"{package}-{version}-{sys.implementation.cache_tag}"
     try:
-        return installed(folder, ("--no-deps", requirement), complete=_complete)
+        return release_folder(package, version)
     except ValueError as error:
         raise ValueError(f"--with {requirement}: {error}") from None
+
+
+def release_folder(package: str, version: str) -> Path:
+    """The folder that holds exactly this release of any package, torch among them, and what it
+    lacks here; made on the first call. Raises ValueError if pip fails."""
+    folder = _cache() / f"{package}-{version}-{sys.implementation.cache_tag}"
+    return installed(folder, ("--no-deps", f"{package}=={version}"), complete=_complete)
 
 
 def _complete(folder: Path) -> None:

@@ -1,0 +1,1 @@
+"""Since which release, or which commit, a script shows what it is about."""

@@ -1,0 +1,216 @@
+"""``narrowfuzz bisect``: the first release, or commit, of a package that shows something, and the
+last that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from narrowfuzz.bisect import releases
+from narrowfuzz.bisect.commits import Checkout
+from narrowfuzz.bisect.releases import Place, place_of
+from narrowfuzz.bisect.script import Script, script_of
+from narrowfuzz.bisect.search import Asked, Change, Line, change, oldest
+from narrowfuzz.report.terminal import console
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the command line asks."""
+
+    target: str
+    package: str
+    #: Versions or commits that are known to differ, in either order; "": to be found.
+    good: str = ""
+    bad: str = ""
+    #: A checkout whose commits are tried instead of releases.
+    repo: Path | None = None
+    #: PACKAGE==VERSION that every try has besides.
+    others: tuple[str, ...] = ()
+    #: How often a version that does not show it is asked; 0: as the finding needs.
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of it: versions in their order with their answers, the changes among them, and
+    sentences about these."""
+
+    package: str
+    title: str
+    asked: tuple[Asked, ...]
+    changes: tuple[Change, ...]
+    sentences: tuple[str, ...]
+
+    @property
+    def code(self) -> int:
+        """125 where no version can tell."""
+        return 125 if all(one.answer == "cannot tell" for one in self.asked) else 0
+
+
+def bisect(question: Question, say: Callable[[str], None] = lambda line: None) -> Found:
+    """Raises ValueError for what cannot be asked for; ``say`` hears of each version."""
+    script = script_of(question.target, question.runs)
+    say(f"{script.title}")
+    if question.repo is not None:
+        return _of_commits(question, script, Checkout(question.repo, question.package), say)
+    return _of_releases(question, script, say)
+
+
+def _heard(
+    package: str, say: Callable[[str], None], ask: Callable[[str], Asked]
+) -> Callable[[str], Asked]:
+    def heard(version: str) -> Asked:
+        one = ask(version)
+        words = {"shows": "shows it", "gone": "does not show it"}
+        said = words.get(one.answer, f"cannot tell: {one.why}")
+        say(f"{package} {version[:12]}: {said}")
+        return one
+
+    return heard
+
+
+def _of_releases(question: Question, script: Script, say: Callable[[str], None]) -> Found:
+    package = question.package
+    versions = releases.releases(package)
+    ends = [_known(package, text, versions) for text in (question.good, question.bad)]
+
+    def ask(version: str) -> Asked:
+        try:
+            place = place_of(package, version, question.others)
+        except ValueError as error:
+            return Asked(version, "cannot tell", str(error))
+        return script.ask(version, place.environment)
+
+    line = Line(versions, _heard(package, say, ask))
+    if all(ends):
+        changes = [_between(line, *(versions.index(end) for end in ends))]
+    else:
+        changes = list(_around(line, ends[1] or releases.here(package)))
+    sentences = list(_said(package, line, changes))
+    for one in changes:
+        if url := releases.compared(package, one.before.version, one.after.version):
+            sentences.append(f"what changed: {url}")
+    return _found(package, script, line, changes, sentences)
+
+
+def _known(package: str, text: str, versions: list[str]) -> str:
+    """A version that a user names, as the index spells it."""
+    if not text:
+        return ""
+    try:
+        same = [version for version in versions if Version(version) == Version(text)]
+    except InvalidVersion:
+        raise ValueError(f"{text!r} is no version") from None
+    if not same:
+        known = ", ".join(versions[-8:])
+        raise ValueError(f"the index has no {package} {text}: it has {known}")
+    return same[0]
+
+
+def _between(line: Line, one: int, other: int) -> Change:
+    """Raises ValueError where the ends do not differ, or one cannot tell."""
+    low, high = sorted((one, other))
+    ends = line.at(low), line.at(high)
+    for end in ends:
+        if end.answer == "cannot tell":
+            raise ValueError(f"{end.version} cannot tell: {end.why}")
+    if ends[0].answer == ends[1].answer:
+        does = "show it" if ends[0].answer == "shows" else "do not show it"
+        raise ValueError(
+            f"{ends[0].version} and {ends[1].version} both {does}: name two that differ"
+        )
+    return change(line, low, high)
+
+
+def _around(line: Line, bad: str) -> Iterator[Change]:
+    """Where it came, and where it went again, around a version that shows it. Raises ValueError if
+    that one does not."""
+    if bad not in line.versions:
+        bad = line.versions[-1]
+    shown, newest = line.versions.index(bad), len(line.versions) - 1
+    if line.at(shown).answer != "shows":
+        why = f": {line.at(shown).why}" if line.at(shown).why else ""
+        raise ValueError(
+            f"{bad} {'does not show it' if not why else 'cannot tell'}{why}; name a version that "
+            "shows it with --bad"
+        )
+    without = oldest(line, shown)
+    if without is not None:
+        shows = min(place for place, one in line.answers.items() if one.answer == "shows")
+        yield change(line, without, shows)
+    if newest != shown and line.at(newest).answer == "gone":
+        yield change(line, shown, newest)
+
+
+def _said(package: str, line: Line, changes: list[Change]) -> Iterator[str]:
+    for one in changes:
+        before, after = one.before.version, one.after.version
+        if one.appears:
+            yield f"{package} {after} is the first that shows it, {before} the last that does not"
+        else:
+            yield f"{package} {after} no longer shows it, {before} is the last that does"
+        if one.between:
+            names = ", ".join(asked.version for asked in one.between)
+            yield f"between them cannot tell: {names}"
+    if not any(one.appears for one in changes):
+        shows = [line.answers[place] for place in sorted(line.answers)]
+        first = next((one.version for one in shows if one.answer == "shows"), "")
+        if first:
+            yield f"all that were asked and can tell show it; the oldest is {package} {first}"
+
+
+def _of_commits(
+    question: Question, script: Script, checkout: Checkout, say: Callable[[str], None]
+) -> Found:
+    if not question.good or not question.bad:
+        raise ValueError("--repo needs --good and --bad: two commits of which one shows it")
+    commits = checkout.between(question.good, question.bad)
+    with checkout.tree() as tree:
+
+        def ask(commit: str) -> Asked:
+            try:
+                folder = checkout.path_in(tree, commit)
+            except ValueError as error:
+                return Asked(commit, "cannot tell", str(error))
+            # of two commits a second apart a file may have the same size, and time, as its cache
+            place = Place((folder,), {"PYTHONDONTWRITEBYTECODE": "1"})
+            return script.ask(commit, place.environment)
+
+        line = Line(commits, _heard(question.package, say, ask))
+        found = _between(line, 0, len(commits) - 1)
+    subjects = {one.version: checkout.subject(one.version) for one in (found.before, found.after)}
+    sentences = list(_of_commit(found, subjects))
+    return _found(question.package, script, line, [found], sentences)
+
+
+def _of_commit(found: Change, subjects: Mapping[str, str]) -> Iterator[str]:
+    before, after = subjects[found.before.version], subjects[found.after.version]
+    yield f"first commit that {'shows' if found.appears else 'no longer shows'} it: {after}"
+    yield f"the one before it that can tell: {before}"
+    if found.between:
+        yield f"between them cannot tell: {', '.join(one.version[:12] for one in found.between)}"
+
+
+def _found(
+    package: str, script: Script, line: Line, changes: list[Change], sentences: list[str]
+) -> Found:
+    asked = tuple(line.answers[place] for place in sorted(line.answers))
+    return Found(package, script.title, asked, tuple(changes), tuple(sentences))
+
+
+def bisect_command(question: Question) -> Found:
+    """The same, saying of each version what it answers."""
+    page = console(markup=False)
+    return bisect(question, partial(page.print, soft_wrap=True))
+
+
+def print_found(found: Found) -> None:
+    """For people."""
+    page = console(markup=False)
+    for sentence in found.sentences or ("no release can tell",):
+        page.print(sentence, soft_wrap=True)

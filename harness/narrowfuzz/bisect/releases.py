@@ -1,0 +1,98 @@
+"""Releases of a package on the index, and where each of them runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+from te_on_cpu.environment import CHOICE, worker_environment
+from te_on_cpu.install import CARRIED, carried
+
+from narrowfuzz.machine.overlay import folder_of, release_folder
+
+TRANSFORMER_ENGINE = "transformer_engine"
+_OFFERED = "Available versions: "
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a script's process has before all else on its path, and its variables."""
+
+    folders: tuple[Path, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that differ from those of this process."""
+        inherited = os.environ.get("PYTHONPATH", "")
+        path = os.pathsep.join(filter(None, [*map(str, self.folders), inherited]))
+        return {**({"PYTHONPATH": path} if path else {}), **self.variables}
+
+
+def releases(package: str) -> list[str]:
+    """What of a package the index offers this Python, from the oldest to the newest, previews left
+    out. Raises ValueError where it offers none."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check"]
+    done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
+    offered = [line for line in done.stdout.splitlines() if line.startswith(_OFFERED)]
+    if done.returncode or not offered:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ValueError(f"--package {package}: the index offers no release of it ({last})")
+    found = [text.strip() for text in offered[0].removeprefix(_OFFERED).split(",")]
+    if package == TRANSFORMER_ENGINE:
+        found = [version for version in found if carried(version)]
+    return sorted(filter(_is_release, found), key=Version)
+
+
+def _is_release(text: str) -> bool:
+    try:
+        return not Version(text).is_prerelease
+    except InvalidVersion:
+        return False
+
+
+def here(package: str) -> str:
+    """The version that is installed, without what says how it was built; "" if none is."""
+    try:
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def place_of(package: str, version: str, others: Sequence[str]) -> Place:
+    """Where this release runs, over ``others`` (PACKAGE==VERSION) and what is installed. Raises
+    ValueError if it cannot be installed, or the emulated extension does not carry it."""
+    folders = tuple(folder_of(other) for other in others)
+    variables = {}
+    if any((folder / "triton").is_dir() for folder in folders) or package == "triton":
+        variables["TRITON_INTERPRET"] = "1"
+    if package == TRANSFORMER_ENGINE:
+        if not carried(version):
+            raise ValueError(
+                f"the emulation does not carry transformer_engine {version}: {', '.join(CARRIED)}"
+            )
+        worker_environment(version, {})  # it is installed
+        return Place(folders, {**variables, CHOICE: version})
+    if version == here(package):
+        return Place(folders, variables)
+    return Place((release_folder(package, version), *folders), variables)
+
+
+def compared(package: str, before: str, after: str) -> str:
+    """Where what changed between two releases can be read; "" if the package does not say where
+    its repository is."""
+    try:
+        said = importlib.metadata.metadata(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    urls = [*(said.get_all("Home-page") or []), *(said.get_all("Project-URL") or [])]
+    for url in (text.rpartition(" ")[2].rstrip("/") for text in urls if text):
+        if url.startswith("https://github.com/") and url.count("/") == 4:
+            return f"{url}/compare/v{before}...v{after}"
+    return ""

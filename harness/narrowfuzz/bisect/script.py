@@ -1,0 +1,77 @@
+"""The script that is asked: of a finding, of a known issue, or a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from narrowfuzz.bisect.search import Asked
+from narrowfuzz.ledger.ledger import load_entries
+from narrowfuzz.machine.device import check_device
+from narrowfuzz.report.lookup import kept
+from narrowfuzz.triage.verify import (
+    GONE,
+    ended,
+    script_command,
+    script_environment,
+    script_ran,
+)
+
+#: How often a script runs whose finding does not show in every process.
+FLAKY_RUNS = 10
+_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script, what it is about in a sentence, the device it runs on, and how many runs without
+    the divergence mean that it is gone."""
+
+    path: Path
+    title: str
+    device: str = "cpu"
+    runs: int = 1
+
+    def ask(self, version: str, variables: Mapping[str, str]) -> Asked:
+        """What it says in a process with these variables, which has the version."""
+        done = None
+        for _ in range(self.runs):
+            with tempfile.TemporaryDirectory(prefix="narrowfuzz-bisect-") as cache:
+                command = script_command(self.path, plant=None, device=self.device)
+                own = {**script_environment(Path(cache)), **variables}
+                code, out, err = ended(command, own, _SECONDS)
+            done = script_ran(self.path.read_text(), code, out, err, _SECONDS)
+            if done.shown:
+                return Asked(version, "shows")
+            if done.code != GONE or done.raised:
+                lines = [line for line in done.output.splitlines() if line.strip()]
+                last = lines[-1].strip().removeprefix("cannot tell: ") if lines else "no output"
+                return Asked(version, "cannot tell", last)
+        assert done is not None, "it runs at least once"
+        return Asked(version, "gone")
+
+
+def script_of(target: str, runs: int = 0) -> Script:
+    """What a user names: a finding's id or folder, a known issue's id, or a script's file.
+
+    Raises ValueError if it is none of these, or a finding without a script.
+    """
+    entries = {entry.id: entry for entry in load_entries()}
+    if target in entries:
+        entry = entries[target]
+        return Script(entry.path, entry.title, runs=runs or 1)
+    if os.path.isfile(target) and target.endswith(".py"):
+        return Script(Path(target).resolve(), Path(target).name, runs=runs or 1)
+    found = kept(target)
+    if found.finding is None or found.folder is None:
+        raise ValueError(f"{target} is a case without a script: name a finding's folder or id")
+    path = (found.folder / "repro.py").resolve()
+    if not path.is_file() or not path.read_text().strip():
+        raise ValueError(f"{found.folder} has no script: nothing has shown it in a fresh process")
+    finding = found.finding
+    check_device(finding.device)
+    usual = 1 if finding.flake == "always" else FLAKY_RUNS
+    return Script(path, finding.sentence, finding.device, runs or usual)
