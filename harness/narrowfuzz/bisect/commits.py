@@ -45,7 +45,7 @@ class Checkout:
         neither descends from the other."""
         one, other = self.commit(one), self.commit(other)
         for old, new in ((one, other), (other, one)):
-            if self._git("merge-base", old, new) == old:
+            if self._git("merge-base", old, new, check=False) == old:
                 later = self._git("rev-list", "--reverse", "--first-parent", f"{old}..{new}")
                 return [old, *later.split()]
         raise ValueError(f"{one[:12]} and {other[:12]} are on different branches: name two of one")

@@ -36,8 +36,8 @@ class Place:
 
 
 def releases(package: str) -> list[str]:
-    """What of a package the index offers this Python, from the oldest to the newest, previews left
-    out. Raises ValueError where it offers none."""
+    """What of a package the index offers this Python, from the oldest to the newest, without
+    previews and builds of its own. Raises ValueError where it offers none."""
     command = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check"]
     done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
     offered = [line for line in done.stdout.splitlines() if line.startswith(_OFFERED)]
@@ -52,7 +52,8 @@ def releases(package: str) -> list[str]:
 
 def _is_release(text: str) -> bool:
     try:
-        return not Version(text).is_prerelease
+        version = Version(text)
+        return not (version.is_prerelease or version.local)
     except InvalidVersion:
         return False
 

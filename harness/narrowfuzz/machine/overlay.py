@@ -79,9 +79,12 @@ def folder_of(requirement: str) -> Path:
 
 
 def release_folder(package: str, version: str) -> Path:
-    """The folder that holds exactly this release of any package, torch among them, and what it
-    lacks here; made on the first call. Raises ValueError if pip fails."""
+    """The folder that holds exactly this release of any package, and what it lacks here; with torch
+    come the libraries that it was built against, gigabytes of them. Made on the first call. Raises
+    ValueError if pip fails."""
     folder = _cache() / f"{package}-{version}-{sys.implementation.cache_tag}"
+    if package == "torch":
+        return installed(folder, (f"{package}=={version}",))
     return installed(folder, ("--no-deps", f"{package}=={version}"), complete=_complete)
 
 
