@@ -104,7 +104,8 @@ def test_a_traceback_is_no_divergence(index: Any) -> None:
 
 
 def test_the_index_is_asked_by_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "thing (1.2)\nAvailable versions: 1.10.0+cpu, 1.10.0, 1.9.1, 1.9.0rc1, 1.2, junk\n  INSTALLED: 1.2\n"
+    offered = "Available versions: 1.10.0+cpu, 1.10.0, 1.9.1, 1.9.0rc1, 1.2, junk"
+    said = f"thing (1.2)\n{offered}\n  INSTALLED: 1.2\n"
 
     def run(code: int, out: str, err: str = "") -> Any:
         return lambda *args, **how: subprocess.CompletedProcess(args, code, out, err)
