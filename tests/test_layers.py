@@ -25,7 +25,8 @@ ORDER = (
     "te_on_cpu", "triton_on_cpu", "narrowfuzz_watch", "numerics", "play", "models", "case", "trace",
     "operators",
     "rules", "machine", "recipe", "watch", "draw", "arms", "ledger", "judge", "own_models",
-    "plants", "triage", "report", "bisect", "campaign", "power", "cli", "plugin", "__main__",
+    "plants", "triage", "report", "bisect", "explain", "campaign", "power", "cli", "plugin",
+    "__main__",
 )  # fmt: skip
 #: What imports less than the order allows: scripts and users' processes take it as it is, and what
 #: runs a case knows no rule and draws nothing.

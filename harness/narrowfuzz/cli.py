@@ -490,6 +490,41 @@ def replay(
 
 
 @app.command()
+def explain(
+    finding: Annotated[str, typer.Argument(help="A finding's id or folder.")],
+    seconds: Annotated[
+        float,
+        typer.Option(help="Time for all questions.", show_default="60, or 300 if it is compiled"),
+    ] = 0.0,
+    recipe_file: Files = None,
+    te_version: TeVersion = "",
+    with_: With = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:build", help="Your own model, if the finding is about it."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what a finding needs, and what makes it go away, each on 20 draws of its data.
+
+    Exit code 0: explained; 2: it is no finding, or does not show here.
+    """
+    lay(with_ or ())
+    from narrowfuzz.explain.command import explain as of_finding
+    from narrowfuzz.explain.command import print_explained
+
+    do = partial(
+        of_finding,
+        finding,
+        files=tuple(recipe_file or ()),
+        te_version=te_version,
+        models=tuple(model or ()),
+        seconds=seconds,
+    )
+    _told(json, do, print_explained, asdict)
+
+
+@app.command()
 def bisect(
     target: Annotated[
         str,

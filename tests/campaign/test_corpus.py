@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fresh import command
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.campaign.corpus import Corpus, keep, load, playable
+from narrowfuzz.campaign.corpus import Corpus, keep, load, playable, shipped
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, dump_case
 from narrowfuzz.draw.choices import examples
@@ -77,6 +77,16 @@ def test_only_what_can_be_played_here_is_tried() -> None:
     assert playable(every, RECIPES, ()) == (PLAIN, compiled)
     assert playable(every, RECIPES, ("eager",)) == (PLAIN, compiled), "it runs eagerly, too"
     assert playable([compiled, PLAIN], RECIPES, ("inductor",)) == (compiled,)
+
+
+def test_the_shipped_cases_are_read_and_can_be_played() -> None:
+    found = load(shipped())
+    assert found.unread == ()
+    assert 20 < len(found.cases) < 200, "few enough that a run has time for them"
+    here = [case for case in found.cases if not RECIPES[case.spec.recipe].process]
+    assert len(playable(here, RECIPES, ())) == len(here)
+    assert any(case.spec.sharded for case in here) and any(case.spec.events for case in here)
+    assert {case.spec.compile for case in here} >= {"none", "inductor", "aot_eager"}
 
 
 @pytest.mark.parametrize(

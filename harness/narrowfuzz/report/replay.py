@@ -88,7 +88,7 @@ def replay(
     )
     session = open_session(options)
     judge = session.judge
-    _register(case, models)
+    register_own(case, models)
     if obstacles := _obstacles(judge, case, chosen):
         return Replayed(case.id, "cannot tell", reason=f"cannot run here: {obstacles[0]}")
     try:
@@ -189,7 +189,7 @@ def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
     return found
 
 
-def _register(case: Case, models: tuple[str, ...]) -> None:
+def register_own(case: Case, models: tuple[str, ...]) -> None:
     """The user's models that a case is about, if the command line names them, too: as their files
     are now, which may have changed since."""
     named = {source_of(text).title: text for text in models}

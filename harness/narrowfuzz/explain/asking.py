@@ -1,0 +1,121 @@
+"""Whether a case shows a divergence, on data of many seeds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from narrowfuzz.case.ladder import BY_NAME as ARMS
+from narrowfuzz.case.ladder import base_of
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.explain.switches import Switch
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.rules.table import rules_of
+from narrowfuzz.trace.verdict import BAD, Verdict
+
+#: Draws of data, each of another seed, that every question is asked on.
+DRAWS = 20
+#: Of the draws of the case itself so many must show it, so that what never shows it says something:
+#: with a quarter of them, none of twenty is chance once in three hundred times.
+_ENOUGH = 5
+
+Role = Literal["needed", "not needed", "cannot say"]
+
+
+@dataclass(frozen=True)
+class Count:
+    """Of so many draws: in how many it showed, and in how many the rule judged at all."""
+
+    shown: int
+    judged: int
+    of: int = DRAWS
+
+    @property
+    def silent(self) -> bool:
+        """Judged on each draw, and never seen."""
+        return self.judged == self.of and not self.shown
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a change of the case makes of the divergence."""
+
+    words: str
+    count: Count
+    role: Role
+
+
+@dataclass
+class Asker:
+    """Asks one divergence of a case's neighbours until its time is up."""
+
+    judge: Judge
+    verdict: Verdict
+    deadline: float
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def count(self, case: Case, arm: str = "") -> Count | None:
+        """None where no rung of the case is the arm that is meant, or the rule is no rule of it, or
+        its time is up before all draws are judged."""
+        spec = case.spec
+        rule, rung = rules_of(spec).get(self.verdict.rule), self._rung(spec, arm)
+        if rule is None or not rung:
+            return None
+        arms = frozenset({base_of(spec).name, rung})
+        shown = judged = 0
+        for one in _draws(case):
+            if self.late:
+                return None
+            verdicts = self.judge.judge(one, [rule], arms, confirm=False).verdicts
+            mine = [v for v in verdicts if (v.rule, v.arm) == (self.verdict.rule, rung)]
+            # of a rule that compares arms it is the arm that is compared
+            mine = [v for v in mine if v.role == self.verdict.role] or mine
+            bad = any(v.status in BAD for v in mine)
+            shown += bad
+            judged += bad or any(v.status == "ok" for v in mine)
+        return Count(shown, judged)
+
+    def _rung(self, spec: Spec, arm: str) -> str:
+        """The arm that is meant, or else the one of the finding, or what is left of it where the
+        case is no longer compiled, recomputed or on ranks."""
+        rungs = {one.name: one for one in self.judge.rungs(spec)}
+        found = ARMS[self.verdict.arm]
+        wanted = arm or self.verdict.arm
+        if found.recomputes and arm and spec.checkpoint != "none":
+            wanted = f"{arm}+{self.verdict.arm.partition('+')[2]}"
+        if wanted in rungs:
+            return wanted
+        if arm:
+            return ""
+        alike = [name for name, one in rungs.items() if one.compiler == found.compiler]
+        return ([base_of(spec).name, *(alike or rungs)])[-1]
+
+
+def _draws(case: Case) -> Iterator[Case]:
+    """The case, and its data with other seeds."""
+    for i in range(DRAWS):
+        data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
+        yield msgspec.structs.replace(case, data=data)
+
+
+def asked(asker: Asker, own: Count, switch: Switch) -> Answer | None:
+    """What the switch makes of it, where ``own`` is the count of the case itself; None where the
+    time was up, or nothing judges that."""
+    count = asker.count(switch.case, switch.arm)
+    return None if count is None else Answer(switch.words, count, role(own, count))
+
+
+def role(own: Count, count: Count) -> Role:
+    """Does the divergence need what is missing here?"""
+    if own.shown >= _ENOUGH and count.silent:
+        return "needed"
+    if count.judged and 2 * count.shown * own.judged >= own.shown * count.judged:
+        return "not needed"  # at least half as often
+    return "cannot say"

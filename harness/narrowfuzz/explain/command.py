@@ -1,0 +1,198 @@
+"""``narrowfuzz explain``: what a finding needs, what makes it go away, what is known like it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from narrowfuzz.bisect.script import Script
+from narrowfuzz.case.spec import Case
+from narrowfuzz.explain.asking import DRAWS, Answer, Asker, Count, Role, asked
+from narrowfuzz.explain.switches import Switch, alternatives, conditions, larger
+from narrowfuzz.ledger.ledger import load_entries
+from narrowfuzz.machine.device import check_device
+from narrowfuzz.machine.environment import prepare
+from narrowfuzz.recipe.recipe import Recipe, load_every
+from narrowfuzz.report.lookup import kept
+from narrowfuzz.report.nearest import looks_like, nearest
+from narrowfuzz.report.replay import register_own
+from narrowfuzz.report.terminal import console
+from narrowfuzz.triage.finding import Finding
+from narrowfuzz.triage.session import SessionOptions, open_session
+
+#: Seconds for all questions: of an eager finding, and of one that is compiled.
+EAGER_SECONDS, COMPILED_SECONDS = 60.0, 300.0
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What is known of a finding once its questions have been asked."""
+
+    id: str
+    sentence: str
+    #: The case that is asked about, in words.
+    asked_of: str
+    #: In how many of the draws the case itself shows it.
+    shows: Count
+    needs: tuple[Answer, ...]
+    #: What a user could switch, and what that makes of it.
+    switches: tuple[Answer, ...]
+    #: Where its first bad value stands, and the known issue that it resembles, in sentences.
+    first_bad: tuple[str, ...]
+    nearest: str
+    #: What there was no time for.
+    untried: tuple[str, ...]
+
+
+def explain(
+    target: str,
+    *,
+    files: tuple[Path, ...] = (),
+    te_version: str = "",
+    models: tuple[str, ...] = (),
+    seconds: float = 0.0,
+) -> Explained:
+    """Raises ValueError for what is no finding, or one that does not show here."""
+    found = kept(target)
+    if found.finding is None:
+        raise ValueError(f"{target} is a case: name a finding's folder or id")
+    finding, case = found.finding, found.case
+    check_device(finding.device)
+    prepare()
+    if te_version:
+        from te_on_cpu import environment as te
+
+        te.choose(te_version)
+    package = case.spec.recipe.rpartition(".")[0]
+    akin = {
+        name
+        for name, recipe in load_every(files, case.recipes).items()
+        if name.rpartition(".")[0] == package and not recipe.process
+    }
+    session = open_session(
+        SessionOptions(
+            device=finding.device, recipes=akin | case.recipes, recipe_files=files, ledger="none"
+        )
+    )
+    register_own(case, models)
+    judge = session.judge
+    seconds = seconds or (EAGER_SECONDS if case.spec.compile == "none" else COMPILED_SECONDS)
+    verdict = judge.judge(case).cause(finding.fingerprint)
+    if verdict is None:
+        raise ValueError(f"{finding.id} does not show here: narrowfuzz replay {target} says more")
+    asker = Asker(judge, verdict, time.monotonic() + seconds)
+    recipe = judge.recipe(case.spec)
+    words, case, own = _base(asker, finding, recipe, seconds)
+    needs, later = _answers(asker, own, conditions(case, recipe))
+    switches, last = _answers(asker, own, alternatives(case, recipe, session.selected))
+    variables, rest = _variables(asker, found.folder, finding.device)
+    entries = load_entries()
+    return Explained(
+        id=finding.id,
+        sentence=finding.sentence,
+        asked_of=words,
+        shows=own,
+        needs=tuple(needs),
+        switches=(*switches, *variables),
+        first_bad=tuple(finding.first_bad),
+        nearest=finding.known_issue or looks_like(nearest(finding, entries)),
+        untried=(*later, *last, *rest),
+    )
+
+
+def _base(
+    asker: Asker, finding: Finding, recipe: Recipe, seconds: float
+) -> tuple[str, Case, Count]:
+    """The case that questions are asked of: the smallest one if most of its data shows it, or else
+    the one that shows it most often. A single element seldom has the value that it takes. Raises
+    ValueError where there is no time for a single one."""
+    best: tuple[str, Case, Count] | None = None
+    smallest = finding.minimal
+    others = (("the case as it was drawn", finding.case),)
+    for words, case in (("the smallest case", smallest), *larger(smallest, recipe), *others):
+        count = asker.count(case)
+        if count is not None and (best is None or count.shown > best[2].shown):
+            best = words, case, count
+        if best is not None and 2 * best[2].shown >= best[2].of:
+            break
+    if best is None:
+        raise ValueError(f"{DRAWS} draws of a case take longer than {seconds:g} s: give --seconds")
+    return best
+
+
+#: What a process may be told of the instructions that its kernels use.
+_OF_CPUS = ("ONEDNN_MAX_CPU_ISA=AVX2", "ATEN_CPU_CAPABILITY=avx2", "ATEN_CPU_CAPABILITY=default")
+
+
+def _variables(asker: Asker, folder: Path | None, device: str) -> tuple[list[Answer], list[str]]:
+    """What the finding's script says in processes with other variables, once each; nothing where
+    it does not show it as it is."""
+    script = folder and folder / "repro.py"
+    found: list[Answer] = []
+    untried: list[str] = []
+    if script is None or device != "cpu" or not script.read_text().strip() or asker.late:
+        return [], []
+    asks = Script(script.resolve(), "").ask
+    if asks("as it is", {}).answer != "shows":
+        return [], []
+    for setting in _OF_CPUS:
+        if asker.late:
+            untried.append(setting)
+            continue
+        name, _, value = setting.partition("=")
+        said = asks(setting, {name: value}).answer
+        count = Count(int(said == "shows"), int(said != "cannot tell"), 1)
+        roles: dict[str, Role] = {"shows": "not needed", "gone": "needed"}
+        found.append(Answer(setting, count, roles.get(said, "cannot say")))
+    return found, untried
+
+
+def _answers(
+    asker: Asker, own: Count, switches: Iterable[Switch]
+) -> tuple[list[Answer], list[str]]:
+    """The answers, and what there was no time for."""
+    found, untried = [], []
+    for switch in switches:
+        if asker.late:
+            untried.append(switch.words)
+        elif answer := asked(asker, own, switch):
+            found.append(answer)
+    return found, untried
+
+
+def lines(explained: Explained) -> Iterator[str]:
+    """For people."""
+    own = explained.shows
+    yield explained.sentence
+    yield f"{explained.asked_of} shows it on {own.shown} of {own.of} draws of its data."
+    for head, role in (("It needs", "needed"), ("It does not need", "not needed")):
+        yield from _list(head, explained.needs, role, "without it ")
+    yield from _list("Whether it needs this is open", explained.needs, "cannot say", "without it ")
+    for head, role in (("It goes away with", "needed"), ("It stays with", "not needed")):
+        yield from _list(head, explained.switches, role)
+    yield from _list("What this changes is open", explained.switches, "cannot say")
+    yield from explained.first_bad
+    if explained.nearest:
+        yield f"Known: {explained.nearest}"
+    if explained.untried:
+        yield f"No time for: {'; '.join(explained.untried)} (--seconds gives more)"
+
+
+def _list(head: str, answers: Iterable[Answer], role: str, how: str = "") -> Iterator[str]:
+    rows = [f"  {a.words}: {how}{_counted(a.count)}" for a in answers if a.role == role]
+    if rows:
+        yield f"{head}:"
+        yield from rows
+
+
+def _counted(count: Count) -> str:
+    judged = "" if count.judged == count.of else f", judged on {count.judged}"
+    return f"shown on {count.shown} of {count.of}{judged}"
+
+
+def print_explained(explained: Explained) -> None:
+    page = console(markup=False)
+    for line in lines(explained):
+        page.print(line, soft_wrap=True)

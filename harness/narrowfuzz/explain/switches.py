@@ -1,0 +1,138 @@
+"""What is changed about a case to see what its divergence hangs on: the conditions that it has, one
+by one, and what a user could switch instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.case.layout import fitting
+from narrowfuzz.case.spec import ALONE, Case, DataSpec, Spec, fields_of
+from narrowfuzz.draw.specs import fixed
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import Recipe, unconverted
+from narrowfuzz.trace.words import plural
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A case that differs in one respect, and the arm that is meant where that is another one. Of a
+    condition the words are what the case no longer has, of an alternative what it has instead."""
+
+    words: str
+    case: Case
+    arm: str = ""
+
+
+#: Fields of a Spec that say which program is tested, and not what it takes.
+_SAME = {"recipe", "model", "compile", "sharding", "kernels", "backend"}
+_SIZES = {"m": "row", "k": "feature", "n": "output"}
+#: A size at which no block, vector or tile is left over.
+_PLAIN_SIZE = 64
+
+
+def conditions(case: Case, recipe: Recipe) -> Iterator[Switch]:
+    """The case without each of its conditions: fields that are not at their simplest value, sizes
+    that are odd, values that are not normally distributed."""
+    spec, data = case.spec, case.data
+    for field in fields_of(Spec):
+        if field.name in _SAME or field.required:
+            continue
+        value = getattr(spec, field.name)
+        if field.name in _SIZES:
+            if value % 32:
+                words = f"{plural(value, _SIZES[field.name])}, no multiple of 32"
+                yield from _switch(case, recipe, words, {field.name: _PLAIN_SIZE})
+        elif value != field.default:
+            yield from _switch(case, recipe, _words(field.name, value), _reset(field, spec))
+    if spec.sharded:
+        words = plural(spec.sharding.ranks, "rank")
+        yield from _switch(case, recipe, words, {"sharding": ALONE})
+    usual = DataSpec(seed=data.seed)
+    if (data.values, data.regime) != (usual.values, usual.regime):
+        kind = data.values if data.regime == usual.regime else data.regime
+        other = msgspec.structs.replace(data, values=usual.values, regime=usual.regime)
+        yield Switch(f"data of kind {kind}", _with(case, other))
+    powers = [name for name in DataSpec.__struct_fields__ if name.endswith("_exponent")]
+    if any(getattr(data, name) for name in powers):
+        about_one = msgspec.structs.replace(data, **dict.fromkeys(powers, 0))
+        yield Switch("data that is far from 1", _with(case, about_one))
+    if data.spikes:
+        words = plural(len(data.spikes), "single large number")
+        yield Switch(words, _with(case, msgspec.structs.replace(data, spikes=())))
+
+
+def larger(case: Case, recipe: Recipe) -> Iterator[tuple[str, Case]]:
+    """The case at a size where more of its data can show something."""
+    words = f"the smallest case with {_PLAIN_SIZE} rows, features and outputs"
+    for switch in _switch(case, recipe, words, dict.fromkeys(_SIZES, _PLAIN_SIZE)):
+        yield switch.words, switch.case
+
+
+def _reset(field: msgspec.structs.FieldInfo, spec: Spec) -> dict[str, Any]:
+    changes = {field.name: field.default}
+    if field.name == "checkpoint":
+        changes["wraps"] = Spec(recipe=spec.recipe).wraps
+    return changes
+
+
+def _words(name: str, value: Any) -> str:
+    """A field of a Spec that is not at its simplest value."""
+    if name == "events":
+        return "its events"
+    words = name.replace("_", " ")
+    return words if isinstance(value, bool) else f"{words} {value}"
+
+
+def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> Iterator[Switch]:
+    """The case with what a user could switch instead: documented settings of the library, other
+    kernels, other precision, other recipes of the package."""
+    spec = case.spec
+    if spec.compile == "inductor":
+        words = "torch._inductor.config.emulate_precision_casts = True"
+        yield Switch(words, case, "inductor_strict")
+    if spec.compile != "none":
+        yield from _switch(case, recipe, "without torch.compile", {"compile": "none"})
+    if spec.checkpoint != "none":
+        for other in ("full", "selective"):
+            if other != spec.checkpoint:
+                words = f"{other} checkpointing in place of {spec.checkpoint}"
+                yield from _switch(case, recipe, words, {"checkpoint": other})
+    if MODELS[spec.model].attends and spec.attention == "flash":
+        words = "attention of products and a softmax (SDPBackend.MATH)"
+        yield from _switch(case, recipe, words, {"attention": "math"})
+    if spec.kernels == "default" and spec.compile == "none":
+        words = "PyTorch's own kernels (torch.backends.mkldnn.flags(enabled=False))"
+        yield from _switch(case, recipe, words, {"kernels": "native"}, "eager_native")
+    for dtype in recipe.dtypes:
+        if dtype != spec.dtype:
+            yield from _switch(case, recipe, f"parameters in {dtype}", {"dtype": dtype})
+    for backend in recipe.backends:
+        if backend not in (spec.backend or recipe.backends[0], spec.backend):
+            what = recipe.backend_words.get(backend, "")
+            words = f"backend {backend}" + (f" ({what})" if what else "")
+            yield from _switch(case, recipe, words, {"backend": backend})
+    for name, akin in sorted(recipes.items()):
+        if name != spec.recipe and not unconverted(recipe):
+            changes = {"recipe": name, "backend": "", "dtype": akin.dtypes[0]}
+            yield from _switch(case, akin, f"recipe {name}", changes)
+
+
+def _switch(
+    case: Case, recipe: Recipe, words: str, changes: Mapping[str, Any], arm: str = ""
+) -> Iterator[Switch]:
+    """Nothing where the recipe cannot play that."""
+    try:
+        spec = fitting(fixed(msgspec.structs.replace(case.spec, **changes), recipe))
+        recipe.check(spec)
+    except ValueError:
+        return
+    if spec != case.spec:
+        yield Switch(words, msgspec.structs.replace(case, spec=spec), arm)
+
+
+def _with(case: Case, data: DataSpec) -> Case:
+    return msgspec.structs.replace(case, data=data)

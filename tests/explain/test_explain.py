@@ -1,0 +1,195 @@
+"""``narrowfuzz explain``: what a finding needs is told from what it merely has, and what makes it
+go away from what does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+import torch
+from fresh import ends
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case
+from narrowfuzz.explain.asking import Count, Role, role
+from narrowfuzz.explain.command import Explained, explain, lines
+from narrowfuzz.explain.switches import alternatives, conditions
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.report.store import Store
+from narrowfuzz.triage.session import SessionOptions, open_session
+from narrowfuzz.triage.triage import unconfirmed
+
+RECIPES = load_recipes()
+OWN_KERNELS = "PyTorch's own kernels (torch.backends.mkldnn.flags(enabled=False))"
+
+
+@pytest.mark.parametrize(
+    ("own", "count", "found"),
+    [
+        (Count(20, 20), Count(0, 20), "needed"),
+        (Count(5, 20), Count(0, 20), "needed"),
+        (Count(4, 20), Count(0, 20), "cannot say"),
+        (Count(20, 20), Count(0, 19), "cannot say"),
+        (Count(20, 20), Count(0, 0), "cannot say"),
+        (Count(20, 20), Count(20, 20), "not needed"),
+        (Count(20, 20), Count(9, 20), "cannot say"),
+        (Count(10, 20), Count(5, 20), "not needed"),
+        (Count(20, 20), Count(5, 5), "not needed"),
+    ],
+)
+def test_what_a_count_says(own: Count, count: Count, found: Role) -> None:
+    assert role(own, count) == found
+
+
+def test_each_condition_is_left_out_by_itself() -> None:
+    spec = Spec(recipe="torch.bf16", model="attention", m=7, heads=2, checkpoint="full", batch=2)
+    case = Case(spec=spec, data=DataSpec(values="heavy_tail", weight_exponent=4))
+    recipe = RECIPES["torch.bf16"]
+    found = {one.words: one.case for one in conditions(case, recipe)}
+    assert {*found} == {
+        "7 rows, no multiple of 32", "batch 2", "heads 2", "checkpoint full",
+        "data of kind heavy_tail", "data that is far from 1",
+    }  # fmt: skip
+    assert found["heads 2"].spec == msgspec.structs.replace(spec, heads=1)
+    for other in found.values():
+        recipe.check(other.spec)
+    ranks = Spec(recipe="torch.bf16", model="mlp_swiglu", sharding=Sharding(data=2))
+    (one,) = conditions(Case(spec=ranks, data=DataSpec()), recipe)
+    assert one.words == "2 ranks" and not one.case.spec.sharded
+
+
+def test_a_plain_case_has_no_conditions() -> None:
+    plain = Case(spec=Spec(recipe="torch.bf16"), data=DataSpec())
+    assert [*conditions(plain, RECIPES["torch.bf16"])] == []
+    spiked = msgspec.structs.replace(
+        plain, data=DataSpec(spikes=(Spike(tensor="input", row=0, col=0, bits="7f000000"),))
+    )
+    assert [one.words for one in conditions(spiked, RECIPES["torch.bf16"])] == [
+        "1 single large number"
+    ]
+
+
+def test_what_could_be_switched_can_be_played() -> None:
+    name = "torchao.float8.rowwise"
+    spec = Spec(recipe=name, model="llama_block", compile="inductor", checkpoint="selective")
+    akin = {n: r for n, r in RECIPES.items() if n.startswith("torchao.float8")}
+    found = {
+        a.words: a for a in alternatives(Case(spec=spec, data=DataSpec()), RECIPES[name], akin)
+    }
+    strict = found["torch._inductor.config.emulate_precision_casts = True"]
+    assert strict.arm == "inductor_strict" and strict.case.spec == spec
+    assert found["without torch.compile"].case.spec.compile == "none"
+    assert found["full checkpointing in place of selective"].case.spec.checkpoint == "full"
+    assert found["recipe torchao.float8.tensorwise"].case.spec.recipe.endswith("tensorwise")
+    assert "recipe torchao.float8.rowwise" not in found
+    for one in found.values():
+        RECIPES[one.case.spec.recipe].check(one.case.spec)
+
+
+@contextmanager
+def wrong(where: Callable[..., bool]) -> Iterator[None]:
+    """Linears double their result where this is true of their arguments."""
+    linear = torch.nn.functional.linear
+
+    def other(x: Any, weight: Any, bias: Any = None) -> Any:
+        y = linear(x, weight, bias)
+        return y * 2 if where(x, weight, bias) else y
+
+    with patch.object(torch.nn.functional, "linear", other):
+        yield
+
+
+def explained(tmp_path: Path, spec: Spec, data: DataSpec | None = None) -> Explained:
+    """What is said of what this case shows."""
+    judge = open_session(SessionOptions(ledger="none")).new_judge(Ledger([]))
+    case = Case(spec=spec, data=data or DataSpec())
+    verdict = next(v for v in judge.judge(case).causes if v.role == "output")
+    found = unconfirmed(judge, case, verdict)
+    Store(tmp_path).add(found.finding, "")
+    return explain(str(tmp_path / "findings" / found.finding.id), seconds=120)
+
+
+def words(answers: Any, role: Role) -> list[str]:
+    return [answer.words for answer in answers if answer.role == role]
+
+
+def test_what_it_needs_and_what_it_has(tmp_path: Path) -> None:
+    with wrong(lambda x, weight, bias: bias is not None):
+        told = explained(tmp_path, Spec(recipe="torch.bf16", bias=True, m=7, batch=3))
+    assert told.shows == Count(20, 20) and told.asked_of == "the smallest case"
+    assert words(told.needs, "needed") == ["bias"]
+    assert {*words(told.needs, "not needed")} == {"7 rows, no multiple of 32", "batch 3"}
+    assert words(told.switches, "not needed") == [OWN_KERNELS]
+    assert told.nearest == "" and told.untried == ()
+    said = "\n".join(lines(told))
+    assert "  bias: without it shown on 0 of 20" in said
+
+
+def test_what_makes_it_go_away(tmp_path: Path) -> None:
+    with wrong(lambda x, weight, bias: torch._C._get_mkldnn_enabled()):
+        told = explained(tmp_path, Spec(recipe="torch.fp32", dtype="fp32"))
+    assert words(told.switches, "needed") == [OWN_KERNELS]
+    assert f"It goes away with:\n  {OWN_KERNELS}: shown on 0 of 20" in "\n".join(lines(told))
+
+
+def test_a_size_that_hardly_shows_it_is_made_larger(tmp_path: Path) -> None:
+    def where(x: Any, weight: Any, bias: Any) -> bool:
+        return bool((x.abs() > 2.5).any())
+
+    seed = next(
+        seed for seed in range(200)
+        if abs(float(_first(seed))) > 2.5
+    )  # fmt: skip
+    with wrong(where):
+        told = explained(tmp_path, Spec(recipe="torch.bf16", m=1, k=1, n=1), DataSpec(seed=seed))
+    assert "64 rows" in told.asked_of and told.shows.shown == 20
+
+
+def _first(seed: int) -> float:
+    from narrowfuzz.judge.observe import tensors_of
+
+    case = Case(spec=Spec(recipe="torch.bf16", m=1, k=1, n=1), data=DataSpec(seed=seed))
+    return float(tensors_of(case, RECIPES["torch.bf16"])["input"].reshape(-1)[0])
+
+
+def test_what_does_not_show_and_what_is_no_finding_are_refused(tmp_path: Path) -> None:
+    with wrong(lambda x, weight, bias: True):
+        judge = open_session(SessionOptions(ledger="none")).new_judge(Ledger([]))
+        case = Case(spec=Spec(recipe="torch.bf16"), data=DataSpec())
+        verdict = judge.judge(case).causes[0]
+        found = unconfirmed(judge, case, verdict)
+    Store(tmp_path).add(found.finding, "")
+    folder = str(tmp_path / "findings" / found.finding.id)
+    with pytest.raises(ValueError, match="does not show here"):
+        explain(folder)
+    (file := tmp_path / "case.json").write_bytes(dump_case(case))
+    with pytest.raises(ValueError, match="name a finding's folder or id"):
+        explain(str(file))
+    assert ends("explain", folder) == 2
+
+
+def test_no_time_is_said(tmp_path: Path) -> None:
+    with wrong(lambda x, weight, bias: bias is not None):
+        explained(tmp_path, Spec(recipe="torch.bf16", bias=True))
+        (folder,) = (tmp_path / "findings").iterdir()
+        with pytest.raises(ValueError, match="take longer than 1e-06 s: give --seconds"):
+            explain(str(folder), seconds=1e-6)
+
+
+def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with wrong(lambda x, weight, bias: bias is not None):
+        explained(tmp_path, Spec(recipe="torch.bf16", bias=True))
+        (folder,) = (tmp_path / "findings").iterdir()
+        capsys.readouterr()
+        assert ends("explain", folder, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["needs"][0] == {
+        "words": "bias",
+        "count": {"shown": 0, "judged": 20, "of": 20},
+        "role": "needed",
+    }
