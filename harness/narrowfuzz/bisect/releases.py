@@ -61,7 +61,7 @@ def _is_release(text: str) -> bool:
 def here(package: str) -> str:
     """The version that is installed, without what says how it was built; "" if none is."""
     try:
-        return importlib.metadata.version(package).partition("+")[0]
+        return Version(importlib.metadata.version(package)).public
     except importlib.metadata.PackageNotFoundError:
         return ""
 

@@ -27,6 +27,7 @@ from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.shares import Shares
 from narrowfuzz.campaign.slices import Deck, Models, Slice
 from narrowfuzz.case.arm import SHARDED_PROCESSES, Compile
+from narrowfuzz.case.kind import ON_RANKS, kind_of
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, ModelName, Spec, compile_key, load_case
 from narrowfuzz.draw.coverage import Pair, pairs
@@ -169,7 +170,7 @@ class Generator:
             model, kind = case.spec.model, "none" if case.spec.compile == "none" else "inductor"
             asked = self.linears if model == "linear" else self.config.asks(model)
             if case.spec.recipe in recipes and asked:
-                kinds["sharded" if case.spec.sharded else kind].append(case)
+                kinds["sharded" if kind_of(case.spec) in ON_RANKS else kind].append(case)
         return {kind: Deck(cases, rng) for kind, cases in kinds.items()}
 
     def slices(self, order: Iterable[Slice], rungs: Collection[Compile]) -> list[Slice]:
@@ -277,7 +278,7 @@ class Generator:
             known = case.id in self.tried
             if not known or recipe is None:
                 self.tried.add(case.id)
-                serve(again(case, draws=1 if case.spec.layer else draws))
+                serve(again(case, draws=draws if recipe else 1))
             if recipe is not None and (eager or known):
                 some = near(case, recipe, draws=draws)
                 self._near(case, some, _NEAR if eager else _FEW_NEAR, more, serve)

@@ -37,6 +37,7 @@ from narrowfuzz.campaign.journal import Journal, Writing
 from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.kind import LAYERS, kind_of
 from narrowfuzz.case.spec import Case, Spec, load_case
 from narrowfuzz.draw.coverage import pairs
 from narrowfuzz.judge.judge import Judgement
@@ -294,7 +295,7 @@ class Worker:
     def _again(self, batch: tuple[Case, ...], *, now: Slice, until: float) -> None:
         """What is in the corpus, or near it, as what is drawn."""
         self.counts["corpus"] += 1
-        if batch[0].spec.layer:
+        if kind_of(batch[0].spec) is LAYERS:
             self._schedule(batch)
         else:
             self._batch(batch, now=now, until=until)

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from narrowfuzz.case.arm import with_checkpoint
 from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.ladder import base_of
 from narrowfuzz.case.spec import Case, Spec
@@ -89,7 +90,7 @@ class Asker:
         found = ARMS[self.verdict.arm]
         wanted = arm or self.verdict.arm
         if found.recomputes and arm and spec.checkpoint != "none":
-            wanted = f"{arm}+{self.verdict.arm.partition('+')[2]}"
+            wanted = with_checkpoint(ARMS[arm], spec.checkpoint).name
         if wanted in rungs:
             return wanted
         if arm:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.case.layout import fitting
-from narrowfuzz.case.spec import ALONE, Case, DataSpec, Spec, fields_of
+from narrowfuzz.case.spec import Case, DataSpec, Spec, fields_of
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe, unconverted
@@ -28,7 +28,7 @@ class Switch:
 
 
 #: Fields of a Spec that say which program is tested, and not what it takes.
-_SAME = {"recipe", "model", "compile", "sharding", "kernels", "backend"}
+_SAME = {"recipe", "model", "compile", "kernels", "backend"}
 _SIZES = {"m": "row", "k": "feature", "n": "output"}
 #: A size at which no block, vector or tile is left over.
 _PLAIN_SIZE = 64
@@ -48,9 +48,6 @@ def conditions(case: Case, recipe: Recipe) -> Iterator[Switch]:
                 yield from _switch(case, recipe, words, {field.name: _PLAIN_SIZE})
         elif value != field.default:
             yield from _switch(case, recipe, _words(field.name, value), _reset(field, spec))
-    if spec.sharded:
-        words = plural(spec.sharding.ranks, "rank")
-        yield from _switch(case, recipe, words, {"sharding": ALONE})
     usual = DataSpec(seed=data.seed)
     if (data.values, data.regime) != (usual.values, usual.regime):
         kind = data.values if data.regime == usual.regime else data.regime
@@ -83,6 +80,8 @@ def _words(name: str, value: Any) -> str:
     """A field of a Spec that is not at its simplest value."""
     if name == "events":
         return "its events"
+    if name == "sharding":
+        return plural(value.ranks, "rank")
     words = name.replace("_", " ")
     return words if isinstance(value, bool) else f"{words} {value}"
 
