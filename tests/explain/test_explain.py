@@ -36,6 +36,7 @@ OWN_KERNELS = "PyTorch's own kernels (torch.backends.mkldnn.flags(enabled=False)
         (Count(4, 20), Count(0, 20), "cannot say"),
         (Count(20, 20), Count(0, 19), "cannot say"),
         (Count(20, 20), Count(0, 0), "cannot say"),
+        (Count(20, 20), Count(0, 20, otherwise=1), "cannot say"),
         (Count(20, 20), Count(20, 20), "not needed"),
         (Count(20, 20), Count(9, 20), "cannot say"),
         (Count(10, 20), Count(5, 20), "not needed"),
@@ -130,6 +131,29 @@ def test_what_it_needs_and_what_it_has(tmp_path: Path) -> None:
     assert "  bias: without it shown on 0 of 20" in said
 
 
+def test_any_of_two_conditions_will_do(tmp_path: Path) -> None:
+    with wrong(lambda x, weight, bias: bias is not None or x.ndim == 3):
+        told = explained(tmp_path, Spec(recipe="torch.bf16", bias=True, batch=3))
+    assert told.needs_one_of == ("batch 3", "bias") and not words(told.needs, "needed")
+    said = "\n".join(lines(told))
+    assert "It needs one of these, any of them: batch 3; bias" in said
+    assert "does not need" not in said
+
+
+def test_what_is_wrong_otherwise_is_not_the_same(tmp_path: Path) -> None:
+    linear = torch.nn.functional.linear
+
+    def other(x: Any, weight: Any, bias: Any = None) -> Any:
+        y = linear(x, weight, bias)
+        return y * 2 if bias is not None else y * float("nan")
+
+    with patch.object(torch.nn.functional, "linear", other):
+        told = explained(tmp_path, Spec(recipe="torch.bf16", bias=True))
+    (bias,) = told.needs
+    assert bias.role == "cannot say" and bias.count.otherwise == 20
+    assert "something else wrong on 20" in "\n".join(lines(told))
+
+
 def test_what_makes_it_go_away(tmp_path: Path) -> None:
     with wrong(lambda x, weight, bias: torch._C._get_mkldnn_enabled()):
         told = explained(tmp_path, Spec(recipe="torch.fp32", dtype="fp32"))
@@ -190,6 +214,6 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     document = json.loads(capsys.readouterr().out)
     assert document["needs"][0] == {
         "words": "bias",
-        "count": {"shown": 0, "judged": 20, "of": 20},
+        "count": {"shown": 0, "judged": 20, "of": 20, "otherwise": 0},
         "role": "needed",
     }

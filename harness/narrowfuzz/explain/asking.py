@@ -29,16 +29,18 @@ Role = Literal["needed", "not needed", "cannot say"]
 
 @dataclass(frozen=True)
 class Count:
-    """Of so many draws: in how many it showed, and in how many the rule judged at all."""
+    """Of so many draws: in how many it showed, in how many the rule judged at all, and in how many
+    that found another thing wrong with the same result."""
 
     shown: int
     judged: int
     of: int = DRAWS
+    otherwise: int = 0
 
     @property
     def silent(self) -> bool:
-        """Judged on each draw, and never seen."""
-        return self.judged == self.of and not self.shown
+        """Judged on each draw, and never wrong."""
+        return self.judged == self.of and not self.shown and not self.otherwise
 
 
 @dataclass(frozen=True)
@@ -70,18 +72,19 @@ class Asker:
         if rule is None or not rung:
             return None
         arms = frozenset({base_of(spec).name, rung})
-        shown = judged = 0
+        shown = judged = otherwise = 0
         for one in _draws(case):
             if self.late:
                 return None
             verdicts = self.judge.judge(one, [rule], arms, confirm=False).verdicts
             mine = [v for v in verdicts if (v.rule, v.arm) == (self.verdict.rule, rung)]
-            # of a rule that compares arms it is the arm that is compared
-            mine = [v for v in mine if v.role == self.verdict.role] or mine
-            bad = any(v.status in BAD for v in mine)
-            shown += bad
-            judged += bad or any(v.status == "ok" for v in mine)
-        return Count(shown, judged)
+            bad = [v for v in mine if v.status in BAD]
+            same = [v for v in bad if v.role == self.verdict.role]
+            shows = any(v.symptom == self.verdict.symptom for v in same)
+            shown += shows
+            otherwise += bool(same) and not shows
+            judged += bool(bad) or any(v.status == "ok" for v in mine)
+        return Count(shown, judged, otherwise=otherwise)
 
     def _rung(self, spec: Spec, arm: str) -> str:
         """The arm that is meant, or else the one of the finding, or what is left of it where the

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from narrowfuzz.bisect.script import Script
 from narrowfuzz.case.spec import Case
-from narrowfuzz.explain.asking import DRAWS, Answer, Asker, Count, Role, asked
-from narrowfuzz.explain.switches import Switch, alternatives, conditions, larger
+from narrowfuzz.explain.asking import DRAWS, Answer, Asker, Count, Role, asked, role
+from narrowfuzz.explain.switches import Switch, alternatives, conditions, larger, together
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.machine.device import check_device
 from narrowfuzz.machine.environment import prepare
@@ -37,6 +37,8 @@ class Explained:
     #: In how many of the draws the case itself shows it.
     shows: Count
     needs: tuple[Answer, ...]
+    #: Conditions none of which it needs by itself, though it is gone without all of them.
+    needs_one_of: tuple[str, ...]
     #: What a user could switch, and what that makes of it.
     switches: tuple[Answer, ...]
     #: Where its first bad value stands, and the known issue that it resembles, in sentences.
@@ -85,8 +87,11 @@ def explain(
     asker = Asker(judge, verdict, time.monotonic() + seconds)
     recipe = judge.recipe(case.spec)
     words, case, own = _base(asker, finding, recipe, seconds)
-    needs, later = _answers(asker, own, conditions(case, recipe))
-    switches, last = _answers(asker, own, alternatives(case, recipe, session.selected))
+    several = list(conditions(case, recipe))
+    needs, later = _answers(asker, own, several)
+    any_of = _any_of(asker, own, case, recipe, several, needs)
+    able = session.able()  # with the backends that run here
+    switches, last = _answers(asker, own, alternatives(case, able.get(recipe.name, recipe), able))
     variables, rest = _variables(asker, found.folder, finding.device)
     entries = load_entries()
     return Explained(
@@ -95,6 +100,7 @@ def explain(
         asked_of=words,
         shows=own,
         needs=tuple(needs),
+        needs_one_of=any_of,
         switches=(*switches, *variables),
         first_bad=tuple(finding.first_bad),
         nearest=finding.known_issue or looks_like(nearest(finding, entries)),
@@ -120,6 +126,22 @@ def _base(
     if best is None:
         raise ValueError(f"{DRAWS} draws of a case take longer than {seconds:g} s: give --seconds")
     return best
+
+
+def _any_of(
+    asker: Asker,
+    own: Count,
+    case: Case,
+    recipe: Recipe,
+    switches: Sequence[Switch],
+    answers: Sequence[Answer],
+) -> tuple[str, ...]:
+    """The conditions that it does not need one by one, if it is gone without all of them."""
+    words = tuple(answer.words for answer in answers if answer.role == "not needed")
+    mine = [switch for switch in switches if switch.words in words]
+    without = together(case, recipe, mine) if len(mine) > 1 else None
+    count = asker.count(without) if without is not None else None
+    return words if count is not None and role(own, count) == "needed" else ()
 
 
 #: What a process may be told of the instructions that its kernels use.
@@ -167,11 +189,14 @@ def lines(explained: Explained) -> Iterator[str]:
     own = explained.shows
     yield explained.sentence
     yield f"{explained.asked_of} shows it on {own.shown} of {own.of} draws of its data."
-    for head, role in (("It needs", "needed"), ("It does not need", "not needed")):
-        yield from _list(head, explained.needs, role, "without it ")
+    yield from _list("It needs", explained.needs, "needed", "without it ")
+    if explained.needs_one_of:
+        yield f"It needs one of these, any of them: {'; '.join(explained.needs_one_of)}"
+    else:
+        yield from _list("It does not need", explained.needs, "not needed", "without it ")
     yield from _list("Whether it needs this is open", explained.needs, "cannot say", "without it ")
-    for head, role in (("It goes away with", "needed"), ("It stays with", "not needed")):
-        yield from _list(head, explained.switches, role)
+    yield from _list("It goes away with", explained.switches, "needed")
+    yield from _list("It stays with", explained.switches, "not needed")
     yield from _list("What this changes is open", explained.switches, "cannot say")
     yield from explained.first_bad
     if explained.nearest:
@@ -180,8 +205,8 @@ def lines(explained: Explained) -> Iterator[str]:
         yield f"No time for: {'; '.join(explained.untried)} (--seconds gives more)"
 
 
-def _list(head: str, answers: Iterable[Answer], role: str, how: str = "") -> Iterator[str]:
-    rows = [f"  {a.words}: {how}{_counted(a.count)}" for a in answers if a.role == role]
+def _list(head: str, answers: Iterable[Answer], said: str, how: str = "") -> Iterator[str]:
+    rows = [f"  {a.words}: {how}{_counted(a.count)}" for a in answers if a.role == said]
     if rows:
         yield f"{head}:"
         yield from rows
@@ -189,7 +214,8 @@ def _list(head: str, answers: Iterable[Answer], role: str, how: str = "") -> Ite
 
 def _counted(count: Count) -> str:
     judged = "" if count.judged == count.of else f", judged on {count.judged}"
-    return f"shown on {count.shown} of {count.of}{judged}"
+    other = f", something else wrong on {count.otherwise}" if count.otherwise else ""
+    return f"shown on {count.shown} of {count.of}{judged}{other}"
 
 
 def print_explained(explained: Explained) -> None:

@@ -3,7 +3,7 @@ by one, and what a user could switch instead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Switch:
 
 
 #: Fields of a Spec that say which program is tested, and not what it takes.
-_SAME = {"recipe", "model", "compile", "kernels", "backend"}
+_SAME = {"recipe", "model", "compile", "kernels", "backend", "dtype"}
 _SIZES = {"m": "row", "k": "feature", "n": "output"}
 #: A size at which no block, vector or tile is left over.
 _PLAIN_SIZE = 64
@@ -86,6 +86,22 @@ def _words(name: str, value: Any) -> str:
     return words if isinstance(value, bool) else f"{words} {value}"
 
 
+def together(case: Case, recipe: Recipe, switches: Sequence[Switch]) -> Case | None:
+    """The case with all these changes at once; None where the recipe cannot play that."""
+    spec, data = case.spec, case.data
+    for switch in switches:
+        spec = msgspec.structs.replace(spec, **_changed(case.spec, switch.case.spec))
+        data = msgspec.structs.replace(data, **_changed(case.data, switch.case.data))
+    for found in _switch(case, recipe, "", _changed(case.spec, spec)):
+        return _with(found.case, data)
+    return _with(case, data) if data != case.data else None
+
+
+def _changed(one: Any, other: Any) -> dict[str, Any]:
+    names = one.__struct_fields__
+    return {n: getattr(other, n) for n in names if getattr(other, n) != getattr(one, n)}
+
+
 def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> Iterator[Switch]:
     """The case with what a user could switch instead: documented settings of the library, other
     kernels, other precision, other recipes of the package."""
@@ -116,7 +132,11 @@ def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> I
             yield from _switch(case, recipe, words, {"backend": backend})
     for name, akin in sorted(recipes.items()):
         if name != spec.recipe and not unconverted(recipe):
-            changes = {"recipe": name, "backend": "", "dtype": akin.dtypes[0]}
+            changes = {
+                "recipe": name,
+                "backend": spec.backend if spec.backend in akin.backends else "",
+                "dtype": spec.dtype if spec.dtype in akin.dtypes else akin.dtypes[0],
+            }
             yield from _switch(case, akin, f"recipe {name}", changes)
 
 
