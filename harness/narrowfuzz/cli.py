@@ -127,6 +127,10 @@ Seed = Annotated[
     int | None,
     typer.Option(help="Generate the same cases again.", show_default="random"),
 ]
+AboutModel = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE.py:build", help="Your own model, if the finding is about it."),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -463,10 +467,7 @@ def replay(
     device: Annotated[
         str, typer.Option(help="Device to use.", show_default="where it was found")
     ] = "",
-    model: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE.py:build", help="Your own model, if the finding is about it."),
-    ] = None,
+    model: AboutModel = None,
     json: Json = False,
 ) -> None:
     """Run a finding again.
@@ -499,10 +500,7 @@ def explain(
     recipe_file: Files = None,
     te_version: TeVersion = "",
     with_: With = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE.py:build", help="Your own model, if the finding is about it."),
-    ] = None,
+    model: AboutModel = None,
     json: Json = False,
 ) -> None:
     """Say what a finding needs, and what makes it go away, each on 20 draws of its data.

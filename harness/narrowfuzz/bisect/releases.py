@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
-from te_on_cpu.environment import CHOICE, worker_environment
+from te_on_cpu.environment import CHOICE, chosen_version, worker_environment
 from te_on_cpu.install import CARRIED, carried
 
 from narrowfuzz.machine.overlay import folder_of, release_folder
@@ -59,7 +59,9 @@ def _is_release(text: str) -> bool:
 
 
 def here(package: str) -> str:
-    """The version that is installed, without what says how it was built; "" if none is."""
+    """The version that runs here, without what says how it was built; "" if none does."""
+    if package == TRANSFORMER_ENGINE:
+        return chosen_version()
     try:
         return Version(importlib.metadata.version(package)).public
     except importlib.metadata.PackageNotFoundError:
