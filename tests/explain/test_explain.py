@@ -14,12 +14,13 @@ import msgspec
 import pytest
 import torch
 from fresh import ends
+from narrowfuzz.case.events import Backward, Forward, Settings
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case
 from narrowfuzz.explain.asking import Count, Role, role
 from narrowfuzz.explain.command import Explained, explain, lines
 from narrowfuzz.explain.switches import alternatives, conditions
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_every, load_recipes
 from narrowfuzz.report.store import Store
 from narrowfuzz.triage.session import SessionOptions, open_session
 from narrowfuzz.triage.triage import unconfirmed
@@ -62,6 +63,21 @@ def test_each_condition_is_left_out_by_itself() -> None:
     ranks = Spec(recipe="torch.bf16", model="mlp_swiglu", sharding=Sharding(data=2))
     (one,) = conditions(Case(spec=ranks, data=DataSpec()), recipe)
     assert one.words == "2 ranks" and not one.case.spec.sharded
+
+
+def test_settings_of_a_librarys_own_layers_are_asked_one_by_one() -> None:
+    recipe = load_every()["reference.delayed"]
+    settings = Settings(history=2, margin=1)
+    events = (Forward(inside=True), Backward(of=(0,)))
+    spec = Spec(
+        recipe=recipe.name, model="library_linear", depth=2, settings=settings, events=events
+    )
+    recipe.check(spec)
+    found = {
+        one.words: one.case.spec for one in conditions(Case(spec=spec, data=DataSpec()), recipe)
+    }
+    assert {*found} == {"depth 2", "history 2", "margin 1"}
+    assert found["margin 1"].settings == Settings(history=2)
 
 
 def test_a_plain_case_has_no_conditions() -> None:

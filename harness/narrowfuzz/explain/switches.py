@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from narrowfuzz.case.kind import LAYERS, kind_of
 from narrowfuzz.case.layout import fitting
 from narrowfuzz.case.spec import Case, DataSpec, Spec, fields_of
 from narrowfuzz.draw.specs import fixed
@@ -42,6 +43,11 @@ def conditions(case: Case, recipe: Recipe) -> Iterator[Switch]:
         if field.name in _SAME or field.required:
             continue
         value = getattr(spec, field.name)
+        if field.name == "settings":
+            yield from _of_settings(case, recipe)
+            continue
+        if field.name == "events" and kind_of(spec) is LAYERS:
+            continue  # without events there is no training of theirs
         if field.name in _SIZES:
             if value % 32:
                 words = f"{plural(value, _SIZES[field.name])}, no multiple of 32"
@@ -60,6 +66,16 @@ def conditions(case: Case, recipe: Recipe) -> Iterator[Switch]:
     if data.spikes:
         words = plural(len(data.spikes), "single large number")
         yield Switch(words, _with(case, msgspec.structs.replace(data, spikes=())))
+
+
+def _of_settings(case: Case, recipe: Recipe) -> Iterator[Switch]:
+    """Each setting of the recipe that is not at its simplest value."""
+    own = case.spec.settings
+    for field in fields_of(type(own)):
+        if (value := getattr(own, field.name)) != field.default:
+            other = msgspec.structs.replace(own, **{field.name: field.default})
+            words = f"{field.name.replace('_', ' ')} {value}"
+            yield from _switch(case, recipe, words, {"settings": other})
 
 
 def larger(case: Case, recipe: Recipe) -> Iterator[tuple[str, Case]]:
@@ -116,7 +132,8 @@ def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> I
             if other != spec.checkpoint:
                 words = f"{other} checkpointing in place of {spec.checkpoint}"
                 yield from _switch(case, recipe, words, {"checkpoint": other})
-    if MODELS[spec.model].attends and spec.attention == "flash":
+    model = MODELS.get(spec.model)
+    if model is not None and model.attends and spec.attention == "flash":
         words = "attention of products and a softmax (SDPBackend.MATH)"
         yield from _switch(case, recipe, words, {"attention": "math"})
     if spec.kernels == "default" and spec.compile == "none":
@@ -145,7 +162,9 @@ def _switch(
 ) -> Iterator[Switch]:
     """Nothing where the recipe cannot play that."""
     try:
-        spec = fitting(fixed(msgspec.structs.replace(case.spec, **changes), recipe))
+        spec = msgspec.structs.replace(case.spec, **changes)
+        if spec.model in MODELS:  # a library's own layers have no model that leaves no choice
+            spec = fitting(fixed(spec, recipe))
         recipe.check(spec)
     except ValueError:
         return
