@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from narrowfuzz.arms.available import select_arms
 from narrowfuzz.bisect.script import Script
 from narrowfuzz.case.spec import Case
 from narrowfuzz.explain.asking import DRAWS, Answer, Asker, Count, Role, asked, role
@@ -14,10 +15,11 @@ from narrowfuzz.explain.switches import Switch, alternatives, conditions, larger
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.machine.device import check_device
 from narrowfuzz.machine.environment import prepare
+from narrowfuzz.models.catalog import LIBRARY, MODELS
 from narrowfuzz.recipe.recipe import Recipe, load_every
 from narrowfuzz.report.lookup import kept
 from narrowfuzz.report.nearest import looks_like, nearest
-from narrowfuzz.report.replay import register_own
+from narrowfuzz.report.replay import obstacles_to, register_own
 from narrowfuzz.report.terminal import console
 from narrowfuzz.triage.finding import Finding
 from narrowfuzz.triage.session import SessionOptions, open_session
@@ -80,6 +82,10 @@ def explain(
     )
     register_own(case, models)
     judge = session.judge
+    if case.spec.model not in {*MODELS, *LIBRARY}:
+        raise ValueError("it is about a model of your own: name it with --model")
+    if lacking := obstacles_to(judge, case, select_arms(())):
+        raise ValueError(f"it cannot run here: {lacking[0]}")
     seconds = seconds or (EAGER_SECONDS if case.spec.compile == "none" else COMPILED_SECONDS)
     verdict = judge.judge(case).cause(finding.fingerprint)
     if verdict is None:

@@ -89,7 +89,7 @@ def replay(
     session = open_session(options)
     judge = session.judge
     register_own(case, models)
-    if obstacles := _obstacles(judge, case, chosen):
+    if obstacles := obstacles_to(judge, case, chosen):
         return Replayed(case.id, "cannot tell", reason=f"cannot run here: {obstacles[0]}")
     try:
         judgement = judge.judge(case)
@@ -176,7 +176,8 @@ def _arms(judge: Judge, case: Case) -> str:
     return ", ".join(arm.name for arm in judge.rungs(case.spec))
 
 
-def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
+def obstacles_to(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
+    """Why a case cannot run here on these arms, in sentences."""
     recipe = judge.recipe(case.spec)
     lacking = obstacles(recipe, judge.device.torch)
     if not lacking:
