@@ -82,6 +82,9 @@ def print_summary(
         _print_rules(around, tally.counts)
         _print_pairs(around, tally, ended.whole)
     page = escape(str(store.out / "report.html"))
+    if found := store.findings():
+        folder = escape(str(store.out / "findings" / found[0].id))
+        around.print(f"\nWhat it needs, and what makes it go away: narrowfuzz explain {folder}")
     around.print(f"\nOutput: {escape(str(store.out))}; the page: {page}")
     if ended.lacking and not ended.accepted.counting(store.findings()):
         console.print(f"Not enough was checked: {escape('; '.join(ended.lacking))}")
