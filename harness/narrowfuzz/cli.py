@@ -503,7 +503,7 @@ def explain(
     model: AboutModel = None,
     json: Json = False,
 ) -> None:
-    """Say what a finding needs, and what makes it go away, each on 20 draws of its data.
+    """Say what a finding needs, and what makes it go away, each with 20 random seeds.
 
     Exit code 0: explained; 2: it is no finding, or does not show here.
     """

@@ -122,7 +122,7 @@ def _base(
     ValueError where there is no time for a single one."""
     best: tuple[str, Case, Count] | None = None
     smallest = finding.minimal
-    others = (("the case as it was drawn", finding.case),)
+    others = (("the case as it was generated", finding.case),)
     for words, case in (("the smallest case", smallest), *larger(smallest, recipe), *others):
         count = asker.count(case)
         if count is not None and (best is None or count.shown > best[2].shown):
@@ -130,7 +130,7 @@ def _base(
         if best is not None and 2 * best[2].shown >= best[2].of:
             break
     if best is None:
-        raise ValueError(f"{DRAWS} draws of a case take longer than {seconds:g} s: give --seconds")
+        raise ValueError(f"{DRAWS} seeds of a case take longer than {seconds:g} s: give --seconds")
     return best
 
 
@@ -194,7 +194,7 @@ def lines(explained: Explained) -> Iterator[str]:
     """For people."""
     own = explained.shows
     yield explained.sentence
-    yield f"{explained.asked_of} shows it on {own.shown} of {own.of} draws of its data."
+    yield f"{explained.asked_of} shows it with {own.shown} of {own.of} random seeds."
     yield from _list("It needs", explained.needs, "needed", "without it ")
     if explained.needs_one_of:
         yield f"It needs one of these, any of them: {'; '.join(explained.needs_one_of)}"
