@@ -22,7 +22,7 @@ from narrowfuzz.report.nearest import looks_like, nearest
 from narrowfuzz.report.replay import obstacles_to, register_own
 from narrowfuzz.report.terminal import console
 from narrowfuzz.triage.finding import Finding
-from narrowfuzz.triage.session import SessionOptions, open_session
+from narrowfuzz.triage.session import Session, SessionOptions, open_session
 
 #: Seconds for all questions: of an eager finding, and of one that is compiled.
 EAGER_SECONDS, COMPILED_SECONDS = 60.0, 300.0
@@ -60,15 +60,49 @@ def explain(
 ) -> Explained:
     """Raises ValueError for what is no finding, or one that does not show here."""
     found = kept(target)
-    if found.finding is None:
+    finding = found.finding
+    if finding is None:
         raise ValueError(f"{target} is a case: name a finding's folder or id")
-    finding, case = found.finding, found.case
-    check_device(finding.device)
-    prepare()
     if te_version:
         from te_on_cpu import environment as te
 
         te.choose(te_version)
+    session = _session_of(finding, files, models)
+    verdict = session.judge.judge(found.case).cause(finding.fingerprint)
+    if verdict is None:
+        raise ValueError(f"{finding.id} does not show here: narrowfuzz replay {target} says more")
+    eager = found.case.spec.compile == "none"
+    seconds = seconds or (EAGER_SECONDS if eager else COMPILED_SECONDS)
+    asker = Asker(session.judge, verdict, time.monotonic() + seconds)
+    recipe, able = session.judge.recipe(found.case.spec), session.able()
+    words, case, own = _base(asker, finding, recipe, seconds)
+    several = list(conditions(case, recipe))
+    needs, later = _answers(asker, own, several)
+    any_of = _any_of(asker, own, case, recipe, several, needs)
+    # with the backends that run here
+    others = alternatives(case, able.get(recipe.name, recipe), able)
+    switches, last = _answers(asker, own, others)
+    variables, rest = _variables(asker, found.folder, finding.device)
+    return Explained(
+        id=finding.id,
+        sentence=finding.sentence,
+        asked_of=words,
+        shows=own,
+        needs=tuple(needs),
+        needs_one_of=any_of,
+        switches=(*switches, *variables),
+        first_bad=tuple(finding.first_bad),
+        nearest=finding.known_issue or looks_like(nearest(finding, load_entries())),
+        untried=(*later, *last, *rest),
+    )
+
+
+def _session_of(finding: Finding, files: tuple[Path, ...], models: tuple[str, ...]) -> Session:
+    """A session that runs the finding's case, with the recipes of its package beside its own.
+    Raises ValueError where it cannot run here."""
+    check_device(finding.device)
+    prepare()
+    case = finding.minimal
     package = case.spec.recipe.rpartition(".")[0]
     akin = {
         name
@@ -81,37 +115,11 @@ def explain(
         )
     )
     register_own(case, models)
-    judge = session.judge
     if case.spec.model not in {*MODELS, *LIBRARY}:
         raise ValueError("it is about a model of your own: name it with --model")
-    if lacking := obstacles_to(judge, case, select_arms(())):
+    if lacking := obstacles_to(session.judge, case, select_arms(())):
         raise ValueError(f"it cannot run here: {lacking[0]}")
-    seconds = seconds or (EAGER_SECONDS if case.spec.compile == "none" else COMPILED_SECONDS)
-    verdict = judge.judge(case).cause(finding.fingerprint)
-    if verdict is None:
-        raise ValueError(f"{finding.id} does not show here: narrowfuzz replay {target} says more")
-    asker = Asker(judge, verdict, time.monotonic() + seconds)
-    recipe = judge.recipe(case.spec)
-    words, case, own = _base(asker, finding, recipe, seconds)
-    several = list(conditions(case, recipe))
-    needs, later = _answers(asker, own, several)
-    any_of = _any_of(asker, own, case, recipe, several, needs)
-    able = session.able()  # with the backends that run here
-    switches, last = _answers(asker, own, alternatives(case, able.get(recipe.name, recipe), able))
-    variables, rest = _variables(asker, found.folder, finding.device)
-    entries = load_entries()
-    return Explained(
-        id=finding.id,
-        sentence=finding.sentence,
-        asked_of=words,
-        shows=own,
-        needs=tuple(needs),
-        needs_one_of=any_of,
-        switches=(*switches, *variables),
-        first_bad=tuple(finding.first_bad),
-        nearest=finding.known_issue or looks_like(nearest(finding, entries)),
-        untried=(*later, *last, *rest),
-    )
+    return session
 
 
 def _base(
@@ -187,6 +195,8 @@ def _answers(
             untried.append(switch.words)
         elif answer := asked(asker, own, switch):
             found.append(answer)
+        elif asker.late:
+            untried.append(switch.words)
     return found, untried
 
 
