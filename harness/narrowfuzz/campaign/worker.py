@@ -441,8 +441,8 @@ class Worker:
 
     def _sighted(self, case: Case, verdict: Verdict, name: str) -> bool:
         """Is it a known issue that a worker has claimed on another case, where known issues are
-        findings? One finding stands for all its sightings, which is a third of the time where
-        there are many."""
+        findings? One finding stands for all its sightings: confirming each would take most of a
+        short run."""
         if self.unasked is None:
             return False
         issue = self.judge.knowing(self.unasked).known_as(case, verdict)
