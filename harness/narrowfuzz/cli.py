@@ -501,6 +501,7 @@ def explain(
     te_version: TeVersion = "",
     with_: With = None,
     model: AboutModel = None,
+    plant: Plant = "",
     json: Json = False,
 ) -> None:
     """Say what a finding needs, and what makes it go away, each with 20 random seeds.
@@ -508,17 +509,13 @@ def explain(
     Exit code 0: explained; 2: it is no finding, or does not show here.
     """
     lay(with_ or ())
+    from narrowfuzz.explain.command import Question, print_explained
     from narrowfuzz.explain.command import explain as of_finding
-    from narrowfuzz.explain.command import print_explained
 
-    do = partial(
-        of_finding,
-        finding,
-        files=tuple(recipe_file or ()),
-        te_version=te_version,
-        models=tuple(model or ()),
-        seconds=seconds,
+    question = Question(
+        finding, tuple(recipe_file or ()), tuple(model or ()), te_version, plant, seconds
     )
+    do = partial(of_finding, question)
     _told(json, do, print_explained, asdict)
 
 

@@ -17,7 +17,7 @@ from fresh import ends
 from narrowfuzz.case.events import Backward, Forward, Settings
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case
 from narrowfuzz.explain.asking import Count, Role, role
-from narrowfuzz.explain.command import Explained, explain, lines
+from narrowfuzz.explain.command import Explained, Question, explain, lines
 from narrowfuzz.explain.switches import alternatives, conditions
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.recipe.recipe import load_every, load_recipes
@@ -128,7 +128,7 @@ def explained(tmp_path: Path, spec: Spec, data: DataSpec | None = None) -> Expla
     verdict = next(v for v in judge.judge(case).causes if v.role == "output")
     found = unconfirmed(judge, case, verdict)
     Store(tmp_path).add(found.finding, "")
-    return explain(str(tmp_path / "findings" / found.finding.id), seconds=120)
+    return explain(Question(str(tmp_path / "findings" / found.finding.id), seconds=120))
 
 
 def words(answers: Any, role: Role) -> list[str]:
@@ -206,10 +206,10 @@ def test_what_does_not_show_and_what_is_no_finding_are_refused(tmp_path: Path) -
     Store(tmp_path).add(found.finding, "")
     folder = str(tmp_path / "findings" / found.finding.id)
     with pytest.raises(ValueError, match="does not show here"):
-        explain(folder)
+        explain(Question(folder))
     (file := tmp_path / "case.json").write_bytes(dump_case(case))
     with pytest.raises(ValueError, match="name a finding's folder or id"):
-        explain(str(file))
+        explain(Question(str(file)))
     assert ends("explain", folder) == 2
 
 
@@ -218,7 +218,7 @@ def test_no_time_is_said(tmp_path: Path) -> None:
         explained(tmp_path, Spec(recipe="torch.bf16", bias=True))
         (folder,) = (tmp_path / "findings").iterdir()
         with pytest.raises(ValueError, match="take longer than 1e-06 s: give --seconds"):
-            explain(str(folder), seconds=1e-6)
+            explain(Question(str(folder), seconds=1e-6))
 
 
 def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,20 +27,21 @@ _SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Script:
-    """A script, what it is about in a sentence, the device it runs on, and how many runs without
-    the divergence mean that it is gone."""
+    """A script, what it is about in a sentence, the device it runs on, how many runs without the
+    divergence mean that it is gone, and what is planted: (file or "", id)."""
 
     path: Path
     title: str
     device: str = "cpu"
     runs: int = 1
+    plant: tuple[str, str] | None = None
 
     def ask(self, version: str, variables: Mapping[str, str]) -> Asked:
         """What it says in a process with these variables, which has the version."""
         done = None
         for _ in range(self.runs):
             with tempfile.TemporaryDirectory(prefix="narrowfuzz-bisect-") as cache:
-                command = script_command(self.path, plant=None, device=self.device)
+                command = script_command(self.path, plant=self.plant, device=self.device)
                 own = {**script_environment(Path(cache)), **variables}
                 code, out, err = ended(command, own, _SECONDS)
             done = script_ran(self.path.read_text(), code, out, err, _SECONDS)

@@ -16,8 +16,9 @@ from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.machine.device import check_device
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import LIBRARY, MODELS
+from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import Recipe, load_every
-from narrowfuzz.report.lookup import kept
+from narrowfuzz.report.lookup import Kept, kept
 from narrowfuzz.report.nearest import looks_like, nearest
 from narrowfuzz.report.replay import obstacles_to, register_own
 from narrowfuzz.report.terminal import console
@@ -50,29 +51,52 @@ class Explained:
     untried: tuple[str, ...]
 
 
-def explain(
-    target: str,
-    *,
-    files: tuple[Path, ...] = (),
-    te_version: str = "",
-    models: tuple[str, ...] = (),
-    seconds: float = 0.0,
-) -> Explained:
+@dataclass(frozen=True)
+class Question:
+    """What the command line asks."""
+
+    #: A finding's id or folder.
+    target: str
+    #: Files of recipes, and a user's own models, that it is about.
+    files: tuple[Path, ...] = ()
+    models: tuple[str, ...] = ()
+    te_version: str = ""
+    #: Planted meanwhile: ID or FILE:ID.
+    plant: str = ""
+    #: 0: as long as such a finding usually takes.
+    seconds: float = 0.0
+
+    @property
+    def planted(self) -> tuple[str, str] | None:
+        """The file, "" for a shipped plant, and the id; None where nothing is planted."""
+        file, _, id = self.plant.rpartition(":")
+        return (file, id) if id else None
+
+
+def explain(question: Question) -> Explained:
     """Raises ValueError for what is no finding, or one that does not show here."""
-    found = kept(target)
-    finding = found.finding
-    if finding is None:
-        raise ValueError(f"{target} is a case: name a finding's folder or id")
-    if te_version:
+    found = kept(question.target)
+    if found.finding is None:
+        raise ValueError(f"{question.target} is a case: name a finding's folder or id")
+    plant = question.planted or ("", "")
+    prepare(identity(*plant) if question.planted else "")
+    if question.te_version:
         from te_on_cpu import environment as te
 
-        te.choose(te_version)
-    session = _session_of(finding, files, models)
+        te.choose(question.te_version)
+    with planted(*plant):
+        return _explained(question, found, found.finding)
+
+
+def _explained(question: Question, found: Kept, finding: Finding) -> Explained:
+    session = _session_of(finding, question)
     verdict = session.judge.judge(found.case).cause(finding.fingerprint)
     if verdict is None:
-        raise ValueError(f"{finding.id} does not show here: narrowfuzz replay {target} says more")
+        raise ValueError(
+            f"{finding.id} does not show here: narrowfuzz replay {found.folder} says more"
+        )
     eager = found.case.spec.compile == "none"
-    seconds = seconds or (EAGER_SECONDS if eager else COMPILED_SECONDS)
+    seconds = question.seconds or (EAGER_SECONDS if eager else COMPILED_SECONDS)
     asker = Asker(session.judge, verdict, time.monotonic() + seconds)
     recipe, able = session.judge.recipe(found.case.spec), session.able()
     words, case, own = _base(asker, finding, recipe, seconds)
@@ -82,7 +106,7 @@ def explain(
     # with the backends that run here
     others = alternatives(case, able.get(recipe.name, recipe), able)
     switches, last = _answers(asker, own, others)
-    variables, rest = _variables(asker, found.folder, finding.device)
+    variables, rest = _variables(asker, found.folder, finding.device, question.planted)
     return Explained(
         id=finding.id,
         sentence=finding.sentence,
@@ -97,24 +121,26 @@ def explain(
     )
 
 
-def _session_of(finding: Finding, files: tuple[Path, ...], models: tuple[str, ...]) -> Session:
+def _session_of(finding: Finding, question: Question) -> Session:
     """A session that runs the finding's case, with the recipes of its package beside its own.
     Raises ValueError where it cannot run here."""
     check_device(finding.device)
-    prepare()
     case = finding.minimal
     package = case.spec.recipe.rpartition(".")[0]
     akin = {
         name
-        for name, recipe in load_every(files, case.recipes).items()
+        for name, recipe in load_every(question.files, case.recipes).items()
         if name.rpartition(".")[0] == package and not recipe.process
     }
     session = open_session(
         SessionOptions(
-            device=finding.device, recipes=akin | case.recipes, recipe_files=files, ledger="none"
+            device=finding.device,
+            recipes=akin | case.recipes,
+            recipe_files=question.files,
+            ledger="none",
         )
     )
-    register_own(case, models)
+    register_own(case, question.models)
     if case.spec.model not in {*MODELS, *LIBRARY}:
         raise ValueError("it is about a model of your own: name it with --model")
     if lacking := obstacles_to(session.judge, case, select_arms(())):
@@ -162,7 +188,9 @@ def _any_of(
 _OF_CPUS = ("ONEDNN_MAX_CPU_ISA=AVX2", "ATEN_CPU_CAPABILITY=avx2", "ATEN_CPU_CAPABILITY=default")
 
 
-def _variables(asker: Asker, folder: Path | None, device: str) -> tuple[list[Answer], list[str]]:
+def _variables(
+    asker: Asker, folder: Path | None, device: str, plant: tuple[str, str] | None
+) -> tuple[list[Answer], list[str]]:
     """What the finding's script says in processes with other variables, once each; nothing where
     it does not show it as it is."""
     script = folder and folder / "repro.py"
@@ -170,7 +198,7 @@ def _variables(asker: Asker, folder: Path | None, device: str) -> tuple[list[Ans
     untried: list[str] = []
     if script is None or device != "cpu" or not script.read_text().strip() or asker.late:
         return [], []
-    asks = Script(script.resolve(), "").ask
+    asks = Script(script.resolve(), "", plant=plant).ask
     if asks("as it is", {}).answer != "shows":
         return [], []
     for setting in _OF_CPUS:
