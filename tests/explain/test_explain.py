@@ -213,6 +213,24 @@ def test_what_does_not_show_and_what_is_no_finding_are_refused(tmp_path: Path) -
     assert ends("explain", folder) == 2
 
 
+def test_what_does_not_always_show_is_tried_again(tmp_path: Path) -> None:
+    calls = iter(range(10**6))
+    with wrong(lambda x, weight, bias: True):
+        explained(tmp_path, Spec(recipe="torch.bf16"))
+    (folder,) = (tmp_path / "findings").iterdir()
+    raw = json.loads((folder / "explain.json").read_bytes())
+    for flake, tries in (("always", False), ("flaky", True)):
+        (folder / "explain.json").write_text(json.dumps({**raw, "flake": flake}))
+        # every result of the eighth call and of those after it is wrong
+        with wrong(lambda x, weight, bias: next(calls) > 7):
+            if tries:
+                assert explain(Question(str(folder))).shows.shown == 20
+            else:
+                with pytest.raises(ValueError, match="does not show here"):
+                    explain(Question(str(folder)))
+        calls = iter(range(10**6))
+
+
 def test_no_time_is_said(tmp_path: Path) -> None:
     with wrong(lambda x, weight, bias: bias is not None):
         explained(tmp_path, Spec(recipe="torch.bf16", bias=True))

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from narrowfuzz.arms.available import select_arms
-from narrowfuzz.bisect.script import Script
+from narrowfuzz.bisect.script import FLAKY_RUNS, Script
 from narrowfuzz.case.spec import Case
 from narrowfuzz.explain.asking import DRAWS, Answer, Asker, Count, Role, asked, role
 from narrowfuzz.explain.switches import Switch, alternatives, conditions, larger, together
+from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.machine.device import check_device
 from narrowfuzz.machine.environment import prepare
@@ -22,6 +23,7 @@ from narrowfuzz.report.lookup import Kept, kept
 from narrowfuzz.report.nearest import looks_like, nearest
 from narrowfuzz.report.replay import obstacles_to, register_own
 from narrowfuzz.report.terminal import console
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import Finding
 from narrowfuzz.triage.session import Session, SessionOptions, open_session
 
@@ -90,7 +92,7 @@ def explain(question: Question) -> Explained:
 
 def _explained(question: Question, found: Kept, finding: Finding) -> Explained:
     session = _session_of(finding, question)
-    verdict = session.judge.judge(found.case).cause(finding.fingerprint)
+    verdict = _seen(session.judge, finding)
     if verdict is None:
         raise ValueError(
             f"{finding.id} does not show here: narrowfuzz replay {found.folder} says more"
@@ -119,6 +121,14 @@ def _explained(question: Question, found: Kept, finding: Finding) -> Explained:
         nearest=finding.known_issue or looks_like(nearest(finding, load_entries())),
         untried=(*later, *last, *rest),
     )
+
+
+def _seen(judge: Judge, finding: Finding) -> Verdict | None:
+    """What the finding's case shows now; of one that does not always show, in one of some tries."""
+    for _ in range(1 if finding.flake == "always" else FLAKY_RUNS):
+        if found := judge.judge(finding.minimal).cause(finding.fingerprint):
+            return found
+    return None
 
 
 def _session_of(finding: Finding, question: Question) -> Session:
