@@ -23,7 +23,7 @@ from narrowfuzz.report.lookup import Kept, kept
 from narrowfuzz.report.nearest import looks_like, nearest
 from narrowfuzz.report.replay import obstacles_to, register_own
 from narrowfuzz.report.terminal import console
-from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding
 from narrowfuzz.triage.session import Session, SessionOptions, open_session
 
@@ -124,10 +124,13 @@ def _explained(question: Question, found: Kept, finding: Finding) -> Explained:
 
 
 def _seen(judge: Judge, finding: Finding) -> Verdict | None:
-    """What the finding's case shows now; of one that does not always show, in one of some tries."""
+    """What the finding's case shows now, be it because of something else; of one that does not
+    always show, in one of some tries."""
+    family = judge.family(finding.minimal.spec)
     for _ in range(1 if finding.flake == "always" else FLAKY_RUNS):
-        if found := judge.judge(finding.minimal).cause(finding.fingerprint):
-            return found
+        for verdict in judge.judge(finding.minimal).verdicts:
+            if verdict.status in BAD and fingerprint(verdict, family) == finding.fingerprint:
+                return verdict
     return None
 
 
