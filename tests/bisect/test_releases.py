@@ -73,7 +73,7 @@ def test_what_every_release_shows_is_said(index: Any) -> None:
     found = bisect(Question(str(script), "thing"))
     assert found.changes == ()
     assert found.sentences == (
-        "all that were asked and can tell show it; the oldest is thing 0.11.0",
+        "no older release without it was found; the oldest with it is thing 0.11.0",
     )
     assert found.code == 0
 

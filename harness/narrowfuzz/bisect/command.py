@@ -161,7 +161,7 @@ def _said(package: str, line: Line, changes: list[Change]) -> Iterator[str]:
         shows = [line.answers[place] for place in sorted(line.answers)]
         first = next((one.version for one in shows if one.answer == "shows"), "")
         if first:
-            yield f"all that were asked and can tell show it; the oldest is {package} {first}"
+            yield f"no older release without it was found; the oldest with it is {package} {first}"
 
 
 def _of_commits(
