@@ -172,7 +172,8 @@ def gathered(group: Any, model: nn.Module, optimizer: Any) -> dict[str, torch.Te
     }
     for parts in everyone:
         for name, (_, where, t) in parts.items():
-            wholes[name][where] = t
+            if t.numel():  # FSDP2's part of a tensor of shape (1, 0) is one of shape (0, 0)
+                wholes[name][where] = t
     return wholes
 
 
@@ -188,12 +189,17 @@ def put(wholes: Mapping[str, torch.Tensor], model: nn.Module, optimizer: Any) ->
     """Write what ``gathered`` returned into a model and its optimizer, however laid out."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            where = place(parameter)
-            innermost(parameter).copy_(wholes[name][where])
+            write(parameter, wholes[name])
             for key, whole in wholes.items():
                 kind = key.removeprefix(f"{name}.")
                 if key == f"{name}.step":
                     optimizer.state[parameter][kind] = whole.clone()
                 elif kind in ("exp_avg", "exp_avg_sq") and kind != key:
                     optimizer.state[parameter][kind] = torch.zeros_like(parameter.detach())
-                    innermost(optimizer.state[parameter][kind]).copy_(whole[where])
+                    write(optimizer.state[parameter][kind], whole)
+
+
+def write(t: Any, whole: torch.Tensor) -> None:
+    """Set this rank's part of a tensor to that part of the whole."""
+    if t.numel():
+        innermost(t).copy_(whole[place(t)])
