@@ -617,6 +617,9 @@ def score(
     against: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Compare with this earlier result.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the result in --json.")
+    ] = False,
 ) -> None:
     """Measure narrowfuzz itself: inject known bugs and look for them, run clean controls.
 
@@ -635,6 +638,7 @@ def score(
         device=device,
         out=json,
         against=against,
+        resume=resume,
         limits=Limits(seconds, cases, control_cases, seed, tuple(arm or ())),
     )
     raise typer.Exit(score_command(asked))

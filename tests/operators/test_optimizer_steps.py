@@ -48,6 +48,9 @@ def values(dtype: str) -> Iterator[Any]:
         start, *grads = (torch.randn(size, generator=make).to(DTYPES[dtype]) for _ in range(4))
         yield [start, torch.zeros_like(start), *grads[1:]]
         yield [start, torch.full_like(start, 0.25), start * 2.0**-13, start * 2.0**-140]
+    # a first moment, and its product with the step's size, that are subnormal in fp32
+    small = [torch.randn(37, generator=make) * 2.0**by for by in (-120, -138, -138, -1000)]
+    yield [x.to(DTYPES[dtype]) for x in small]
     huge = torch.tensor([2.0**60, 2.0**127, torch.inf, torch.nan, -(2.0**64), 1.0])
     yield [torch.ones(6).to(DTYPES[dtype]), *[huge.to(DTYPES[dtype])] * 3]
 

@@ -94,7 +94,6 @@ def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> N
     assert by_id["doubled"]["found"] and by_id["doubled"]["oracle"] == "O3"
     assert by_id["doubled"]["seconds"] > 0 and by_id["doubled"]["cases"] >= 1
     assert by_id["doubled"]["fingerprint"].startswith("O3--operand--eager--scale off")
-    assert by_id["doubled"]["cut_short"] + len(by_id["doubled"]["suspected"]) > 0
     assert not any("ended before" in why for why in by_id["doubled"]["suspected"])
     assert "cannot be lifted" in by_id["stays"]["problem"]
     assert by_id["nothing"]["idle"] and not by_id["nothing"]["found"]
@@ -106,6 +105,14 @@ def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> N
         "nothing: its code ran in none",
     ):
         assert sentence in done.stderr
+    # what the file has is not hunted again, but for what could not be
+    further = run(
+        "--faults", str(faults), "--no-builtin", "--no-controls", "--only", "doubled",
+        "--only", "nothing", "--only", "elsewhere", "--cases", "40", "--arm", "eager",
+        "--json", str(out), "--resume",
+    )  # fmt: skip
+    assert further.returncode == 2 and "has 2 of 3, which are not run again" in further.stdout
+    assert {f["id"]: f for f in json.loads(out.read_text())["faults"]} == by_id
     # an earlier score that found what this one cannot: recall is lost
     claimed = score(hunted("nothing", True), hunted("gone", True))
     before.write_bytes(to_json(claimed, {}))
@@ -156,6 +163,7 @@ def test_it_is_measured(tmp_path: Path, recipe: str, shown: set[str]) -> None:
         (("--against", "no-such.json"), "no-such.json is not a score's JSON"),
         (("--json", "no/such/folder/x.json"), "there is no folder"),
         (("--arm", "no-such-arm"), "unknown arm"),
+        (("--resume",), "--resume goes on with the file of --json"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(
@@ -206,6 +214,25 @@ class TestRecord:
         path.write_bytes(to_json(msgspec.structs.replace(first, schema=99), {}))
         with pytest.raises(ValueError, match="schema 99"):
             load_score(path)
+
+    def test_a_run_goes_on_with_what_an_earlier_one_left(self, tmp_path: Path) -> None:
+        file = tmp_path / "score.json"
+        asked = scoring.Asked(out=file, resume=True)
+        nothing = scoring._earlier(asked)
+        assert nothing.faults == nothing.controls == ()
+        one, two = hunted("one", True), hunted("two", False)
+        have = scoring._with(scoring._with(nothing, two, ["one", "two"]), one, ["one", "two"])
+        assert have.faults == (one, two)
+        scoring._write(file, have)
+        assert scoring._earlier(asked) == have and list(tmp_path.iterdir()) == [file]
+        better = hunted("two", True)
+        assert scoring._with(have, better, ["one", "two"]).faults == (one, better)
+        with pytest.raises(ValueError, match="with seed 0, this run has 1: name another file"):
+            scoring._earlier(dataclasses.replace(asked, limits=Limits(seed=1)))
+        assert (
+            scoring._earlier(dataclasses.replace(asked, resume=False, limits=Limits(seed=1))).faults
+            == ()
+        )
 
     def test_two_scores_compared(self) -> None:
         before = score(hunted("a", True), hunted("b", False), hunted("old", True))
@@ -282,4 +309,6 @@ def test_what_an_interruption_leaves_undone_is_left_out() -> None:
                 other.interrupted = True
         return piece
 
-    assert scoring._side_by_side([0, 1, 2], 1, tallies, one, lambda done: None) == [0]
+    done: list[int] = []
+    scoring._side_by_side([0, 1, 2], 1, tallies, one, done.append)
+    assert done == [0]

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from fresh import ends
+from narrowfuzz.numerics.formats import BF16
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.power.tightness import Used, together, used
 from narrowfuzz.trace.trace import OperatorCall
@@ -35,6 +36,13 @@ def test_what_the_last_rounding_hides_makes_no_bound_loose() -> None:
     """Half a unit of bf16 is 2^-8 at 1: a bound of 2^-10 cannot be seen to be used."""
     one = used(call([1.0], "bf16"), "output", allowed(2.0**-10))
     assert (one.hidden, one.bounded, one.loose) == (1, 0, False)
+
+
+def test_a_result_that_is_handed_on_in_a_wider_dtype_was_rounded_to_the_narrower() -> None:
+    may = Expected.within(np.array([1.0]), np.array([2.0**-20]), BF16, np.array([False]))
+    assert may.rounds_to is BF16
+    one = used(call([1.0]), "output", may)
+    assert (one.hidden, one.bounded) == (1, 0)
 
 
 def test_exact_elements_use_no_bound_and_those_outside_count_as_such() -> None:

@@ -42,6 +42,9 @@ class Expected:
     hi: F64
     #: Elements of which nothing is known.
     unknown: NDArray[np.bool_]
+    #: The format that a kernel rounds to, where one is known: a library may hand its bf16 product
+    #: on in fp32.
+    rounds_to: Format | None = None
 
     @classmethod
     def within(cls, centre: F64, radius: F64, fmt: Format, unknown: NDArray[np.bool_]) -> Expected:
@@ -51,7 +54,7 @@ class Expected:
         with np.errstate(all="ignore"):
             ends = np.stack([centre - radius, centre + radius])
         lo, hi = round_to(ends, fmt, overflow="ieee")
-        return cls(centre, radius, lo, hi, unknown)
+        return cls(centre, radius, lo, hi, unknown, fmt)
 
     @classmethod
     def between(cls, lo: F64, hi: F64, unknown: NDArray[np.bool_]) -> Expected:

@@ -219,7 +219,8 @@ def _adam_with(
         update = size * m1 / below
         corrections = 2.0 * power / (1.0 - b1**steps) + power / root**2
         near = np.abs(update) * (8.0 * unit + 16.0 * U32 + corrections)
-        near = near + 2.0 * size * least / below
+        # the first moment times the step's size may be subnormal: rounded before it is divided
+        near = near + 2.0 * least * (1.0 + (1.0 + size) / below)
         step = _Term.of(-update, near, dtype)
         param = _given(call, "param")
         if call.settings["kind"] == "AdamW" and options["weight_decay"]:

@@ -16,6 +16,8 @@ from narrowfuzz.trace.trace import OperatorCall
 Judging = Callable[[OperatorCall], Mapping[str, Expected]]
 Chosen = NDArray[np.int64]
 _GOLDEN = (5.0**0.5 - 1.0) / 2.0
+#: What an ``Expected`` has a number of for each element.
+_NUMBERS = ("centre", "radius", "lo", "hi")
 #: Numbers of a call of which each is judged by itself.
 _ELEMENTS = 2**16
 
@@ -59,10 +61,8 @@ def _placed(found: Expected, shape: tuple[int, ...], axis: int, chosen: Chosen) 
         np.moveaxis(placed, axis, 0)[chosen] = np.moveaxis(values, axis, 0)
         return placed
 
-    centre, radius, lo, hi = (
-        whole(x, 0.0) for x in (found.centre, found.radius, found.lo, found.hi)
-    )
-    return Expected(centre, radius, lo, hi, whole(found.unknown, True))
+    numbers = {name: whole(getattr(found, name), 0.0) for name in _NUMBERS}
+    return replace(found, **numbers, unknown=whole(found.unknown, True))
 
 
 def elements(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
@@ -83,6 +83,5 @@ def elements(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
 
 
 def _shaped(found: Expected, shape: tuple[int, ...]) -> Expected:
-    arrays = (found.centre, found.radius, found.lo, found.hi)
-    centre, radius, lo, hi = (x.reshape(shape) for x in arrays)
-    return Expected(centre, radius, lo, hi, found.unknown.reshape(shape))
+    arrays = {name: getattr(found, name).reshape(shape) for name in (*_NUMBERS, "unknown")}
+    return replace(found, **arrays)

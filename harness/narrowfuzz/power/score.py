@@ -9,7 +9,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from narrowfuzz.arms.available import none_runs, select_arms
 from narrowfuzz.campaign.server import start_server
@@ -56,6 +59,8 @@ class Asked:
     device: str = "cpu"
     out: Path | None = None
     against: Path | None = None
+    #: Go on with what ``out`` has of an earlier run.
+    resume: bool = False
 
 
 def score_command(asked: Asked) -> int:
@@ -65,6 +70,7 @@ def score_command(asked: Asked) -> int:
     _check(asked)
     before = load_score(asked.against) if asked.against else None
     prepare()
+    earlier = _earlier(asked)
     plants, problems = _plants(asked)
     if not plants and not problems:
         raise ValueError(f"--only {' '.join(asked.only)} matches no fault and no control")
@@ -78,16 +84,28 @@ def score_command(asked: Asked) -> int:
     plants = [item for item in plants if not lacking_here[item[1].id]]
     if not plants and not problems:
         raise ValueError("nothing of what was asked for can run here")
+    order = [plant.id for _, plant in plants]
+    has = {one.id for one in (*earlier.faults, *earlier.controls) if not one.problem}
+    if has:
+        page.print(f"{asked.out} has {len(has)} of {len(order)}, which are not run again")
+        plants = [item for item in plants if item[1].id not in has]
     limits = asked.limits
+    score = replace(earlier, problems=tuple(problems))
+    lock = Lock()
 
     def run(target: Target, tally: Tally) -> Hunted | Controlled:
         return (control if target.plant.legal else hunt)(target, limits, tally)
 
     def tell(done: Hunted | Controlled) -> None:
-        if isinstance(done, Hunted):
-            print_fault(page, done)
-        else:
-            print_control(page, done)
+        nonlocal score
+        with lock:
+            if isinstance(done, Hunted):
+                print_fault(page, done)
+            else:
+                print_control(page, done)
+            score = _with(score, done, order)
+            if asked.out is not None:
+                _write(asked.out, score)
 
     tallies: list[Tally] = []
     work = targets(plants, asked.device)
@@ -95,28 +113,65 @@ def score_command(asked: Asked) -> int:
     start_server(asked.device)
     with interruptible(tallies):
         workers = asked.workers or default_workers(asked.device)
-        done = _side_by_side(work, workers, tallies, run, tell)
-    score = Score(
-        versions=versions(),
-        seed=limits.seed,
-        seconds=limits.seconds,
-        compiled_seconds=limits.seconds * COMPILED_TIMES,
-        faults=tuple(one for one in done if isinstance(one, Hunted)),
-        controls=tuple(one for one in done if isinstance(one, Controlled)),
-        problems=tuple(problems),
-    )
+        _side_by_side(work, workers, tallies, run, tell)
     change = compare(before, score) if before else None
     print_summary(page, score, change)
     never = lacking(score.controls) if score.controls and not asked.only else ()
     if never:
         page.print(f"no control has run: {', '.join(never)}")
     if asked.out is not None:
-        asked.out.write_bytes(to_json(score, summary_json(score)))
+        _write(asked.out, score)
     return 130 if any(tally.interrupted for tally in tallies) else _code(score, change)
+
+
+def _earlier(asked: Asked) -> Score:
+    """What an earlier run left, or a score of nothing. Raises ValueError where that run was of
+    other versions, another seed or other budgets."""
+    limits = asked.limits
+    nothing = Score(
+        versions=versions(),
+        seed=limits.seed,
+        seconds=limits.seconds,
+        compiled_seconds=limits.seconds * COMPILED_TIMES,
+        faults=(),
+    )
+    if not asked.resume or asked.out is None or not asked.out.exists():
+        return nothing
+    found = load_score(asked.out)
+    for name in ("versions", "seed", "seconds"):
+        was, now = getattr(found, name), getattr(nothing, name)
+        if was != now:
+            raise ValueError(
+                f"--resume: {asked.out} was measured with {name} {was}, this run has {now}: name "
+                "another file with --json"
+            )
+    return found
+
+
+def _with(score: Score, done: Hunted | Controlled, order: Sequence[str]) -> Score:
+    """With one more, in place of what it has of the same id, in the order of these ids."""
+
+    def among(all_: Sequence[T]) -> tuple[T, ...]:
+        others = [one for one in all_ if one.id != done.id]
+        return tuple(sorted((*others, done), key=lambda one: place.get(one.id, len(place))))
+
+    place = {id: number for number, id in enumerate(order)}
+    if isinstance(done, Hunted):
+        return replace(score, faults=among(score.faults))
+    return replace(score, controls=among(score.controls))
+
+
+def _write(out: Path, score: Score) -> None:
+    """All at once: whoever is killed while it is written leaves what was there before."""
+    whole = out.with_name(f".{out.name}")
+    whole.write_bytes(to_json(score, summary_json(score)))
+    whole.replace(out)
 
 
 def _check(asked: Asked) -> None:
     limits = asked.limits
+    if asked.resume and asked.out is None:
+        raise ValueError("--resume goes on with the file of --json, which is not given")
     check_device(asked.device)
     if not asked.builtin and not asked.files and not asked.controls:
         raise ValueError("--no-builtin and --no-controls without --faults leave nothing to do")
@@ -153,26 +208,23 @@ def _side_by_side(
     tallies: list[Tally],
     one: Callable[[T, Tally], R],
     done: Callable[[R], None],
-) -> list[R]:
+) -> None:
     """Each piece of work with a tally of its own, so many at a time, in the order given; what an
     interruption cuts short says nothing and is left out."""
     waiting = [(piece, Tally()) for piece in work]
     tallies += [tally for _, tally in waiting]
 
-    def run(piece: T, tally: Tally) -> R | None:
+    def run(piece: T, tally: Tally) -> None:
         if tally.interrupted:
-            return None
+            return
         tally.started = time.monotonic()
         result = one(piece, tally)
-        if tally.interrupted:
-            return None
-        done(result)
-        return result
+        if not tally.interrupted:
+            done(result)
 
     with ThreadPoolExecutor(workers) as pool:
-        running = [pool.submit(run, *item) for item in waiting]
-        results = [future.result() for future in running]
-    return [result for result in results if result is not None]
+        for future in [pool.submit(run, *item) for item in waiting]:
+            future.result()
 
 
 def _code(score: Score, change: Change | None) -> int:

@@ -72,7 +72,7 @@ def used(call: OperatorCall, name: str, may: Expected) -> Used:
         return replace(about, outside=1)
     with np.errstate(all="ignore"):
         known = ~may.unknown & np.isfinite(may.centre) & np.isfinite(got)
-        half = _half_unit(got, FORMATS[dtype])
+        half = _half_unit(got, may.rounds_to or FORMATS[dtype])
         bounded = known & (may.radius > half)
         off = np.maximum(np.abs(got - may.centre) - half, 0.0)
         share = np.where(bounded, off / may.radius, 0.0)
