@@ -96,7 +96,8 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     found = centre, np.where(special, 0.0, radius), lo, hi, unknown & ~special
     if not keeps:
         found = tuple(t.squeeze(axis=axes) for t in found)  # type: ignore[assignment]
-    return {"output": Expected(*map(np.asarray, found))}
+    centre, radius, lo, hi, unknown = (np.asarray(t) for t in found)
+    return {"output": Expected(centre, radius, lo, hi, unknown)}
 
 
 def _title(call: OperatorCall) -> str:

@@ -85,7 +85,8 @@ def score_command(asked: Asked) -> int:
     if not plants and not problems:
         raise ValueError("nothing of what was asked for can run here")
     order = [plant.id for _, plant in plants]
-    has = {one.id for one in (*earlier.faults, *earlier.controls) if not one.problem}
+    has = {one.id for one in earlier.faults if not one.problem}
+    has |= {one.id for one in earlier.controls if not one.problem}
     if has:
         page.print(f"{asked.out} has {len(has)} of {len(order)}, which are not run again")
         plants = [item for item in plants if item[1].id not in has]
@@ -151,14 +152,11 @@ def _earlier(asked: Asked) -> Score:
 def _with(score: Score, done: Hunted | Controlled, order: Sequence[str]) -> Score:
     """With one more, in place of what it has of the same id, in the order of these ids."""
 
-    def among(all_: Sequence[T]) -> tuple[T, ...]:
-        others = [one for one in all_ if one.id != done.id]
-        return tuple(sorted((*others, done), key=lambda one: place.get(one.id, len(place))))
-
     place = {id: number for number, id in enumerate(order)}
-    if isinstance(done, Hunted):
-        return replace(score, faults=among(score.faults))
-    return replace(score, controls=among(score.controls))
+    has = score.faults if isinstance(done, Hunted) else score.controls
+    every = [done, *(one for one in has if one.id != done.id)]
+    every.sort(key=lambda one: place.get(one.id, len(place)))
+    return replace(score, **{"faults" if isinstance(done, Hunted) else "controls": tuple(every)})
 
 
 def _write(out: Path, score: Score) -> None:
