@@ -10,11 +10,16 @@ Plans follow torchao 0.18 ``float8/config.py``, ``float8_utils.py``, ``float8_op
 ``real`` is torch._scaled_mm: rowwise always leaves the kernel in bf16 (fp32 layers too), and its
 two backward GEMMs run on unit scales and are rescaled afterwards. ``emulated`` multiplies
 dequantised fp32 operands and rounds once.
+
+Of older releases, from 0.9 on: before 0.13 rowwise leaves the kernel in the layer's dtype,
+tensorwise casts a weight before its input, and rowwise_gw_hp, which rounds no scale to a power of
+two, has no plan here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,8 +37,21 @@ from narrowfuzz.numerics.plan import (
     Plan,
 )
 from narrowfuzz.recipe.recipe import Emit, Recipe, every_linear
+from packaging.version import Version
 
 EPS = 1e-12
+
+
+def _installed() -> Version:
+    try:
+        return Version(importlib.metadata.version("torchao"))
+    except importlib.metadata.PackageNotFoundError:
+        return Version("0.18")
+
+
+#: Of which release the plans are: that which is installed, or the newest that is known.
+RELEASE = _installed()
+BEFORE_0_13 = Version("0.13") > RELEASE
 
 
 def _tensorwise(spec: Spec) -> Plan:
@@ -64,8 +82,9 @@ def _rowwise(spec: Spec) -> Plan:
     if _emulates(spec):
         gemm = GemmPlan(row, row, scale_roundings=0, kernel_rounds=False, dequantise_to="fp32")
         return Plan(dict.fromkeys(ROLES, gemm))
-    forward = GemmPlan(row, row, scale_roundings=0, rounding=("bf16", "out"), fast=True)
-    backward = GemmPlan(row, row, scale_roundings=0, rounding=("bf16", "out"), post_scale=True)
+    kw: dict[str, Any] = {"rounding": ("out",) if BEFORE_0_13 else ("bf16", "out")}
+    forward = GemmPlan(row, row, scale_roundings=0, fast=True, **kw)
+    backward = GemmPlan(row, row, scale_roundings=0, post_scale=True, **kw)
     return Plan({"output": forward, "grad_input": backward, "grad_weight": backward})
 
 
@@ -115,8 +134,9 @@ def _tap(emit: Emit) -> Iterator[None]:
     import threading
 
     import torch
-    from torchao.float8 import float8_ops, float8_utils
+    from torchao.float8 import float8_linear, float8_ops, float8_utils
 
+    GemmInputRole = float8_linear.GemmInputRole  # whose module has another name before 0.13
     table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default
     multiply, to_amax = table[op], float8_utils.tensor_to_amax
     of_threads: dict[int, list[Any]] = {}  # ranks may be threads
@@ -130,6 +150,9 @@ def _tap(emit: Emit) -> Iterator[None]:
         amaxes = of_threads.pop(threading.get_ident(), [])
         of_a, of_b = amaxes[-2:] if len(amaxes) > 1 else (None, None)
         a, b = args
+        if BEFORE_0_13 and a._axiswise_dim is None:  # one scale a tensor: what is cast is reused
+            first = a._gemm_input_role is GemmInputRole.INPUT
+            of_a, of_b = (of_b, of_a) if first else (None, None)
         if hasattr(of_a, "placements") or hasattr(of_b, "placements"):
             of_a = of_b = None  # of distributed tensors, while a and b are this rank's
         if of_a is not None and of_b is not None:
@@ -160,6 +183,8 @@ def _emulates(spec: Spec) -> bool:
 
 
 def _unavailable(backend: str, device: str, *, recipe: str) -> str:
+    if BEFORE_0_13 and recipe == "rowwise_gw_hp":
+        return f"torchao {RELEASE} rounds no scale of it to a power of two: a plan unknown here"
     if backend != "real" or device != "cpu":
         return ""
     return _lacks(recipe)
@@ -192,7 +217,7 @@ RECIPES = [
             "real": "torch._scaled_mm multiplies the FP8 codes",
             "emulated": "torchao emulates the product in PyTorch (emulate=True)",
         },
-        package="torchao>=0.13",
+        package="torchao>=0.9",
         plan=plan,
         convert=partial(_convert, recipe=theirs),
         refusal=_refusal,

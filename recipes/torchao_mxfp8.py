@@ -12,10 +12,15 @@ whose grad_weight is not quantised (mx_mm.backward, ``wgrad_with_hp``). Backends
     triton    the same on a CPU, where Triton is laid over (``--with triton==3.6.0``): Triton's
               interpreter casts, along dim 1 by the library's Triton kernel in place of its CUDA
               one, and harness/triton_on_cpu multiplies codes and tiled scales
+
+Of older releases: MXLinear is the module until 0.16, and scales by floor alone before 0.13; 0.17
+has no module, and is the first whose wrapper takes linears. Plans were read from each of them.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -29,12 +34,27 @@ from narrowfuzz.numerics.formats import E4M3FN
 from narrowfuzz.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, MxScale, OperandPlan, Plan
 from narrowfuzz.numerics.scales import MxMode
 from narrowfuzz.recipe.recipe import NOT_ROUNDED, Emit, Recipe
+from packaging.version import Version
 
 BLOCK = 32
 #: Does Triton's interpreter run the kernels?
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 #: What triton_to_mxfp8_dim1 takes multiples of.
 TILE = 128
+#: The newest release whose names are here; what is installed, or that where nothing is.
+NEWEST = Version("0.18")
+
+
+def _installed() -> Version:
+    try:
+        return Version(importlib.metadata.version("torchao"))
+    except importlib.metadata.PackageNotFoundError:
+        return NEWEST
+
+
+RELEASE = _installed()
+#: Its module is MXLinear, not MXFP8Linear.
+HAS_MXLINEAR = Version("0.17") > RELEASE
 
 
 @dataclass(frozen=True)
@@ -43,7 +63,8 @@ class _Variant:
 
     name: str
     mode: MxMode
-    #: What a block with an Inf gets in torchao 0.18 (left to implementations by OCP MX v1.0).
+    #: What a block with an Inf gets since torchao 0.10 (left to implementations by OCP MX v1.0);
+    #: 0.9 takes logarithms, whose largest it gets.
     inf_byte: int
     wgrad_with_hp: bool = False
 
@@ -70,7 +91,8 @@ VARIANTS = (
 
 def _plan(variant: _Variant) -> Any:
     def plan(spec: Spec) -> Plan:
-        operand = OperandPlan(E4M3FN, "block", BLOCK, MxScale(variant.mode, variant.inf_byte))
+        inf_byte = variant.inf_byte if Version("0.10") <= RELEASE else 254
+        operand = OperandPlan(E4M3FN, "block", BLOCK, MxScale(variant.mode, inf_byte))
         if spec.backend in ("native", "triton"):
             gemm = GemmPlan(operand, operand, scale_roundings=0, rounding=("bf16", "out"))
         else:
@@ -97,7 +119,6 @@ def _convert(
     from narrowfuzz.recipe.recipe import named
     from torch import nn
     from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
-    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.quantization import quantize_
     from torchao.quantization.quantize_.common import KernelPreference
@@ -115,11 +136,33 @@ def _convert(
             lambda module, name: _wrapped(module, name) and named(name, only),
         )
         return model
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+
     for name, module in model.named_modules():
         if type(module) is nn.Linear and named(name, only):
             # torchao has no conversion to MXFP8Linear; ours changes nothing but the class
             module.__class__ = MXFP8Linear
             vars(module).update(kw)
+    return model
+
+
+def _convert_to_mxlinear(
+    model: Any, spec: Spec, *, mode: str, wgrad_with_hp: bool, only: tuple[str, ...] = ()
+) -> Any:
+    from narrowfuzz.recipe.recipe import named
+    from torch import nn
+    from torchao.prototype.mx_formats.config import MXLinearConfig
+    from torchao.prototype.mx_formats.mx_linear import MXLinear
+
+    assert not wgrad_with_hp
+    config = MXLinearConfig()  # E4M3 in blocks of 32, emulated
+    if mode != "floor":
+        from torchao.prototype.mx_formats.config import ScaleCalculationMode
+
+        config.scale_calculation_mode = ScaleCalculationMode(mode)
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and named(name, only):
+            MXLinear.from_float(module, config=config)
     return model
 
 
@@ -168,13 +211,20 @@ def _stacked(module: Any) -> bool:
 
 def _converted(module: Any) -> bool:
     from torch import nn
-    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+
+    if HAS_MXLINEAR:
+        from torchao.prototype.mx_formats.mx_linear import MXLinear
+
+        return isinstance(module, MXLinear)
     from torchao.prototype.moe_training.tensor import TrainingWeightWrapperBaseTensor
 
     own = list(module.parameters(recurse=False))
     wrapped = any(isinstance(parameter, TrainingWeightWrapperBaseTensor) for parameter in own)
-    kind = isinstance(module, nn.Linear) or _stacked(module)
-    return isinstance(module, MXFP8Linear) or (kind and wrapped)
+    if wrapped or NEWEST > RELEASE:
+        return wrapped and (isinstance(module, nn.Linear) or _stacked(module))
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+
+    return isinstance(module, MXFP8Linear)
 
 
 @cache
@@ -200,7 +250,21 @@ def _not_wrapped() -> str:
     return ""
 
 
-def _unavailable(backend: str, device: str) -> str:
+def _lacks(variant: _Variant, backend: str) -> str:
+    """What an older release lacks, "" for nothing that a backend needs."""
+    if NEWEST <= RELEASE:
+        return ""
+    if not HAS_MXLINEAR:
+        return "" if backend == "wrapper" else f"torchao {RELEASE} has but a wrapper of weights"
+    if backend != "linear" or variant.wgrad_with_hp:
+        return f"torchao {RELEASE} has MXLinear alone, which quantises all three products"
+    by_floor = variant.mode == "floor" or Version("0.13") <= RELEASE
+    return "" if by_floor else f"torchao {RELEASE} scales by floor alone"
+
+
+def _unavailable(backend: str, device: str, *, variant: _Variant) -> str:
+    if lacks := _lacks(variant, backend):
+        return lacks
     if backend == "wrapper":
         return _not_wrapped()
     if backend == "triton":
@@ -226,19 +290,42 @@ def _unavailable(backend: str, device: str) -> str:
 @contextmanager
 def _tap(emit: Emit) -> Iterator[None]:
     """Stand in front of the MX tensor's mm: both operands arrive with codes and E8M0 bytes."""
-    from torchao.prototype.mx_formats import mx_tensor
+    place, name = _multiplies()
+    multiply = place[name]
 
-    multiply = mx_tensor._addmm_mx_dispatch
+    def watch(*args: Any) -> Any:
+        # before 0.12: the operator, and the operands as a tuple
+        a, b, *_ = args[1] if isinstance(args[1], tuple) else args
+        emit(*_seen(a, transposed=False), *_seen(b, transposed=True))
+        return multiply(*args)
 
-    def watch(a: Any, b: Any, aten_op: Any, bias: Any = None) -> Any:
-        emit(a.qdata, a.scale, b.qdata.t(), b.scale.t())
-        return multiply(a, b, aten_op, bias)
-
-    mx_tensor._addmm_mx_dispatch = watch
+    place[name] = watch
     try:
         yield
     finally:
-        mx_tensor._addmm_mx_dispatch = multiply
+        place[name] = multiply
+
+
+def _multiplies() -> tuple[dict[Any, Any], Any]:
+    """Where a release has the function that multiplies, and by which name."""
+    import torch
+
+    if Version("0.12") > RELEASE:
+        from torchao.prototype.mx_formats.mx_ops import MX_OPS_TABLE
+
+        return MX_OPS_TABLE, torch.ops.aten.mm.default
+    module = "mx_ops" if Version("0.14") > RELEASE else "mx_tensor"
+    place = importlib.import_module(f"torchao.prototype.mx_formats.{module}")
+    return vars(place), "_addmm_mx_dispatch"
+
+
+def _seen(t: Any, *, transposed: bool) -> tuple[Any, Any]:
+    """Codes and scales of an operand as it was quantised, row by row."""
+    codes = t.qdata if hasattr(t, "qdata") else t._data
+    codes = codes.t() if transposed else codes
+    if hasattr(t, "_scale_e8m0"):  # before 0.15 scales are not transposed with the codes
+        return codes, t._scale_e8m0.reshape(codes.shape[0], -1)
+    return codes, t.scale.t() if transposed else t.scale
 
 
 @contextmanager
@@ -286,15 +373,19 @@ RECIPES = [
         },
         eager=("triton",),
         environment={"TRITON_INTERPRET": "1"} if INTERPRETED else {},
-        package="torchao>=0.18",
+        package="torchao>=0.9",
         plan=_plan(variant),
-        convert=partial(_convert, mode=variant.mode, wgrad_with_hp=variant.wgrad_with_hp),
+        convert=partial(
+            _convert_to_mxlinear if HAS_MXLINEAR else _convert,
+            mode=variant.mode,
+            wgrad_with_hp=variant.wgrad_with_hp,
+        ),
         refusal=_refusal(variant),
         tap=_tap_interpreted if INTERPRETED else _tap,
         converted=_converted,
         convertible=_convertible,
         shards=("fsdp", "tensor"),
-        unavailable=_unavailable,
+        unavailable=partial(_unavailable, variant=variant),
         alignment=BLOCK,
         multiples={"triton": TILE},
         autocast=lambda device: NOT_ROUNDED,  # mx_mm has no custom_fwd: it is told nothing
