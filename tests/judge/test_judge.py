@@ -12,14 +12,14 @@ import pytest
 from kernels import skip_without_backend
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case.events import Backward, Event, Forward
-from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.judge.fold import fold
 from narrowfuzz.judge.judge import FRESH_DRAWS, Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.judge.programs import Programs
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.plants.registry import builtin_faults, builtin_plants
 from narrowfuzz.recipe.recipe import runnable
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.trace.address import At
@@ -393,3 +393,21 @@ def test_a_call_that_is_forbidden_has_no_float64_twin() -> None:
     )
     evidence = Judge(recipes(), Ledger([])).observe(case)
     assert evidence.twin is None
+
+
+def test_operands_that_overflow_when_dequantised_are_not_judged_by_their_product() -> None:
+    """A scale that is one too large makes 2^128 of the largest fp32 number: that is the scale's
+    fault, and of what is multiplied by infinity nothing is known."""
+    text = {
+        "spec": {"recipe": "torchao.mxfp8.floor", "backend": "linear"},
+        "data": {
+            "seed": 38698,
+            "spikes": [{"tensor": "input", "row": 5, "col": 50, "bits": "0x7f7fffff"}],
+        },
+        "schema": 6,
+    }
+    case = load_case(msgspec.json.encode(text))
+    with builtin_plants()["mx-scale-byte-plus-one"].plant():
+        judgement = Judge(every_recipe(), load_ledger()).judge(case)
+    diverged = {verdict.rule for verdict in judgement.verdicts if verdict.status == "diverged"}
+    assert "O3" in diverged and not {"O5", "O15"} & diverged

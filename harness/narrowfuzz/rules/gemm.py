@@ -48,7 +48,9 @@ def _check_gemm(evidence: Evidence, rule: str, roles: tuple[Role, ...]) -> Itera
                 yield plain(rule, arm, role, "inconclusive", why)
                 continue
             centre, radius = centre_and_radius(evidence, role, a, b)
-            skip = evidence.reference.may_overflow(role) | np.isnan(centre)
+            # the operands that were seen may be larger than those of the plan, and overflow
+            unknown = np.isnan(centre) | ~np.isfinite(radius)
+            skip = evidence.reference.may_overflow(role) | unknown
             yield within(evidence, rule, arm, role, got, centre, radius, skip)
 
 
