@@ -5,15 +5,23 @@ sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__
 os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from torch import nn
-from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
 from torchao.prototype.mx_formats.config import ScaleCalculationMode as Mode
-from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+try:
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+except ImportError:  # torchao 0.13 to 0.16: MXLinear, emulated unless told otherwise
+    from torchao.prototype.mx_formats.config import MXLinearConfig
+    from torchao.prototype.mx_formats.mx_linear import MXLinear
+    MXFP8Linear = None
 
 
 def mx(lin, mode):
-    new = MXFP8Linear(lin.in_features, lin.out_features, bias=lin.bias is not None,
-                      dtype=lin.weight.dtype, scale_calculation_mode=mode,
-                      kernel_preference=KernelPreference.EMULATED)
+    made = dict(in_features=lin.in_features, out_features=lin.out_features,
+                bias=lin.bias is not None, dtype=lin.weight.dtype)
+    if MXFP8Linear is None:
+        new = MXLinear.from_float(nn.Linear(**made), config=MXLinearConfig(scale_calculation_mode=mode))
+    else:
+        new = MXFP8Linear(**made, scale_calculation_mode=mode, kernel_preference=KernelPreference.EMULATED)
     new.weight, new.bias = lin.weight, lin.bias
     return new
 

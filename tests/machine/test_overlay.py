@@ -69,11 +69,11 @@ def test_a_release_that_does_not_import_is_refused(tmp_path: Path) -> None:
 def test_the_command_starts_again_over_the_release_and_says_what_it_cannot_play(
     tmp_path: Path,
 ) -> None:
-    package(tmp_path, "0.12.0")
-    options = ("--recipe", "torchao.*", "--with", "torchao==0.12.0")
+    package(tmp_path, "0.8.0")
+    options = ("--recipe", "torchao.*", "--with", "torchao==0.8.0")
     ran = command("run", *options, code=2, seconds=120)
-    assert "needs torchao>=0.13, and 0.12.0 is installed" in ran.stderr
-    assert ran.stderr.count("needs torchao>=0.18, and 0.12.0 is installed") == 1
+    assert "needs torchao>=0.9, and 0.8.0 is installed" in ran.stderr
+    assert ran.stderr.count("needs torchao>=0.18, and 0.8.0 is installed") == 1
 
 
 def test_a_side_of_a_comparison_is_a_release_too(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""What campaigns find in old releases of a package, and which later release no longer shows it:
+``make history``.
+
+Each release is searched without the ledger, and nothing is looked up before the campaign has
+ended. Then the script of each finding is run on later releases. A folder that already holds the
+campaign of a release is read, not run again. ``--write`` puts the table into docs/history.md.
+
+    python benchmarks/history.py --minutes 6 --out reports/runs/history 0.9.0 0.11.0 --write
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from narrowfuzz.bisect import releases
+from narrowfuzz.bisect.script import Script, script_of
+from narrowfuzz.bisect.search import Asked, Line, change
+from packaging.version import Version
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "history.md"
+BEGIN, END = "<!-- table: make history -->", "<!-- end of table -->"
+PACKAGE = "torchao"
+RECIPES = ("torchao.float8.*", "torchao.mxfp8.*")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One symptom: the finding of the oldest release that had it, and what became of it."""
+
+    fingerprint: str
+    sentence: str
+    severity: str
+    #: An entry of the ledger, asked after the campaign.
+    known_issue: str
+    folder: Path
+    releases: tuple[str, ...]
+    fate: str = ""
+
+
+def campaign(version: str, minutes: float, out: Path) -> Path:
+    """Search one release, unless the folder holds its run."""
+    folder = out / version
+    if not (folder / "summary.json").is_file():
+        ours = [sys.executable, "-m", "narrowfuzz.cli", "run", "--no-ledger", "--seed", "1"]
+        recipes = [part for glob in RECIPES for part in ("--recipe", glob)]
+        given = ["--with", f"{PACKAGE}=={version}", "--minutes", str(minutes), "--out", str(folder)]
+        subprocess.run([*ours, *recipes, *given], check=False)
+    return folder
+
+
+def rows(out: Path, versions: Sequence[str]) -> list[Row]:
+    """The findings of all these releases, the oldest first, one for each fingerprint."""
+    found: dict[str, Row] = {}
+    for version in versions:
+        for file in sorted((out / version / "findings").glob("*/explain.json")):
+            told = json.loads(file.read_text())
+            name = told["fingerprint"]
+            if name in found:
+                found[name] = replace(found[name], releases=(*found[name].releases, version))
+            else:
+                found[name] = Row(
+                    name, told["sentence"], told["severity"], told["known_issue"] or "",
+                    file.parent, (version,),
+                )  # fmt: skip
+    return list(found.values())
+
+
+def fate(row: Row, every: Sequence[str]) -> str:
+    """Which later release no longer shows it, by its script."""
+    if row.fingerprint.endswith("--torch"):
+        return "torch's own"
+    script = script_of(str(row.folder), 0)
+    later = [v for v in every if Version(v) >= Version(row.releases[0])]
+    line = Line(later, lambda version: ask(script, version))
+    if line.at(0).answer != "shows":
+        return f"not shown again: {line.at(0).why or 'its script passes'}"
+    newest = next(p for p in reversed(range(len(later))) if line.at(p).answer != "cannot tell")
+    untold = f"; {later[newest + 1]} and later cannot tell" if newest + 1 < len(later) else ""
+    if line.at(newest).answer == "shows":
+        return f"stands in {later[newest]}{untold}"
+    return f"mended in {change(line, 0, newest).after.version}{untold}"
+
+
+def ask(script: Script, version: str) -> Asked:
+    try:
+        place = releases.place_of(PACKAGE, version, ())
+    except ValueError as error:
+        return Asked(version, "cannot tell", str(error))
+    return script.ask(version, place.environment)
+
+
+def table(found: Sequence[Row], out: Path, versions: Sequence[str]) -> Iterator[str]:
+    """In Markdown."""
+    yield "| release | minutes | cases | findings | suspected |\n| --- | ---: | ---: | ---: | ---: |"
+    for version in versions:
+        told = json.loads((out / version / "summary.json").read_text())
+        counts = told["cases"], len(told["findings"]), len(told["suspected"])
+        cells = map(str, (version, f"{told['seconds'] / 60:.0f}", *counts))
+        yield f"| {' | '.join(cells)} |"
+    yield "\n| found | severity | in | what became of it | known issue |\n| --- | --- | --- | --- | --- |"
+    for row in sorted(found, key=lambda row: (_order(row.fate), row.fingerprint)):
+        name = " ".join(row.sentence.split()).replace("|", "\\|")
+        name = name if len(name) <= 200 else name[:197] + "..."
+        of = row.releases[0] if len(row.releases) == 1 else f"{row.releases[0]} to {row.releases[-1]}"
+        yield f"| {name} | {row.severity} | {of} | {row.fate} | {row.known_issue} |"
+
+
+def _order(fate: str) -> int:
+    return ("mended", "stands", "torch's").index(fate.split()[0]) if "not shown" not in fate else 3
+
+
+def write(lines: Sequence[str]) -> None:
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("versions", nargs="+", metavar="VERSION")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--out", type=Path, default=Path("reports/runs/history"))
+    parser.add_argument("--write", action="store_true", help="put the table into docs/history.md")
+    told = parser.parse_args()
+    versions = sorted(told.versions, key=Version)
+    for version in versions:
+        campaign(version, told.minutes, told.out)
+    every = releases.releases(PACKAGE)
+    found = []
+    for row in rows(told.out, versions):
+        row = replace(row, fate=fate(row, every))
+        print(f"{row.fate:40} {row.fingerprint}", flush=True)
+        found.append(row)
+    lines = list(table(found, told.out, versions))
+    print("\n".join(lines))
+    if told.write:
+        write(lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
