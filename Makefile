@@ -13,7 +13,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: fuzz test lint bench watch-trials watch-titan models score gate seed-bug gpu versions page nightly clean
+.PHONY: fuzz test lint bench watch-trials watch-titan models score gate seed-bug gpu versions history page nightly clean
 
 fuzz: $(READY)
 	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
@@ -52,6 +52,12 @@ gate: $(READY)
 	$(BIN)/narrowfuzz score $(addprefix --only ,$(shell cat benchmarks/gate.txt)) --seed 1 \
 		--seconds 120 --cases 400 --control-cases 60 --arm eager --arm 'eager+*' \
 		--against benchmarks/gate.json
+
+# what campaigns find in old releases of torchao, and which later one mended it: docs/history.md;
+# an hour and more
+history: $(READY)
+	$(BIN)/python benchmarks/history.py 0.9.0 0.10.0 0.11.0 0.13.0 0.14.1 0.15.0 0.16.0 0.17.0 --write \
+		$(ARGS)
 
 seed-bug: $(READY)
 	$(BIN)/python benchmarks/seed_bug.py $(ARGS)

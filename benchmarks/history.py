@@ -17,11 +17,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from narrowfuzz.bisect import releases
 from narrowfuzz.bisect.script import Script, script_of
 from narrowfuzz.bisect.search import Asked, Line, change
+from narrowfuzz.report.markdown import plain
 from packaging.version import Version
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "history.md"
@@ -88,6 +88,17 @@ def fate(row: Row, every: Sequence[str]) -> str:
     return f"mended in {change(line, 0, newest).after.version}{untold}"
 
 
+def every_fate(found: Sequence[Row], every: Sequence[str], file: Path) -> Iterator[Row]:
+    """With what became of each, which a file keeps."""
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    for row in found:
+        key = f"{row.releases[0]} {row.fingerprint}"
+        known[key] = known.get(key) or fate(row, every)
+        file.write_text(json.dumps(known, indent=1))
+        print(f"{known[key]:40} {row.fingerprint}", flush=True)
+        yield replace(row, fate=known[key])
+
+
 def ask(script: Script, version: str) -> Asked:
     try:
         place = releases.place_of(PACKAGE, version, ())
@@ -98,22 +109,27 @@ def ask(script: Script, version: str) -> Asked:
 
 def table(found: Sequence[Row], out: Path, versions: Sequence[str]) -> Iterator[str]:
     """In Markdown."""
-    yield "| release | minutes | cases | findings | suspected |\n| --- | ---: | ---: | ---: | ---: |"
+    yield "| release | minutes | cases | findings | suspected |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
     for version in versions:
         told = json.loads((out / version / "summary.json").read_text())
         counts = told["cases"], len(told["findings"]), len(told["suspected"])
         cells = map(str, (version, f"{told['seconds'] / 60:.0f}", *counts))
         yield f"| {' | '.join(cells)} |"
-    yield "\n| found | severity | in | what became of it | known issue |\n| --- | --- | --- | --- | --- |"
+    yield "\n| found | severity | in | what became of it | known issue |"
+    yield "| --- | --- | --- | --- | --- |"
     for row in sorted(found, key=lambda row: (_order(row.fate), row.fingerprint)):
-        name = " ".join(row.sentence.split()).replace("|", "\\|")
-        name = name if len(name) <= 200 else name[:197] + "..."
-        of = row.releases[0] if len(row.releases) == 1 else f"{row.releases[0]} to {row.releases[-1]}"
-        yield f"| {name} | {row.severity} | {of} | {row.fate} | {row.known_issue} |"
+        cells = row.severity, ", ".join(row.releases), row.fate, row.known_issue
+        yield f"| {plain(shortened(row.sentence))} | {' | '.join(cells)} |"
+
+
+def shortened(sentence: str) -> str:
+    """Without a second message, and at most 160 characters."""
+    return sentence if len(sentence) <= 160 else f"{sentence[:157].rstrip()}..."
 
 
 def _order(fate: str) -> int:
-    return ("mended", "stands", "torch's").index(fate.split()[0]) if "not shown" not in fate else 3
+    return next(i for i, word in enumerate(("mended", "stands", "torch", "")) if word in fate)
 
 
 def write(lines: Sequence[str]) -> None:
@@ -132,11 +148,7 @@ def main() -> int:
     for version in versions:
         campaign(version, told.minutes, told.out)
     every = releases.releases(PACKAGE)
-    found = []
-    for row in rows(told.out, versions):
-        row = replace(row, fate=fate(row, every))
-        print(f"{row.fate:40} {row.fingerprint}", flush=True)
-        found.append(row)
+    found = list(every_fate(rows(told.out, versions), every, told.out / "fates.json"))
     lines = list(table(found, told.out, versions))
     print("\n".join(lines))
     if told.write:

@@ -190,6 +190,13 @@ def _unavailable(backend: str, device: str, *, recipe: str) -> str:
     return _lacks(recipe)
 
 
+def _overflows(recipe: str) -> dict[str, str]:
+    """Before 0.13 products of unit-scaled codes are left in fp16, where a GPU's forward refuses."""
+    if not BEFORE_0_13 or recipe == "tensorwise":
+        return {}
+    return {"dtype=fp16": "float8_ops.py: no rowwise kernel of a GPU returns fp16"}
+
+
 def _autocast(device: str) -> frozenset[TensorName]:
     """float8_linear.py casts the input to the GPU's autocast dtype under the GPU's autocast only,
     the weight never: it is quantised from what it is stored in. Autocast then makes every mm of the
@@ -226,7 +233,8 @@ RECIPES = [
         unavailable=partial(_unavailable, recipe=name),
         convertible=every_linear,  # swap_linear_layers: isinstance(module, nn.Linear)
         autocast=_autocast,
-        dtypes=("bf16", "fp32", "fp16"),
+        dtypes=("bf16", "fp32", *(() if _overflows(name) else ("fp16",))),
+        leaves_out=_overflows(name),
         # float8_linear_utils.py and fsdp_utils.py gather codes of one scale a tensor
         shards=("fsdp", "tensor", "codes") if name == "tensorwise" else ("fsdp", "tensor"),
     )

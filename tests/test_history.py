@@ -1,0 +1,82 @@
+"""``make history``: which release no longer shows what a campaign on an older one found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from narrowfuzz.bisect.script import Script
+from narrowfuzz.bisect.search import Asked
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import history
+
+EVERY = ["0.9.0", "0.10.0", "0.11.0", "0.12.0", "0.13.0"]
+
+
+def finding(out: Path, release: str, fingerprint: str, known: str | None = "") -> None:
+    folder = out / release / "findings" / fingerprint.replace("/", "-")
+    folder.mkdir(parents=True)
+    told = {"fingerprint": fingerprint, "sentence": f"{fingerprint} | is wrong", "severity": "low"}
+    (folder / "explain.json").write_text(json.dumps({**told, "known_issue": known}))
+    summary = {"seconds": 61.0, "cases": 7, "findings": [fingerprint], "suspected": []}
+    (out / release / "summary.json").write_text(json.dumps(summary))
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, **answers: str) -> list[str]:
+    """A script that answers so, release by release; which were asked."""
+    asked: list[str] = []
+
+    def ask(script: Script, version: str) -> Asked:
+        asked.append(version)
+        return Asked(version, answers[f"v{version.replace('.', '_')}"])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(history, "ask", ask)
+    monkeypatch.setattr(history, "script_of", lambda target, runs: Script(Path(target), "it"))
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("answers", "fate"),
+    [
+        (("shows", "shows", "gone", "cannot tell", "gone"), "mended in 0.11.0"),
+        (("shows", "shows", "shows", "cannot tell", "shows"), "stands in 0.13.0"),
+        (
+            ("shows", "shows", "gone", "cannot tell", "cannot tell"),
+            "mended in 0.11.0; 0.12.0 and later cannot tell",
+        ),
+        (("gone", "gone", "gone", "gone", "gone"), "not shown again: its script passes"),
+    ],
+)
+def test_what_became_of_it(
+    answers: tuple[str, ...], fate: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    finding(tmp_path, "0.9.0", "O3--torchao.mxfp8")
+    (row,) = history.rows(tmp_path, ["0.9.0"])
+    of = {f"v{v.replace('.', '_')}": a for v, a in zip(EVERY, answers, strict=True)}
+    answering(monkeypatch, **of)
+    assert history.fate(row, EVERY) == fate
+
+
+def test_a_symptom_of_two_releases_is_one_row_and_torchs_own_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    finding(tmp_path, "0.9.0", "O25--torch", "embedding-narrow-sums")
+    finding(tmp_path, "0.11.0", "O25--torch", "embedding-narrow-sums")
+    finding(tmp_path, "0.11.0", "O2--torchao.float8", None)
+    asked = answering(monkeypatch, v0_11_0="shows", v0_12_0="gone", v0_13_0="gone")
+    found = history.rows(tmp_path, ["0.9.0", "0.11.0"])
+    told = list(history.every_fate(found, EVERY, tmp_path / "fates.json"))
+    assert [(row.fate, row.releases) for row in told] == [
+        ("torch's own", ("0.9.0", "0.11.0")),
+        ("mended in 0.12.0", ("0.11.0",)),
+    ]
+    assert asked and list(history.every_fate(found, EVERY, tmp_path / "fates.json")) == told
+    assert asked.count("0.11.0") == 1  # the second time it is read
+    text = "\n".join(history.table(told, tmp_path, ["0.9.0", "0.11.0"]))
+    assert "| 0.11.0 | 1 | 7 | 1 | 0 |" in text
+    assert r"\| is wrong | low | 0.11.0 | mended in 0.12.0 |" in text
+    assert text.index("mended in 0.12.0") < text.index("torch's own")
