@@ -268,6 +268,10 @@ def run(
     min_judged: MinJudged = 0.0,
     baseline: Baseline = None,
     suppress: Suppress = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Explain each new finding afterwards, in a minute or five."),
+    ] = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     json: Json = False,

@@ -763,3 +763,17 @@ def test_a_rule_that_judged_nothing_shows_as_such() -> None:
 def test_a_config_is_valid_or_not_made(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="--"):
         Config(out=Path("out"), **change)
+
+
+@pytest.mark.heavy
+def test_new_findings_are_explained_if_asked(tmp_path: Path) -> None:
+    recipe = ("--recipe", "torchao.mxfp8.rceil", *EAGER)
+    planted = ("--plant", "mx-scale-byte-plus-one", "--cases", "20", "--seed", "3", "--explain")
+    run = campaign(tmp_path / "out", *recipe, *planted)
+    assert run.code == 1 and "not explained" not in run.output, run.output
+    found = [f for f in run.summary["findings"] if "--operand--" in f["fingerprint"]]
+    (first, *_) = found
+    folder = run.folder / "findings" / first["id"]
+    assert (folder / "causes.json").is_file()
+    assert "of 20 random seeds" in run.output and "narrowfuzz explain" not in run.output
+    assert "What it needs, and what makes it go away" in (run.folder / "report.html").read_text()

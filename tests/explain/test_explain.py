@@ -16,11 +16,12 @@ import torch
 from fresh import ends
 from narrowfuzz.case.events import Backward, Forward, Settings
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case
-from narrowfuzz.explain.asking import Count, Role, role
-from narrowfuzz.explain.command import Explained, Question, explain, lines
+from narrowfuzz.explain.asking import role
+from narrowfuzz.explain.command import Question, explain
 from narrowfuzz.explain.switches import alternatives, conditions
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.recipe.recipe import load_every, load_recipes
+from narrowfuzz.report.causes import Count, Explained, Role, asked_in, lines, load
 from narrowfuzz.report.store import Store
 from narrowfuzz.triage.session import SessionOptions, open_session
 from narrowfuzz.triage.triage import unconfirmed
@@ -251,3 +252,27 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "count": {"shown": 0, "judged": 20, "of": 20, "otherwise": 0},
         "role": "needed",
     }
+
+
+def test_it_is_kept_in_the_findings_folder_where_reports_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with wrong(lambda x, weight, bias: bias is not None):
+        told = explained(tmp_path, Spec(recipe="torch.bf16", bias=True))
+    (folder,) = (tmp_path / "findings").iterdir()
+    assert load(folder) == told
+    said = asked_in(folder)
+    assert said[0] == "The smallest case shows it with 20 of 20 random seeds."
+    assert "  bias: without it shown on 0 of 20" in said
+    capsys.readouterr()
+    assert ends("report", folder) == 0
+    assert "\n  It needs:\n    bias: without it shown on 0 of 20" in capsys.readouterr().out
+    assert ends("report", folder, "--issue") == 0
+    text = capsys.readouterr().out
+    head = "### What it takes, and what makes it go away\n\n- The smallest case shows it"
+    assert head in text and "- It needs:\n  - bias: without it shown on 0 of 20" in text
+    (folder / "causes.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"causes.json: .*narrowfuzz explain .* writes it anew"):
+        load(folder)
+    (folder / "causes.json").unlink()
+    assert load(folder) is None and asked_in(folder) == ()

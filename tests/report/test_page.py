@@ -13,6 +13,7 @@ import pytest
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.report.accepted import Accepted
+from narrowfuzz.report.causes import Answer, Count, Explained, save
 from narrowfuzz.report.glossary import WORDS, explained
 from narrowfuzz.report.judged import Judged
 from narrowfuzz.report.page import write_page
@@ -112,6 +113,19 @@ def test_the_verdict_stands_first_and_findings_by_severity(store: Any) -> None:
     assert "checked: 2 of 3 combinations" in read.text and "1 suspected" in read.text
     assert f"findings/{FINDING.id} --model mine.py:build" in read.text
     assert "1 of 1" in read.text and "1 of 2" in read.text, "by recipe and arm"
+
+
+def test_what_a_finding_needs_stands_with_it_once_it_was_asked(store: Any) -> None:
+    answer = Answer("bias", Count(0, 20), "needed")
+    told = Explained(
+        FINDING.id, FINDING.sentence, "the smallest case", Count(20, 20), (answer,), (), (), (),
+        "", (),
+    )  # fmt: skip
+    assert "What it needs, and what makes it go away" not in page(store).text
+    save(store.out / "findings" / FINDING.id, told)
+    text = page(store).text
+    assert text.count("What it needs, and what makes it go away") == 1
+    assert "It needs:\n  bias: without it shown on 0 of 20" in text
 
 
 def test_an_empty_run_says_that_it_says_nothing(tmp_path: Path) -> None:

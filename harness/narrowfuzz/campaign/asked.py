@@ -46,6 +46,8 @@ class Asked:
     #: makes this one not fail.
     baseline: tuple[Path, ...] = ()
     suppress: Path | None = None
+    #: Say of each new finding what it needs and what makes it go away, after the search.
+    explain: bool = False
     #: Tables of rules and pairs of features as well.
     verbose: bool = False
     #: The verdict and the findings only.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +77,8 @@ class Campaign:
         tally = run_campaign(self.config, self.store, live.show)
         tally.notes += [beside.NOTE] * (self.config.beside is not None)
         live.close()
+        if self.asked.explain and not tally.interrupted:
+            tally.notes += self.explain(around)
         ended = Ended(
             tally,
             self.store,
@@ -100,6 +104,20 @@ class Campaign:
         self.store.write_json("env.json", environment)
         self.store.write_json("summary.json", summary)
         return tally, summary
+
+    def explain(self, around: Console) -> Iterator[str]:
+        """Ask of each new finding what it needs, in a process of its own; yields a note for each of
+        which that could not be said."""
+        new = [one for one in self.accepted.counting(self.store.findings()) if not one.known_issue]
+        for finding in new:
+            around.print(f"asking what it needs: {finding.sentence}", soft_wrap=True, markup=False)
+            command = [sys.executable, "-m", "narrowfuzz.cli", "explain", *self.options()]
+            command += options({"--plant": [self.asked.plant] if self.asked.plant else []})
+            folder = self.store.out / "findings" / finding.id
+            done = subprocess.run([*command, str(folder)], capture_output=True, text=True)
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+                yield f"not explained: {finding.id}: {last.removeprefix('narrowfuzz: ')}"
 
     def environment(self) -> dict[str, Any]:
         return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
@@ -15,41 +14,13 @@ from narrowfuzz.case.ladder import base_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.explain.switches import Switch
 from narrowfuzz.judge.judge import Judge
+from narrowfuzz.report.causes import DRAWS, Answer, Count, Role
 from narrowfuzz.rules.table import rules_of
 from narrowfuzz.trace.verdict import BAD, Verdict
 
-#: Draws of data, each of another seed, that every question is asked on.
-DRAWS = 20
 #: Of the draws of the case itself so many must show it, so that what never shows it says something:
 #: with a quarter of them, none of twenty is chance once in three hundred times.
 _ENOUGH = 5
-
-Role = Literal["needed", "not needed", "cannot say"]
-
-
-@dataclass(frozen=True)
-class Count:
-    """Of so many draws: in how many it showed, in how many the rule judged at all, and in how many
-    that found another thing wrong with the same result."""
-
-    shown: int
-    judged: int
-    of: int = DRAWS
-    otherwise: int = 0
-
-    @property
-    def silent(self) -> bool:
-        """Judged on each draw, and never wrong."""
-        return self.judged == self.of and not self.shown and not self.otherwise
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a change of the case makes of the divergence."""
-
-    words: str
-    count: Count
-    role: Role
 
 
 @dataclass

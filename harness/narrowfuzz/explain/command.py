@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from narrowfuzz.arms.available import select_arms
 from narrowfuzz.bisect.script import FLAKY_RUNS, Script
 from narrowfuzz.case.spec import Case
-from narrowfuzz.explain.asking import DRAWS, Answer, Asker, Count, Role, asked, role
+from narrowfuzz.explain.asking import Asker, asked, role
 from narrowfuzz.explain.switches import Switch, alternatives, conditions, larger, together
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_entries
@@ -19,6 +19,7 @@ from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import LIBRARY, MODELS
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import Recipe, load_every
+from narrowfuzz.report.causes import DRAWS, Answer, Count, Explained, Role, lines, save
 from narrowfuzz.report.lookup import Kept, kept
 from narrowfuzz.report.nearest import looks_like, nearest
 from narrowfuzz.report.replay import obstacles_to, register_own
@@ -29,28 +30,6 @@ from narrowfuzz.triage.session import Session, SessionOptions, open_session
 
 #: Seconds for all questions: of an eager finding, and of one that is compiled.
 EAGER_SECONDS, COMPILED_SECONDS = 60.0, 300.0
-
-
-@dataclass(frozen=True)
-class Explained:
-    """What is known of a finding once its questions have been asked."""
-
-    id: str
-    sentence: str
-    #: The case that is asked about, in words.
-    asked_of: str
-    #: In how many of the draws the case itself shows it.
-    shows: Count
-    needs: tuple[Answer, ...]
-    #: Conditions none of which it needs by itself, though it is gone without all of them.
-    needs_one_of: tuple[str, ...]
-    #: What a user could switch, and what that makes of it.
-    switches: tuple[Answer, ...]
-    #: Where its first bad value stands, and the known issue that it resembles, in sentences.
-    first_bad: tuple[str, ...]
-    nearest: str
-    #: What there was no time for.
-    untried: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -76,7 +55,8 @@ class Question:
 
 
 def explain(question: Question) -> Explained:
-    """Raises ValueError for what is no finding, or one that does not show here."""
+    """Also kept in the finding's folder. Raises ValueError for what is no finding, or one that does
+    not show here."""
     found = kept(question.target)
     if found.finding is None:
         raise ValueError(f"{question.target} is a case: name a finding's folder or id")
@@ -87,7 +67,10 @@ def explain(question: Question) -> Explained:
 
         te.choose(question.te_version)
     with planted(*plant):
-        return _explained(question, found, found.finding)
+        explained = _explained(question, found, found.finding)
+    if found.folder is not None:
+        save(found.folder, explained)
+    return explained
 
 
 def _explained(question: Question, found: Kept, finding: Finding) -> Explained:
@@ -239,40 +222,6 @@ def _answers(
         elif asker.late:
             untried.append(switch.words)
     return found, untried
-
-
-def lines(explained: Explained) -> Iterator[str]:
-    """For people."""
-    own = explained.shows
-    yield explained.sentence
-    yield f"{explained.asked_of} shows it with {own.shown} of {own.of} random seeds."
-    yield from _list("It needs", explained.needs, "needed", "without it ")
-    if explained.needs_one_of:
-        yield f"It needs one of these, any of them: {'; '.join(explained.needs_one_of)}"
-    else:
-        yield from _list("It does not need", explained.needs, "not needed", "without it ")
-    yield from _list("Whether it needs this is open", explained.needs, "cannot say", "without it ")
-    yield from _list("It goes away with", explained.switches, "needed")
-    yield from _list("It stays with", explained.switches, "not needed")
-    yield from _list("What this changes is open", explained.switches, "cannot say")
-    yield from explained.first_bad
-    if explained.nearest:
-        yield f"Known: {explained.nearest}"
-    if explained.untried:
-        yield f"No time for: {'; '.join(explained.untried)} (--seconds gives more)"
-
-
-def _list(head: str, answers: Iterable[Answer], said: str, how: str = "") -> Iterator[str]:
-    rows = [f"  {a.words}: {how}{_counted(a.count)}" for a in answers if a.role == said]
-    if rows:
-        yield f"{head}:"
-        yield from rows
-
-
-def _counted(count: Count) -> str:
-    judged = "" if count.judged == count.of else f", judged on {count.judged}"
-    other = f", something else wrong on {count.otherwise}" if count.otherwise else ""
-    return f"shown on {count.shown} of {count.of}{judged}{other}"
 
 
 def print_explained(explained: Explained) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import LARGE
 from narrowfuzz.models.catalog import title_of
+from narrowfuzz.report.causes import asked_in
 from narrowfuzz.report.glossary import explained
 from narrowfuzz.report.lookup import kept
 from narrowfuzz.rules import own_functions
@@ -39,8 +40,11 @@ def report_command(target: str, *, issue: bool) -> int:
         raise ValueError(f"{target!r} is a bare case: report wants a finding's folder or id")
     if not issue:
         print(report(found.finding, replay_of(found.finding, found.folder)))
+        for line in asked_in(found.folder):
+            print(f"  {line}")
         return 0
-    print(issue_text(found.finding, (found.folder / "repro.py").read_text()))
+    script = (found.folder / "repro.py").read_text()
+    print(issue_text(found.finding, script, asked_in(found.folder)))
     return 0
 
 
@@ -53,12 +57,13 @@ def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = ()) -> str
     )
 
 
-def issue_text(finding: Finding, script: str) -> str:
+def issue_text(finding: Finding, script: str, causes: Sequence[str] = ()) -> str:
     """Markdown: the claim, what shows it, what is expected, where it was seen, and what is open."""
     sections = {
         "Known already": _known(finding),
         "What happens": _what(finding),
         "To reproduce": _script(finding, script),
+        "What it takes, and what makes it go away": "\n".join(_bulleted(causes)),
         "What was expected": _expected(finding),
         "Where it was seen": _where(finding),
         "Known beside it": _beside(finding),
@@ -66,6 +71,12 @@ def issue_text(finding: Finding, script: str) -> str:
     body = "\n\n".join(f"### {title}\n\n{text}" for title, text in sections.items() if text)
     subject = title_of(finding.minimal.spec.model) if _of_function(finding) else finding.recipe
     return f"# {subject}: {finding.sentence}\n\n{body}\n"
+
+
+def _bulleted(causes: Sequence[str]) -> Iterator[str]:
+    """Lists under their heads, as Markdown has them."""
+    for line in causes:
+        yield f"  - {line.strip()}" if line.startswith(" ") else f"- {line}"
 
 
 def _of_function(finding: Finding) -> bool:

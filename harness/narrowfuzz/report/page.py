@@ -15,6 +15,7 @@ from narrowfuzz.case.ladder import BY_NAME, climb
 from narrowfuzz.ledger.ledger import KINDS, Entry
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.models.catalog import title_of
+from narrowfuzz.report.causes import asked_in
 from narrowfuzz.report.glossary import NOT_FILTERED, explained, new_and_known
 from narrowfuzz.report.judged import Judged
 from narrowfuzz.report.nearest import Near, looks_like, nearest
@@ -57,6 +58,8 @@ class Shown:
     also: tuple[Finding, ...]
     #: Its state over the events, drawn; "" where it keeps none.
     picture: str
+    #: What it needs and what makes it go away, line by line; none where that was not asked.
+    causes: tuple[str, ...]
     #: The entry of the ledger that it is, or, of those that resemble it, the nearest.
     known: Entry | None
     near: list[Near]
@@ -132,6 +135,7 @@ def _shown(ended: Ended, finding: Finding) -> Shown:
         ended.replay(finding),
         tuple(store.sightings(finding.id)),
         picture.read_text() if picture.is_file() else "",
+        asked_in(folder),
         known,
         [] if known else nearest(finding, entries),
         tuple(arm.name for arm in climb(finding.minimal.spec)),

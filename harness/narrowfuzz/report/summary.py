@@ -15,6 +15,7 @@ from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.draw.coverage import Pair, missing, table
 from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.report.causes import asked_in
 from narrowfuzz.report.glossary import NOT_FILTERED
 from narrowfuzz.report.judged import JUDGED, Judged
 from narrowfuzz.report.outcome import Ended
@@ -82,8 +83,9 @@ def print_summary(
         _print_rules(around, tally.counts)
         _print_pairs(around, tally, ended.whole)
     page = escape(str(store.out / "report.html"))
-    if found := store.findings():
-        folder = escape(str(store.out / "findings" / found[0].id))
+    folders = [store.out / "findings" / finding.id for finding in store.findings()]
+    if folders and not any(map(asked_in, folders)):
+        folder = escape(str(folders[0]))
         around.print(f"\nWhat it needs, and what makes it go away: narrowfuzz explain {folder}")
     around.print(f"\nOutput: {escape(str(store.out))}; the page: {page}")
     if ended.lacking and not ended.accepted.counting(store.findings()):
@@ -94,9 +96,11 @@ def _print_finding(console: Console, ended: Ended, finding: Finding) -> None:
     console.print()
     if why := ended.accepted.why(finding):
         console.print(f"[dim]does not count: {escape(why)}[/]")
-    script = ended.store.out / "findings" / finding.id / "repro.py"
+    folder = ended.store.out / "findings" / finding.id
     said = report(finding, ended.replay(finding))
-    console.print(escape(f"{said}\n  script: {script}"))
+    console.print(escape(f"{said}\n  script: {folder / 'repro.py'}"))
+    for line in asked_in(folder):
+        console.print(escape(f"  {line}"), soft_wrap=True)
     like = ended.like(finding)
     if like and not finding.known_issue:  # which its report says
         console.print(f"  {escape(like)}")
