@@ -66,6 +66,9 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
             want = alone.outputs[name]
             there = At(name=name, run=EAGER.name, rank=rank)
             found = differs("S1", arm, "differs from one process", there, want, trace, rank)
+            entry = evidence.deviations.get("bias_gradient_of_codes", "")
+            if found is not None and entry and name_of(name).kind.endswith(".bias.grad"):
+                found = found.known(entry)  # what it sums there O16 judges, where that is finite
             status = "ok" if want.any() else "inconclusive"
             why = "" if want.any() else "zeros in both runs"
             yield found or plain("S1", arm, role_of(name), status, why)
