@@ -56,10 +56,13 @@ def campaign(version: str, minutes: float, out: Path) -> Path:
 
 
 def rows(out: Path, versions: Sequence[str]) -> list[Row]:
-    """The findings of all these releases, the oldest first, one for each fingerprint."""
+    """The findings of all these releases, the oldest first, one for each fingerprint; what is
+    suspected has no script, and is none."""
     found: dict[str, Row] = {}
     for version in versions:
-        for file in sorted((out / version / "findings").glob("*/explain.json")):
+        summary = json.loads((out / version / "summary.json").read_text())
+        for one in summary["findings"]:
+            file = out / version / "findings" / one["id"] / "explain.json"
             told = json.loads(file.read_text())
             name = told["fingerprint"]
             if name in found:

@@ -19,7 +19,6 @@ has no module, and is the first whose wrapper takes linears. Plans were read fro
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -307,16 +306,18 @@ def _tap(emit: Emit) -> Iterator[None]:
 
 
 def _multiplies() -> tuple[dict[Any, Any], Any]:
-    """Where a release has the function that multiplies, and by which name."""
+    """Where torchao has the function that multiplies, and by which name."""
     import torch
+    from torchao.prototype.mx_formats import mx_tensor
 
-    if Version("0.12") > RELEASE:
-        from torchao.prototype.mx_formats.mx_ops import MX_OPS_TABLE
+    name = "_addmm_mx_dispatch"
+    if hasattr(mx_tensor, name):
+        return vars(mx_tensor), name
+    from torchao.prototype.mx_formats import mx_ops  # until 0.13
 
-        return MX_OPS_TABLE, torch.ops.aten.mm.default
-    module = "mx_ops" if Version("0.14") > RELEASE else "mx_tensor"
-    place = importlib.import_module(f"torchao.prototype.mx_formats.{module}")
-    return vars(place), "_addmm_mx_dispatch"
+    if hasattr(mx_ops, name):
+        return vars(mx_ops), name
+    return mx_ops.MX_OPS_TABLE, torch.ops.aten.mm.default  # until 0.11
 
 
 def _seen(t: Any, *, transposed: bool) -> tuple[Any, Any]:

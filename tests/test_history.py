@@ -22,8 +22,11 @@ def finding(out: Path, release: str, fingerprint: str, known: str | None = "") -
     folder.mkdir(parents=True)
     told = {"fingerprint": fingerprint, "sentence": f"{fingerprint} | is wrong", "severity": "low"}
     (folder / "explain.json").write_text(json.dumps({**told, "known_issue": known}))
-    summary = {"seconds": 61.0, "cases": 7, "findings": [fingerprint], "suspected": []}
-    (out / release / "summary.json").write_text(json.dumps(summary))
+    file = out / release / "summary.json"
+    before = json.loads(file.read_text())["findings"] if file.is_file() else []
+    findings = [*before, {"id": folder.name}]
+    summary = {"seconds": 61.0, "cases": 7, "findings": findings, "suspected": []}
+    file.write_text(json.dumps(summary))
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, **answers: str) -> list[str]:
@@ -77,6 +80,6 @@ def test_a_symptom_of_two_releases_is_one_row_and_torchs_own_is_not_asked(
     assert asked and list(history.every_fate(found, EVERY, tmp_path / "fates.json")) == told
     assert asked.count("0.11.0") == 1  # the second time it is read
     text = "\n".join(history.table(told, tmp_path, ["0.9.0", "0.11.0"]))
-    assert "| 0.11.0 | 1 | 7 | 1 | 0 |" in text
+    assert "| 0.11.0 | 1 | 7 | 2 | 0 |" in text
     assert r"\| is wrong | low | 0.11.0 | mended in 0.12.0 |" in text
     assert text.index("mended in 0.12.0") < text.index("torch's own")
