@@ -136,7 +136,8 @@ def _tap(emit: Emit) -> Iterator[None]:
     import torch
     from torchao.float8 import float8_linear, float8_ops, float8_utils
 
-    GemmInputRole = float8_linear.GemmInputRole  # whose module has another name before 0.13
+    # before 0.13 a weight with one scale is cast first, and what is cast is used again
+    weight_first = hasattr(float8_linear, "_get_weight_scale")
     table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default
     multiply, to_amax = table[op], float8_utils.tensor_to_amax
     of_threads: dict[int, list[Any]] = {}  # ranks may be threads
@@ -150,9 +151,9 @@ def _tap(emit: Emit) -> Iterator[None]:
         amaxes = of_threads.pop(threading.get_ident(), [])
         of_a, of_b = amaxes[-2:] if len(amaxes) > 1 else (None, None)
         a, b = args
-        if BEFORE_0_13 and a._axiswise_dim is None:  # one scale a tensor: what is cast is reused
-            first = a._gemm_input_role is GemmInputRole.INPUT
-            of_a, of_b = (of_b, of_a) if first else (None, None)
+        if weight_first and a._axiswise_dim is None:
+            forward = a._gemm_input_role is float8_linear.GemmInputRole.INPUT
+            of_a, of_b = (of_b, of_a) if forward else (None, None)
         if hasattr(of_a, "placements") or hasattr(of_b, "placements"):
             of_a = of_b = None  # of distributed tensors, while a and b are this rank's
         if of_a is not None and of_b is not None:
