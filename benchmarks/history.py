@@ -56,22 +56,21 @@ def campaign(version: str, minutes: float, out: Path) -> Path:
 
 
 def rows(out: Path, versions: Sequence[str]) -> list[Row]:
-    """The findings of all these releases, the oldest first, one for each fingerprint; what is
-    suspected has no script, and is none."""
-    found: dict[str, Row] = {}
+    """The findings of all these releases, the oldest first, one for each fingerprint and known
+    issue; what is suspected has no script, and is none."""
+    found: dict[tuple[str, str], Row] = {}
     for version in versions:
         summary = json.loads((out / version / "summary.json").read_text())
         for one in summary["findings"]:
             file = out / version / "findings" / one["id"] / "explain.json"
             told = json.loads(file.read_text())
-            name = told["fingerprint"]
+            name = told["fingerprint"], told["known_issue"] or ""
             if name in found:
                 found[name] = replace(found[name], releases=(*found[name].releases, version))
             else:
                 found[name] = Row(
-                    name, told["sentence"], told["severity"], told["known_issue"] or "",
-                    file.parent, (version,),
-                )  # fmt: skip
+                    name[0], told["sentence"], told["severity"], name[1], file.parent, (version,)
+                )
     return list(found.values())
 
 
@@ -95,7 +94,7 @@ def every_fate(found: Sequence[Row], every: Sequence[str], file: Path) -> Iterat
     """With what became of each, which a file keeps."""
     known = json.loads(file.read_text()) if file.is_file() else {}
     for row in found:
-        key = f"{row.releases[0]} {row.fingerprint}"
+        key = f"{row.releases[0]} {row.fingerprint} {row.known_issue}".rstrip()
         known[key] = known.get(key) or fate(row, every)
         file.write_text(json.dumps(known, indent=1))
         print(f"{known[key]:40} {row.fingerprint}", flush=True)

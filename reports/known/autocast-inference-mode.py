@@ -5,16 +5,20 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training, Float8LinearConfig
-from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
-from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+try:
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+except ImportError:  # before torchao 0.18
+    MXFP8Linear = None
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 config = Float8LinearConfig(emulate=True)
 layers = {
     "float8 tensorwise": convert_to_float8_training(nn.Sequential(nn.Linear(64, 32)), config=config),
-    "MXFP8": MXFP8Linear(64, 32, kernel_preference=KernelPreference.EMULATED),
 }
+if MXFP8Linear is not None:
+    layers["MXFP8"] = MXFP8Linear(64, 32, kernel_preference=KernelPreference.EMULATED)
 bad = 0
 for name, layer in layers.items():
     for mode in (torch.no_grad, torch.inference_mode):

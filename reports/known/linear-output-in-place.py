@@ -7,8 +7,11 @@ import dataclasses
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
-from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+try:
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+except ImportError:  # before torchao 0.18
+    MXFP8Linear = None
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -30,7 +33,7 @@ LAYERS = {
     "nn.Linear": lambda linear: linear,
     "float8, tensorwise": lambda linear: float8(linear, "tensorwise"),
     "float8, rowwise": lambda linear: float8(linear, "rowwise"),
-    "MXFP8Linear": mx,
+    **({} if MXFP8Linear is None else {"MXFP8Linear": mx}),
 }
 WRITES = {
     "nn.ReLU(inplace=True)": nn.ReLU(inplace=True),
