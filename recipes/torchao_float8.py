@@ -134,10 +134,8 @@ def _tap(emit: Emit) -> Iterator[None]:
     import threading
 
     import torch
-    from torchao.float8 import float8_linear, float8_ops, float8_utils
+    from torchao.float8 import float8_ops, float8_utils
 
-    # before 0.13 a weight with one scale is cast first, and what is cast is used again
-    weight_first = hasattr(float8_linear, "_get_weight_scale")
     table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default
     multiply, to_amax = table[op], float8_utils.tensor_to_amax
     of_threads: dict[int, list[Any]] = {}  # ranks may be threads
@@ -151,9 +149,6 @@ def _tap(emit: Emit) -> Iterator[None]:
         amaxes = of_threads.pop(threading.get_ident(), [])
         of_a, of_b = amaxes[-2:] if len(amaxes) > 1 else (None, None)
         a, b = args
-        if weight_first and a._axiswise_dim is None:
-            forward = a._gemm_input_role is float8_linear.GemmInputRole.INPUT
-            of_a, of_b = (of_b, of_a) if forward else (None, None)
         if hasattr(of_a, "placements") or hasattr(of_b, "placements"):
             of_a = of_b = None  # of distributed tensors, while a and b are this rank's
         if of_a is not None and of_b is not None:
@@ -168,6 +163,18 @@ def _tap(emit: Emit) -> Iterator[None]:
         yield
     finally:
         table[op], float8_utils.tensor_to_amax = multiply, to_amax
+
+
+@contextmanager
+def _tap_without_amax(emit: Emit) -> Iterator[None]:
+    """The same where a weight is cast before its input, and once for two products: which amax is
+    whose is not known."""
+
+    def codes(a: Any, a_scale: Any, b: Any, b_scale: Any, *amax: Any) -> None:
+        emit.take(a, a_scale, b, b_scale, None, None)
+
+    with _tap(dataclasses.replace(emit, take=codes)):
+        yield
 
 
 def _lacks(recipe: str) -> str:
@@ -229,7 +236,7 @@ RECIPES = [
         plan=plan,
         convert=partial(_convert, recipe=theirs),
         refusal=_refusal,
-        tap=_tap,
+        tap=_tap_without_amax if BEFORE_0_13 and name == "tensorwise" else _tap,
         converted=_converted,
         unavailable=partial(_unavailable, recipe=name),
         convertible=every_linear,  # swap_linear_layers: isinstance(module, nn.Linear)
