@@ -292,11 +292,11 @@ def _tap(emit: Emit) -> Iterator[None]:
     place, name = _multiplies()
     multiply = place[name]
 
-    def watch(*args: Any) -> Any:
+    def watch(*args: Any, **kw: Any) -> Any:
         # before 0.12: the operator, and the operands as a tuple
         a, b, *_ = args[1] if isinstance(args[1], tuple) else args
         emit(*_seen(a, transposed=False), *_seen(b, transposed=True))
-        return multiply(*args)
+        return multiply(*args, **kw)
 
     place[name] = watch
     try:

@@ -338,3 +338,16 @@ def test_a_recipe_without_pasteable_source_has_no_script(convert: Any) -> None:
 def test_a_recipe_says_what_it_lacks(fields: dict[str, Any], missing: str) -> None:
     with pytest.raises(ValueError, match=f"'mine' needs {missing}, or subject"):
         Recipe("mine", "mine", "", **fields)
+
+
+def test_an_mx_product_with_a_bias_is_seen_too() -> None:
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    kind = {"block_size": 32, "kernel_preference": KernelPreference.EMULATED}
+    a, b = (MXTensor.to_mx(torch.randn(n, 32), torch.float8_e4m3fn, **kind) for n in (32, 64))
+    seen: list[Any] = []
+    with RECIPES["torchao.mxfp8.floor"].tap(Emit(lambda *gemm: seen.append(gemm))):
+        assert torch.addmm(torch.ones(64), a, b.t()).shape == (32, 64)
+    ((left, _, right, right_scale, *_),) = seen
+    assert (left.shape, right.shape, right_scale.shape) == ((32, 32), (64, 32), (64, 1))
