@@ -120,8 +120,10 @@ def explaining(where: str) -> set[str]:
         if entry.matches and all(match.when.get("model") == "*:*" for match in entry.matches):
             return "own"
         arms = [glob.split("--")[2] for glob in globs]
-        compiled = arms and all(arm.startswith(("inductor", "aot_eager")) for arm in arms)
-        return "compiled" if compiled else "here"
+        compilers = ("inductor", "aot_eager")
+        some = any(arm.startswith(compilers) for arm in arms)
+        others = [arm for arm in arms if not arm.startswith((*compilers, "sharded_"))]
+        return "compiled" if some and not others else "here"
 
     explain = [entry for entry in ENTRIES.values() if entry.matches or entry.deviation]
     return {entry.id for entry in explain if of(entry) == where}
