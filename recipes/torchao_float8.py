@@ -19,7 +19,6 @@ two, has no plan here.
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,21 +35,14 @@ from narrowfuzz.numerics.plan import (
     OperandPlan,
     Plan,
 )
-from narrowfuzz.recipe.recipe import Emit, Recipe, every_linear
+from narrowfuzz.recipe.recipe import Emit, Recipe, every_linear, installed
 from packaging.version import Version
 
 EPS = 1e-12
 
 
-def _installed() -> Version:
-    try:
-        return Version(importlib.metadata.version("torchao"))
-    except importlib.metadata.PackageNotFoundError:
-        return Version("0.18")
-
-
 #: Of which release the plans are: that which is installed, or the newest that is known.
-RELEASE = _installed()
+RELEASE = installed("torchao", "0.18")
 BEFORE_0_13 = Version("0.13") > RELEASE
 
 

@@ -19,7 +19,6 @@ has no module, and is the first whose wrapper takes linears. Plans were read fro
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import E4M3FN
 from narrowfuzz.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, MxScale, OperandPlan, Plan
 from narrowfuzz.numerics.scales import MxMode
-from narrowfuzz.recipe.recipe import NOT_ROUNDED, Emit, Recipe
+from narrowfuzz.recipe.recipe import NOT_ROUNDED, Emit, Recipe, installed
 from packaging.version import Version
 
 BLOCK = 32
@@ -42,16 +41,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TILE = 128
 #: The newest release whose names are here; what is installed, or that where nothing is.
 NEWEST = Version("0.18")
-
-
-def _installed() -> Version:
-    try:
-        return Version(importlib.metadata.version("torchao"))
-    except importlib.metadata.PackageNotFoundError:
-        return NEWEST
-
-
-RELEASE = _installed()
+RELEASE = installed("torchao", str(NEWEST))
 #: Its module is MXLinear, not MXFP8Linear.
 HAS_MXLINEAR = Version("0.17") > RELEASE
 

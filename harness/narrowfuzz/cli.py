@@ -270,7 +270,9 @@ def run(
     suppress: Suppress = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Explain each new finding afterwards, in a minute or five."),
+        typer.Option(
+            "--explain", help="Explain each new finding: up to a minute each, or five."
+        ),
     ] = False,
     verbose: Verbose = False,
     quiet: Quiet = False,

@@ -23,6 +23,8 @@ import msgspec
 import pytest
 import torch
 from fresh import python
+from narrowfuzz.campaign.asked import Asked
+from narrowfuzz.campaign.campaign import Campaign
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.journal import Journal, Writing
@@ -777,3 +779,21 @@ def test_new_findings_are_explained_if_asked(tmp_path: Path) -> None:
     assert (folder / "causes.json").is_file()
     assert "of 20 random seeds" in run.output and "narrowfuzz explain" not in run.output
     assert "What it needs, and what makes it go away" in (run.folder / "report.html").read_text()
+
+
+def test_an_interruption_while_findings_are_explained_leaves_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **kw: Any) -> None:
+        raise KeyboardInterrupt
+
+    finding = SimpleNamespace(id="abc", sentence="it is wrong", known_issue=None)
+    run: Any = SimpleNamespace(
+        accepted=SimpleNamespace(counting=lambda found: found),
+        store=SimpleNamespace(findings=lambda: [finding, finding], out=tmp_path),
+        asked=Asked(),
+        options=lambda: [],
+    )
+    monkeypatch.setattr("narrowfuzz.campaign.campaign.subprocess.run", interrupted)
+    notes = list(Campaign.explain(run, Console(quiet=True)))
+    assert notes == ["interrupted: abc and what comes after it is not explained"]

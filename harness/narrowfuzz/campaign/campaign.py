@@ -114,7 +114,11 @@ class Campaign:
             command = [sys.executable, "-m", "narrowfuzz.cli", "explain", *self.options()]
             command += options({"--plant": [self.asked.plant] if self.asked.plant else []})
             folder = self.store.out / "findings" / finding.id
-            done = subprocess.run([*command, str(folder)], capture_output=True, text=True)
+            try:
+                done = subprocess.run([*command, str(folder)], capture_output=True, text=True)
+            except KeyboardInterrupt:  # the search is over, and its report is still to be written
+                yield f"interrupted: {finding.id} and what comes after it is not explained"
+                return
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
                 yield f"not explained: {finding.id}: {last.removeprefix('narrowfuzz: ')}"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from narrowfuzz.case.spec import Dtype, Shards, Spec, TensorName
 from narrowfuzz.models.catalog import MODELS
@@ -341,6 +342,15 @@ def lacks(recipe: Recipe) -> str:
         return ""  # a checkout on the path, of no release
     old = not needed.specifier.contains(here, prereleases=True)
     return f"needs {needed}, and {here} is installed" if old else ""
+
+
+def installed(package: str, otherwise: str) -> Version:
+    """The release of a package that is here, whose plans and names a recipe takes; ``otherwise``
+    where none is, or a checkout of no release."""
+    try:
+        return Version(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return Version(otherwise)
 
 
 def obstacles(recipe: Recipe, device: str) -> dict[str, str]:
