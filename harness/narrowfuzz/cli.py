@@ -270,9 +270,7 @@ def run(
     suppress: Suppress = None,
     explain: Annotated[
         bool,
-        typer.Option(
-            "--explain", help="Explain each new finding: up to a minute each, or five."
-        ),
+        typer.Option("--explain", help="Explain each new finding: up to a minute each, or five."),
     ] = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
