@@ -199,21 +199,24 @@ def _stacked(module: Any) -> bool:
 
 
 def _converted(module: Any) -> bool:
-    from torch import nn
-
-    if HAS_MXLINEAR:
-        from torchao.prototype.mx_formats.mx_linear import MXLinear
-
-        return isinstance(module, MXLinear)
-    from torchao.prototype.moe_training.tensor import TrainingWeightWrapperBaseTensor
-
-    own = list(module.parameters(recurse=False))
-    wrapped = any(isinstance(parameter, TrainingWeightWrapperBaseTensor) for parameter in own)
-    if wrapped or NEWEST > RELEASE:
-        return wrapped and (isinstance(module, nn.Linear) or _stacked(module))
     from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
 
-    return isinstance(module, MXFP8Linear)
+    return isinstance(module, MXFP8Linear) or _has_wrapped(module)
+
+
+def _has_wrapped(module: Any) -> bool:
+    from torch import nn
+    from torchao.prototype.moe_training.tensor import TrainingWeightWrapperBaseTensor
+
+    own = module.parameters(recurse=False)
+    wrapped = any(isinstance(parameter, TrainingWeightWrapperBaseTensor) for parameter in own)
+    return wrapped and (isinstance(module, nn.Linear) or _stacked(module))
+
+
+def _is_mxlinear(module: Any) -> bool:
+    from torchao.prototype.mx_formats.mx_linear import MXLinear
+
+    return isinstance(module, MXLinear)
 
 
 @cache
@@ -349,6 +352,11 @@ def _refusal(variant: _Variant) -> Any:
 
 _EMULATED = "torchao emulates its product in PyTorch"
 
+if HAS_MXLINEAR:
+    _CONVERT, _CONVERTED = _convert_to_mxlinear, _is_mxlinear
+else:
+    _CONVERT, _CONVERTED = _convert, _has_wrapped if NEWEST > RELEASE else _converted
+
 RECIPES = [
     Recipe(
         name=f"torchao.mxfp8.{variant.name}",
@@ -366,14 +374,10 @@ RECIPES = [
         environment={"TRITON_INTERPRET": "1"} if INTERPRETED else {},
         package="torchao>=0.9",
         plan=_plan(variant),
-        convert=partial(
-            _convert_to_mxlinear if HAS_MXLINEAR else _convert,
-            mode=variant.mode,
-            wgrad_with_hp=variant.wgrad_with_hp,
-        ),
+        convert=partial(_CONVERT, mode=variant.mode, wgrad_with_hp=variant.wgrad_with_hp),
         refusal=_refusal(variant),
         tap=_tap_interpreted if INTERPRETED else _tap,
-        converted=_converted,
+        converted=_CONVERTED,
         convertible=_convertible,
         shards=("fsdp", "tensor"),
         unavailable=partial(_unavailable, variant=variant),

@@ -268,7 +268,10 @@ def test_filtered_or_cast_by_pytorch_it_trains_and_is_judged(
         )  # fmt: skip
         file = tmp_path / f"{backend}.json"
         file.write_bytes(dump_case(Case(spec=spec, data=DataSpec())))
-        assert "sound" in command("replay", file, env=laid, seconds=580).stdout
+        shown = command("replay", file, env=laid, code=1, seconds=580).stdout
+        # rows of one id, summed in bf16, and nothing else; `still failing` names the worst one
+        assert "known issue: embedding-narrow-sums" in shown
+        assert shown.count("consequences: O25") == shown.count("consequences") == 1
 
 
 @pytest.mark.heavy
