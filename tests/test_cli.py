@@ -15,6 +15,8 @@ from narrowfuzz.arms.available import unavailable
 from narrowfuzz.case.arm import INDUCTOR
 from narrowfuzz.case.ladder import LADDER
 from narrowfuzz.case.spec import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
+from narrowfuzz.machine.environment import versions
+from narrowfuzz.machine.machine import machine
 from narrowfuzz.report.replay import Replayed, print_replayed
 from narrowfuzz.report.tally import Tally
 
@@ -541,6 +543,28 @@ def test_a_finding_of_an_older_campaign_is_replayed(nf: Run, here: Path) -> None
     assert (code, err) == (0, "") and "fixed" in out and "eager+checkpoint" in out
     kept(here / "abc1", CLEAN, case=older, minimal=3, oracle="O14")
     assert nf("replay", "abc1")[0] == 2
+
+
+def test_what_replays_say_is_listed(nf: Run, here: Path) -> None:
+    """Beside the runs for a finding that lies there, in the database that is named for others."""
+    assert "no run has recorded a finding" in nf("list", "findings")[1]
+    (here / "case.json").write_bytes(dump_case(NO_BIAS))
+    name = json.loads(nf("replay", "case.json", "--json")[1])["fingerprint"]
+    mine = "narrowfuzz-runs/1/findings/abc1"
+    kept(here / mine, NO_BIAS, fingerprint=name, recipe=NO_BIAS.spec.recipe)
+    assert nf("replay", mine)[0] == 1
+    (one,) = json.loads(nf("list", "findings", "--json")[1])
+    assert (one["state"], one["times_seen"]) == ("open", 2)  # by its run, and now
+    assert nf("list", "findings", "--json", "--recipe", "torch.*")[1].strip() == "[]"
+
+    where = {"versions": versions(), "machine": machine().describe()}
+    kept(here / "abc2", CLEAN, environment=where)
+    assert nf("replay", "abc2")[0] == 0  # recorded nowhere
+    assert len(json.loads(nf("list", "findings", "--json")[1])) == 1
+    assert nf("replay", "abc2", "--database", "other.db")[0] == 0
+    code, out, err = nf("list", "findings", "--database", "other.db")
+    assert (code, err) == (0, "") and CLEAN.id in out and "1 fixed" in out
+    assert "no file" in nf("list", "findings", "--database", "none.db")[2]
 
 
 def test_replay_of_a_clean_case_says_sound(nf: Run, here: Path) -> None:

@@ -188,6 +188,15 @@ ModelFiles = Annotated[
     ),
 ]
 
+Database = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE|URL",
+        envvar="NARROWFUZZ_DATABASE",
+        help="Record findings over many runs here: a file, or a database (postgresql://...).",
+        show_default="all-findings.db beside the runs",
+    ),
+]
 OperatorGlobs = Annotated[
     list[str] | None,
     typer.Option(
@@ -272,6 +281,7 @@ def run(
         bool,
         typer.Option("--explain", help="Explain each new finding: up to a minute each, or five."),
     ] = False,
+    database: Database = "",
     verbose: Verbose = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -327,6 +337,7 @@ def check(
     suppress: Suppress = None,
     plant: Plant = "",
     with_: With = None,
+    database: Database = "",
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -472,6 +483,7 @@ def replay(
         str, typer.Option(help="Device to use.", show_default="where it was found")
     ] = "",
     model: AboutModel = None,
+    database: Database = "",
     json: Json = False,
 ) -> None:
     """Run a finding again.
@@ -490,6 +502,7 @@ def replay(
         te_version,
         device,
         tuple(model or ()),
+        database,
     )
     raise typer.Exit(_told(json, do, print_replayed, asdict).code)
 
@@ -559,6 +572,7 @@ def bisect(
             show_default="1, or 10 for what does not always show",
         ),
     ] = 0,
+    database: Database = "",
     json: Json = False,
 ) -> None:
     """Find the first release, or commit, that shows a finding, and the last that does not.
@@ -568,7 +582,7 @@ def bisect(
     """
     from narrowfuzz.bisect.command import Question, bisect_command, print_found
 
-    question = Question(target, package, good, bad, repo, tuple(with_ or ()), runs)
+    question = Question(target, package, good, bad, repo, tuple(with_ or ()), runs, database)
     found = _told(json, partial(bisect_command, question), print_found, asdict)
     raise typer.Exit(found.code)
 
@@ -675,21 +689,27 @@ def list_(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="recipes, models, operators, arms, rules, known, faults, controls or coverage.",
+            help="recipes, models, operators, arms, rules, known, findings, faults, controls or "
+            "coverage.",
         ),
     ],
     recipe: Globs = None,
     arm: ArmGlobs = None,
     recipe_file: Files = None,
+    database: Database = "",
     json: Json = False,
 ) -> None:
     """List recipes, models, arms (ways to run a model), rules, known issues and more.
 
-    --recipe and --arm choose among the known issues.
+    findings: what all runs found, when and with which versions, and what is fixed. --recipe and
+    --arm choose among findings or known issues.
     """
     from narrowfuzz.report.listing import listed, print_listing
 
-    do = partial(listed, what, tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()))
+    given = database if what == "findings" else ""  # which may be in the environment
+    do = partial(
+        listed, what, tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()), given
+    )
     _told(json, do, print_listing, lambda listing: listing.records)
 
 

@@ -15,7 +15,11 @@ from narrowfuzz.bisect.commits import Checkout
 from narrowfuzz.bisect.releases import Place, place_of
 from narrowfuzz.bisect.script import Script, script_of
 from narrowfuzz.bisect.search import Asked, Change, Line, change, oldest
+from narrowfuzz.report.lifetime import Database, Kind, record_releases
 from narrowfuzz.report.terminal import console
+
+#: What is recorded of an answer; nothing of a release that cannot tell.
+_KINDS: dict[str, Kind] = {"shows": "seen", "gone": "gone"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Question:
     others: tuple[str, ...] = ()
     #: How often a version that does not show it is asked; 0: as the finding needs.
     runs: int = 0
+    #: Where the answers of releases are recorded; "": beside the runs.
+    database: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,13 @@ def bisect(question: Question, say: Callable[[str], None] = lambda line: None) -
     say(f"{script.title}")
     if question.repo is not None:
         return _of_commits(question, script, Checkout(question.repo, question.package), say)
-    return _of_releases(question, script, say)
+    of = script.finding  # of a known issue, or a bare script, nothing is recorded
+    database = Database.of(question.database, of.folder) if of is not None else None
+    found = _of_releases(question, script, say)
+    if database is not None and of is not None:
+        answers = [(a.version, _KINDS[a.answer]) for a in found.asked if a.answer in _KINDS]
+        record_releases(database, of, found.package, answers)
+    return found
 
 
 def _heard(

@@ -11,7 +11,7 @@ from pathlib import Path
 from narrowfuzz.bisect.search import Asked
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.machine.device import check_device
-from narrowfuzz.report.lookup import kept
+from narrowfuzz.report.lookup import OnDisk, lookup
 from narrowfuzz.triage.verify import (
     GONE,
     ended,
@@ -28,13 +28,15 @@ _SECONDS = 300.0
 @dataclass(frozen=True)
 class Script:
     """A script, what it is about in a sentence, the device it runs on, how many runs without the
-    divergence mean that it is gone, and what is planted: (file or "", id)."""
+    divergence mean that it is gone, what is planted: (file or "", id), and the finding that it is
+    of."""
 
     path: Path
     title: str
     device: str = "cpu"
     runs: int = 1
     plant: tuple[str, str] | None = None
+    finding: OnDisk | None = None
 
     def ask(self, version: str, variables: Mapping[str, str]) -> Asked:
         """What it says in a process with these variables, which has the version."""
@@ -66,8 +68,8 @@ def script_of(target: str, runs: int = 0) -> Script:
         return Script(entry.path, entry.title, runs=runs or 1)
     if os.path.isfile(target) and target.endswith(".py"):
         return Script(Path(target).resolve(), Path(target).name, runs=runs or 1)
-    found = kept(target)
-    if found.finding is None or found.folder is None:
+    found = lookup(target)
+    if not isinstance(found, OnDisk):
         raise ValueError(f"{target} is a case without a script: name a finding's folder or id")
     path = (found.folder / "repro.py").resolve()
     if not path.is_file() or not path.read_text().strip():
@@ -75,4 +77,4 @@ def script_of(target: str, runs: int = 0) -> Script:
     finding = found.finding
     check_device(finding.device)
     usual = 1 if finding.flake == "always" else FLAKY_RUNS
-    return Script(path, finding.sentence, finding.device, runs or usual)
+    return Script(path, finding.sentence, finding.device, runs or usual, finding=found)

@@ -46,6 +46,9 @@ class Asked:
     #: makes this one not fail.
     baseline: tuple[Path, ...] = ()
     suppress: Path | None = None
+    #: File or URL of the database of many runs' findings; "": the one beside the runs, if this run
+    #: is one of these.
+    database: str = ""
     #: Say of each new finding what it needs and what makes it go away, after the search.
     explain: bool = False
     #: Tables of rules and pairs of features as well.

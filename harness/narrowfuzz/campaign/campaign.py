@@ -29,6 +29,7 @@ from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.formats import write_formats
 from narrowfuzz.report.judged import Judged, judged
+from narrowfuzz.report.lifetime import Database, record_run
 from narrowfuzz.report.markdown import write_markdown
 from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.page import write_page
@@ -60,6 +61,8 @@ class Campaign:
     device: Device
     #: What does not make it fail.
     accepted: Accepted
+    #: Where what it finds is recorded beside what other runs found.
+    database: Database | None = None
 
     def run(self) -> tuple[Tally, dict[str, Any]]:
         """Run it, say and write what came of it; returns also what ``summary.json`` holds."""
@@ -79,6 +82,8 @@ class Campaign:
         live.close()
         if self.asked.explain and not tally.interrupted:
             tally.notes += self.explain(around)
+        if self.database is not None:
+            tally.notes += record_run(self.database, self.store)
         ended = Ended(
             tally,
             self.store,

@@ -49,6 +49,7 @@ from narrowfuzz.recipe.recipe import (
     unknown,
 )
 from narrowfuzz.report.accepted import accepted
+from narrowfuzz.report.lifetime import Database
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.tally import Tally
 
@@ -114,9 +115,12 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
         beside=asked.beside,
         first_arms=asked.meant,
     )
+    # what is planted, and the sides of a comparison, are nobody's findings
+    apart = bool(asked.plant) or asked.beside is not None
+    database = None if apart else Database.of(asked.database, folder)
     store = Store(folder)
     config = dataclasses.replace(config, part=store.begin())
-    campaign = Campaign(asked, config, store, chosen, lacking, loaded, where, allowed)
+    campaign = Campaign(asked, config, store, chosen, lacking, loaded, where, allowed, database)
     tally, summary = campaign.run()
     if asked.corpus is not None:
         keep(asked.corpus, (finding.minimal for finding in store.findings()))

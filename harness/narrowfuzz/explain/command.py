@@ -20,7 +20,7 @@ from narrowfuzz.models.catalog import LIBRARY, MODELS
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import Recipe, load_every
 from narrowfuzz.report.causes import DRAWS, Answer, Count, Explained, Role, lines, save
-from narrowfuzz.report.lookup import Kept, kept
+from narrowfuzz.report.lookup import OnDisk, lookup
 from narrowfuzz.report.nearest import looks_like, nearest
 from narrowfuzz.report.replay import obstacles_to, register_own
 from narrowfuzz.report.terminal import console
@@ -57,8 +57,8 @@ class Question:
 def explain(question: Question) -> Explained:
     """Also kept in the finding's folder. Raises ValueError for what is no finding, or one that does
     not show here."""
-    found = kept(question.target)
-    if found.finding is None:
+    found = lookup(question.target)
+    if not isinstance(found, OnDisk):
         raise ValueError(f"{question.target} is a case: name a finding's folder or id")
     plant = question.planted or ("", "")
     prepare(identity(*plant) if question.planted else "")
@@ -67,23 +67,23 @@ def explain(question: Question) -> Explained:
 
         te.choose(question.te_version)
     with planted(*plant):
-        explained = _explained(question, found, found.finding)
-    if found.folder is not None:
-        save(found.folder, explained)
+        explained = _explained(question, found)
+    save(found.folder, explained)
     return explained
 
 
-def _explained(question: Question, found: Kept, finding: Finding) -> Explained:
+def _explained(question: Question, found: OnDisk) -> Explained:
+    finding = found.finding
     session = _session_of(finding, question)
     verdict = _seen(session.judge, finding)
     if verdict is None:
         raise ValueError(
             f"{finding.id} does not show here: narrowfuzz replay {found.folder} says more"
         )
-    eager = found.case.spec.compile == "none"
+    eager = finding.minimal.spec.compile == "none"
     seconds = question.seconds or (EAGER_SECONDS if eager else COMPILED_SECONDS)
     asker = Asker(session.judge, verdict, time.monotonic() + seconds)
-    recipe, able = session.judge.recipe(found.case.spec), session.able()
+    recipe, able = session.judge.recipe(finding.minimal.spec), session.able()
     words, case, own = _base(asker, finding, recipe, seconds)
     several = list(conditions(case, recipe))
     needs, later = _answers(asker, own, several)

@@ -11,7 +11,7 @@ from narrowfuzz.ledger.severity import LARGE
 from narrowfuzz.models.catalog import title_of
 from narrowfuzz.report.causes import asked_in
 from narrowfuzz.report.glossary import explained
-from narrowfuzz.report.lookup import kept
+from narrowfuzz.report.lookup import OnDisk, lookup
 from narrowfuzz.rules import own_functions
 from narrowfuzz.trace.words import options
 from narrowfuzz.triage.finding import (
@@ -35,8 +35,8 @@ def report_command(target: str, *, issue: bool) -> int:
         raise ValueError(
             f"{target!r} is a known issue: `narrowfuzz known {target}{asked}` shows it"
         )
-    found = kept(target)
-    if found.finding is None or found.folder is None:
+    found = lookup(target)
+    if not isinstance(found, OnDisk):
         raise ValueError(f"{target!r} is a bare case: report wants a finding's folder or id")
     if not issue:
         print(report(found.finding, replay_of(found.finding, found.folder)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,21 +54,26 @@ def listed(
     files: tuple[Path, ...] = (),
     recipes: tuple[str, ...] = (),
     arms: tuple[str, ...] = (),
+    database: str = "",
 ) -> Listing:
-    """One kind of thing; of what is known that which these recipes may show on these arms.
+    """One kind of thing; of known issues those that these recipes may show on these arms, of
+    findings those that they did. ``database``: of these findings, "" for the one beside the runs.
 
     Raises ValueError for a kind, a recipe or an arm that does not exist.
     """
     if what in deprecated.LISTINGS:
         deprecated.warn(f"list {what}", f"list {deprecated.LISTINGS[what]}")
         what = deprecated.LISTINGS[what]
-    if what not in _KINDS:
-        raise ValueError(unknown("list", what, _KINDS))
-    if (recipes or arms) and what != "known":
-        raise ValueError(f"--recipe and --arm choose from what is known: list {what} takes none")
+    if what not in (*_KINDS, "findings", "known"):
+        raise ValueError(unknown("list", what, (*_KINDS, "findings", "known")))
+    if (recipes or arms) and what not in ("known", "findings"):
+        raise ValueError(f"--recipe and --arm choose known issues or findings, not {what}")
+    if database and what != "findings":
+        raise ValueError(f"--database holds findings: list {what} takes none")
     prepare()
-    make = partial(_known, recipes=recipes, arms=arms) if what == "known" else _KINDS[what]
-    return make(files)
+    if what == "known":
+        return _known(files, recipes, arms)
+    return _findings(database, recipes, arms) if what == "findings" else _KINDS[what](files)
 
 
 def print_listing(listing: Listing) -> None:
@@ -76,12 +82,16 @@ def print_listing(listing: Listing) -> None:
     for i, title in enumerate(listing.columns):
         table.add_column(title, overflow="fold", no_wrap=i == 0)
     for record in listing.records:
-        table.add_row(*(_cell(record[name]) for name in listing.columns.values()))
+        table.add_row(*(_cell(name, record[name]) for name in listing.columns.values()))
     print_table(table, listing.sentence)
 
 
-def _cell(value: str | Sequence[str]) -> str:
-    return value if isinstance(value, str) else ", ".join(value) or "-"
+def _cell(name: str, value: Any) -> str:
+    if name in ("first_seen", "last_seen"):
+        return str(value).partition("T")[0]
+    if isinstance(value, Mapping):  # package -> versions
+        return "\n".join(f"{package} {', '.join(all_)}" for package, all_ in value.items())
+    return ", ".join(value) or "-" if isinstance(value, list | tuple) else str(value) or "-"
 
 
 def _recipes(files: tuple[Path, ...]) -> Listing:
@@ -204,6 +214,33 @@ def _known(
     return Listing(records, columns, counted(entries))
 
 
+def _findings(text: str, recipes: tuple[str, ...], arms: tuple[str, ...]) -> Listing:
+    from narrowfuzz.report.lifetime import STATES, Database
+
+    names = select_arms(arms)
+    database = Database.existing(text)
+    records = [
+        record
+        for life in (database.lifetimes() if database else ())
+        if (record := life.record())["arm"] in names
+        and any(fnmatchcase(record["recipe"], glob) for glob in recipes or ("*",))
+    ]
+    columns = {
+        "finding": "id",
+        "state": "state",
+        "severity": "severity",
+        "first seen": "first_seen",
+        "last seen": "last_seen",
+        "times": "times_seen",
+        "with": "versions",
+        "known issue": "known_issue",
+        "what": "sentence",
+    }
+    states = [record["state"] for record in records]
+    counts = ", ".join(f"{n} {state}" for state in STATES if (n := states.count(state)))
+    return Listing(records, columns, counts or "no run has recorded a finding")
+
+
 _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
     "recipes": _recipes,
     "models": _models,
@@ -212,7 +249,6 @@ _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
     "rules": _rules,
     "faults": partial(_plants, kind="fault", legal=False),
     "controls": partial(_plants, kind="control", legal=True),
-    "known": _known,
     "coverage": _coverage,
 }
 

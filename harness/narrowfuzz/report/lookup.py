@@ -1,4 +1,4 @@
-"""What is kept of a case: found by a file, a finding's folder, or a finding's id."""
+"""A case or a finding by what a user names: a case file, a finding's folder, or its id."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ _ROOTS = (Path("reports/runs"), Path("narrowfuzz-runs"))
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A case, and the finding it was kept for: None, without a folder, for a bare case."""
+class OnDisk:
+    """A finding, and the folder of a run that it was read from."""
 
-    case: Case
-    finding: Finding | None = None
-    folder: Path | None = None
+    finding: Finding
+    folder: Path
 
 
-def kept(target: str) -> Kept:
+def lookup(target: str) -> OnDisk | Case:
     """What a user names. Raises ValueError if it is no case file, no finding's folder and no id, or
     if what is there is not valid."""
     path = Path(target)
     if os.path.isdir(path):  # not Path.is_dir: that raises for a name too long to be one
         return _found(path)
     if os.path.isfile(path):
-        return Kept(load_case(path.read_bytes()))
+        return load_case(path.read_bytes())
     hits = [p for root in _ROOTS for p in root.glob(f"*/findings/{_plain(target)}*") if p.is_dir()]
     if not hits:
         raise ValueError(
@@ -44,11 +43,10 @@ def kept(target: str) -> Kept:
     return _found(hits[0])
 
 
-def _found(folder: Path) -> Kept:
+def _found(folder: Path) -> OnDisk:
     from narrowfuzz.report.store import load_finding
 
-    finding = load_finding(folder)
-    return Kept(finding.minimal, finding, folder)
+    return OnDisk(load_finding(folder), folder)
 
 
 def _plain(name: str) -> str:

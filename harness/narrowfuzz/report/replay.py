@@ -16,7 +16,8 @@ from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import title_of
 from narrowfuzz.own_models import known_as, source_of
 from narrowfuzz.recipe.recipe import obstacles
-from narrowfuzz.report.lookup import kept
+from narrowfuzz.report.lifetime import Database, Kind, record_now
+from narrowfuzz.report.lookup import OnDisk, lookup
 from narrowfuzz.report.terminal import console
 from narrowfuzz.trace.verdict import LOSES_DEVICE, Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding
@@ -31,6 +32,8 @@ CODES: dict[Outcome, int] = {
     "diverges otherwise": 1,
     "cannot tell": 125,
 }
+#: What is recorded of a finding; nothing of what diverges otherwise, or cannot be told.
+_KINDS: dict[Outcome, Kind] = {"fixed": "gone", "still failing": "seen"}
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,45 @@ def replay(
     te_version: str = "",
     device: str = "",
     models: tuple[str, ...] = (),
+    database: str = "",
 ) -> Replayed:
     """Replay a case file, a finding's folder or a finding's id. ``device``: "" is the finding's
-    own, the CPU for a bare case. ``models``: a user's own that it is about.
+    own, the CPU for a bare case. ``models``: a user's own that it is about. ``database``: where
+    what came of a finding is recorded; "" is the one beside the runs.
 
     Raises ValueError if the target is none of these, its case is not valid, or there is no such
     device here.
     """
     chosen = select_arms(arms)
-    found = kept(target)
-    case, finding = found.case, found.finding
-    name = device or (finding.device if finding else "cpu")
-    check_device(name)
+    found = lookup(target)
+    if not isinstance(found, OnDisk):
+        return _replayed(found, None, chosen, files, te_version, device or "cpu", models)
+    finding = found.finding
+    name = device or finding.device
+    records = Database.of(database, found.folder)
+    replayed = _replayed(finding.minimal, finding, chosen, files, te_version, name, models)
+    if records is not None and replayed.outcome in _KINDS:
+        record_now(records, found, name, _KINDS[replayed.outcome])
+    return replayed
+
+
+def _replayed(
+    case: Case,
+    finding: Finding | None,
+    chosen: frozenset[str],
+    files: tuple[Path, ...],
+    te_version: str,
+    device: str,
+    models: tuple[str, ...],
+) -> Replayed:
+    check_device(device)
     prepare()
     if te_version:
         from te_on_cpu import environment as te
 
         te.choose(te_version)
     options = SessionOptions(
-        device=name, recipes=case.recipes, recipe_files=files, arms=chosen, ledger="none"
+        device=device, recipes=case.recipes, recipe_files=files, arms=chosen, ledger="none"
     )
     session = open_session(options)
     judge = session.judge
