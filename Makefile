@@ -38,7 +38,7 @@ watch-trials: $(READY)
 watch-titan: $(READY)
 	$(BIN)/python benchmarks/watch_titan.py $(ARGS)
 
-# check on models that others wrote, each with an owner for all that is said of it: docs/models.md.
+# check on models that others wrote; whatever is reported needs an owner: docs/models.md.
 # It takes hours, and goes on where it was stopped; ARGS="--only 'mnist.py:*'"
 models: $(MODELS)
 	$(BIN)/python benchmarks/models.py $(ARGS)

@@ -1,13 +1,14 @@
-"""``make models``: ``narrowfuzz check`` on models that others wrote, as their owner would type it.
+"""``make models``: ``narrowfuzz check`` on models that others wrote, as their user would run it.
 
-The models are pages of plain torch, and small ones of transformers, timm and torchtitan, below
-tests/own_models. Each is checked on its own precision, on float8 and on MXFP8, recomputed and
-compiled. All that ``check`` says of them needs an owner in benchmarks/models.toml, with a reason:
-a library whose bug it is, or ourselves, where it is a false word. docs/models.md is the table.
+The models are files of plain torch, and small models of transformers, timm and torchtitan, below
+tests/own_models. Each is checked in its own precision, on float8 and on MXFP8, recomputed and
+compiled. Whatever ``check`` reports about them needs an owner in benchmarks/models.toml, with a
+reason: the library whose bug it is, or ourselves, where it is a false alarm. docs/models.md is the
+table.
 
-Results are kept in reports/runs/models; what is there is not run again but for ``--again``, so
-that a run that was stopped goes on. Exit code 1: something said has no owner, is a false word of
-ours, or a check broke.
+Results are kept in reports/runs/models; a check that has a result there is run again only with
+``--again``, so a run that was stopped can be continued. Exit code 1: something reported has no
+owner, is a false alarm of ours, or a check broke.
 
     make models ARGS="--only 'hf_transformers.py:*'"
 """
@@ -35,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "tests" / "own_models"
 KEPT = ROOT / "reports" / "runs" / "models"
 TABLE = ROOT / "docs" / "models.md"
-#: What is checked how, and whose what was said is.
+#: What is checked and how, and the owners of what was reported.
 TOLD = Path(__file__).with_suffix(".toml")
 NARROW = ("torchao.float8.rowwise", "torchao.mxfp8.rceil")
 #: Ways to train, and the options that ask for them.
@@ -44,7 +45,7 @@ WAYS = {
     "compiled": ("--compile", "aot_eager", "--checkpoint", "selective"),
     "inductor": ("--compile", "inductor"),
 }
-#: Whoever the fault is of, where it is not a library's.
+#: Who is at fault, where it is not a library.
 OURS, PAGE = "narrowfuzz", "the page"
 #: Seconds that a check may go on after its --minutes, for what it found last.
 _PATIENCE = 240.0
@@ -53,7 +54,7 @@ _NAMED = 8
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One thing that ``check`` said of a model that it would have its user believe."""
+    """One thing that ``check`` reported about a model."""
 
     kind: str  # "finding", "suspected", "refused" or "broke"
     fingerprint: str
@@ -79,7 +80,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose something said is: globs of models, way and fingerprint, and why."""
+    """Who is responsible for a report: globs of models, way and fingerprint, and why."""
 
     models: tuple[str, ...]
     owner: str
@@ -187,7 +188,7 @@ def owner_of(row: Row, said: Said, owners: Sequence[Owner]) -> Owner | None:
 
 
 def wrong(rows: Sequence[Row], owners: Sequence[Owner]) -> Iterator[str]:
-    """Each thing said that has no owner, or that we are the owner of, and each check that broke."""
+    """Each report that has no owner, or whose owner we are, and each check that broke."""
     for row in rows:
         for said in row.said:
             owner = owner_of(row, said, owners)
@@ -196,7 +197,7 @@ def wrong(rows: Sequence[Row], owners: Sequence[Owner]) -> Iterator[str]:
             elif owner is None:
                 yield f"{row.model} {row.way}: {said.kind} without an owner: {said.fingerprint}: {said.sentence}"  # noqa: E501
             elif owner.owner == OURS:
-                yield f"{row.model} {row.way}: a false word of ours: {said.sentence} ({owner.why})"
+                yield f"{row.model} {row.way}: a false alarm of ours: {said.sentence} ({owner.why})"
 
 
 def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) -> str:
@@ -206,17 +207,21 @@ def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) 
     lines = [
         "# Models that others wrote",
         "",
-        "`make models` runs `narrowfuzz check` on each as its owner would, on the model's own",
-        f"precision and on {' and '.join(f'`{name}`' for name in NARROW)}. `benchmarks/models.py`",
-        "writes this page; whose each word is, and why, stands in `benchmarks/models.toml`.",
+        "`make models` runs `narrowfuzz check` on each, as its user would, in the model's own",
+        f"precision and with {' and '.join(f'`{name}`' for name in NARROW)}. This page is",
+        "written by `benchmarks/models.py`. For everything that was reported,",
+        "`benchmarks/models.toml` names who is responsible (its *owner*: a library, the model's",
+        "own file, or narrowfuzz, if it is a false alarm), and why.",
         "",
         f"{len({row.model for row in rows})} models in {len(rows)} checks, {sum(r.cases for r in rows)} cases: "  # noqa: E501
-        f"{found} things said, of which {false} are false, or have no owner yet.",
+        f"{found} reports, of which {false} are false alarms, or have no owner yet.",
         f"Versions: {', '.join(versions())}.",
-        '"never" counts the pairs of recipe and arm of which a check judged nothing, for lack of',
-        "cases or minutes, or because the library refuses the model.",
         "",
-        "| model | way | cases | linears judged one by one | known divergences met | said | s |",
+        *(f"- *{way}*: `{' '.join(given)}`" for way, given in WAYS.items()),
+        "- *pair*: a recipe and an arm. *never*: pairs of which nothing was checked, for lack of",
+        "  cases or minutes, or because the library refuses the model. *s*: seconds.",
+        "",
+        "| model | way | cases | linears checked individually | known issues seen | reported | s |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(_line(row, owners) for row in rows),
     ]
@@ -230,7 +235,7 @@ def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) 
             line = f"- `{row.model}`, {row.way}, {said.kind}: {words}"
             by_owner.setdefault(owner_of(row, said, owners), []).append(line)
     if by_owner:
-        lines += ["", "## What was said, and whose it is"]
+        lines += ["", "## What was reported, and who is responsible"]
     for owner, spoken in by_owner.items():
         whose = f"**{owner.owner}**: {owner.why}" if owner else "**no owner yet**"
         lines += ["", f"{whose}:", "", *dict.fromkeys(spoken)]
@@ -241,7 +246,9 @@ def _line(row: Row, owners: Sequence[Owner]) -> str:
     counts = [f"{n} of {of} ({where})" for where, (n, of) in row.linears.items() if n]
     best = max(row.linears.values(), default=(0, 0))
     judged = (
-        f"{best[0]} of {best[1]}, on {len(counts)} of {len(row.linears)} arms" if counts else "none"
+        f"{best[0]} of {best[1]}, in {len(counts)} of {len(row.linears)} pairs"
+        if counts
+        else "none"
     )
     if row.never:
         judged += f"; never: {len(row.never)}"

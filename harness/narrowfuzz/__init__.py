@@ -1,4 +1,4 @@
-"""narrowfuzz: find numerical bugs of narrow-precision training before a long run dies of them.
+"""narrowfuzz: find numerical bugs in FP8, MXFP8 and NVFP4 training before they spoil a long run.
 
 The data's way: draw -> case -> arms -> trace -> rules -> verdict -> triage -> report.
 Everything in ``__all__`` is the public face: what a file of recipes or plants needs, and what tests

@@ -27,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Find numerical bugs of narrow-precision training before a long run dies of them.",
+    help="Find numerical bugs in FP8, MXFP8 and NVFP4 training before they spoil a long run.",
 )
 
 
@@ -51,20 +51,24 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Find numerical bugs of narrow-precision training before a long run dies of them."""
+    """Find numerical bugs in FP8, MXFP8 and NVFP4 training before they spoil a long run."""
 
 
 Globs = Annotated[
     list[str] | None,
-    typer.Option("--recipe", metavar="GLOB", help="Recipes (conversions) to test; may repeat."),
+    typer.Option(
+        "--recipe",
+        metavar="GLOB",
+        help="Recipes (conversions), as `list recipes` names them; may repeat.",
+    ),
 ]
 OwnGlobs = Annotated[
     list[str] | None,
     typer.Option(
         "--recipe",
         metavar="GLOB",
-        help="How you convert the model, as `list recipes` names it; may repeat. Without it "
-        "nothing is converted: give the one that you train with.",
+        help="The recipe (conversion) that you train with, as `list recipes` names it; may repeat. "
+        "Without this option nothing is converted.",
         show_default="torch.DTYPE, the dtype of the model's weights",
     ),
 ]
@@ -95,20 +99,21 @@ With = Annotated[
     typer.Option(
         "--with",
         metavar="PACKAGE==V",
-        help="Test this release, installed on demand: torchao==0.15.0.",
+        help="Use this release, such as torchao==0.15.0, in place of the installed one; it is "
+        "fetched if needed; may repeat.",
     ),
 ]
 COMPILES = f"none, {', '.join(COMPILERS[:-1])} or {COMPILERS[-1]}"
-OtherSeed = Annotated[int, typer.Option(help="Another seed generates other cases.")]
+OtherSeed = Annotated[int, typer.Option(help="Seed of the random cases.")]
 TeVersion = Annotated[
-    str, typer.Option(help="Test this release of TransformerEngine, installed on demand.")
+    str, typer.Option(help="Test this release of TransformerEngine; it is fetched if needed.")
 ]
 
 
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="How long to look for bugs; confirming what was found comes on top.",
+        help="How long to look for bugs; confirming findings takes additional time.",
         show_default="2, unless --cases is given",
     ),
 ]
@@ -116,7 +121,7 @@ Cases = Annotated[
     int,
     typer.Option(
         metavar="N",
-        help="Run N cases instead of a time; reproducible with --seed and --workers.",
+        help="Run N cases, however long it takes; the same --seed and --workers repeat them.",
         show_default="by time",
     ),
 ]
@@ -125,7 +130,7 @@ Workers = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(help="Generate the same cases again.", show_default="random"),
+    typer.Option(help="Seed of the random cases.", show_default="random"),
 ]
 AboutModel = Annotated[
     list[str] | None,
@@ -148,25 +153,37 @@ FailOn = Annotated[
 MinJudged = Annotated[
     float,
     typer.Option(
-        metavar="PERCENT", help="Exit code 4 if less was checked of what can run on this machine."
+        metavar="PERCENT",
+        help="Exit with 4 if a smaller share was checked of the combinations of recipe, arm and "
+        "model that can run on this machine.",
     ),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also show tables of rules, and what was probed.")
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Also show how often each rule was applied, and how this machine rounds and adds.",
+    ),
 ]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show the result and the findings only.")
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on stdout; all else on stderr.")
+    bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")
 ]
 Plant = Annotated[
-    str, typer.Option(metavar="ID", help="Inject a known bug (id or FILE:id), to test narrowfuzz.")
+    str,
+    typer.Option(
+        metavar="ID",
+        help="Inject this bug, to test whether narrowfuzz finds it: an id of `list faults`, or "
+        "FILE:id.",
+    ),
 ]
 Baseline = Annotated[
     list[Path] | None,
     typer.Option(
-        metavar="RUN", help="Folder of an earlier run: what it found does not count; may repeat."
+        metavar="RUN", help="Folder of an earlier run, whose findings do not count; may repeat."
     ),
 ]
 Ledgers = Annotated[
@@ -177,7 +194,7 @@ Ledgers = Annotated[
 ]
 Suppress = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="TOML file of findings that you accept, with reasons."),
+    typer.Option(metavar="FILE", help="TOML file of findings that do not count, with reasons."),
 ]
 ModelFiles = Annotated[
     list[str] | None,
@@ -262,8 +279,8 @@ def run(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of cases to try, with variations of them, beside the shipped ones; the "
-            "cases of what is found are added.",
+            help="Folder of cases to try first, with variations of them, besides those that come "
+            "with narrowfuzz; the smallest case of each finding is added to it.",
         ),
     ] = None,
     ledgers: Ledgers = None,
@@ -279,7 +296,10 @@ def run(
     suppress: Suppress = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Explain each new finding: up to a minute each, or five."),
+        typer.Option(
+            "--explain",
+            help="Run `explain` on each new finding: a minute each at most, five if compiled.",
+        ),
     ] = False,
     database: Database = "",
     verbose: Verbose = False,
@@ -287,10 +307,11 @@ def run(
     json: Json = False,
     beside: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Generate random cases, check them, shrink and confirm failures.
+    """Fuzz: generate random cases, check them, reduce and confirm failures.
 
-    Exit code 0: nothing new; 1: new findings; 2: wrong options; 3: the run is not complete; 4:
-    less was checked than --min-judged asks; 130: interrupted.
+    Exit code 0: nothing new; 1: new findings; 2: wrong options;
+    3: the run is not complete; 4: less was checked than --min-judged asks;
+    130: interrupted.
     """
     given = _given(locals(), "no_ledger", "with_", "json")
     lay(with_ or ())
@@ -341,7 +362,9 @@ def check(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--filter", metavar="GLOB", help="Linears to convert, by name; !GLOB leaves them out."
+            "--filter",
+            metavar="GLOB",
+            help="Linears to convert, by name; !GLOB: linears not to convert; may repeat.",
         ),
     ] = None,
     verbose: Verbose = False,
@@ -372,13 +395,13 @@ def watch(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Compare with an earlier --full run; report the first difference.",
+            help="Output folder of an earlier --full run; report the first difference from it.",
         ),
     ] = None,
     fail: Annotated[
         bool,
         typer.Option(
-            "--fail", help="Exit code 1 if a bad value was found, even if training ends well."
+            "--fail", help="Exit with 1 if there is a finding though the command exits with 0."
         ),
     ] = False,
     out: Out = None,
@@ -386,12 +409,18 @@ def watch(
         bool, typer.Option("--full", help="Record a digest of every tensor, for --against; slow.")
     ] = False,
     repeat: Annotated[
-        int, typer.Option(metavar="N", help="Rerun up to N times after a bad value.")
+        int,
+        typer.Option(
+            metavar="N",
+            help="After a bad value rerun up to N times, to see whether it comes at the same "
+            "place; with --full also if nothing was bad.",
+        ),
     ] = 0,
     remove: Annotated[
         bool,
         typer.Option(
-            "--remove", help="Rerun with compile, checkpointing, ... disabled one by one."
+            "--remove",
+            help="After a finding rerun with compile, checkpointing, ... disabled one at a time.",
         ),
     ] = False,
     variants: Annotated[
@@ -399,7 +428,8 @@ def watch(
         typer.Option(
             "--variant",
             metavar="ARGS",
-            help="Rerun with these arguments, or NAME=VALUE set; may repeat.",
+            help="After a finding rerun with these arguments added, or with the environment "
+            "variable NAME=VALUE; may repeat.",
         ),
     ] = None,
 ) -> None:
@@ -418,10 +448,11 @@ def compare(
     first: Annotated[
         str,
         typer.Argument(
-            help="A Python, an environment, a folder of packages, or a release: torchao==0.17.0."
+            help="A Python executable, a virtual environment, a release (torchao==0.17.0), or a "
+            "folder of packages to put before the installed ones."
         ),
     ],
-    second: Annotated[str, typer.Argument(help="What to compare it with, likewise.")],
+    second: Annotated[str, typer.Argument(help="What to compare it with, in the same form.")],
     out: Annotated[Path, typer.Option(help="Output folder, with one run for each side.")],
     cases: Annotated[int, typer.Option(metavar="N", help="Number of cases.")] = 500,
     seed: OtherSeed = 1,
@@ -432,7 +463,7 @@ def compare(
     model: ModelFiles = None,
     ledger: Ledgers = None,
     no_ledger: Annotated[
-        bool, typer.Option("--no-ledger", help="Compare known issues like any other finding.")
+        bool, typer.Option("--no-ledger", help="Treat known issues like any other finding.")
     ] = False,
     fail_on: FailOn = "low",
     suppress: Suppress = None,
@@ -445,14 +476,17 @@ def compare(
     ] = "",
     until: Annotated[
         str,
-        typer.Option(help="Day on which it counts again, as 2027-01-31. Default: in 90 days."),
+        typer.Option(
+            help="Day from which what was accepted counts again, as 2027-01-31. Default: in 90 "
+            "days."
+        ),
     ] = "",
     json: Json = False,
 ) -> None:
     """Run the same cases on two versions of a library and show what differs.
 
-    Exit code 0: no difference; 1: they differ; 2: wrong options, or a side cannot run; 3: a run
-    did not finish; 4: nothing was checked on both.
+    Exit code 0: no difference; 1: they differ; 2: wrong options, or a side
+    cannot run; 3: a run did not finish; 4: nothing was checked on both.
     """
     from narrowfuzz.campaign.accept import Accepting
     from narrowfuzz.campaign.compare import Asked, compare_command
@@ -486,7 +520,7 @@ def replay(
     database: Database = "",
     json: Json = False,
 ) -> None:
-    """Run a finding again.
+    """Run a finding or a case file again, to see whether it still fails.
 
     Exit code 0: it does not happen any more; 1: it still happens; 125: it cannot run here.
     """
@@ -512,7 +546,10 @@ def explain(
     finding: Annotated[str, typer.Argument(help="A finding's id or folder.")],
     seconds: Annotated[
         float,
-        typer.Option(help="Time for all questions.", show_default="60, or 300 if it is compiled"),
+        typer.Option(
+            help="Time limit for all variations together.",
+            show_default="60, or 300 if it is compiled",
+        ),
     ] = 0.0,
     recipe_file: Files = None,
     te_version: TeVersion = "",
@@ -521,7 +558,9 @@ def explain(
     plant: Plant = "",
     json: Json = False,
 ) -> None:
-    """Say what a finding needs, and what makes it go away, each with 20 random seeds.
+    """Vary a finding: which conditions does it need, and what makes it go away?
+
+    Each variation runs with 20 random seeds.
 
     Exit code 0: explained; 2: it is no finding, or does not show here.
     """
@@ -542,14 +581,20 @@ def bisect(
         str,
         typer.Argument(
             metavar="FINDING|ISSUE|SCRIPT",
-            help="A finding's id or folder, a known issue's id, or a script that exits 1 or 0.",
+            help="A finding's id or folder, a known issue's id, or a script that exits with 1 "
+            "while the bug shows and with 0 if it does not.",
         ),
     ],
     package: Annotated[
-        str, typer.Option(help="Whose releases are tried: torch, torchao, transformer_engine, ...")
+        str, typer.Option(help="Package to bisect: torch, torchao, transformer_engine, ...")
     ],
     good: Annotated[
-        str, typer.Option(metavar="V", help="A release or commit that differs from --bad.")
+        str,
+        typer.Option(
+            metavar="V",
+            help="A release or commit that does not show it, older or newer than --bad. Without "
+            "it both the first and the last release that show it are looked for.",
+        ),
     ] = "",
     bad: Annotated[
         str,
@@ -568,8 +613,8 @@ def bisect(
         int,
         typer.Option(
             metavar="N",
-            help="How often a release runs the script before it does not show it.",
-            show_default="1, or 10 for what does not always show",
+            help="How often the script must pass on a release that is free of it.",
+            show_default="1, or 10 if it does not show in every process",
         ),
     ] = 0,
     database: Database = "",
@@ -577,8 +622,8 @@ def bisect(
 ) -> None:
     """Find the first release, or commit, that shows a finding, and the last that does not.
 
-    Exit code 0: found, or every release that can tell shows it; 2: wrong options; 125: none can
-    tell.
+    Exit code 0: found, or every release that runs the script shows it;
+    2: wrong options; 125: the script runs on no release.
     """
     from narrowfuzz.bisect.command import Question, bisect_command, print_found
 
@@ -604,20 +649,23 @@ def report(
 def score(
     faults: Annotated[
         list[Path] | None,
-        typer.Option("--faults", help="Python file with bugs to inject (PLANTS)."),
+        typer.Option("--faults", help="Python file of your own with bugs to inject (PLANTS)."),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="GLOB", help="Only these bugs and clean controls, by id."),
+        typer.Option("--only", metavar="GLOB", help="Only these bugs and controls, by id."),
     ] = None,
     no_builtin: Annotated[
-        bool, typer.Option("--no-builtin", help="Leave out the injected bugs that are shipped.")
+        bool, typer.Option("--no-builtin", help="Leave out the bugs that come with narrowfuzz.")
     ] = False,
     no_controls: Annotated[
-        bool, typer.Option("--no-controls", help="Leave out the clean controls.")
+        bool, typer.Option("--no-controls", help="Leave out the controls (code without a bug).")
     ] = False,
     seconds: Annotated[
-        float, typer.Option(help="How long to look for each bug; 10 times as long if compiled.")
+        float,
+        typer.Option(
+            help="How long to look for each bug; 10 times as long if only compiled runs have it."
+        ),
     ] = 60.0,
     cases: Annotated[
         int,
@@ -639,9 +687,11 @@ def score(
         bool, typer.Option("--resume", help="Continue the result in --json.")
     ] = False,
 ) -> None:
-    """Measure narrowfuzz itself: inject known bugs and look for them, run clean controls.
+    """Measure narrowfuzz itself: which injected bugs it finds, and where it raises false alarms.
 
-    Exit code 1: fewer bugs were found than before, or a clean control was reported.
+    False alarms are findings on controls, which have no bug.
+
+    Exit code 1: fewer bugs were found than before, or there was a false alarm.
     """
     lay(with_ or ())
     from narrowfuzz.power.hunt import Limits
@@ -674,7 +724,7 @@ def vacuity(
         typer.Option(metavar="FILE", help="Write the table with examples to this file, as JSON."),
     ] = None,
 ) -> None:
-    """Mutation-test the checks that passed: which of them could not have failed?"""
+    """Mutation-test the checks that passed, to find those that could not have failed."""
     from narrowfuzz.machine.environment import prepare
 
     prepare()  # before torch is imported
@@ -701,16 +751,14 @@ def list_(
 ) -> None:
     """List recipes, models, arms (ways to run a model), rules, known issues and more.
 
-    findings: what all runs found, when and with which versions, and what is fixed. --recipe and
-    --arm choose among findings or known issues.
+    findings: what all runs found, when and with which versions, and what is
+    fixed. --recipe and --arm select findings, or the known issues that may
+    affect that configuration.
     """
-    from narrowfuzz.report.listing import listed, print_listing
+    from narrowfuzz.report.listing import Asked, listed, print_listing
 
-    given = database if what == "findings" else ""  # which may be in the environment
-    do = partial(
-        listed, what, tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()), given
-    )
-    _told(json, do, print_listing, lambda listing: listing.records)
+    asked = Asked(tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()), database)
+    _told(json, partial(listed, what, asked), print_listing, lambda listing: listing.records)
 
 
 @app.command()
@@ -720,7 +768,7 @@ def known(
         bool, typer.Option("--issue", help="Print a bug report for the library's issue tracker.")
     ] = False,
 ) -> None:
-    """Explain a known issue: what happens, what was expected, what helps, its script."""
+    """Explain a known issue: what happens, what was expected, workarounds, its script."""
     from narrowfuzz.report.listing import known_command
 
     known_command(id, issue=issue)
@@ -732,7 +780,7 @@ def rule(
         str, typer.Argument(metavar="[NAME]", help="A rule, as a finding names it; none lists all.")
     ] = "",
 ) -> None:
-    """Explain a rule: what it says, why it can be trusted, what it cannot see."""
+    """Explain a rule: what it claims, why it can be trusted, what it cannot see."""
     from narrowfuzz.report.rule import rule_command
 
     rule_command(name)
@@ -745,7 +793,7 @@ def invariance(
         list[str] | None,
         typer.Option(
             metavar="GLOB",
-            help="Some of linear, attention, layer_norm, rms_norm, softmax, log_softmax, sum, "
+            help="Which of linear, attention, layer_norm, rms_norm, softmax, log_softmax, sum, "
             "silu and gelu; may repeat.",
         ),
     ] = None,
@@ -756,9 +804,9 @@ def invariance(
     recipe_file: Files = None,
     json: Json = False,
 ) -> None:
-    """Show which operators give a row alone the bits that it has in a batch.
+    """Show which operators are batch-invariant: a row gives the same bits alone as in a batch.
 
-    That is a property and no bug: PyTorch promises it of none.
+    Where they are not, that is no bug: PyTorch promises it for no operator.
     """
     from narrowfuzz.power.invariance import asked, print_table
 
@@ -782,9 +830,11 @@ def bounds(
     seed: OtherSeed = 0,
     json: Json = False,
 ) -> None:
-    """Measure how much of its bound each operator of PyTorch uses.
+    """Measure how much of its allowed error each operator of PyTorch uses.
 
-    A bound that is hardly used sees little; one that is left is wrong, or has found something.
+    A bound much wider than the errors detects little. A result outside of its
+    bound means that the bound is wrong, or that PyTorch has a bug (it may be a
+    known issue).
     """
     from narrowfuzz.machine.environment import prepare
 

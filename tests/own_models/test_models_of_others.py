@@ -415,7 +415,7 @@ def test_what_has_no_owner_or_is_false_is_a_fault(table: Any) -> None:
     ]
     faults = list(table.wrong([row], owners))
     assert len(faults) == 3
-    assert "false word of ours" in faults[0] and "without an owner" in faults[1]
+    assert "false alarm of ours" in faults[0] and "without an owner" in faults[1]
     assert "it broke" in faults[2]
     everything = table.Owner(("*",), "torchao", "all is theirs")
     assert list(table.wrong([row], [everything])) == [faults[2]], "what broke has no owner"

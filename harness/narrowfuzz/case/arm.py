@@ -90,7 +90,7 @@ SHARDED_PROCESSES = Arm(
 )
 SHARDED_GRAPHS = Arm(
     "sharded_aot_eager",
-    "traced graphs on such processes, run eagerly",
+    "traced graphs, run eagerly, on ranks that are processes",
     "aot_eager",
     sharded=True,
     processes=True,  # threads share one Dynamo, and disturb each other in it

@@ -49,31 +49,30 @@ class Listing:
     sentence: str = ""
 
 
-def listed(
-    what: str,
-    files: tuple[Path, ...] = (),
-    recipes: tuple[str, ...] = (),
-    arms: tuple[str, ...] = (),
-    database: str = "",
-) -> Listing:
-    """One kind of thing; of known issues those that these recipes may show on these arms, of
-    findings those that they did. ``database``: of these findings, "" for the one beside the runs.
+@dataclass(frozen=True)
+class Asked:
+    """Options of ``narrowfuzz list``."""
 
-    Raises ValueError for a kind, a recipe or an arm that does not exist.
-    """
+    files: tuple[Path, ...] = ()
+    #: Globs: of known issues those that these recipes may show on these arms, of findings those
+    #: that they did.
+    recipes: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
+    #: Of findings: file or URL; "": the one beside the runs.
+    database: str = ""
+
+
+def listed(what: str, asked: Asked = Asked()) -> Listing:
+    """One kind of thing. Raises ValueError for a kind, a recipe or an arm that does not exist."""
     if what in deprecated.LISTINGS:
         deprecated.warn(f"list {what}", f"list {deprecated.LISTINGS[what]}")
         what = deprecated.LISTINGS[what]
-    if what not in (*_KINDS, "findings", "known"):
-        raise ValueError(unknown("list", what, (*_KINDS, "findings", "known")))
-    if (recipes or arms) and what not in ("known", "findings"):
+    if what not in _KINDS:
+        raise ValueError(unknown("list", what, _KINDS))
+    if (asked.recipes or asked.arms) and what not in ("known", "findings"):
         raise ValueError(f"--recipe and --arm choose known issues or findings, not {what}")
-    if database and what != "findings":
-        raise ValueError(f"--database holds findings: list {what} takes none")
     prepare()
-    if what == "known":
-        return _known(files, recipes, arms)
-    return _findings(database, recipes, arms) if what == "findings" else _KINDS[what](files)
+    return _KINDS[what](asked)
 
 
 def print_listing(listing: Listing) -> None:
@@ -94,9 +93,9 @@ def _cell(name: str, value: Any) -> str:
     return ", ".join(value) or "-" if isinstance(value, list | tuple) else str(value) or "-"
 
 
-def _recipes(files: tuple[Path, ...]) -> Listing:
+def _recipes(asked: Asked) -> Listing:
     records = []
-    for r in load_every(files).values():
+    for r in load_every(asked.files).values():
         lacking = obstacles(r, "cpu")
         reasons = [f"not {backend}: {why}" if backend else why for backend, why in lacking.items()]
         records.append(
@@ -112,12 +111,12 @@ def _recipes(files: tuple[Path, ...]) -> Listing:
     return Listing(records, columns)
 
 
-def _models(files: tuple[Path, ...]) -> Listing:
+def _models(asked: Asked) -> Listing:
     records = [{"id": m.name, "title": m.title} for m in MODELS.values()]
     return Listing(records, {"model": "id", "what": "title"})
 
 
-def _operators(files: tuple[Path, ...]) -> Listing:
+def _operators(asked: Asked) -> Listing:
     records = [
         {
             "id": operator.name,
@@ -132,14 +131,14 @@ def _operators(files: tuple[Path, ...]) -> Listing:
     return Listing(records, columns)
 
 
-def _arms(files: tuple[Path, ...]) -> Listing:
+def _arms(asked: Asked) -> Listing:
     records = [
         {"id": a.name, "title": a.title, "here": unavailable(a) or "available"} for a in LADDER
     ]
     return Listing(records, {"arm": "id", "what": "title", "here": "here"})
 
 
-def _rules(files: tuple[Path, ...]) -> Listing:
+def _rules(asked: Asked) -> Listing:
     records = [
         {
             "id": o.name,
@@ -154,7 +153,7 @@ def _rules(files: tuple[Path, ...]) -> Listing:
     return Listing(records, {**columns, "applies where": "precondition"})
 
 
-def _plants(files: tuple[Path, ...], *, kind: str, legal: bool) -> Listing:
+def _plants(asked: Asked, *, kind: str, legal: bool) -> Listing:
     records = [
         {"id": p.id, "family": p.family, "title": p.title, "recipes": p.recipes, "needs": p.needs}
         for p in builtin_plants().values()
@@ -164,11 +163,11 @@ def _plants(files: tuple[Path, ...], *, kind: str, legal: bool) -> Listing:
     return Listing(records, {kind: "id", **columns})
 
 
-def _coverage(files: tuple[Path, ...]) -> Listing:
+def _coverage(asked: Asked) -> Listing:
     from narrowfuzz.draw.coverage import table, universe
     from narrowfuzz.draw.factors import rows
 
-    able = {n: r for n, x in load_recipes(files).items() if (r := runnable(x, "cpu"))}
+    able = {n: r for n, x in load_recipes(asked.files).items() if (r := runnable(x, "cpu"))}
     names = ("recipe", "factor", "drawn", "not_applicable", "not_yet")
     records = [dict(zip(names, row, strict=True)) for row in rows(able)]
     arms = select_arms(())
@@ -182,13 +181,12 @@ def _coverage(files: tuple[Path, ...]) -> Listing:
     return Listing(records, {name.replace("_", " "): name for name in names}, note)
 
 
-def _known(
-    files: tuple[Path, ...], recipes: tuple[str, ...] = (), arms: tuple[str, ...] = ()
-) -> Listing:
+def _known(asked: Asked) -> Listing:
     entries = load_entries()
-    if recipes or arms:
-        chosen = select(load_every(files, recipes), recipes).values()
-        entries = applying(entries, chosen, [BY_NAME[n] for n in select_arms(arms)], machine())
+    if asked.recipes or asked.arms:
+        chosen = select(load_every(asked.files, asked.recipes), asked.recipes).values()
+        arms = [BY_NAME[name] for name in select_arms(asked.arms)]
+        entries = applying(entries, chosen, arms, machine())
     records = [
         {
             "id": e.id,
@@ -214,16 +212,16 @@ def _known(
     return Listing(records, columns, counted(entries))
 
 
-def _findings(text: str, recipes: tuple[str, ...], arms: tuple[str, ...]) -> Listing:
+def _findings(asked: Asked) -> Listing:
     from narrowfuzz.report.lifetime import STATES, Database
 
-    names = select_arms(arms)
-    database = Database.existing(text)
+    names = select_arms(asked.arms)
+    database = Database.existing(asked.database)
     records = [
         record
         for life in (database.lifetimes() if database else ())
         if (record := life.record())["arm"] in names
-        and any(fnmatchcase(record["recipe"], glob) for glob in recipes or ("*",))
+        and any(fnmatchcase(record["recipe"], glob) for glob in asked.recipes or ("*",))
     ]
     columns = {
         "finding": "id",
@@ -241,7 +239,7 @@ def _findings(text: str, recipes: tuple[str, ...], arms: tuple[str, ...]) -> Lis
     return Listing(records, columns, counts or "no run has recorded a finding")
 
 
-_KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
+_KINDS: Mapping[str, Callable[[Asked], Listing]] = {
     "recipes": _recipes,
     "models": _models,
     "operators": _operators,
@@ -249,6 +247,8 @@ _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
     "rules": _rules,
     "faults": partial(_plants, kind="fault", legal=False),
     "controls": partial(_plants, kind="control", legal=True),
+    "known": _known,
+    "findings": _findings,
     "coverage": _coverage,
 }
 
