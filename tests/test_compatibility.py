@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
@@ -269,6 +270,7 @@ def documents() -> Inventory:
     from narrowfuzz.power.record import Controlled, Hunted, Score
     from narrowfuzz.power.report import summary_json
     from narrowfuzz.report.doctor import examine
+    from narrowfuzz.report.lifetime import Event, Lifetime
     from narrowfuzz.report.listing import listed
     from narrowfuzz.report.replay import Replayed
     from narrowfuzz_watch.records import FirstBad, Report
@@ -277,6 +279,9 @@ def documents() -> Inventory:
         found = of_a_run(Path(folder)) | of_two_runs(Path(folder))
     for kind in ("recipes", "models", "arms", "rules", "faults", "controls", "known"):
         found |= keys(f"list {kind}", listed(kind).records)
+    now = datetime.now(UTC)
+    life = Lifetime((Event(now, "seen", "", "", "", False, "low", "", "", "", "", {}, ""),))
+    found |= keys("list findings", [life.record()])
     found |= keys("doctor", examine())
     score = Score(
         versions={}, seed=0, seconds=1.0, compiled_seconds=1.0, faults=(), controls=()
