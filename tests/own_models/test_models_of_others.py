@@ -436,7 +436,7 @@ def test_what_a_check_said_is_read_of_its_document(table: Any) -> None:
         assert [one.kind for one in row.said] == kinds
         assert row.linears == {"r, eager": (1, 2)} and row.known == {"entry": 2}
     page = table.table([refused, row], [], ["`b.py:build` compiled"])
-    assert "| a.py:build | compiled | 5 | 1 of 2, on 1 of 1 arms; never: 1 | `entry` |" in page
+    assert "| a.py:build | compiled | 5 | 1 of 2, in 1 of 1 pairs; never: 1 | `entry` |" in page
     assert "**no owner yet**" in page and "1 more checks have not run" in page
 
 
