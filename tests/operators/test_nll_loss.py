@@ -93,3 +93,27 @@ def test_wrong_kernels_are_seen(dtype: str) -> None:
     grad[0, 4] = 0.125  # that row is ignored
     (verdict,) = judge_call("eager", replace(backward, outputs={"grad_input": grad}))
     assert (verdict.status, verdict.at.index) == ("diverged", (0, 4))
+
+
+def test_a_kernel_may_round_once_where_the_quotient_is_subnormal() -> None:
+    """Of 256 rows it is, in fp16: half of its last place, times a weight of 5, is more than the
+    result's own."""
+    x = torch.zeros(256, 4, dtype=torch.float16, requires_grad=True)
+    weight = torch.tensor([5.0, 1.0, 3.0, 0.3], dtype=torch.float16)
+    dy = torch.tensor(0.0018, dtype=torch.float16)
+    watch = OperatorWatch()
+    with watch:
+        loss = F.nll_loss(x, torch.arange(256) % 4, weight)
+        loss.backward(dy)
+    (backward,) = (c for c in operators_of(watch.operators) if c.operator == "nll_loss_backward")
+    assert {v.status for v in judge_call("eager", backward)} == {"ok"}
+    total, grad = backward.tensors["total_weight"], backward.outputs["grad_input"]
+    once = -weight.double() * float(dy) / float(total)
+    grad = grad.copy()
+    rows = np.arange(256)
+    grad[rows, rows % 4] = once[rows % 4].half().float().numpy()
+    assert (grad != backward.outputs["grad_input"]).any()
+    of_once = replace(backward, outputs={"grad_input": grad})
+    assert {v.status for v in judge_call("eager", of_once)} == {"ok"}
+    of_twice = replace(backward, outputs={"grad_input": grad * np.float32(2.0)})
+    assert {v.status for v in judge_call("eager", of_twice)} == {"diverged"}

@@ -98,7 +98,7 @@ def _scalar(centre: Any, radius: Any, fmt: Any, unknown: Any) -> Expected:
 
 def _backward(call: OperatorCall) -> dict[str, Expected]:
     """``-grad_output weight[target]`` at each row's class, over ``total_weight`` for a mean, and 0
-    everywhere else. The quotient is rounded to the dtype before it meets a weight."""
+    everywhere else. The quotient is rounded to the dtype before it meets a weight, or not."""
     classes, counts, weights = _chosen(call)
     fmt = FORMATS[call.dtypes["grad_input"]]
     dy = call.tensors["grad_output"].astype(np.float64)
@@ -111,7 +111,9 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
         centre[at] = np.where(counts, -dy * weights, 0.0)
         radius = 2.0 * U32 * np.abs(centre)
         if "weight" in call.tensors:  # that quotient, where it lies between two numbers
-            radius = radius + 2.0**-fmt.mantissa_bits * np.abs(centre)
+            least = np.zeros_like(centre)
+            least[at] = fmt.min_subnormal / 2.0 * np.abs(weights)
+            radius = radius + 2.0**-fmt.mantissa_bits * np.abs(centre) + least
         unknown = ~np.isfinite(centre)
     return {"grad_input": Expected.within(centre, radius, fmt, unknown)}
 
