@@ -47,7 +47,7 @@ models: $(MODELS)
 score: $(READY)
 	$(BIN)/python benchmarks/detection.py $(ARGS)
 
-# 20 eager faults and 5 controls, counted in cases: recall must not be lost, nothing may cry wolf
+# 20 eager faults and 5 controls, counted in cases: recall must not be lost, no false alarm
 gate: $(READY)
 	$(BIN)/narrowfuzz score $(addprefix --only ,$(shell cat benchmarks/gate.txt)) --seed 1 \
 		--seconds 120 --cases 400 --control-cases 60 --arm eager --arm 'eager+*' \

@@ -63,7 +63,7 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
 
 
 def recalls(found: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int]]:
-    """(test, found, of, cries wolf on so many) of the three, on the same faults."""
+    """(test, found, of, false alarms) of the three, on the same faults."""
     faults = [f for f in found["score"]["faults"] if not f["problem"]]
     yield "narrowfuzz", sum(f["found"] for f in faults), len(faults), 0
     plain = found.get("baselines", {"faults": {}})["faults"]
@@ -83,13 +83,13 @@ def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
         f"GPU; seed {score['seed']}, {score['seconds']:g} s a fault, "
         f"{score['compiled_seconds']:g} s where only a compiled rung shows it.\n"
     )
-    yield "| test | faults found | of | cries wolf |\n| --- | ---: | ---: | ---: |"
+    yield "| test | faults found | of | false alarms |\n| --- | ---: | ---: | ---: |"
     for name, hits, of, alarms in recalls(found):
         yield f"| {name} | {hits} | {of} | {alarms} |"
     controls = score["controls"]
     yield (
         f"\nIn libraries {_of(told['libraries'])}, in our own references "
-        f"{_of(told['references'])}; that need a compiler {_of(told['compiled'])}. Seconds to a "
+        f"{_of(told['references'])}; needing a compiler {_of(told['compiled'])}. Seconds to a "
         f"verified finding: median {told['median_seconds']}, 90th percentile "
         f"{told['ninetieth_seconds']}; compiled, slowest {told['compiled_slowest_seconds']}. Clean "
         f"controls: {len(controls)}, {sum(c['cases'] for c in controls)} cases, "

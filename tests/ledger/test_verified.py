@@ -54,8 +54,8 @@ def test_the_sentence_counts_what_was_tried() -> None:
     assert "1 of 2 ledger entries show; baselines: 0 findings in 7 cases" in plain
     assert "absent GPU" not in plain
     told = record("2.11.0", entries={"a": "cannot tell"}, gpu_passed=8).sentence()
-    assert "0 of 1 ledger entries show (1 cannot be told here)" in told
-    assert told.endswith("of an absent GPU: 8 passed, 0 failed")
+    assert "0 of 1 ledger entries show (1 cannot be checked here)" in told
+    assert told.endswith("tests about an absent GPU: 8 passed, 0 failed")
 
 
 def test_what_is_shipped_loads() -> None:

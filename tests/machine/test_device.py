@@ -198,7 +198,7 @@ def test_a_narrower_accumulator_is_recognised(bits: int, cut: bool) -> None:
     used = wider(CPU["bf16"], seen)
     assert used.fraction_bits == bits and not used.ieee
     told = Device(seen={"bf16": seen}).profile()
-    assert len(told) == 2 and "bf16 ADDS OTHERWISE THAN EXPECTED" in told[1]
+    assert len(told) == 2 and "bf16 ACCUMULATES DIFFERENTLY THAN EXPECTED" in told[1]
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,9 @@ def unavailable(arm: Arm, device: str = "cpu") -> str:
         if layout.arm == arm.stage:
             return layout.player.unavailable()  # type: ignore[no-any-return]
     if arm.native:
-        return "oneDNN is a CPU's" if device != "cpu" else onednn_stays()
+        return "oneDNN runs on CPUs only" if device != "cpu" else onednn_stays()
     if arm.compiler and device == "simulated":
-        return "compilers ask the GPU, which is simulated, what it is"
+        return "compilers query the GPU, which is only simulated"
     if arm.compiler != "inductor":
         return ""
     needed, of = ["g++", "clang++"], "CPU"

@@ -67,10 +67,10 @@ STATE_DEVIATIONS = {
 #: What an entry is to the maintainers of its library.
 Kind = Literal["", "bug", "arguable", "expected", "artefact"]
 KINDS: dict[Kind, str] = {
-    "bug": "a bug that a maintainer would mend",
+    "bug": "a bug that a maintainer would fix",
     "arguable": "a limitation, or arguable",
-    "expected": "documented, or expected",
-    "artefact": "of a CPU or an emulation alone",
+    "expected": "documented or expected behaviour",
+    "artefact": "only on a CPU or in an emulation",
     "": "not said",
 }
 

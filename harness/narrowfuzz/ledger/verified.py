@@ -39,7 +39,8 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
         """For people."""
         tried = {name: how for name, how in self.entries.items() if how != "absent"}
         counts = Counter(tried.values())
-        unknown = f" ({counts['cannot tell']} cannot be told here)" if counts["cannot tell"] else ""
+        cannot = counts["cannot tell"]
+        unknown = f" ({cannot} cannot be checked here)" if cannot else ""
         parts = [
             f"torch {self.torch}, torchao {self.torchao} ({self.date}): {counts['shows']} of "
             f"{len(tried)} ledger entries show{unknown}",
@@ -47,7 +48,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
             f"smoke properties: {_tests(self.properties_passed, self.properties_failed)}",
         ]
         if self.gpu_passed or self.gpu_failed:
-            parts.append(f"of an absent GPU: {_tests(self.gpu_passed, self.gpu_failed)}")
+            parts.append(f"tests about an absent GPU: {_tests(self.gpu_passed, self.gpu_failed)}")
         return "; ".join(parts)
 
 

@@ -56,7 +56,9 @@ class Device:
         for kind, found in self.seen.items():
             of = usual.get(kind.replace(" rowwise", ""), UNKNOWN)
             if why := disagrees(of, found):
-                lines.append(f"{kind} ADDS OTHERWISE THAN EXPECTED: {why}; the wider one is used")
+                lines.append(
+                    f"{kind} ACCUMULATES DIFFERENTLY THAN EXPECTED: {why}; the wider one is used"
+                )
         return lines
 
 

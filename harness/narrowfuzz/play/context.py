@@ -75,7 +75,7 @@ def unavailable() -> str:
     parts = getattr(experimental, "_context_parallel", None) or experimental
     handled = getattr(parts._attention, "custom_ops", {})
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    said = f"the context parallelism of PyTorch {torch.__version__} knows no attention of a CPU"
+    said = f"context parallelism in PyTorch {torch.__version__} does not support CPU attention"
     return "" if attention in handled else said
 
 

@@ -14,8 +14,8 @@ from narrowfuzz.report.terminal import console
 
 #: What runs where a package is absent.
 _INSTEAD = {
-    "transformer_engine": ": te.* install its Python in a folder of its own when they first run, "
-    "and emulate its compiled extension"
+    "transformer_engine": ": te.* recipes install its Python package into a separate folder on "
+    "first use, and emulate its compiled extension"
 }
 #: What ``doctor`` has found out, by topic.
 Report = dict[str, Any]
@@ -78,13 +78,13 @@ def _verified(found: dict[str, str]) -> dict[str, Any]:
     records = load_verified()
     here = any((r.torch, r.torchao) == (found["torch"], found["torchao"]) for r in records)
     every = [how for _, how in standing()]
-    remedy = "the others are tried by their scripts when they would explain something"
+    remedy = "the scripts of the others run before they explain a finding"
     if in_checkout():
-        remedy += "; python benchmarks/versions.py tries them all, and keeps what it saw"
+        remedy += "; python benchmarks/versions.py runs all of them, and records the results"
     return {
         "records": [record.sentence() for record in records],
         "these_versions": here,
-        "named": f"{every.count('named')} of {len(every)} known issues name what is installed here",
+        "named": f"{every.count('named')} of {len(every)} known issues name the installed versions",
         "remedy": "" if here else remedy,
     }
 
@@ -110,10 +110,10 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
     for package, version in report["versions"].items():
         yield package, version + _INSTEAD.get(package, "") * (version == "absent")
     for package, folder in report["checkouts"].items():
-        yield package, f"no release, but {folder}"
+        yield package, f"not a release, but the checkout in {folder}"
     if report["machine"]:
         yield from _lines_of_machine(report["machine"])
-    yield "g++", report["g++"] or "absent: nothing compiled can run"
+    yield "g++", report["g++"] or "not found: Inductor's C++ code cannot be compiled"
     for arm in report["arms"]:
         yield "arm", f"{arm['id']}: {arm['here']}"
         if "on_gpus" in arm:
@@ -122,7 +122,7 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "verified", record
     if not report["verified"]["these_versions"]:
         named, remedy = report["verified"]["named"], report["verified"]["remedy"]
-        yield "verified", f"these versions: {named}; {remedy}"
+        yield "verified", f"not with these versions: {named}; {remedy}"
     due = report["ledger"]["due"]
     yield "known", f"{len(due)} known issues are due for review{': ' * bool(due)}{', '.join(due)}"
 
@@ -130,16 +130,16 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
 def _lines_of_machine(here: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "cpu", f"{here['capability']}: {', '.join(here['cpu'])}"
     yield "oneDNN", here["onednn"] or "absent"
-    yield "compiler", here["compiler"] or "none: nothing that Inductor writes runs"
+    yield "compiler", here["compiler"] or "none: Inductor's C++ code cannot be compiled"
     for kind, kernel in here["kernels"].items():
-        yield "multiplies", f"{kind}: {kernel or 'nothing'}"
+        yield "matmul", f"{kind}: {kernel or 'no kernel'}"
     for kind, error in here["lacks"].items():
-        yield "lacks", f"{kind}: {error}"
+        yield "missing", f"{kind}: {error}"
     for number, gpu in enumerate(here["gpus"]):
         yield "gpu", f"cuda:{number}: {gpu['name']}, {gpu['free'] / 2**30:.1f} GiB free"
     if here["no_gpu"]:
         yield "gpu", f"none: {here['no_gpu']}"
     for line in here["adds"]:
-        yield "adds", line
+        yield "accumulates", line
     for name, policy in here["policies"].items():
         yield "cast", f"{name}: {policy}"

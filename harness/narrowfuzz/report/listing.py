@@ -277,7 +277,7 @@ def known_command(id: str, *, issue: bool = False) -> None:
         "same cause as": ", ".join(same_cause(entry, [*entries.values()])) or "no other entry",
         "expected": entry.expected,
         "what helps": entry.workaround,
-        "cured": entry.cured or "in no version that was tried",
+        "fixed in": entry.cured or "no version that was tried",
         "recipes": ", ".join(entry.recipes),
         "versions": versions_,
         "seen on": ", ".join(entry.hardware),
