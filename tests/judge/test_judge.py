@@ -12,7 +12,7 @@ import pytest
 from kernels import skip_without_backend
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case.events import Backward, Event, Forward
-from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, load_case
 from narrowfuzz.judge.fold import fold
 from narrowfuzz.judge.judge import FRESH_DRAWS, Judge
 from narrowfuzz.judge.observe import tensors_of
@@ -110,6 +110,20 @@ class TestFold:
         eager = bad("O3", "eager", layer="up", side="b")
         compiled = replace(eager, arm="aot_eager+checkpoint")
         assert causes(eager, compiled) == [("O3", "eager")]
+
+    def test_on_ranks_a_known_gradient_explains_the_steps_of_its_parameter_alone(self) -> None:
+        spec = Spec(recipe=BF16, steps=2, sharding=Sharding(tensor=2))
+        gradient = bad("S1", "sharded", role="grad_parameter", name="proj.bias.grad@0")
+        bias, weight = (
+            bad("S1", "sharded", role="parameter", name=f"proj.{name}")
+            for name in ("bias", "weight")
+        )
+        judged = fold(
+            Case(spec=spec, data=DataSpec()), "torch", [gradient, bias, weight], True,
+            known_as=lambda verdict: "an-entry" if verdict == gradient else "",
+        )  # fmt: skip
+        assert judged.causes == (weight,)
+        assert [v.explained_by for v in judged.verdicts] == ["an-entry", "an-entry", ""]
 
     def test_a_crash_explains_its_own_rung_only(self) -> None:
         crash = replace(bad("contract", "aot_eager+checkpoint", role="forward"), status="crashed")

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from narrowfuzz.case.kind import MESHES, kind_of
 from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.play.names import name_of
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.causes import root_of
+from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 
 
@@ -81,14 +83,20 @@ def fold(
 
 
 def _above(verdict: Verdict, roots: Sequence[Verdict], spec: Spec) -> Sequence[Verdict]:
-    """The root causes that this verdict may fold under. On ranks a known issue of one parameter
-    does not explain the same rule's divergence of another: each is looked up in the ledger by
-    itself."""
+    """The root causes that this verdict may fold under. On ranks a known issue of one parameter, or
+    of its gradient, does not explain the same rule's divergence of another: each is looked up in
+    the ledger by itself."""
     if kind_of(spec) not in MESHES or verdict.rule == "contract":
         return roots
 
     def of_another(root: Verdict) -> bool:
         known = (root.status, root.rule) == ("known", verdict.rule)
-        return known and (root.at.layer or root.at.name) != (verdict.at.layer or verdict.at.name)
+        return known and _subject(root.at) != _subject(verdict.at)
 
     return [root for root in roots if not of_another(root)]
+
+
+def _subject(at: At) -> str:
+    """The layer; or the parameter, whose gradient and steps are of it; or the result."""
+    name = name_of(at.name)
+    return at.layer or name.gradient_of or name.kind
