@@ -5,7 +5,7 @@ Each release is searched without the ledger, and nothing is looked up before the
 ended. Then the script of each finding is run on later releases. A folder that already holds the
 campaign of a release is read, not run again. ``--write`` puts the table into docs/history.md.
 
-    python benchmarks/history.py --minutes 6 --out reports/runs/history 0.9.0 0.11.0 --write
+    python benchmarks/history.py torchao 0.9.0 0.11.0 --minutes 6 --out reports/runs/history --write
 """
 
 from __future__ import annotations
@@ -25,9 +25,35 @@ from narrowfuzz.report.markdown import plain
 from packaging.version import Version
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "history.md"
-BEGIN, END = "<!-- table: make history -->", "<!-- end of table -->"
-PACKAGE = "torchao"
-RECIPES = ("torchao.float8.*", "torchao.mxfp8.*")
+END = "<!-- end of table -->"
+
+
+@dataclass(frozen=True)
+class Package:
+    """Whose releases are searched."""
+
+    name: str
+    recipes: tuple[str, ...]
+    #: Options of ``narrowfuzz run`` that choose a release.
+    chosen: tuple[str, str]
+
+    def options(self, version: str) -> list[str]:
+        globs = [part for glob in self.recipes for part in ("--recipe", glob)]
+        option, release = self.chosen
+        return [*globs, option, release.format(version)]
+
+    @property
+    def begin(self) -> str:
+        return f"<!-- table: make history, {self.name} -->"
+
+
+PACKAGES = {
+    package.name: package
+    for package in (
+        Package("torchao", ("torchao.float8.*", "torchao.mxfp8.*"), ("--with", "torchao=={}")),
+        Package("transformer_engine", ("te.*",), ("--te-version", "{}")),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -44,14 +70,13 @@ class Row:
     fate: str = ""
 
 
-def campaign(version: str, minutes: float, out: Path) -> Path:
+def campaign(package: Package, version: str, minutes: float, out: Path) -> Path:
     """Search one release, unless the folder holds its run."""
     folder = out / version
     if not (folder / "summary.json").is_file():
         ours = [sys.executable, "-m", "narrowfuzz.cli", "run", "--no-ledger", "--seed", "1"]
-        recipes = [part for glob in RECIPES for part in ("--recipe", glob)]
-        given = ["--with", f"{PACKAGE}=={version}", "--minutes", str(minutes), "--out", str(folder)]
-        subprocess.run([*ours, *recipes, *given], check=False)
+        given = ["--minutes", str(minutes), "--out", str(folder)]
+        subprocess.run([*ours, *package.options(version), *given], check=False)
     return folder
 
 
@@ -74,13 +99,13 @@ def rows(out: Path, versions: Sequence[str]) -> list[Row]:
     return list(found.values())
 
 
-def fate(row: Row, every: Sequence[str]) -> str:
+def fate(package: Package, row: Row, every: Sequence[str]) -> str:
     """Which later release no longer shows it, by its script."""
     if row.fingerprint.endswith("--torch"):
         return "torch's own"
     script = script_of(str(row.folder), 0)
     later = [v for v in every if Version(v) >= Version(row.releases[0])]
-    line = Line(later, lambda version: ask(script, version))
+    line = Line(later, lambda version: ask(package, script, version))
     if line.at(0).answer != "shows":
         return f"not shown again: {line.at(0).why or 'its script passes'}"
     newest = next(p for p in reversed(range(len(later))) if line.at(p).answer != "cannot tell")
@@ -90,20 +115,22 @@ def fate(row: Row, every: Sequence[str]) -> str:
     return f"mended in {change(line, 0, newest).after.version}{untold}"
 
 
-def every_fate(found: Sequence[Row], every: Sequence[str], file: Path) -> Iterator[Row]:
+def every_fate(
+    package: Package, found: Sequence[Row], every: Sequence[str], file: Path
+) -> Iterator[Row]:
     """With what became of each, which a file keeps."""
     known = json.loads(file.read_text()) if file.is_file() else {}
     for row in found:
         key = f"{row.releases[0]} {row.fingerprint} {row.known_issue}".rstrip()
-        known[key] = known.get(key) or fate(row, every)
+        known[key] = known.get(key) or fate(package, row, every)
         file.write_text(json.dumps(known, indent=1))
         print(f"{known[key]:40} {row.fingerprint}", flush=True)
         yield replace(row, fate=known[key])
 
 
-def ask(script: Script, version: str) -> Asked:
+def ask(package: Package, script: Script, version: str) -> Asked:
     try:
-        place = releases.place_of(PACKAGE, version, ())
+        place = releases.place_of(package.name, version, ())
     except ValueError as error:
         return Asked(version, "cannot tell", str(error))
     return script.ask(version, place.environment)
@@ -134,27 +161,30 @@ def _order(fate: str) -> int:
     return next(i for i, word in enumerate(("mended", "stands", "torch", "")) if word in fate)
 
 
-def write(lines: Sequence[str]) -> None:
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}")
+def write(package: Package, lines: Sequence[str]) -> None:
+    before, rest = PAGE.read_text().split(package.begin)
+    after = rest.split(END, 1)[1]
+    PAGE.write_text(f"{before}{package.begin}\n\n" + "\n".join(lines) + f"\n\n{END}{after}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("package", choices=sorted(PACKAGES))
     parser.add_argument("versions", nargs="+", metavar="VERSION")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--out", type=Path, default=Path("reports/runs/history"))
     parser.add_argument("--write", action="store_true", help="put the table into docs/history.md")
-    told = parser.parse_args()
-    versions = sorted(told.versions, key=Version)
+    args = parser.parse_args()
+    package, out = PACKAGES[args.package], args.out / args.package
+    versions = sorted(args.versions, key=Version)
     for version in versions:
-        campaign(version, told.minutes, told.out)
-    every = releases.releases(PACKAGE)
-    found = list(every_fate(rows(told.out, versions), every, told.out / "fates.json"))
-    lines = list(table(found, told.out, versions))
+        campaign(package, version, args.minutes, out)
+    every = releases.releases(package.name)
+    found = list(every_fate(package, rows(out, versions), every, out / "fates.json"))
+    lines = list(table(found, out, versions))
     print("\n".join(lines))
-    if told.write:
-        write(lines)
+    if args.write:
+        write(package, lines)
     return 0
 
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import history
 
+TORCHAO = history.PACKAGES["torchao"]
 EVERY = ["0.9.0", "0.10.0", "0.11.0", "0.12.0", "0.13.0"]
 
 
@@ -33,7 +34,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, **answers: str) -> list[str]:
     """A script that answers so, release by release; which were asked."""
     asked: list[str] = []
 
-    def ask(script: Script, version: str) -> Asked:
+    def ask(package: history.Package, script: Script, version: str) -> Asked:
         asked.append(version)
         return Asked(version, answers[f"v{version.replace('.', '_')}"])  # type: ignore[arg-type]
 
@@ -61,7 +62,7 @@ def test_what_became_of_it(
     (row,) = history.rows(tmp_path, ["0.9.0"])
     of = {f"v{v.replace('.', '_')}": a for v, a in zip(EVERY, answers, strict=True)}
     answering(monkeypatch, **of)
-    assert history.fate(row, EVERY) == fate
+    assert history.fate(TORCHAO, row, EVERY) == fate
 
 
 def test_a_symptom_of_two_releases_is_one_row_and_torchs_own_is_not_asked(
@@ -72,14 +73,33 @@ def test_a_symptom_of_two_releases_is_one_row_and_torchs_own_is_not_asked(
     finding(tmp_path, "0.11.0", "O2--torchao.float8", None)
     asked = answering(monkeypatch, v0_11_0="shows", v0_12_0="gone", v0_13_0="gone")
     found = history.rows(tmp_path, ["0.9.0", "0.11.0"])
-    told = list(history.every_fate(found, EVERY, tmp_path / "fates.json"))
+    told = list(history.every_fate(TORCHAO, found, EVERY, tmp_path / "fates.json"))
     assert [(row.fate, row.releases) for row in told] == [
         ("torch's own", ("0.9.0", "0.11.0")),
         ("mended in 0.12.0", ("0.11.0",)),
     ]
-    assert asked and list(history.every_fate(found, EVERY, tmp_path / "fates.json")) == told
+    assert (
+        asked and list(history.every_fate(TORCHAO, found, EVERY, tmp_path / "fates.json")) == told
+    )
     assert asked.count("0.11.0") == 1  # the second time it is read
     text = "\n".join(history.table(told, tmp_path, ["0.9.0", "0.11.0"]))
     assert "| 0.11.0 | 1 | 7 | 2 | 0 |" in text
     assert r"\| is wrong | low | 0.11.0 | mended in 0.12.0 |" in text
     assert text.index("mended in 0.12.0") < text.index("torch's own")
+
+
+def test_every_package_has_a_table_on_the_page_and_chooses_its_release(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = tmp_path / "history.md"
+    page.write_text(history.PAGE.read_text())
+    monkeypatch.setattr(history, "PAGE", page)
+    for package in history.PACKAGES.values():
+        above, _, below = page.read_text().partition(package.begin)
+        rest = below.split(history.END, 1)[1]
+        history.write(package, ["| a |"])
+        assert page.read_text() == f"{above}{package.begin}\n\n| a |\n\n{history.END}{rest}"
+    assert history.PACKAGES["transformer_engine"].options("1.10.0") == [
+        "--recipe", "te.*", "--te-version", "1.10.0",
+    ]  # fmt: skip
+    assert TORCHAO.options("0.9.0")[-2:] == ["--with", "torchao==0.9.0"]
