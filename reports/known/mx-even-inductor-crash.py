@@ -8,24 +8,26 @@ logging.disable(logging.CRITICAL)
 import torch
 from torch import nn
 from torchao.prototype.mx_formats.config import ScaleCalculationMode as Mode
-try:
-    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
-    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
-except ImportError:  # torchao 0.13 to 0.16: MXLinear, emulated unless told otherwise
-    from torchao.prototype.mx_formats.config import MXLinearConfig
-    from torchao.prototype.mx_formats.mx_linear import MXLinear
-    MXFP8Linear = None
 
 
 def mx(lin, mode):
-    made = dict(in_features=lin.in_features, out_features=lin.out_features,
-                bias=lin.bias is not None, dtype=lin.weight.dtype)
-    if MXFP8Linear is None:
-        new = MXLinear.from_float(nn.Linear(**made), config=MXLinearConfig(scale_calculation_mode=mode))
-    else:
-        new = MXFP8Linear(**made, scale_calculation_mode=mode, kernel_preference=KernelPreference.EMULATED)
-    new.weight, new.bias = lin.weight, lin.bias
-    return new
+    """MXFP8Linear; MXLinear until torchao 0.16, a wrapped weight in 0.17; emulated."""
+    try:
+        from torchao.prototype.mx_formats.config import MXLinearConfig
+        from torchao.prototype.mx_formats.mx_linear import MXLinear
+        return MXLinear.from_float(lin, config=MXLinearConfig(scale_calculation_mode=mode))
+    except ImportError:
+        from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+    how = dict(scale_calculation_mode=mode, kernel_preference=KernelPreference.EMULATED)
+    try:
+        from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+        lin.__class__, lin.wgrad_with_hp = MXFP8Linear, False
+        vars(lin).update(how)
+    except ImportError:
+        from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
+        from torchao.quantization import quantize_
+        quantize_(nn.Sequential(lin), MXFP8TrainingOpConfig(**how), lambda m, n: isinstance(m, nn.Linear))
+    return lin
 
 
 torch.set_num_threads(1)
