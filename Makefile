@@ -57,7 +57,7 @@ gate: $(READY)
 history: $(READY)
 	$(BIN)/python benchmarks/history.py torchao 0.9.0 0.10.0 0.11.0 0.13.0 0.14.1 0.15.0 0.16.0 \
 		0.17.0 --write $(ARGS)
-	$(BIN)/python benchmarks/history.py transformer_engine 1.10.0 1.11.0 1.12.0 --write $(ARGS)
+	$(BIN)/python benchmarks/history.py transformer_engine 1.10.0 1.11.0 1.12.0 2.20.2 --write $(ARGS)
 
 seed-bug: $(READY)
 	$(BIN)/python benchmarks/seed_bug.py $(ARGS)

@@ -56,12 +56,12 @@ def on_cpu() -> Iterator[None]:
 
 def test_a_cpu_has_none_and_says_so() -> None:
     said = unavailable(BY_NAME["sharded_context"])
-    assert "context parallelism of PyTorch" in said and "no attention of a CPU" in said
+    assert "context parallelism in PyTorch" in said and "does not support CPU attention" in said
     assert "GPU" in unavailable(BY_NAME["sharded_context"], "simulated")
 
 
 def test_it_alone_is_refused_on_a_cpu() -> None:
-    assert "no attention of a CPU" in none_runs(["sharded_context*"], "cpu")
+    assert "does not support CPU attention" in none_runs(["sharded_context*"], "cpu")
     assert not none_runs(["sharded_context", "sharded"], "cpu")
 
 
