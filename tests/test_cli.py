@@ -566,6 +566,10 @@ def test_what_replays_say_is_listed(nf: Run, here: Path) -> None:
     assert (code, err) == (0, "") and CLEAN.id in out and "1 fixed" in out
     assert "no file" in nf("list", "findings", "--database", "none.db")[2]
 
+    kept(here / "abc3", CLEAN, environment=where, flake="flaky")  # chance may have it gone
+    assert nf("replay", "abc3", "--database", "chance.db")[0] == 0
+    assert json.loads(nf("list", "findings", "--json", "--database", "chance.db")[1]) == []
+
 
 def test_replay_of_a_clean_case_says_sound(nf: Run, here: Path) -> None:
     (here / "case.json").write_bytes(dump_case(CLEAN))

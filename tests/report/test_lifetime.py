@@ -190,6 +190,18 @@ def test_a_run_adds_what_it_found_once_and_says_what_came_back(
     assert database.lifetimes()[0].state == "reopened"
 
 
+def test_a_run_on_an_older_release_brings_nothing_back(tmp_path: Path, finding: Finding) -> None:
+    database, store = Database(tmp_path / "all.db"), Store(tmp_path / "one")
+    store.add(finding, "#")
+    record_run(database, store)
+    (event,) = database.lifetimes()[0].events
+    database.add([replace(event, kind="gone", versions={"torch": "99.0"})])
+    again = Store(tmp_path / "two")
+    again.add(finding, "#")
+    assert record_run(database, again) == []
+    assert database.lifetimes()[0].state == "fixed"
+
+
 def test_the_database_beside_the_runs_holds_what_is_found_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,10 +158,10 @@ def _event(found: OnDisk, kind: Kind, environment: Mapping[str, Any], device: st
 
 def record_run(database: Database, store: Store) -> list[str]:
     """Add what a run found, its new and its suspected findings; returns a sentence for each that
-    had been fixed. A run that is resumed adds what it had not found before."""
+    had been fixed and came back. A run that is resumed adds what it had not found before."""
     folder = store.out / "findings"
     found = [*store.findings(), *store.suspected()]
-    before = {life.last.fingerprint: life for life in database.lifetimes()}
+    fixed = {life.last.fingerprint for life in database.lifetimes() if life.state == "fixed"}
     added = database.folders()
     events = [
         _event(OnDisk(one, folder / one.id), "seen", one.environment, one.device) for one in found
@@ -169,9 +169,9 @@ def record_run(database: Database, store: Store) -> list[str]:
     events = [event for event in events if event.folder not in added]
     database.add(events)
     return [
-        f"{event.finding} came back: it was gone on {life.record()['fixed'][:10]}"
-        for event in events
-        if (life := before.get(event.fingerprint)) and life.state == "fixed"
+        f"{life.last.finding} came back: it was gone on {life.record()['fixed'][:10]}"
+        for life in database.lifetimes()
+        if life.state == "reopened" and life.last.fingerprint in fixed
     ]
 
 

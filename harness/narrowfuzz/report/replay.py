@@ -32,7 +32,8 @@ CODES: dict[Outcome, int] = {
     "diverges otherwise": 1,
     "cannot tell": 125,
 }
-#: What is recorded of a finding; nothing of what diverges otherwise, or cannot be told.
+#: What is recorded of a finding; nothing of what diverges otherwise or cannot be told, and not that
+#: one is gone which never showed each time.
 _KINDS: dict[Outcome, Kind] = {"fixed": "gone", "still failing": "seen"}
 
 
@@ -86,8 +87,10 @@ def replay(
     name = device or finding.device
     records = Database.of(database, found.folder)
     replayed = _replayed(finding.minimal, finding, chosen, files, te_version, name, models)
-    if records is not None and replayed.outcome in _KINDS:
-        record_now(records, found, name, _KINDS[replayed.outcome])
+    kind = _KINDS.get(replayed.outcome)
+    by_chance = kind == "gone" and finding.flake != "always"
+    if records is not None and kind is not None and not by_chance:
+        record_now(records, found, name, kind)
     return replayed
 
 
