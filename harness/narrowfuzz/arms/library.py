@@ -17,7 +17,7 @@ from torch import nn
 from narrowfuzz.arms.events_data import filled, of_rank, stimuli
 from narrowfuzz.arms.frames import in_libraries
 from narrowfuzz.arms.jobs import job_of_layers
-from narrowfuzz.arms.lost import raise_if_lost
+from narrowfuzz.arms.lost import Unread, raise_if_lost
 from narrowfuzz.arms.seen import see_cast, see_product
 from narrowfuzz.arms.tensors import host
 from narrowfuzz.case.events import Backward, Reload, numbered
@@ -69,7 +69,7 @@ def run_library(
     taps = Taps(listens=True, states=True, pending=True)
     try:
         play_layers(played, fill, tensors, subject=_verbs(subject, spec), job=job, taps=taps)
-    except _Unread:
+    except Unread:
         raise
     except Exception as raised:
         raise_if_lost(raised, subject.device)
@@ -95,10 +95,6 @@ def run_library(
     )
 
 
-class _Unread(Exception):
-    """A recipe could not read the library's state: no error of the library's."""
-
-
 def _verbs(subject: Subject, spec: Spec) -> Subject:
     """The subject, whose layers are the Spec's, and whose errors in reading are told apart."""
 
@@ -106,7 +102,7 @@ def _verbs(subject: Subject, spec: Spec) -> Subject:
         try:
             return verb()
         except Exception as error:
-            raise _Unread(f"the recipe {spec.recipe} cannot read the library's state") from error
+            raise Unread(f"the recipe {spec.recipe} cannot read the library's state") from error
 
     return replace(
         subject,

@@ -1,5 +1,5 @@
-"""Errors of a device: one that is lost, or has no memory left, says nothing of a library's
-arithmetic."""
+"""Errors that say nothing of a library's arithmetic: of a device that is lost, or has no memory
+left, and our own in reading what a library does."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ EXIT_LOST = 75
 
 class DeviceLost(BaseException):
     """This process computes no more on its device; no ``except Exception`` may go on."""
+
+
+class Unread(Exception):
+    """We cannot read a library's call or state: a mistake of ours or of a recipe's, and no error of
+    the library's, whoever's code it passes."""
 
 
 def out_of_memory(error: BaseException) -> bool:

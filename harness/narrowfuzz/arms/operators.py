@@ -15,6 +15,7 @@ from torch._ops import HigherOrderOperator
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 
+from narrowfuzz.arms.lost import Unread
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
 from narrowfuzz.operators import BY_KERNEL, BY_LIBRARY, BY_NAME, arguments_of, of_function
 from narrowfuzz.operators.low_bit_steps import KINDS, ROUNDS, read_low_bit_step
@@ -133,6 +134,8 @@ class OperatorWatch(AttentionWatch):
         except ValueError as error:
             self.unjudged[operator.words] = str(error)
             return None
+        except Exception as error:
+            raise Unread(f"a call of {operator.name} cannot be read: {error!r}") from error
         call = None
         for one in read if isinstance(read, Sequence) else (read,):
             if isinstance(one, str):

@@ -23,7 +23,7 @@ from narrowfuzz.arms.compilers import CompiledTap, tapped_backend
 from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.jobs import job_of, named
 from narrowfuzz.arms.layers import calls_of, layers_of
-from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
+from narrowfuzz.arms.lost import Unread, out_of_memory, raise_if_lost
 from narrowfuzz.arms.operators import EagerWatch, LiveCall, operators_of
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import attention_of, multiplied_of, seen_of
@@ -227,6 +227,8 @@ class _Run:
                 self._train()
             if program.device != "cpu":
                 torch.cuda.synchronize()  # what kernels raise, they raise late
+        except Unread:
+            raise
         except Exception as error:
             raise_if_lost(error, program.device)
             if out_of_memory(error):

@@ -1,0 +1,41 @@
+"""A mistake in reading what a library does is ours, and never a finding about the library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from narrowfuzz.arms.lost import Unread
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.operators import BY_KERNEL
+from samples import recipes
+
+CASE = Case(spec=Spec(recipe="torch.fp32", dtype="fp32", model="layernorm_linear"), data=DataSpec())
+KERNELS = ("aten::native_layer_norm", "aten::native_layer_norm_backward")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_call_that_cannot_be_read_ends_the_run(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In backward it passes autograd."""
+    judge = Judge(recipes(), Ledger([]), frozenset({"eager"}))
+    assert not judge.judge(CASE).causes
+    broken = replace(BY_KERNEL[kernel], read=lambda named, result: named["an argument of 2030"])
+    monkeypatch.setitem(BY_KERNEL, kernel, broken)  # type: ignore[arg-type]
+    with pytest.raises(Unread, match=r"layer_norm.*cannot be read: KeyError.*2030"):
+        judge.judge(CASE)
+
+
+def test_a_call_that_is_refused_with_a_reason_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(named: object, result: object) -> None:
+        raise ValueError("for a reason")
+
+    judge = Judge(recipes(), Ledger([]), frozenset({"eager"}))
+    broken = replace(BY_KERNEL[KERNELS[0]], read=refuse)
+    monkeypatch.setitem(BY_KERNEL, KERNELS[0], broken)  # type: ignore[arg-type]
+    assert not judge.judge(CASE).causes
