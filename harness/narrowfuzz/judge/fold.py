@@ -97,6 +97,6 @@ def _above(verdict: Verdict, roots: Sequence[Verdict], spec: Spec) -> Sequence[V
 
 
 def _subject(at: At) -> str:
-    """The layer; or the parameter, whose gradient and steps are of it; or the result."""
+    """The layer; or the result; or the parameter, whose gradients and steps are of it."""
     name = name_of(at.name)
-    return at.layer or name.gradient_of or name.kind
+    return at.layer or (at.name if name.by_rows else name.gradient_of or name.kind)
