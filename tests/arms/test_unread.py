@@ -39,3 +39,15 @@ def test_a_call_that_is_refused_with_a_reason_is_not_judged(
     broken = replace(BY_KERNEL[KERNELS[0]], read=refuse)
     monkeypatch.setitem(BY_KERNEL, KERNELS[0], broken)  # type: ignore[arg-type]
     assert not judge.judge(CASE).causes
+
+
+def test_a_step_that_cannot_be_read_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> None:
+        raise KeyError("state of 2030")
+
+    spec = Spec(recipe="torch.fp32", dtype="fp32", model="mlp_gelu", steps=2)
+    judge = Judge(recipes(), Ledger([]), frozenset({"eager"}))
+    assert not judge.judge(Case(spec=spec, data=DataSpec())).causes
+    monkeypatch.setattr("narrowfuzz.arms.operators.read_step", absent)
+    with pytest.raises(Unread, match=r"a step of SGD cannot be read: KeyError.*2030"):
+        judge.judge(Case(spec=spec, data=DataSpec()))

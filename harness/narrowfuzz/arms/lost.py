@@ -3,6 +3,9 @@ left, and our own in reading what a library does."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 #: Exit code of a process that has lost its device.
@@ -16,6 +19,17 @@ class DeviceLost(BaseException):
 class Unread(Exception):
     """We cannot read a library's call or state: a mistake of ours or of a recipe's, and no error of
     the library's, whoever's code it passes."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """What is raised inside is our mistake, but for a ValueError, which says why it is not read."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        raise Unread(f"{what} cannot be read: {error!r}") from error
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 
-from narrowfuzz.arms.lost import Unread
+from narrowfuzz.arms.lost import reading
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
 from narrowfuzz.operators import BY_KERNEL, BY_LIBRARY, BY_NAME, arguments_of, of_function
 from narrowfuzz.operators.low_bit_steps import KINDS, ROUNDS, read_low_bit_step
@@ -129,13 +129,11 @@ class OperatorWatch(AttentionWatch):
         tensors is recorded as one for each. Returns the last that was recorded, or None."""
         phase = "backward" if in_backward() else "forward"
         try:
-            with unseen():
+            with unseen(), reading(f"a call of {operator.name}"):
                 read = operator.read(named, result)
         except ValueError as error:
             self.unjudged[operator.words] = str(error)
             return None
-        except Exception as error:
-            raise Unread(f"a call of {operator.name} cannot be read: {error!r}") from error
         call = None
         for one in read if isinstance(read, Sequence) else (read,):
             if isinstance(one, str):
@@ -188,10 +186,11 @@ class OperatorWatch(AttentionWatch):
                     continue  # none, or a library's own
                 state = stepping.state.get(parameter, {})
                 try:
-                    if low_bit:
-                        step = self._low_bit(stepping, group, parameter, state)
-                    else:
-                        step = read_step(kind, group, parameter, state)
+                    with reading(f"a step of {kind}"):
+                        if low_bit:
+                            step = self._low_bit(stepping, group, parameter, state)
+                        else:
+                            step = read_step(kind, group, parameter, state)
                 except ValueError as error:
                     self.unjudged[_STEPS] = str(error)
                     continue

@@ -280,18 +280,21 @@ class Database:
 
     def folders(self) -> frozenset[str]:
         """Of the findings that events are about."""
-        return frozenset(event.folder for events in self._by_fingerprint() for event in events)
+        return frozenset(row[0] for row in self._rows(sql.select(_TABLE.c.folder).distinct()))
 
     def _by_fingerprint(self) -> Iterator[Iterator[Event]]:
         columns = [column for column in _TABLE.columns if column.name != "number"]
         query = sql.select(*columns).order_by(_TABLE.c.fingerprint, _TABLE.c.number)
-        try:
-            with self._engine.connect() as connection:
-                rows = connection.execute(query).mappings().all()
-        except SQLAlchemyError as error:
-            raise self._cannot(error) from None
+        rows = (row._mapping for row in self._rows(query))
         events = (Event(**{**row, "at": row["at"].replace(tzinfo=UTC)}) for row in rows)
         return (group for _, group in itertools.groupby(events, attrgetter("fingerprint")))
+
+    def _rows(self, query: sql.Select[Any]) -> Sequence[sql.Row[Any]]:
+        try:
+            with self._engine.connect() as connection:
+                return connection.execute(query).all()
+        except SQLAlchemyError as error:
+            raise self._cannot(error) from None
 
     def _cannot(self, error: Exception) -> ValueError:
         reason = str(error).splitlines()[0]

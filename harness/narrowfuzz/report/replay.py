@@ -154,7 +154,9 @@ def print_replayed(replayed: Replayed) -> None:
 
 def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
     """What diverges now, first what the finding was kept for; ``judge`` knows the ledger."""
-    explained = {v.explained_by for v in judge.judge(judgement.case).known}
+    again = judge.judge(judgement.case)  # what deviations explain is no cause there
+    explained = ", ".join(sorted({v.explained_by for v in again.known}))
+    unknown = again.fingerprints()
     found = {fingerprint(v, judgement.family): v for v in judgement.causes}
     case = judgement.case
     first, *others = (
@@ -166,7 +168,7 @@ def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
             verdict.rule,
             verdict.arm,
             name,
-            judge.known_as(case, verdict) or ", ".join(sorted(explained)),
+            judge.known_as(case, verdict) or ("" if name in unknown else explained),
             _consequences(judgement, verdict),
         )
         for name, verdict in sorted(found.items(), key=lambda item: item[0] != wanted)
