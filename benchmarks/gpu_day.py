@@ -35,8 +35,8 @@ from gpu_table import answer_of, keep
 ROOT = Path(__file__).resolve().parents[1]
 #: What is imported, by the names of the distributions that bring it.
 NEEDED = (
-    "hypothesis", "msgspec", "numpy", "packaging", "pydantic", "pytest", "rich", "sortedcontainers",
-    "torch", "torchao", "typer",
+    "cloudpickle", "hypothesis", "jinja2", "msgspec", "numpy", "packaging", "pytest", "rich",
+    "sortedcontainers", "sqlalchemy", "torch", "torchao", "typer",
 )  # fmt: skip
 UNFINISHED = 3
 #: Of a whole day.

@@ -26,6 +26,7 @@ from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.recipe.stateful import Held, Listener, Subject
 from te_on_cpu import watch
 from te_on_cpu.environment import chosen_version, enter, provide, real_extension
+from te_on_cpu.v2_native import listening_to_extension
 from torch import nn
 
 Kind = Literal["delayed", "current", "mx"]
@@ -228,19 +229,27 @@ def _reset(*, v1: bool) -> None:
 
 @contextmanager
 def _listen(layers: Any, listener: Listener) -> Iterator[None]:
+    """Kernels of TransformerEngine's own extension that quantise what they compute hide it: of
+    layers that call such kernels only the formats of products are known."""
+    own, te = real_extension(), _te()
+    hidden = own and any(
+        isinstance(module, (te.LayerNormLinear, te.LayerNormMLP)) for module in layers.modules()
+    )
+
     def hear(seen: Any) -> None:
-        if isinstance(seen, watch.Cast):
+        if isinstance(seen, watch.Cast) and not hidden:
             slot = None if seen.amax is None else _slot(layers, seen.amax)
             listener(Cast(slot, seen.input, seen.codes, seen.scale, seen.format))
         elif isinstance(seen, watch.Multiply):
-            listener(Product(_ROLES[seen.layout], _side(seen.a), _side(seen.b)))
+            sides = (_side(one, scaled=not hidden) for one in (seen.a, seen.b))
+            listener(Product(_ROLES[seen.layout], *sides))
 
-    with watch.listening(hear):
+    with listening_to_extension(hear) if own else watch.listening(hear):
         yield
 
 
-def _side(operand: Any) -> Side:
-    return Side(operand.data, operand.scale_inv, operand.format)
+def _side(operand: Any, *, scaled: bool) -> Side:
+    return Side(operand.data, operand.scale_inv if scaled else None, operand.format)
 
 
 def _slot(layers: Any, cell: torch.Tensor) -> tuple[str, str, int] | None:

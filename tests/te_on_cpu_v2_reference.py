@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from te_on_cpu.environment import real_extension
+from te_on_cpu.v2_native import listening_to_extension
 from te_on_cpu.watch import Cast, Multiply, Update, listening
 
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -14,7 +16,7 @@ class Seen:
 
     def __enter__(self):
         self.events = []
-        self._context = listening(self._keep)
+        self._context = (listening_to_extension if real_extension() else listening)(self._keep)
         self._context.__enter__()
         return self
 

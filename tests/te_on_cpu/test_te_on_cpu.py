@@ -12,12 +12,16 @@ from xml.etree import ElementTree
 
 import pytest
 from fresh import HERE, python
-from te_on_cpu.environment import worker_environment
+from te_on_cpu.environment import real_extension, worker_environment
 
 #: Version, and the capability that it is told of -> what is checked on it, and how it is marked.
-V1 = (HERE / "te_on_cpu_v1_checks.py", ())
-V2 = (HERE / "te_on_cpu_v2_checks.py", ("-p", "te_on_cpu_v2_plugin"))
-RUNS: dict[tuple[str, str], tuple[tuple[Path, tuple[str, ...]], list[pytest.MarkDecorator]]] = {
+V1 = ((HERE / "te_on_cpu_v1_checks.py",), ())
+V2 = (
+    (HERE / "te_on_cpu_v2_checks.py", HERE / "te_on_cpu_native_checks.py"),
+    ("-p", "te_on_cpu_v2_plugin"),
+)
+Run = tuple[tuple[Path, ...], tuple[str, ...]]
+RUNS: dict[tuple[str, str], tuple[Run, list[pytest.MarkDecorator]]] = {
     ("1.10.0", ""): (V1, [pytest.mark.heavy]),
     ("1.11.0", ""): (V1, [pytest.mark.heavy]),
     ("1.12.0", ""): (V1, [pytest.mark.heavy]),
@@ -26,8 +30,9 @@ RUNS: dict[tuple[str, str], tuple[tuple[Path, tuple[str, ...]], list[pytest.Mark
 }
 
 
-def names(checks: Path) -> list[str]:
-    return re.findall(r"^def (check_\w+)", checks.read_text(), re.MULTILINE)
+def names(checks: tuple[Path, ...]) -> list[str]:
+    files = "\n".join(file.read_text() for file in checks)
+    return re.findall(r"^def (check_\w+)", files, re.MULTILINE)
 
 
 def every_check() -> list[Any]:
@@ -43,16 +48,18 @@ def failures(run: tuple[str, str], folder: Path) -> dict[str, str]:
     """What failed in a run, by check; every check is a key."""
     (version, capability), ((checks, options), _) = run, RUNS[run]
     try:
-        environment = worker_environment(version, os.environ)
+        environment = (
+            dict(os.environ) if real_extension() else worker_environment(version, os.environ)
+        )
     except ValueError as why:
         pytest.skip(str(why))
-    environment["PYTHONPATH"] += os.pathsep + str(HERE)
+    environment["PYTHONPATH"] = os.pathsep.join((environment.get("PYTHONPATH", ""), str(HERE)))
     if capability:
         environment["TE_CAPABILITY"] = capability
     report = folder / f"{version} {capability}.xml"
     done = python(
         "-m", "pytest", *options, "-q", "-o", "python_functions=check_*", f"--junitxml={report}",
-        "-p", "no:cacheprovider", checks, env=environment, code=None,
+        "-p", "no:cacheprovider", *checks, env=environment, code=None,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found: dict[str, str] = {}

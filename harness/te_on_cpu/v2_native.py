@@ -1,0 +1,157 @@
+"""What passes through TransformerEngine's own 2.x extension on a GPU, for listeners of ``watch``.
+
+Calls that quantise or multiply are told as the emulated kernels tell theirs, read from the tensors
+that come back. Kernels that quantise what they compute themselves (norms, activations, a product's
+output) never store what they quantised: their casts are not told. Neither are MXFP8's, whose scales
+may lie in the order that the GEMM wants; its products are told without scales.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from te_on_cpu.v2_names import NAME
+from te_on_cpu.v2_scales import current_scale, largest
+from te_on_cpu.v2_tensors import logical_shape
+from te_on_cpu.v2_types import flat_shape, fp8_format, is_float8, is_mxfp8, kind
+from te_on_cpu.watch import Cast, Multiply, Operand, Seen, Update
+
+#: Formats of operands that are not quantised.
+_PLAIN = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
+
+
+@contextmanager
+def listening_to_extension(listener: Callable[[Seen], None]) -> Iterator[None]:
+    """Call ``listener`` for what passes through ``transformer_engine_torch`` until left."""
+    extension = importlib.import_module(NAME)
+    with ExitStack() as stack:
+        for name, told in _TOLD.items():
+            if function := getattr(extension, name, None):  # 1.x has other functions
+                new = _telling(function, told, listener)
+                stack.enter_context(patch.object(extension, name, new))
+        yield
+
+
+def _telling(
+    function: Callable[..., Any], told: Callable[..., Any], listener: Callable[[Seen], None]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if told is _update:  # its tables are updated in place
+            listener(_update(*args, **kwargs))
+            return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        for seen in told(result, *args, **kwargs):
+            listener(seen)
+        return result
+
+    return call
+
+
+def _quantize(
+    made: Any, tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None
+) -> Iterator[Seen]:
+    if noop is None or float(noop) != 1.0:
+        yield from _casts(tensor, quantizer, made)
+
+
+def _bgrad_quantize(made: list[Any], input: Tensor, quantizer: Any) -> Iterator[Seen]:
+    yield from _casts(input, quantizer, made[1])
+
+
+def _split_quantize(
+    made: list[Any], tensor: Tensor, split_sections: list[int], quantizer_list: list[Any], **_: Any
+) -> Iterator[Seen]:
+    parts = tensor[: sum(split_sections)].split(split_sections)
+    for part, quantizer, one in zip(parts, quantizer_list, made, strict=True):
+        yield from _casts(part, quantizer, one)
+
+
+def _casts(values: Tensor, quantizer: Any, made: Any) -> Iterator[Cast]:
+    if not is_float8(made) or not values.numel():
+        return
+    values, fmt = values.detach(), fp8_format(made._fp8_dtype)
+    if kind(quantizer) == "delayed":
+        scale, amax = quantizer.scale.detach().reshape(1).clone(), quantizer.amax.detach()
+    else:
+        scale, amax = _scale_of(made._scale_inv, quantizer, values), None
+    yield Cast(values, _codes(made).view(values.shape), scale, amax, fmt)
+
+
+def _scale_of(inverse: Tensor, quantizer: Any, values: Tensor) -> Tensor:
+    """The scale that ``inverse`` belongs to: the definition's if it is one over that, else one over
+    ``inverse``. Only the inverse is stored, and several scales may have the same."""
+    right = current_scale(
+        largest(values).to(values.device),
+        fp8_format(quantizer.dtype),
+        power_of_two=quantizer.force_pow_2_scales,
+        epsilon=quantizer.amax_epsilon,
+    )
+    return torch.where(right.reciprocal() == inverse, right, inverse.reciprocal())
+
+
+def _codes(tensor: Any) -> Tensor:
+    """uint8 codes as a matrix, from whichever copy there is."""
+    rows, columns = flat_shape(logical_shape(tensor))
+    if tensor._data is not None:
+        return tensor._data.detach().view(rows, columns)
+    return tensor._transpose.detach().view(columns, rows).t().contiguous()
+
+
+def _generic_gemm(
+    made: list[Any], A: Any, transA: bool, B: Any, transB: bool, *_: Any, **__: Any
+) -> Iterator[Seen]:
+    yield _multiply(A, transA, B, transB, made[0])
+
+
+def _grouped_gemm(
+    made: Any, A: list[Any], transA: bool, B: list[Any], transB: bool, D: Any, *rest: Any
+) -> Iterator[Seen]:
+    for i, (a, b) in enumerate(zip(A, B, strict=True)):
+        if _values(a) and _values(b):
+            yield _multiply(a, transA, b, transB, D[min(i, len(D) - 1)])
+
+
+def _values(tensor: Any) -> int:
+    shape = logical_shape(tensor) if is_float8(tensor) or is_mxfp8(tensor) else tensor.shape
+    return int(torch.Size(shape).numel())
+
+
+def _multiply(a: Any, trans_a: bool, b: Any, trans_b: bool, result: Any) -> Multiply:
+    layout: Any = ("T" if trans_a else "N") + ("T" if trans_b else "N")
+    return Multiply(layout, _operand(a), _operand(b), result)
+
+
+def _operand(tensor: Any) -> Operand:
+    if is_float8(tensor):
+        return Operand(_codes(tensor), tensor._scale_inv.detach(), fp8_format(tensor._fp8_dtype))
+    if is_mxfp8(tensor):
+        side = "columnwise" if tensor._rowwise_data is None else "rowwise"
+        data = getattr(tensor, f"_{side}_data")
+        return Operand(data.detach(), None, fp8_format(tensor._fp8_dtype))
+    matrix = tensor.detach()
+    return Operand(matrix.reshape(flat_shape(matrix.shape)), None, _PLAIN[matrix.dtype])
+
+
+def _update(
+    amax_reduction_buffer: Tensor, amax_histories: list[Tensor], scales: list[Tensor], *_: Any
+) -> Update:
+    return Update(tuple(amax_histories), tuple(scales))
+
+
+_TOLD: dict[str, Any] = {
+    "quantize": _quantize,
+    "bgrad_quantize": _bgrad_quantize,
+    "split_quantize": _split_quantize,
+    "generic_gemm": _generic_gemm,
+    "te_general_grouped_gemm": _grouped_gemm,
+    "fused_amax_and_scale_update_after_reduction": _update,
+}
