@@ -826,6 +826,13 @@ def bounds(
     cases: Annotated[
         int, typer.Option(metavar="N", help="Cases of each model, in fp32 and in bf16.")
     ] = 24,
+    calls: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="More cases, until each result of an operator was measured in this many calls.",
+        ),
+    ] = 0,
     device: DeviceName = "cpu",
     seed: OtherSeed = 0,
     json: Json = False,
@@ -839,9 +846,9 @@ def bounds(
     from narrowfuzz.machine.environment import prepare
 
     prepare()  # before torch is imported
-    from narrowfuzz.power.tightness import asked, print_table
+    from narrowfuzz.power.tightness import Asked, answered, print_table
 
-    do = partial(asked, cases, operator or (), device, seed)
+    do = partial(answered, Asked(operator or (), cases, calls, device, seed))
     _told(json, do, print_table, lambda rows: [asdict(row) for row in rows])
 
 

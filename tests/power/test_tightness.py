@@ -74,3 +74,15 @@ def test_the_command_measures_torchs_own_kernels(capsys: pytest.CaptureFixture[s
 def test_an_operator_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert ends("bounds", "--operator", "summ") == 2
     assert "did you mean 'sum'?" in capsys.readouterr().err
+
+
+def test_more_cases_are_drawn_until_each_result_was_measured_often_enough(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = ("bounds", "--cases", "2", "--operator", "topk", "--json")
+    assert ends(*chosen) == 0
+    few = json.loads(capsys.readouterr().out)
+    assert min(row["calls"] for row in few) < 20
+    assert ends(*chosen, "--calls", "20") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) >= len(few) and min(row["calls"] for row in rows) >= 20

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import math
 import random
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from rich.table import Table
@@ -109,49 +110,104 @@ def together(calls: Sequence[Used]) -> Used:
     )
 
 
-def measured(
-    judge: Judge, recipes: Sequence[Recipe], operators: Sequence[str], cases: int, seed: int
-) -> list[Used]:
-    """Of so many cases of each recipe and model. Raises ValueError for a glob that names no
-    operator."""
-    for glob in operators:
+@dataclass(frozen=True)
+class Asked:
+    """Which operators ``narrowfuzz bounds`` measures, on how much."""
+
+    operators: Sequence[str] = ()
+    #: Cases of each model, with each recipe that converts nothing.
+    cases: int = 24
+    #: Of each result at least, where more cases of the models that call it give them.
+    calls: int = 0
+    device: str = "cpu"
+    seed: int = 0
+
+
+def measured(judge: Judge, recipes: Sequence[Recipe], asked: Asked) -> list[Used]:
+    """What drawn cases used. Raises ValueError for a glob that names no operator."""
+    for glob in asked.operators:
         if not fnmatch.filter(BY_NAME, glob):
             raise ValueError(unknown("operator", glob, BY_NAME))
-    found: defaultdict[tuple[str, str, str, str], list[Used]] = defaultdict(list)
-    for call in _calls(judge, recipes, cases, seed):
-        if operators and not any(fnmatch.fnmatch(call.operator, glob) for glob in operators):
-            continue
-        try:
-            expected = BY_NAME[call.operator].expected(call)
-        except ValueError:  # too large to be judged, which the rule says
-            continue
-        for name, may in expected.items():
-            one = used(call, name, may)
-            found[one.operator, one.result, one.dtype, one.device].append(one)
+    models = [name for name, model in MODELS.items() if model.kind != "linear"]
+    sources = [_Source(r, m) for r, m in itertools.product(recipes, models) if r.takes(m)]
+    found: defaultdict[_Key, list[Used]] = defaultdict(list)
+
+    def measure(source: _Source, cases: int) -> None:
+        for one in _calls(judge, source, cases, asked):
+            key = (one.operator, one.result, one.dtype, one.device)
+            source.gave[key] += 1
+            found[key].append(one)
+
+    for source in sources:
+        measure(source, asked.cases)
+    while few := _few(found, sources, asked):
+        for source, cases in few.items():
+            measure(source, cases)
     return [together(found[key]) for key in sorted(found)]
 
 
-def _calls(
-    judge: Judge, recipes: Sequence[Recipe], cases: int, seed: int
-) -> Iterator[OperatorCall]:
-    models = [name for name, model in MODELS.items() if model.kind != "linear"]
-    for recipe, model in itertools.product(recipes, models):
-        if not recipe.takes(model):
-            continue
-        drawn = batches(specs([recipe], models=(model,), linears=False), draws=_DRAWS)
-        number = random.Random(f"{seed}/{recipe.name}/{model}").getrandbits(64)
-        every = itertools.chain.from_iterable(examples(drawn, -(-cases // _DRAWS), number))
-        for case in itertools.islice(every, cases):
-            for trace in judge.observe(case, frozenset({EAGER.name}), repeat=False).traces.values():
-                yield from trace.operators
+#: An operator's result, in a dtype, on a device.
+_Key = tuple[str, str, str, str]
+#: Cases that are drawn before it is looked again at what was measured too rarely.
+_TURN = 500
+#: Nothing is measured in more times as many cases as every model has.
+_PATIENCE = 200
 
 
-def asked(cases: int, operators: Sequence[str], device: str, seed: int) -> list[Used]:
+@dataclass(eq=False)
+class _Source:
+    """Cases of one recipe and model, and how often they called what."""
+
+    recipe: Recipe
+    model: str
+    cases: int = 0
+    gave: Counter[_Key] = field(default_factory=Counter)
+
+
+def _few(
+    found: Mapping[_Key, Sized], sources: Sequence[_Source], asked: Asked
+) -> dict[_Source, int]:
+    """Of the models that call what was measured too rarely most often, how many cases more."""
+    more: dict[_Source, int] = {}
+    for key, calls in found.items():
+        lacking = asked.calls - len(calls)
+        best = max(sources, key=lambda source: source.gave[key] / source.cases)
+        if lacking > 0 and best.cases < _PATIENCE * max(asked.cases, _TURN):
+            cases = math.ceil(lacking * best.cases / best.gave[key])
+            more[best] = min(max(more.get(best, 0), cases), _TURN)
+    return more
+
+
+def _calls(judge: Judge, source: _Source, cases: int, asked: Asked) -> Iterator[Used]:
+    recipe, model = source.recipe, source.model
+    drawn = batches(specs([recipe], models=(model,), linears=False), draws=_DRAWS)
+    turn = f"/{source.cases}" if source.cases else ""
+    number = random.Random(f"{asked.seed}/{recipe.name}/{model}{turn}").getrandbits(64)
+    source.cases += cases
+    every = itertools.chain.from_iterable(examples(drawn, -(-cases // _DRAWS), number))
+    for case in itertools.islice(every, cases):
+        for trace in judge.observe(case, frozenset({EAGER.name}), repeat=False).traces.values():
+            for call in trace.operators:
+                yield from _uses(call, asked.operators)
+
+
+def _uses(call: OperatorCall, operators: Sequence[str]) -> Iterator[Used]:
+    """What a call used, by its results; nothing of an operator that was not asked for."""
+    if operators and not any(fnmatch.fnmatch(call.operator, glob) for glob in operators):
+        return
+    try:
+        expected = BY_NAME[call.operator].expected(call)
+    except ValueError:  # too large to be judged, which the rule says
+        return
+    for name, may in expected.items():
+        yield used(call, name, may)
+
+
+def answered(asked: Asked) -> list[Used]:
     """What ``narrowfuzz bounds`` was asked for. Raises ValueError for a name of nothing."""
-    check_device(device)
-    session = open_session(SessionOptions(device=device, recipes=UNCONVERTED, ledger="none"))
-    recipes = tuple(session.prepared().values())
-    return measured(session.judge, recipes, operators, cases, seed)
+    check_device(asked.device)
+    session = open_session(SessionOptions(device=asked.device, recipes=UNCONVERTED, ledger="none"))
+    return measured(session.judge, tuple(session.prepared().values()), asked)
 
 
 def print_table(rows: Sequence[Used]) -> None:
