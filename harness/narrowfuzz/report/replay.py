@@ -38,6 +38,23 @@ _KINDS: dict[Outcome, Kind] = {"fixed": "gone", "still failing": "seen"}
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Options of ``narrowfuzz replay``."""
+
+    #: A case file, a finding's folder or a finding's id.
+    case: str
+    arms: tuple[str, ...] = ()
+    recipe_files: tuple[Path, ...] = ()
+    te_version: str = ""
+    #: "": where the finding was found; of a bare case the CPU.
+    device: str = ""
+    #: A user's own that it is about.
+    models: tuple[str, ...] = ()
+    #: Where what came of a finding is recorded: file or URL; "": the one beside the runs.
+    database: str = ""
+
+
+@dataclass(frozen=True)
 class Replayed:
     """What a case shows now; of several divergences what it was kept for, or the first."""
 
@@ -63,58 +80,50 @@ class Replayed:
         return CODES[self.outcome]
 
 
-def replay(
-    target: str,
-    arms: tuple[str, ...],
-    files: tuple[Path, ...],
-    te_version: str = "",
-    device: str = "",
-    models: tuple[str, ...] = (),
-    database: str = "",
-) -> Replayed:
-    """Replay a case file, a finding's folder or a finding's id. ``device``: "" is the finding's
-    own, the CPU for a bare case. ``models``: a user's own that it is about. ``database``: where
-    what came of a finding is recorded; "" is the one beside the runs.
+def replay(asked: Asked) -> Replayed:
+    """Replay a case file, a finding's folder or a finding's id.
 
-    Raises ValueError if the target is none of these, its case is not valid, or there is no such
-    device here.
+    Raises ValueError if what is asked for is none of these, its case is not valid, or there is no
+    such arm or device here.
     """
-    chosen = select_arms(arms)
-    found = lookup(target)
+    chosen = select_arms(asked.arms)
+    found = lookup(asked.case)
     if not isinstance(found, OnDisk):
-        return _replayed(found, None, chosen, files, te_version, device or "cpu", models)
+        return _replayed(found, None, asked, chosen, asked.device or "cpu")
     finding = found.finding
-    name = device or finding.device
-    records = Database.of(database, found.folder)
-    replayed = _replayed(finding.minimal, finding, chosen, files, te_version, name, models)
+    device = asked.device or finding.device
+    records = Database.of(asked.database, found.folder)
+    replayed = _replayed(finding.minimal, finding, asked, chosen, device)
     kind = _KINDS.get(replayed.outcome)
     by_chance = kind == "gone" and finding.flake != "always"
     if records is not None and kind is not None and not by_chance:
-        record_now(records, found, name, kind)
+        record_now(records, found, device, kind)
     return replayed
 
 
 def _replayed(
     case: Case,
     finding: Finding | None,
+    asked: Asked,
     chosen: frozenset[str],
-    files: tuple[Path, ...],
-    te_version: str,
     device: str,
-    models: tuple[str, ...],
 ) -> Replayed:
     check_device(device)
     prepare()
-    if te_version:
+    if asked.te_version:
         from te_on_cpu import environment as te
 
-        te.choose(te_version)
+        te.choose(asked.te_version)
     options = SessionOptions(
-        device=device, recipes=case.recipes, recipe_files=files, arms=chosen, ledger="none"
+        device=device,
+        recipes=case.recipes,
+        recipe_files=asked.recipe_files,
+        arms=chosen,
+        ledger="none",
     )
     session = open_session(options)
     judge = session.judge
-    register_own(case, models)
+    register_own(case, asked.models)
     if obstacles := obstacles_to(judge, case, chosen):
         return Replayed(case.id, "cannot tell", reason=f"cannot run here: {obstacles[0]}")
     try:
