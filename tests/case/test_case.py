@@ -103,7 +103,8 @@ def test_every_field_of_the_spec_that_is_not_at_its_default_is_told(name: str) -
              "events": (Forward(), Backward(of=(0,)))}.get(name) or {
              "model": "dropout", "m": 7, "k": 7, "n": 7, "input_layout": "strided",
              "grad_layout": "expanded", "attention": "math", "grad_mode": "no_grad",
-             "optimizer": "adamw", "lifecycle": "reload", "checkpoint": "selective",
+             "optimizer": "adamw", "loss_scaling": "grad_scaler", "lifecycle": "reload",
+             "checkpoint": "selective",
              "wraps": "each",
              "layout": "twice", "compile": "aot_eager", "kernels": "both"}[name]  # fmt: skip
     case = Case(spec=Spec(recipe="torch.fp32", **{name: value}), data=DataSpec())

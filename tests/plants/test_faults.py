@@ -48,6 +48,7 @@ def owners() -> Iterator[Any]:
         _fsdp_param_group,
     )
     from torch.distributed.pipelining import schedules
+    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.experimental._context_parallel import _attention, _load_balancer
     from torch.distributed.tensor.parallel import loss, style
     from torch.optim import optimizer
@@ -77,7 +78,8 @@ def owners() -> Iterator[Any]:
     for functional in (torch.ops._c10d_functional, torch.ops._c10d_functional_autograd):
         assert functional.all_to_all_single  # kept as soon as it is asked for
         yield functional
-    yield from (loss, loss._MaskPartial)
+    yield from (loss, loss._MaskPartial, torch.amp.GradScaler)
+    yield DTensor._op_dispatcher._custom_op_handlers
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
     yield _load_balancer._HeadTailLoadBalancer
     yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)
@@ -136,6 +138,10 @@ def snapshot() -> list[dict[Any, int]]:
         "logsumexp",
         "linalg_vector_norm",
         "_amp_foreach_non_finite_check_and_unscale_",
+        "_fused_sgd_",
+        "_fused_adam_",
+        "_fused_adamw_",
+        "_fused_adagrad_",
     )
     return [*found, {torch._C._dispatch_dump(f"aten::{kernel}"): 0 for kernel in kernels}]
 

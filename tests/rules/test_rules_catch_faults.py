@@ -333,6 +333,20 @@ HUNTS = [
         recipe="torch.fp32",
         spec={"model": "sdpa_padding"},
     ),
+    Hunt(
+        "R29",
+        "scaler-steps-anyway",
+        recipe="torch.fp32",
+        spec={"steps": 2, "loss_scaling": "grad_scaler"},
+        data={"spikes": (Spike("grad_output", 3, 5, "0x7f800000"),)},
+    ),
+    Hunt(
+        "R29",
+        "fused-step-ignores-infinity",
+        recipe="torch.bf16",
+        spec={"steps": 2, "loss_scaling": "grad_scaler", "optimizer": "adamw_fused"},
+        data={"spikes": (Spike("grad_output", 3, 5, "0x7f800000"),)},
+    ),
 ]
 
 

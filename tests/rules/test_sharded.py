@@ -26,7 +26,8 @@ TENSORWISE = "torchao.float8.tensorwise"
 
 def case(recipe: str, sharding: dict[str, Any], seed: int = 3, **fields: Any) -> Case:
     sizes = {"m": 96, "k": 64, "n": 64} | fields
-    data = DataSpec(seed=seed, regime=sizes.pop("regime", "wild"))
+    spikes = sizes.pop("spikes", ())
+    data = DataSpec(seed=seed, regime=sizes.pop("regime", "wild"), spikes=spikes)
     return Case(spec=Spec(recipe=recipe, sharding=Sharding(**sharding), **sizes), data=data)
 
 
@@ -204,6 +205,34 @@ def test_meshes_of_earlier_cases_are_forgotten() -> None:
         assert not judge().judge(case(TENSORWISE, sharding, steps=2)).causes
 
 
+#: One feature's gradient is infinite, which is one rank's of two that share a weight's rows.
+SCALED: dict[str, Any] = {
+    "steps": 2, "loss_scaling": "grad_scaler",
+    "spikes": (Spike("grad_output", row=5, col=200, bits="0x7f800000"),),
+}  # fmt: skip
+
+
+def test_all_ranks_skip_what_one_of_them_finds_infinite() -> None:
+    drawn = case("torch.bf16", {"data": 2}, **SCALED)
+    judged = judge().judge(drawn)
+    assert ("S14", "ok") in {(v.rule, v.status) for v in judged.verdicts} and not judged.causes
+    (ranks,) = (t.ranks for arm, t in judge().run_arms(drawn).items() if arm == "sharded")
+    assert [float(t.outputs["loss_scale"]) for t in ranks] == [256.0, 256.0]
+
+
+def test_a_replicated_gradient_in_front_decides_for_its_rank_alone() -> None:
+    """grad-scaler-first-layout: of a norm and a linear behind it the norm's weight comes first."""
+    spike = Spike("grad_output", row=204, col=41, bits="0x7f7f0000")
+    shown = case(
+        "torch.fp32", {"tensor": 4, "sequence": True, "local_output": False}, dtype="fp32",
+        model="layernorm_linear", **{**SCALED, "spikes": (spike,)},
+    )  # fmt: skip
+    data = msgspec.structs.replace(shown.data, weight_exponent=-9)  # the norm's gradient is finite
+    judged = Judge(RECIPES, load_ledger()).judge(msgspec.structs.replace(shown, data=data))
+    assert not judged.causes
+    assert {v.explained_by for v in judged.known} == {"grad-scaler-first-layout"}
+
+
 #: A fault, where it shows, and the rules that may be the first to see it.
 FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = (
     ("fsdp-mean-divided-twice", "torch.fp32", {"data": 2}, {"dtype": "fp32"}, {"S2"}),
@@ -268,6 +297,7 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
         {"steps": 2, "optimizer": "adamw"}, {"S11"},
     ),
     ("gemm-loses-element", TENSORWISE, {"tensor": 2, "style": "rowwise"}, {}, {"O15"}),
+    ("scaler-of-own-shards", "torch.bf16", {"data": 2}, SCALED, {"S14"}),
 )  # fmt: skip
 
 
@@ -288,7 +318,7 @@ SCRIPTED = {
     "checkpoint-swaps-kept", "collective-not-waited-for", "float8-amax-of-local-shard",
     "float8-lost-by-tensor-parallel", "fsdp-mean-divided-twice", "graphs-of-other-ranks",
     "input-gradient-not-added", "norm-of-local-shards", "pipeline-gradients-averaged",
-    "pipeline-microbatches-reversed", "precomputed-scale-stale",
+    "pipeline-microbatches-reversed", "precomputed-scale-stale", "scaler-of-own-shards",
 }  # fmt: skip
 
 

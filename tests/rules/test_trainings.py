@@ -33,7 +33,7 @@ from narrowfuzz.case.events import (
     plain_training,
     with_regions,
 )
-from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.case.spec import Case, DataSpec, Optimizer, Spec, Spike, dump_case, load_case
 from narrowfuzz.case.trainings import check_events
 from narrowfuzz.draw.specs import partly_recomputed, trainings
 from narrowfuzz.draw.trainings import drawn_events
@@ -300,6 +300,27 @@ def test_a_relation_of_trainings_sees_by_itself_and_has_a_script(
                        if (v.rule, v.status) == (rule, "diverged"))  # fmt: skip
         proof = proven(own, case, verdict, ("", fault), scripts)
     assert not proof.why, f"{proof.why}\n{proof.output}"
+
+
+INFINITE = Spike("grad_output", row=0, col=3, bits="0x7f800000")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adam_fused", "adagrad_fused"])
+@pytest.mark.parametrize("spikes", [(), (INFINITE,)])
+def test_a_grad_scaler_does_what_its_definition_says(
+    optimizer: Optimizer, spikes: tuple[Spike, ...]
+) -> None:
+    spec = Spec(
+        recipe="torch.bf16", model="mlp_gelu", steps=3, optimizer=optimizer,
+        loss_scaling="grad_scaler",
+    )  # fmt: skip
+    case = Case(spec=spec, data=DataSpec(seed=5, spikes=spikes))
+    judged = judge().judge(case)
+    assert ("R29", "ok") in {(v.rule, v.status) for v in judged.verdicts} and not judged.causes
+    results = judge().run_arms(case)["eager"].outputs
+    assert float(results["loss_scale"]) == (128.0 if spikes else 8192.0)
+    began = tensors_of(case, recipes()["torch.bf16"])["up.weight"]
+    assert np.array_equal(results["up.weight"], began) == bool(spikes)
 
 
 def test_the_other_run_of_a_script_has_its_own_events_data(scripts: RunScript) -> None:

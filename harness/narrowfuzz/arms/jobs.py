@@ -141,6 +141,7 @@ def _job(
         input_grad=spec.layout != "frozen_first",
         optimizer=optimizer,
         options=options,
+        loss_scaling=spec.loss_scaling if optimizer else "none",
         autocast=True in narrow,
         input_layout=spec.input_layout,
         grad_layout=spec.grad_layout,

@@ -105,6 +105,9 @@ OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "muon": ("Muon", _MUON),
     "muon_plain": ("Muon", {**_MUON, "nesterov": False}),
 }
+#: Who scales the loss, and skips a step whose gradients are not finite: nobody, torch's GradScaler,
+#: or its definition, written out.
+LossScaling = Literal["none", "grad_scaler", "by_hand"]
 #: What happens to the converted model before its first run.
 Lifecycle = Literal["none", "deepcopy", "reload"]
 #: ``lattice``: sums that every accumulator gets exactly. ``ladder``: sums that tell accumulators
@@ -252,6 +255,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     steps: Annotated[int, Meta(ge=1, le=5)] = 1
     microbatches: Annotated[int, Meta(ge=1, le=3)] = 1
     optimizer: Optimizer = "sgd"
+    loss_scaling: LossScaling = "none"
     lifecycle: Lifecycle = "none"
     checkpoint: AnyCheckpoint = "none"
     wraps: Wraps = "whole"

@@ -12,7 +12,7 @@ from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.events import Reload, plain_training
 from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.draw.choices import sampled
-from narrowfuzz.draw.specs import FACTORS, fixed, specs
+from narrowfuzz.draw.specs import FACTORS, fixed, scaled, specs
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
@@ -55,6 +55,7 @@ def operator_specs(
     drawn = msgspec.structs.replace(spec, m=m, k=k, n=n, input_layout=layout, grad_mode=grad_mode)
     if "optimizer" not in MODELS[spec.model].fixed:
         return drawn
+    drawn = msgspec.structs.replace(drawn, loss_scaling=draw(scaled(drawn.dtype)))
     steps = draw(sampled(2, 3, 5))
     training = plain_training(steps, 1, "train")
     if draw(sampled(False, False, True)):

@@ -17,7 +17,7 @@ from narrowfuzz.case.layout import LAYOUTS, MESH, MOST_RANKS, Layout, fitting, l
 from narrowfuzz.case.layout.layout import SCHEDULES, up
 from narrowfuzz.case.spec import ModelName, Sharding, Shards, Spec
 from narrowfuzz.draw.choices import sampled
-from narrowfuzz.draw.specs import specs
+from narrowfuzz.draw.specs import scaled, specs
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
@@ -74,10 +74,16 @@ def sharded_specs(
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
         sharding = draw(_resumed(spec, recipe, sharding, most))
+    scales = (
+        scaled(spec.dtype, often=3)
+        if not (sharding.experts or sharding.resumes)
+        else st.just("none")
+    )
     return fitting(
         msgspec.structs.replace(
             spec,
             sharding=sharding,
+            loss_scaling=draw(scales) if steps > 1 else "none",
             steps=steps,
             microbatches=microbatches,
             grad_mode="train",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from narrowfuzz.case.altered import outside_autocast
 from narrowfuzz.case.arm import Compile
-from narrowfuzz.case.spec import Kernels, ModelName, Spec
+from narrowfuzz.case.spec import Dtype, Kernels, LossScaling, ModelName, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.choices import between, sampled
 from narrowfuzz.draw.trainings import drawn_events
@@ -186,7 +186,19 @@ def trained(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
         return draw(sampled(*values)) if len(values) > 1 else values[0]
 
     events = drawn_events(choose, spec, autocasts=recipe.autocasts)
-    return msgspec.structs.replace(spec, events=events, optimizer=draw(sampled("sgd", "adamw")))
+    return msgspec.structs.replace(
+        spec,
+        events=events,
+        optimizer=draw(sampled("sgd", "adamw")),
+        loss_scaling=draw(scaled(spec.dtype)),
+    )
+
+
+def scaled(dtype: Dtype, often: int = 1) -> st.SearchStrategy[LossScaling]:
+    """How the loss is scaled: by GradScaler ``often`` in four times, but not in fp16, the gradients
+    of which it refuses."""
+    how: LossScaling = "none" if dtype == "fp16" else "grad_scaler"
+    return sampled(*["none"] * (4 - often), *[how] * often)
 
 
 @st.composite
@@ -287,6 +299,7 @@ def _training(choose: _Choices, recipe: Recipe, model: ModelName) -> dict[str, A
     if grad_mode == "train" and choose("schedule", False, False, False, True):
         fields["steps"], fields["microbatches"] = choose.draw(sampled(*_SCHEDULES))
         fields["optimizer"] = choose.draw(sampled("sgd", "adamw"))
+        fields["loss_scaling"] = choose.draw(scaled(dtype))
     if dtype == "fp32" and recipe.autocasts:
         fields["autocast"] = choose("autocast", False, False, False, True)
     if checkpoint == "reentrant" and not_reentrant(model, autocast=fields.get("autocast", False)):

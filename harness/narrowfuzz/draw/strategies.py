@@ -41,6 +41,9 @@ WILD: tuple[ValueClass, ...] = (
 #: picks one key.
 OF_OPERATORS: tuple[ValueClass, ...] = (*WILD, "equal", "equal", "outlier_rows", "aligned")
 
+#: What a step is skipped for, as often as all of them.
+_INFINITE = len(WILD) * cast("tuple[ValueClass, ...]", ("inf_nan",))
+
 #: Regimes of one linear that runs once, whose sums are judged to the bit.
 EXACT: tuple[Regime, ...] = ("lattice", "ladder")
 
@@ -206,6 +209,8 @@ def _data(spec: Spec) -> st.SearchStrategy[DataSpec]:
 
 def classes_of(spec: Spec) -> tuple[ValueClass, ...]:
     """Classes of values, as often as they are drawn."""
+    if spec.loss_scaling != "none":  # a step whose gradients are not finite is skipped
+        return WILD + _INFINITE
     if not spec.alone:
         return WILD
     own = cast("tuple[ValueClass, ...]", MODELS[spec.model].values)

@@ -151,6 +151,7 @@ _SPEC = (
     "steps",
     "microbatches",
     "optimizer",
+    "loss_scaling",
     "lifecycle",
     "checkpoint",
     "compile",

@@ -205,6 +205,26 @@ def optimizers_that_begin_at_zero() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def sharded_gradients_first() -> Iterator[None]:
+    """GradScaler asks the ranks that hold parts of a gradient first, and so all of them."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    handlers: Any = DTensor._op_dispatcher._custom_op_handlers
+    unscale = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+    usual = handlers[unscale]
+
+    def ordered(call: Any, args: Any, kwargs: Any) -> Any:
+        grads, *rest = args
+        whole = [sum(p.is_replicate() for p in grad.placements) for grad in grads]
+        order = sorted(range(len(grads)), key=whole.__getitem__)
+        return usual(call, ([grads[i] for i in order], *rest), kwargs)
+
+    with patch.dict(handlers, {unscale: ordered}):
+        yield
+
+
 #: By the name that an entry gives; each is entered around all that builds and runs a case.
 CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a_copy_of_what_is_written_through_an_unsafe_view": (
@@ -215,5 +235,6 @@ CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "buffers_that_a_recompute_leaves": buffers_that_a_recompute_leaves,
     "one_rank_that_divides_once": one_rank_that_divides_once,
     "optimizers_that_begin_at_zero": optimizers_that_begin_at_zero,
+    "sharded_gradients_first": sharded_gradients_first,
     "without_slp_vectorizer": without_slp_vectorizer,
 }

@@ -34,6 +34,9 @@ def _rows_of_a_block(spec: Any) -> int:
 
 
 _LAYERS = ("layers.0", "layers.1")
+#: A norm and a linear as tensor parallelism shares them: a norm has its rows of a sequence.
+_NORMED: tuple[tuple[str, Any], ...] = (("norm", "sequence"), ("proj", "colwise"))
+_SEQUENCES: dict[str, dict[str, Any]] = {"tensor": {"sequence": True}}
 _PARTS_OF_A_BLOCK = ("linear", "rmsnorm_linear", "mlp_swiglu", "attention")
 
 MODELS: dict[str, Model] = {
@@ -54,10 +57,12 @@ MODELS: dict[str, Model] = {
         Model(
             "rmsnorm_linear", "RMSNorm and a linear", "NormLinear",
             lambda spec: ("rms", *_sides(spec)), "norm", wide=True, normalises=True, last="proj",
+            shared=_NORMED, laid=_SEQUENCES,
         ),
         Model(
             "layernorm_linear", "LayerNorm and a linear", "NormLinear",
             lambda spec: ("layer", *_sides(spec)), "norm", wide=True, normalises=True, last="proj",
+            shared=_NORMED, laid=_SEQUENCES,
         ),
         Model(
             "attention", "causal self-attention", "Attention", _attention, "block",

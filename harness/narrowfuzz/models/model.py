@@ -45,9 +45,9 @@ class Model:
     regions: tuple[str, ...] = ()
     #: Submodules, each called once, that a nested checkpoint wraps inside that of the whole.
     parts: tuple[str, ...] = ()
-    #: How its linears are shared by tensor parallelism: from its input to its output, by output
-    #: features or by input features; "either" is a Spec's choice.
-    shared: tuple[tuple[str, Literal["colwise", "rowwise", "either"]], ...] = ()
+    #: How tensor parallelism shares it, from its input to its output: linears by output features or
+    #: by input features ("either" is a Spec's choice), norms by the rows of a sequence.
+    shared: tuple[tuple[str, Literal["colwise", "rowwise", "either", "sequence"]], ...] = ()
     #: So many experts of each layer, which ranks may share; 0: it has none that they may.
     experts: int = 0
     #: It is a loss of logits, whose classes ranks may share.

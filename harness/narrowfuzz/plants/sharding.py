@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
@@ -321,6 +322,21 @@ def _read_a_row_off() -> Iterator[None]:
 
 
 @contextmanager
+def _scaler_of_own_shards() -> Iterator[None]:
+    """GradScaler asks this rank's part of the gradients alone whether all are finite."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    def local(call: Any, args: Any, kwargs: Any) -> None:
+        grads, *rest = args
+        call([getattr(grad, "_local_tensor", grad) for grad in grads], *rest)
+
+    unscale = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+    with patch.dict(DTensor._op_dispatcher._custom_op_handlers, {unscale: local}):
+        yield
+
+
+@contextmanager
 def _second_moment_not_loaded() -> Iterator[None]:
     """Of what AdamW keeps the second moment is not loaded."""
     from torch.distributed.checkpoint import state_dict
@@ -438,6 +454,11 @@ PLANTS = [
         (
             "second-moment-not-loaded", "the optimizer's second moment is not loaded",
             "Fast-LLM#436: state is lost where ranks change", _ALL, _second_moment_not_loaded, (),
+        ),
+        (
+            "scaler-of-own-shards", "GradScaler steps on ranks whose own shards are finite",
+            "pytorch#115710: other ranks do not learn of an infinity", ("torch.fp32", "torch.bf16"),
+            _scaler_of_own_shards, (),
         ),
         (
             "graphs-of-other-ranks", "graphs that other ranks than the first trace are wrong",

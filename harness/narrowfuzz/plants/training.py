@@ -4,9 +4,10 @@ is loaded, graphs that wait for one another, a graph that is used again."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+from narrowfuzz.plants.operators import changed
 from narrowfuzz.plants.patching import (
     float8_casts,
     float8_forward,
@@ -18,6 +19,8 @@ from narrowfuzz.plants.plant import Plant
 
 _FLOAT8 = ("torchao.float8.*",)
 _MX = ("torchao.mxfp8.*",)
+_PLAIN = ("torch.fp32", "torch.bf16")
+_FUSED = tuple(f"step_{name}_fused" for name in ("sgd", "adam", "adamw", "adagrad"))
 
 
 def _storage(x: Any) -> Any:
@@ -279,6 +282,44 @@ def _region_keeps_graphless_cast() -> Iterator[None]:
         yield
 
 
+def _scaler(name: str, make: Callable[[Any], Any]) -> AbstractContextManager[None]:
+    """``make(method)`` is the method of that name of torch's GradScaler."""
+    import torch
+
+    return replaced(torch.amp.GradScaler, name, make)
+
+
+def _steps_anyway() -> AbstractContextManager[None]:
+    return _scaler("_maybe_opt_step", lambda step: lambda self, optimizer, *_: optimizer.step())
+
+
+def _grows_anyway() -> AbstractContextManager[None]:
+    """A step that is skipped doubles the scale like any other."""
+
+    def make(update: Any) -> Any:
+        def grown(self: Any, new_scale: Any = None) -> Any:
+            before = self.get_scale()
+            update(self, new_scale)
+            self._scale.fill_(before * self.get_growth_factor())
+
+        return grown
+
+    return _scaler("update", make)
+
+
+@contextmanager
+def _fused_without(argument: str) -> Iterator[None]:
+    """Fused optimizers' kernels are not told this of their scaler."""
+
+    def make(run: Any) -> Any:
+        return lambda *args, **kwargs: run(*args, **{**kwargs, argument: None})
+
+    with ExitStack() as stack:
+        for name in ("sgd", "adam", "adamw", "adagrad"):
+            stack.enter_context(changed(f"_fused_{name}_", make))
+        yield
+
+
 _RELOADS = "https://github.com/sgl-project/sglang/pull/30749"
 _EVALUATES = "https://github.com/NVIDIA/TransformerEngine/pull/59"
 
@@ -305,4 +346,18 @@ PLANTS = [
           "a weight that an evaluation has cast gets no gradient in the rest of an autocast region",
           "https://github.com/pytorch/pytorch/issues/112583", ("torch.fp32",),
           _region_keeps_graphless_cast),
+    Plant("scaler-steps-anyway", "optimizer",
+          "GradScaler lets the optimizer step with gradients that are not finite",
+          "https://github.com/pytorch/pytorch/pull/95847", _PLAIN, _steps_anyway, needs="a model"),
+    Plant("scaler-grows-anyway", "optimizer", "GradScaler doubles its scale after a skipped step",
+          "https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/5591", _PLAIN, _grows_anyway,
+          needs="a model"),
+    Plant("fused-step-ignores-infinity", "optimizer",
+          "fused optimizers step with gradients that their scaler found not finite",
+          "https://github.com/pytorch/pytorch/pull/95847", _PLAIN,
+          lambda: _fused_without("found_inf"), models=_FUSED),
+    Plant("fused-step-ignores-scale", "optimizer",
+          "fused optimizers do not divide gradients by their scaler's scale",
+          "https://github.com/pytorch/pytorch/pull/186360", _PLAIN,
+          lambda: _fused_without("grad_scale"), models=_FUSED),
 ]  # fmt: skip

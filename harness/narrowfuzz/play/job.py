@@ -19,6 +19,8 @@ from typing import Any
 #: what follows says its settings itself. ("handover",): its state goes to another model, or comes
 #: from one.
 Event = tuple[Any, ...]
+#: What a loss is scaled by first.
+FIRST_SCALE = 1024.0
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Job:
     input_grad: bool = True
     optimizer: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    loss_scaling: str = "none"
     autocast: bool = False
     input_layout: str = "contiguous"
     grad_layout: str = "contiguous"

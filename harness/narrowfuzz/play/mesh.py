@@ -20,6 +20,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 from torch.utils.checkpoint import set_checkpoint_early_stop
@@ -153,13 +154,14 @@ def shard_model(model: nn.Module, mesh: Any, laid: Mesh) -> None:
             from torchao.float8 import float8_tensor_parallel as narrow
 
             colwise, rowwise = narrow.Float8ColwiseParallel, narrow.Float8RowwiseParallel
-        rows = Shard(len(laid.rows) - 1) if laid.sequence else Replicate()
-        plan = {
-            name: colwise(input_layouts=rows, use_local_output=laid.local_output)
-            if style == "colwise"
-            else rowwise(output_layouts=rows, use_local_output=laid.local_output)
-            for name, style in laid.styles.items()
+        dim, local = len(laid.rows) - 1, laid.local_output
+        rows = Shard(dim) if laid.sequence else Replicate()
+        styles = {
+            "colwise": lambda: colwise(input_layouts=rows, use_local_output=local),
+            "rowwise": lambda: rowwise(output_layouts=rows, use_local_output=local),
+            "sequence": lambda: SequenceParallel(sequence_dim=dim, use_local_output=local),
         }
+        plan = {name: styles[style]() for name, style in laid.styles.items()}
         parallelize_module(model, mesh["tensor"], plan)
     if tensor:
         for parameter in model.parameters():

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.play.job import Event, Job, Taps
+from narrowfuzz.play.job import FIRST_SCALE, Event, Job, Taps
 
 #: One result: output, grad_input, <parameter>.grad or <parameter>; which forward's, in which event.
 Kept = namedtuple("Kept", "name forward event tensor")
@@ -77,6 +77,7 @@ class Training:
     forward: int = 0
     segment: int = 0
     segments: int = 0
+    scaler: Any = None
     live: dict[int, Any] = field(default_factory=dict)
     regions: list[Any] = field(default_factory=list)
     stepped: Any = None
@@ -97,6 +98,8 @@ def train(
     """Every event in order; results are left live, if ``taps`` keep any."""
     if job.optimizer:
         run.optimizer = optimizing(run.model, job=job)
+    if job.loss_scaling != "none":
+        run.scaler = scaling(job=job)
     if "rollback" in job.happens:
         run.began = saved(run.model)
     for run.event, (event, *how) in enumerate(events):
@@ -164,9 +167,51 @@ def optimizing(model: nn.Module, *, job: Job) -> Any:
     return getattr(torch.optim, job.optimizer)(trained, **job.options)
 
 
+def scaling(*, job: Job) -> Any:
+    """What scales a loss, by twice as much after each step that it takes, by half after each that
+    it skips. The gradients that are given are those of the scaled loss."""
+    if job.loss_scaling == "by_hand":
+        return ByHand(FIRST_SCALE)
+    scaler = torch.amp.GradScaler(job.device, init_scale=FIRST_SCALE, growth_interval=1)
+    scaler.scale(torch.zeros((), device=job.device))
+    return scaler
+
+
+@dataclass
+class ByHand:
+    """The definition of GradScaler on gradients of one process."""
+
+    scale: float
+
+    def step(self, optimizer: Any) -> None:
+        """Divide the gradients by the scale, and step unless one of them is not finite."""
+        every = (p.grad for group in optimizer.param_groups for p in group["params"])
+        grads = [grad for grad in every if grad is not None]
+        self.finite = all(bool(grad.isfinite().all()) for grad in grads)
+        for grad in grads:
+            grad.mul_(1 / self.scale)
+        if self.finite:
+            optimizer.step()
+
+    def update(self) -> None:
+        """Change the scale as the step went."""
+        self.scale *= 2.0 if self.finite else 0.5
+
+    def get_scale(self) -> float:
+        """The scale."""
+        return self.scale
+
+
 def keep(trace: Trace, run: Training, name: str, result: torch.Tensor, forward: int = -1) -> None:
     """A result of the event that runs; of a library's own tensor what is inside."""
     trace.kept.append(Kept(name, forward, run.event, innermost(result)))
+
+
+def keep_gradients(trace: Trace, run: Training) -> None:
+    """Copies of the gradients that are there."""
+    for name, parameter in run.model.named_parameters():
+        if parameter.grad is not None:
+            keep(trace, run, f"{name}.grad", parameter.grad.clone())
 
 
 def keep_state(trace: Trace, run: Training, *, job: Job) -> None:
@@ -259,6 +304,8 @@ def by_steps(
     """Plain steps on ranks: ``turn`` passes the microbatches of one forward and backward."""
     if job.optimizer:
         run.optimizer = optimizing(run.model, job=job)
+    if job.loss_scaling != "none":
+        run.scaler = scaling(job=job)
     trace.phase, many = "forward", job.layout.microbatches
     for number in range(job.layout.steps):
         turn(range(number * many, (number + 1) * many))
@@ -342,18 +389,29 @@ def backward(
 
 def step(trace: Trace, run: Training, to_none: bool, *, job: Job, taps: Taps) -> None:
     """The optimizer's step, then no gradients, or zeros."""
+    if job.loss_scaling != "none" and taps.keeps and to_none:
+        keep_gradients(trace, run)  # which the scaler divides where they are
     if job.low_bit:  # it compiles each step, for ten seconds the first time
         with torch.compiler.set_stance("force_eager"):
-            run.optimizer.step()
+            take(run, job=job)
     else:
-        run.optimizer.step()
-    if taps.keeps:
-        for name, parameter in run.model.named_parameters():
-            if to_none and parameter.grad is not None:
-                keep(trace, run, f"{name}.grad", parameter.grad)
+        take(run, job=job)
+    if job.loss_scaling != "none" and taps.keeps:
+        keep(trace, run, "loss_scale", torch.tensor(run.scaler.get_scale()))
+    if job.loss_scaling == "none" and taps.keeps and to_none:
+        keep_gradients(trace, run)
     run.optimizer.zero_grad(set_to_none=to_none)
     if run.stepped is not None:
         run.stepped(run.model)
+
+
+def take(run: Training, *, job: Job) -> None:
+    """One step of the optimizer, by itself or as the scaler of the loss will have it."""
+    if job.loss_scaling == "none":
+        run.optimizer.step()
+    else:
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
 
 
 def arranged(t: torch.Tensor, layout: str) -> torch.Tensor:

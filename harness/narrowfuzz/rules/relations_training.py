@@ -1,4 +1,4 @@
-"""Relations of a training's events: what its results may not depend on (R24-R27).
+"""Relations of a training's events: what its results may not depend on (R24-R27, R29).
 
 An evaluation, a save and a load, the order in which waiting graphs run backward, and a second
 run of a graph that was kept: none of them is part of the mathematics of a training.
@@ -95,6 +95,20 @@ def check_kept_graph(evidence: Evidence) -> Iterator[Verdict]:
     yield plain("R27", evidence.base, "grad_input", "ok" if judged else "not_applicable")
 
 
+def check_loss_scaling(evidence: Evidence) -> Iterator[Verdict]:
+    """R29: GradScaler's steps are those of its definition.
+
+    A scale that is a power of two divides gradients exactly, so both leave the same bits.
+    """
+    spec, base = evidence.spec, evidence.base
+    if spec.loss_scaling != "grad_scaler" or not spec.optimizes:
+        yield plain("R29", base, "parameter", "not_applicable", "no GradScaler steps")
+        return
+    other = msgspec.structs.replace(spec, loss_scaling="by_hand")
+    run = OtherRun("GradScaler's definition", other, evidence.tensors)
+    yield _rerun(evidence, "R29", run, "not what the definition of GradScaler leaves")
+
+
 def _same_training(
     evidence: Evidence,
     name: str,
@@ -113,6 +127,11 @@ def _same_training(
         return plain(name, evidence.base, "output", "not_applicable", why)
     other_spec = msgspec.structs.replace(spec, events=events)
     other = OtherRun(title, other_spec, with_events(other_spec, evidence.tensors))
+    return _rerun(evidence, name, other, symptom)
+
+
+def _rerun(evidence: Evidence, name: str, other: OtherRun, symptom: str) -> Verdict:
+    """Do this run and the other leave the same?"""
     assert evidence.rerun is not None
     after = evidence.rerun(dict(other.tensors), other.spec, "")
     if after.error is not None:
@@ -147,7 +166,7 @@ def _pairs(
     mine, theirs = _names(events), _names(others)
     yield from ((mine[key], theirs[key]) for key in mine if key in theirs)
     for name in results:
-        if role_of(name) in ("grad_parameter", "parameter"):
+        if role_of(name) in ("grad_parameter", "parameter", "loss_scale"):
             yield name, name
 
 

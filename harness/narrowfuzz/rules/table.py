@@ -59,6 +59,7 @@ from narrowfuzz.rules.relations_state import (
 from narrowfuzz.rules.relations_training import (
     check_evaluations,
     check_kept_graph,
+    check_loss_scaling,
     check_order,
     check_reloads,
 )
@@ -82,7 +83,7 @@ from narrowfuzz.rules.rule import (
     whole,
 )
 from narrowfuzz.rules.sharded import contract as of_ranks
-from narrowfuzz.rules.sharded import results
+from narrowfuzz.rules.sharded import loss_scale, results
 from narrowfuzz.rules.sharded.census import check_quantised
 from narrowfuzz.rules.sharded.operands import check_operands
 from narrowfuzz.rules.sharded.products import check_products
@@ -190,7 +191,8 @@ RULES: tuple[Rule, ...] = (
     shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=COMPILABLE),
     shared("S10", results.check_processes, _RANKS | {"O9"}, cases=TWICE),
     shared("S11", check_resumed, _RANKS),
-    shared("S4", results.check_agreement, _RANKS | {"S2", "O9"}, cases=ALIKE),
+    shared("S14", loss_scale.check_loss_scale, _RANKS),
+    shared("S4", results.check_agreement, _RANKS | {"S2", "S14", "O9"}, cases=ALIKE),
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
     whole("O12", check_checkpoint, _WHOLE),
     whole("O8", check_strict, _WHOLE),
@@ -226,6 +228,7 @@ RULES: tuple[Rule, ...] = (
     trained("R26", check_order, _WHOLE),
     whole("R27", check_kept_graph, _WHOLE),
     trained("R28", check_relations, _WHOLE),
+    trained("R29", check_loss_scaling, _WHOLE),
     # a library's own layers, whose casts are seen before their operands
     inside("O2", check_casts, _CONTRACT, ("casts",)),
     inside("O3", kept.check_operands, _CASTS, ("operands",)),

@@ -103,7 +103,7 @@ def role_of(name: str) -> str:
     name = name_of(name).kind
     if name.endswith((".exp_avg", ".exp_avg_sq", ".step")):
         return "state"
-    if name in ("output", "grad_input", "grad_weight", "grad_bias", "norm"):
+    if name in ("output", "grad_input", "grad_weight", "grad_bias", "norm", "loss_scale"):
         return name
     return "grad_parameter" if name.endswith(".grad") else "parameter"
 

@@ -23,6 +23,7 @@ _RESULTS = {
     "gradient": "gradient",
     "norm": "norm of the gradients",
     "state": "optimizer state",
+    "loss_scale": "scale of the loss",
     "parameter": "parameter",
 }
 _TENSORS = {
@@ -220,6 +221,10 @@ _SYMPTOMS: _Table = {
     r"changed by an evaluation.*": "{result} of a training is changed by an evaluation in between",
     r"changed by a reload.*": "{result} of a training is changed by a save and reload",
     r"changed by graphs that wait.*": "{result} changes when two graphs wait for their backwards",
+    r"not what the definition of GradScaler leaves.*":
+        "{result} of a training with GradScaler is not what its definition gives",
+    "does not follow from the gradients of all ranks":
+        "{result} on ranks does not follow from the gradients of all ranks",
     "another gradient the second time": "{result} differs when a kept graph runs backward again",
     # ranks
     "is not the ranks' sum": "{result} is not the sum over the ranks",
