@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import pytest
 from narrowfuzz.case.arm import Compile
-from narrowfuzz.case.spec import Checkpoint, ModelName
+from narrowfuzz.case.spec import Checkpoint
 from narrowfuzz.draw import factors
+from narrowfuzz.models.catalog import COMPOSED
 from narrowfuzz.recipe.recipe import runnable
 from samples import recipes
 
@@ -35,7 +36,8 @@ def told() -> dict[str, Row]:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
-    ("factor", "kinds"), [("checkpoint", Checkpoint), ("compile", Compile), ("model", ModelName)]
+    ("factor", "kinds"),
+    [("checkpoint", Checkpoint), ("compile", Compile), ("model", Literal[COMPOSED])],
 )
 def test_what_is_drawn_is_counted(told: dict[str, Row], factor: str, kinds: object) -> None:
     row = told[factor]
