@@ -139,7 +139,12 @@ def round_to(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> F
     # invalid: widening a signalling NaN raises the flag
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         x = np.asarray(x, dtype=np.float64)
-        rounded = _rounded(x, fmt) if fmt is not FP32 else x.astype(np.float32).astype(np.float64)
+        if fmt is FP32:
+            rounded = x.astype(np.float32).astype(np.float64)
+            if overflow == "ieee":
+                return rounded  # with the machine's own infinities
+        else:
+            rounded = _rounded(x, fmt)
         too_big = np.abs(rounded) > fmt.max
     if not too_big.any():
         return rounded

@@ -52,7 +52,9 @@ class Expected:
         Nothing is known where the radius is no number."""
         unknown = unknown | ~np.isfinite(radius)
         with np.errstate(all="ignore"):
-            ends = np.stack([centre - radius, centre + radius])
+            ends = np.empty((2, *centre.shape))
+            np.subtract(centre, radius, out=ends[0, ...])
+            np.add(centre, radius, out=ends[1, ...])
         lo, hi = round_to(ends, fmt, overflow="ieee")
         return cls(centre, radius, lo, hi, unknown, fmt)
 

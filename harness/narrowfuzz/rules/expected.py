@@ -22,8 +22,10 @@ _UNKNOWN = "every element may overflow or is NaN"
 
 def outside(may: Expected, got: F32) -> NDArray[np.bool_]:
     """Elements that are known, and neither lie in their interval nor are the NaN they must be."""
-    nan = np.isnan(got) & np.isnan(may.lo)
-    return np.asarray(~(bounds.contains(may.lo, may.hi, got) | nan | may.unknown))
+    inside = bounds.contains(may.lo, may.hi, got) | may.unknown
+    if not inside.all():
+        inside |= np.isnan(got) & np.isnan(may.lo)
+    return np.asarray(~inside)
 
 
 def passed(rule: str, arm: str, role: str, may: Expected) -> Verdict:
