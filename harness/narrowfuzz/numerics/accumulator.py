@@ -179,9 +179,9 @@ def sum_radius(
     least: tuple[F64 | float, F64 | float],
     total: F64 | None = None,
 ) -> F64:
-    """How far the accumulator may be from A @ B^T, [rows of a, rows of b]; ``roundings`` are those
-    of scales, operands and products to fp32, ``least`` each row's smallest normal number, ``total``
-    |A||B|^T for who has it.
+    """How far the accumulator may be from A @ B^T, [..., rows of a, rows of b]; ``roundings`` are
+    those of scales, operands and products to fp32, ``least`` each row's smallest normal number,
+    ``total`` |A||B|^T for who has it.
 
     Proof, with products p of one element, S = sum |p| and T = (S + |sum p|) / 2, which no partial
     sum of any of them exceeds. Numbers are cut towards zero, so that computed partial sums do not
@@ -206,8 +206,9 @@ def sum_radius(
     if not accumulator.known:
         return np.full(total.shape, np.inf)
     cut = 2.0**-accumulator.fraction_bits
-    largest = np.outer(_largest(np.abs(a), least[0]), _largest(np.abs(b), least[1]))
-    reach = (total + np.abs(a @ b.T)) / 2.0
+    largest_a, largest_b = _largest(np.abs(a), least[0]), _largest(np.abs(b), least[1])
+    largest = largest_a[..., :, None] * largest_b[..., None, :]
+    reach = (total + np.abs(a @ b.swapaxes(-1, -2))) / 2.0
     unit = cut * np.maximum(largest, reach)
     steps = math.ceil(contracted / accumulator.step)
     radius = np.minimum(contracted * unit, total) + 2 * steps * unit
@@ -224,4 +225,4 @@ def sum_radius(
 
 def _largest(size: F64, least: F64 | float) -> F64:
     """Of each row the largest magnitude, at least the row's smallest normal number."""
-    return np.asarray(np.maximum(np.max(size, axis=1, initial=0.0), least))
+    return np.asarray(np.maximum(np.max(size, axis=-1, initial=0.0), least))

@@ -9,7 +9,8 @@ import numpy as np
 from narrowfuzz.numerics.accumulator import U32, Accumulator, sum_radius
 from narrowfuzz.numerics.bounds import FLUSH32
 from narrowfuzz.numerics.formats import FORMATS
-from narrowfuzz.play.attention_scores import scores, sums_to_one
+from narrowfuzz.operators.attention_products import products
+from narrowfuzz.play.attention_scores import sums_to_one, with_mask
 from narrowfuzz.trace.trace import AttentionCall
 
 #: A row of probabilities whose scores are all a large mask's may be off by so much: one fp32 number
@@ -41,24 +42,19 @@ def softmax_excess(call: AttentionCall, adds: Accumulator) -> Excess:
     but for those whose scores are a large mask's: they are known exactly.
     """
     with np.errstate(all="ignore"):
-        q, k = call.q.astype(np.float64), call.k.astype(np.float64)
-        summed = scores(q, k, call.scale, None)
-        k = np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3)  # heads of queries may share one
-        size_q, size_k = np.abs(q), np.swapaxes(np.abs(k), -1, -2)
-        sums = size_q.sum(axis=-1, keepdims=True) + size_k.sum(axis=-2, keepdims=True)
+        of = products(call.q, call.k)
         least = (FORMATS[call.dtype].min_normal,) * 2
-        heads = zip(q.reshape(-1, *q.shape[-2:]), k.reshape(-1, *k.shape[-2:]), strict=True)
-        radius = np.stack([sum_radius(one, other, adds, 1, least) for one, other in heads])
-        allowed = radius.reshape(summed.shape) + FLUSH32 * (2 * q.shape[-1] + sums)
-        reach = allowed * call.scale
+        allowed = sum_radius(of.q, of.k, adds, 1, least, of.size)
+        reach = (allowed + FLUSH32 * (2 * call.q.shape[-1] + of.sums)) * call.scale
+        summed = of.raw * call.scale
         lse = call.lse.astype(np.float64).reshape(summed.shape[:-1])
         if call.added is not None:
-            masked = scores(q, call.k.astype(np.float64), call.scale, call.added)
-            reach = reach + U32 * (np.abs(summed) + np.abs(masked))
+            masked = with_mask(summed, call.added)
+            reach += U32 * (np.abs(summed) + np.abs(masked))
             summed = masked
-        none = (summed == -np.inf) | (summed + 2.0 * reach < lse[..., None] - 200.0)
-        reach = np.where(none, 0.0, reach)
-        total = np.exp(summed - lse[..., None]).sum(axis=-1)
+        below = summed - lse[..., None]
+        reach[(summed == -np.inf) | (below + 2.0 * reach < -200.0)] = 0.0
+        total = np.exp(below).sum(axis=-1)
         delta = 2.0 * (reach.max(axis=-1) + U32 * np.abs(lse) + 2.0**-12)
         sure = delta < 0.5
         judged = sums_to_one(summed, lse, call.added) & (sure | (np.abs(lse) >= 2.0**20))

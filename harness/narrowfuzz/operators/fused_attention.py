@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, FP32
+from narrowfuzz.operators.attention_products import for_each_head, products
 from narrowfuzz.operators.large_attention import some_of
 from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
@@ -115,6 +116,8 @@ class _Scores:
     #: Heads of queries that share one of keys.
     share: int
     scores: F64
+    #: Which keys a query sees.
+    seen: NDArray[np.bool_]
     #: How far a score of the kernel may be from these.
     sigma: F64
     #: Of the narrow dtype: unit roundoff and half its least number; of fp32 both are 0, as its
@@ -128,39 +131,39 @@ class _Scores:
     #: Rows that must be NaN: the query has one, and every key is a number.
     nan: NDArray[np.bool_]
 
+    def of_seen(self, x: F64) -> F64:
+        """These numbers, and 0 of keys that are not seen."""
+        return x if self.seen.all() else np.where(self.seen, x, 0.0)
+
 
 def _scores(call: OperatorCall) -> _Scores:
-    q, k, v = (call.tensors[n].astype(np.float64) for n in ("query", "key", "value"))
-    share = q.shape[1] // k.shape[1]
-    k, v = (np.repeat(x, share, axis=1) for x in (k, v))
+    of = products(call.tensors["query"], call.tensors["key"])
+    q, k, heads = of.q, of.k, of.q.shape[1]
+    v, share = for_each_head(call.tensors["value"], heads), heads // call.tensors["key"].shape[1]
     scale, narrow = call.settings["scale"], call.dtypes["query"] != "fp32"
+    # tensor cores cut what they add: twice the error of rounding
+    err = gamma((q.shape[-1] + 4) * (2 if call.device == "cuda" else 1))
     with np.errstate(all="ignore"):
-        raw, size = q @ k.swapaxes(-1, -2), np.abs(q) @ np.abs(k).swapaxes(-1, -2)
-        scores = raw * scale
-        added = np.zeros(scores.shape)
-        if "mask" in call.tensors:
-            added = added + call.tensors["mask"].astype(np.float64)
-        if call.settings["causal"]:
-            added = added + np.triu(np.full(scores.shape[-2:], -np.inf), 1)
-        scores = scores + added
-        finite = np.where(np.isfinite(added), np.abs(added), 0.0)
-        # tensor cores cut what they add: twice the error of rounding
-        steps = (q.shape[-1] + 4) * (2 if call.device == "cuda" else 1)
-        sigma = gamma(steps) * (abs(scale) * size + finite)
-        sigma = sigma + abs(scale) * _TINY * (q.shape[-1] + _sizes(q, k))
-        whole = np.isfinite(q).all(-1) & (abs(scale) * size < _LARGEST).all(-1)
+        scores = of.raw * scale
+        sigma = err * abs(scale) * of.size + abs(scale) * _TINY * (q.shape[-1] + of.sums)
+        finite = np.isfinite(q).all(-1)
         keys = np.asarray(np.isfinite(k).all((-1, -2)) & np.isfinite(v).all((-1, -2)))
-        unknown = ~(whole & keys[..., None]) | np.isnan(added).any(-1) | (added == np.inf).any(-1)
-        nan = np.isnan(q).any(-1) & ~np.isinf(q).any(-1) & keys[..., None]
+        unknown = ~(finite & (of.size < _LARGEST / abs(scale)).all(-1) & keys[..., None])
+        if "mask" in call.tensors:
+            added = call.tensors["mask"].astype(np.float64)
+            scores += added
+            sigma += err * np.where(np.isfinite(added), np.abs(added), 0.0)
+            unknown = unknown | (np.isnan(added) | (added == np.inf)).any(-1)
+        if call.settings["causal"]:
+            scores = np.where(np.tri(*scores.shape[-2:], dtype=np.bool_), scores, -np.inf)
+        nan = np.asarray(~finite)
+        if nan.any():
+            nan = np.isnan(q).any(-1) & ~np.isinf(q).any(-1) & keys[..., None]
     unit, least = UNIT[call.dtypes["query"]] if narrow else (0.0, 0.0)
     # torch's fexp_u20 gives exp(0) = 0.99995; exp_u20 and exp2 of a GPU promise a few units
     eps = 2.0**-13 if narrow and call.device == "cpu" else 2.0**-20
-    return _Scores(q, k, v, share, scores, sigma, unit, least, eps, unknown, nan)
-
-
-def _sizes(q: F64, k: F64) -> F64:
-    """What products flushed to zero may weigh: a factor times what is flushed of the other."""
-    return np.asarray(np.abs(q).sum(-1)[..., None] + np.abs(k).sum(-1)[..., None, :])
+    seen = scores != -np.inf
+    return _Scores(q, k, v, share, scores, seen, sigma, unit, least, eps, unknown, nan)
 
 
 def _forward(call: OperatorCall) -> dict[str, Expected]:
@@ -176,29 +179,32 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
     """
     at = _scores(call)
     with np.errstate(all="ignore"):
-        s = at.scores
-        seen = s != -np.inf
-        top = s.max(-1, keepdims=True, initial=-np.inf)
-        dead = ~seen.any(-1)
-        top = np.where(np.isfinite(top), top, 0.0)
-        p = np.where(seen, np.exp(s - top), 0.0)
-        total = p.sum(-1, keepdims=True)
-        p = np.where(total > 0.0, p / total, 0.0)
+        s, size = at.scores, np.abs(at.v)
         n, blocks = s.shape[-1], -(-s.shape[-1] // _BLOCK)
-        tau = np.where(seen, at.sigma + U32 * np.abs(s - top) + at.eps + 4 * blocks * U32, 0.0)
-        row = np.log1p((p * np.expm1(tau)).sum(-1, keepdims=True)) + gamma(n + blocks + 3)
-        moved = _moved(p, tau + row)
-        g, size = gamma(n + 8), np.abs(at.v)
-        radius = (moved * (1.0 + at.unit) + p * at.unit) @ size * (1.0 + g) + g * (p @ size)
-        radius += (_TINY + at.least) * size.sum(-2, keepdims=True) + (n + 1) * _TINY
+        top = s.max(-1, keepdims=True)
+        dead = (top == -np.inf)[..., 0]
+        top = np.where(np.isfinite(top), top, 0.0)
+        below = s - top
+        p = np.exp(below)
+        total = p.sum(-1, keepdims=True)
+        p /= np.where(total > 0.0, total, 1.0)
+        tau = at.of_seen(at.sigma - U32 * below + (at.eps + 4 * blocks * U32))
+        grown = np.expm1(tau)
+        row = np.log1p((p * grown).sum(-1, keepdims=True)) + gamma(n + blocks + 3)
+        moved, g = _moved(p, grown, row), gamma(n + 8)
+        # the probabilities' own errors and roundings, and with g those of the sum of n products
+        wrong = moved * ((1.0 + at.unit) * (1.0 + g)) + p * (at.unit * (1.0 + g) + g)
+        radius = wrong @ size + (_TINY + at.least) * size.sum(-2, keepdims=True) + (n + 1) * _TINY
         centre = p @ at.v
-        nan = np.broadcast_to(at.nan[..., None] & ~dead[..., None], centre.shape)
-        open_ = (at.unknown & ~at.nan)[..., None]
-        centre = np.where(nan, np.nan, np.where(dead[..., None], 0.0, centre))
-        radius = np.where(nan | dead[..., None], 0.0, radius)
-        # it is divided by the sum of exponentials last, and may overflow before
-        overflows = ~((p * total) @ size < FP32.max * 0.5) & ~nan
-        unknown = open_ | (dead & at.unknown)[..., None] | overflows
+        nan = (at.nan & ~dead)[..., None]
+        if at.nan.any() or dead.any():
+            centre = np.where(nan, np.nan, np.where(dead[..., None], 0.0, centre))
+            radius = np.where(nan | dead[..., None], 0.0, radius)
+        unknown = (at.unknown & (dead | ~at.nan))[..., None]
+        # it is divided by the sum of exponentials last, and may overflow before; the probabilities
+        # of a row add up to 1, so that it cannot where the largest value could not
+        if not _largest(total) * _largest(size) < FP32.max * 0.25:
+            unknown = unknown | (~((p * total) @ size < FP32.max * 0.5) & ~nan)
         fmt = FORMATS[call.dtypes["output"]]
         found = {"output": Expected.within(centre, radius, fmt, np.asarray(unknown))}
         if "logsumexp" in call.outputs:
@@ -209,16 +215,26 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
     return found
 
 
-def _moved(p: F64, delta: F64) -> F64:
-    """How far each probability may be off, whose logarithm errs by delta. Those of a row add up to
-    one, so the largest is off by no more than all others together: by nothing where it is alone."""
-    moved = np.where(p > 0.0, p * np.expm1(delta), 0.0)
-    largest = p.argmax(-1)[..., None]
-    alone = np.take_along_axis(moved, largest, -1)
-    np.put_along_axis(moved, largest, 0.0, -1)
-    others = moved.sum(-1, keepdims=True)
-    np.put_along_axis(moved, largest, np.minimum(alone, others), -1)
+def _moved(p: F64, grown: F64, row: F64) -> F64:
+    """How far each probability may be off, whose logarithm errs by tau, of which ``grown`` is
+    e^tau - 1, and by what its ``row`` does. Those of a row add up to one, so the largest is off by
+    no more than all others together: by nothing where it is alone."""
+    all_grown = np.expm1(row)
+    moved = p * (grown * (1.0 + all_grown) + all_grown)
+    if not np.isfinite(moved).all():
+        moved = np.where(p > 0.0, moved, 0.0)
+    rows = moved.reshape(-1, moved.shape[-1])
+    largest = np.arange(len(rows)), p.argmax(-1).ravel()
+    alone = rows[largest]
+    rows[largest] = 0.0
+    rows[largest] = np.minimum(alone, rows.sum(-1))
     return moved
+
+
+def _largest(x: F64) -> float:
+    """The largest of these that is a number: what is made of any other is not known anyhow."""
+    largest = float(x.max())
+    return largest if math.isfinite(largest) else float(x.max(where=np.isfinite(x), initial=0.0))
 
 
 def _nan_swallowed(call: OperatorCall) -> dict[str, Expected]:
@@ -236,6 +252,8 @@ def _kept(call: OperatorCall, lse: F64, radius: F64, unknown: Any) -> Expected:
     """In the shape of the result: kernels may keep more rows than there are, or a last dimension
     of one."""
     shape = call.outputs["logsumexp"].shape
+    if lse.shape == shape:
+        return Expected.within(lse, radius, FORMATS["fp32"], unknown)
     rows = lse.shape[-1]
     arrays = []
     for values, fill in ((lse, 0.0), (radius, 0.0), (unknown, True)):
@@ -290,47 +308,50 @@ def _padded_tile(call: OperatorCall) -> dict[str, Expected]:
 
 @dataclass(frozen=True)
 class _Products:
-    """What a backward multiplies for its gradients, and how far the kernel's may be from these."""
+    """What a backward multiplies for its gradients; how far the kernel's may be from these, and in
+    that as well what adding up so many of them errs."""
 
     p: F64
     of_p: F64
-    #: With the scale.
+    #: Without the scale.
     ds: F64
+    size_of_ds: F64
     of_ds: F64
     #: Rows of which nothing is known.
     unknown: NDArray[np.bool_]
 
 
-def _products(call: OperatorCall, at: _Scores) -> _Products:
-    """P and dS of the output and log-sum-exp that the backward was given."""
-    dy, out = (call.tensors[n].astype(np.float64) for n in ("grad_out", "out"))
-    s, scale, width = at.scores, call.settings["scale"], dy.shape[-1]
-    lse = call.tensors["logsumexp"].astype(np.float64)
+def _products(call: OperatorCall, at: _Scores, dy: F64, g: float) -> _Products:
+    """P and dS of the output and log-sum-exp that the backward was given, and of ``g``, the
+    relative error of its sums."""
+    out, scale, width = call.tensors["out"].astype(np.float64), call.settings["scale"], dy.shape[-1]
+    s, lse = at.scores, call.tensors["logsumexp"].astype(np.float64)
     lse = lse.reshape(*s.shape[:2], -1)[..., : s.shape[-2], None]
-    seen = s != -np.inf
-    p = np.where(seen, np.exp(s - lse), 0.0)
-    rel = np.expm1(np.where(seen, at.sigma + U32 * np.abs(s - lse) + 2.0**-20, 0.0))
-    dp, along = dy @ at.v.swapaxes(-1, -2), (dy * out).sum(-1, keepdims=True)
-    sizes = np.abs(dy) @ np.abs(at.v).swapaxes(-1, -2)
-    sizes = sizes + (np.abs(dy) * np.abs(out)).sum(-1, keepdims=True)
-    apart, ds = np.abs(dp - along), p * (dp - along)
+    below = s - lse
+    p = at.of_seen(np.exp(below))
+    rel = np.expm1(at.sigma + U32 * np.abs(below) + 2.0**-20)
+    size_dy, size_out, size_v = np.abs(dy), np.abs(out), np.abs(at.v)
+    apart = dy @ at.v.swapaxes(-1, -2) - (dy * out).sum(-1, keepdims=True)
+    sizes = size_dy @ size_v.swapaxes(-1, -2) + (size_dy * size_out).sum(-1, keepdims=True)
+    ds, apart = p * apart, np.abs(apart)
     steps = 2 * width + 8 if call.device == "cuda" else width + 2
-    of_ds = p * (rel * apart + (1.0 + rel) * (gamma(steps) * sizes + 2.0 * U32 * apart))
-    flushed = 2 * width + 2.0 * np.abs(dy).sum(-1)[..., None] + np.abs(out).sum(-1)[..., None]
-    flushed = _TINY * (flushed + np.abs(at.v).sum(-1)[..., None, :])
-    of_ds = of_ds + p * (1.0 + rel) * flushed + 2.0 * _TINY * apart
-    of_p = p * (rel + at.unit * (1.0 + rel)) + _TINY + at.least
+    flushed = 2 * width + 2.0 * size_dy.sum(-1)[..., None] + size_out.sum(-1)[..., None]
+    noise = gamma(steps) * sizes + 2.0 * U32 * apart
+    noise += _TINY * flushed + _TINY * size_v.sum(-1)[..., None, :]
+    of_ds = p * (rel * apart + (1.0 + rel) * noise) + 2.0 * _TINY * apart
     if call.operator in _ROUNDED_FOR_BOTH:
-        of_ds = of_ds + (at.unit * p + at.least) * (1.0 + rel) * apart
-    last = max(1.0, 1.0 / abs(scale))
-    of_ds = of_ds + at.unit * (np.abs(ds) + of_ds) + (at.least + _TINY) * last
-    of_p, of_ds = (np.where(seen, x, 0.0) for x in (of_p, of_ds))
+        of_ds += (at.unit * p + at.least) * (1.0 + rel) * apart
+    more, both, size_of_ds = 1.0 + g, at.unit * (1.0 + g) + g, np.abs(ds)
+    last = (at.least + _TINY) * max(1.0, 1.0 / abs(scale))
+    of_ds = of_ds * ((1.0 + at.unit) * more) + size_of_ds * both + last * more
+    of_p = p * (rel * ((1.0 + at.unit) * more) + both) + (_TINY + at.least) * more
+    of_p, of_ds = at.of_seen(of_p), at.of_seen(of_ds)
     # dS may be rounded before it is scaled: in fp16 it may overflow then
-    large = (np.abs(ds) + of_ds).max(-1) * max(1.0, abs(scale))
-    tame = (sizes * (1.0 + abs(scale))).max(-1) < _LARGEST
-    tame &= large < FORMATS[call.dtypes["query"]].max * 0.5
-    lost = ~np.isfinite(lse[..., 0]) & seen.any(-1)
-    return _Products(p, of_p, scale * ds, abs(scale) * of_ds, at.unknown | lost | ~tame)
+    largest = FORMATS[call.dtypes["query"]].max * 0.5 / max(1.0, abs(scale))
+    tame = (size_of_ds + of_ds < largest * more).all(-1)
+    tame &= (sizes < _LARGEST / (1.0 + abs(scale))).all(-1)
+    lost = ~np.isfinite(lse[..., 0]) & at.seen.any(-1)
+    return _Products(p, of_p, ds, size_of_ds, of_ds, at.unknown | lost | ~tame)
 
 
 def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
@@ -340,37 +361,44 @@ def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
     g = gamma((2 if call.device == "cuda" else 1) * (rows + columns) + 4)
     found = {}
     with np.errstate(all="ignore"):
-        of = _products(call, at)
-        ds, of_ds, p, of_p = (x.swapaxes(-1, -2) for x in (of.ds, of.of_ds, of.p, of.of_p))
+        of = _products(call, at, dy, g)
+        of_query = (of.ds, of.size_of_ds, of.of_ds)
+        of_key, of_value = (
+            tuple(x.swapaxes(-1, -2) for x in several)
+            for several in (of_query, (of.p, of.p, of.of_p))
+        )
         terms = {
-            "grad_query": (of.ds, of.of_ds, at.k, 1),
-            "grad_key": (ds, of_ds, at.q, at.share),
-            "grad_value": (p, of_p, dy, at.share),
+            "grad_query": (of_query, at.k * scale, abs(scale), 1),
+            "grad_key": (of_key, at.q * scale, abs(scale), at.share),
+            "grad_value": (of_value, dy, 1.0, at.share),
         }
-        for name, (left, err, right, share) in terms.items():
+        for name, ((left, size, wrong), right, factor, share) in terms.items():
             if name not in call.outputs:
                 continue
-            weight, wrong = np.abs(left) @ np.abs(right), err @ np.abs(right)
-            centre, radius = left @ right, wrong + g * (weight + wrong)
-            radius = radius + _TINY * (left.shape[-1] + np.abs(left).sum(-1, keepdims=True))
+            fmt, size_right = FORMATS[call.dtypes[name]], np.abs(right)
+            sums = size.sum(-1, keepdims=True)
+            centre, radius = left @ right, wrong @ size_right
+            radius += _TINY * (left.shape[-1] + factor * sums)
             times = _times(name, rows, columns) if blocks else 0
             unit, least = UNIT[call.dtypes[name]]
             # heads that share one of keys are rounded, and added up, in the dtype of the gradient
-            if roundings := times + (share if share > 1 else 0):
+            roundings = times + (share if share > 1 else 0)
+            # it may be scaled last, and overflow before: not where even the largest sum of
+            # magnitudes times the largest magnitude could not
+            most = fmt.max * 0.5 / max(1.0, 1.0 / abs(scale))
+            tame = _largest(sums) * _largest(size_right) + _largest(radius) < most * 0.5
+            weight: Any = 0.0 if tame and not roundings else size @ size_right
+            if roundings:
                 radius = radius + (roundings + 1) * (unit * (weight + radius) + least)
             bad: Any = of.unknown
             unknown = bad[..., None] if name == "grad_query" else bad.any(-1)[..., None, None]
-            unknown = np.broadcast_to(unknown, centre.shape)
             if share > 1:
                 groups = (centre.shape[0], -1, share, *centre.shape[2:])
                 centre, radius, weight = (
                     x.reshape(groups).sum(2) for x in (centre, radius, weight)
                 )
-                unknown = unknown.reshape(groups).any(2)
-            fmt = FORMATS[call.dtypes[name]]
-            # it may be scaled last, and overflow before
-            on_the_way = (weight + radius) * max(1.0, 1.0 / abs(scale))
-            open_ = unknown | ~(on_the_way < fmt.max * 0.5) | ~np.isfinite(centre)
+                unknown = unknown.reshape(*groups[:3], 1, 1).any(2)
+            open_ = unknown | ~(weight + radius < most) | ~np.isfinite(centre)
             found[name] = Expected.within(centre, radius, fmt, open_)
     return found
 

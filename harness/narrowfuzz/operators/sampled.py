@@ -47,6 +47,8 @@ def along(
         }
 
     results = {name: x for name, x in call.outputs.items() if name in axes}
+    if not results:
+        return {}
     some = replace(call, tensors=cut(call.tensors), outputs=cut(results))
     return {
         name: _placed(found, results[name].shape, axes[name], chosen)

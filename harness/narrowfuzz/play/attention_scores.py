@@ -8,11 +8,15 @@ from typing import Any
 
 def scores(q: Any, k: Any, scale: float, added: Any) -> Any:
     """What the exponential is taken of, [batch, heads, rows, columns]: heads of queries may share
-    one of keys, and a mask is ``added`` (None: there is none). Beside a large mask fp32 keeps
-    nothing of a score that is below a quarter of its last place."""
+    one of keys, and a mask is ``added`` (None: there is none)."""
     share = q.shape[1] // k.shape[1]
     k = k[:, [head // share for head in range(q.shape[1])]]
-    found = q @ k.swapaxes(-1, -2) * scale
+    return with_mask(q @ k.swapaxes(-1, -2) * scale, added)
+
+
+def with_mask(found: Any, added: Any) -> Any:
+    """The scores with what is added to them. Beside a large mask fp32 keeps nothing of a score that
+    is below a quarter of its last place."""
     if added is None:
         return found
     return found * ((abs(added) < 2.0**20) | (abs(found) > 2.0**-26 * abs(added))) + added
