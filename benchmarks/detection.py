@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from narrowfuzz.power.recall import WITHIN
 from narrowfuzz.power.record import Miss
 
 HERE = Path(__file__).resolve().parent
@@ -89,12 +90,11 @@ def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
     controls = score["controls"]
     yield (
         f"\nIn libraries {_of(told['libraries'])}, in our own references "
-        f"{_of(told['references'])}; needing a compiler {_of(told['compiled'])}. Seconds to a "
-        f"verified finding: median {told['median_seconds']}, 90th percentile "
-        f"{told['ninetieth_seconds']}; compiled, slowest {told['compiled_slowest_seconds']}. Clean "
-        f"controls: {len(controls)}, {sum(c['cases'] for c in controls)} cases, "
+        f"{_of(told['references'])}; needing a compiler {_of(told['compiled'])}. Clean controls: "
+        f"{len(controls)}, {sum(c['cases'] for c in controls)} cases, "
         f"{len(told['false_alarms'])} false alarms.\n"
     )
+    yield from _speeds(told["speeds"])
     yield "| family | found | of | 95 % interval |\n| --- | ---: | ---: | --- |"
     for name, share in told["families"].items():
         interval = f"{share['low']:.0%} to {share['high']:.0%}"
@@ -102,6 +102,17 @@ def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
     yield from _misses(score["faults"], why)
     if "vacuity" in found:
         yield from _vacuity(found["vacuity"])
+
+
+def _speeds(speeds: Mapping[str, Any]) -> Iterator[str]:
+    within = [f"within {most} s" for most in WITHIN]
+    yield f"| faults | hunted | {' | '.join(within)} | median s | 90th percentile s |"
+    yield "| --- |" + " ---: |" * (len(within) + 3)
+    for kind, speed in speeds.items():
+        counts = " | ".join(map(str, speed["within"].values()))
+        ends = f"{speed['median']} | {speed['ninetieth']}"
+        yield f"| {kind} | {speed['of']} | {counts} | {ends} |"
+    yield ""
 
 
 def _of(share: Mapping[str, Any]) -> str:

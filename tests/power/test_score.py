@@ -186,6 +186,21 @@ class TestRecall:
         assert percentile(range(1, 11), 0.9) == 9
         assert np.isnan(percentile([], 0.9))
 
+    def test_how_soon_faults_are_found_is_told_by_kind(self) -> None:
+        found = summarise(
+            [
+                *(hunted(str(i), True, seconds=float(i)) for i in (1, 12, 30)),
+                hunted("missed", False),
+                hunted("raises", False, problem="raises"),
+                hunted("ranks", True, seconds=5.0, family="sharding"),
+                hunted("compiled", True, seconds=100.0, compiled=True),
+            ]
+        )
+        eager, ranks, compiled = (found.speeds[kind] for kind in ("eager", "ranks", "compiled"))
+        assert (eager.of, eager.within) == (4, {10: 1, 20: 2, 60: 3})
+        assert (eager.median, eager.ninetieth) == (12.0, 30.0)
+        assert (ranks.of, ranks.within[10], compiled.within[60]) == (1, 1, 0)
+
     def test_what_could_not_be_hunted_is_not_counted(self) -> None:
         share = recall(
             [hunted("a", True), hunted("b", False), hunted("c", False, problem="raises")]

@@ -27,6 +27,21 @@ class Recall:
         return f"{self.found} of {self.of} ({self.low:.0%} to {self.high:.0%})"
 
 
+#: Seconds within which faults are counted as found.
+WITHIN = (10, 20, 60)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How soon faults of one kind are found: how many within so many seconds, and when half of
+    those that are found, and nine tenths of them."""
+
+    of: int
+    within: dict[int, int]
+    median: float
+    ninetieth: float
+
+
 @dataclass(frozen=True)
 class Summary:
     """Everything a score is judged by."""
@@ -41,6 +56,8 @@ class Summary:
     median: float
     ninetieth: float
     compiled_slowest: float
+    #: Of faults in one process, on ranks, and that need a compiler.
+    speeds: dict[str, Speed]
 
 
 def wilson(found: int, of: int) -> tuple[float, float]:
@@ -77,6 +94,26 @@ def summarise(faults: Sequence[Hunted]) -> Summary:
         median=statistics.median(quick) if quick else math.nan,
         ninetieth=percentile(quick, 0.9),
         compiled_slowest=max(compiled, default=math.nan),
+        speeds={
+            kind: _speed([f for f in faults if not f.problem and _kind(f) == kind])
+            for kind in ("eager", "ranks", "compiled")
+        },
+    )
+
+
+def _kind(fault: Hunted) -> str:
+    if fault.compiled:
+        return "compiled"
+    return "ranks" if fault.family == "sharding" else "eager"
+
+
+def _speed(faults: Sequence[Hunted]) -> Speed:
+    times = [fault.seconds for fault in faults if fault.seconds is not None]
+    return Speed(
+        len(faults),
+        {most: sum(time <= most for time in times) for most in WITHIN},
+        statistics.median(times) if times else math.nan,
+        percentile(times, 0.9),
     )
 
 
