@@ -104,6 +104,16 @@ def _trainings(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
     return st.builds(lambda spec, data: Case(spec=spec, data=data), trainings(recipes), data)
 
 
+def _scaled(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
+    """Of any training, with a GradScaler."""
+    return _trainings([r for r in recipes if r.dtypes != ("fp16",)]).map(_with_a_scaler)
+
+
+def _with_a_scaler(case: Case) -> Case:
+    spec = msgspec.structs.replace(case.spec, loss_scaling="grad_scaler")
+    return msgspec.structs.replace(case, spec=spec if spec.dtype != "fp16" else case.spec)
+
+
 #: They quantise nothing.
 _BASELINES = ("torch.fp32", "torch.bf16")
 PROPERTIES = (
@@ -141,6 +151,8 @@ PROPERTIES = (
              _called_twice),
     Property("training", "evaluations, reloads, waiting and kept graphs change nothing",
              ("R24", "R25", "R26", "R27"), _trainings),
+    Property("loss scaling", "GradScaler divides, skips, doubles and halves as its definition says",
+             ("R29",), _scaled, needs=lambda spec: spec.optimizes),
     Property("own backward", "backward belongs to the forward that was run, random numbers too",
              ("O22",), _ended_by_a_linear),
     Property("own functions", "the backward of a user's own Function is its forward's derivative",

@@ -80,6 +80,7 @@ def owners() -> Iterator[Any]:
         yield functional
     yield from (loss, loss._MaskPartial, torch.amp.GradScaler)
     yield DTensor._op_dispatcher._custom_op_handlers
+    yield import_module("torch._higher_order_ops.flex_attention")
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
     yield _load_balancer._HeadTailLoadBalancer
     yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)

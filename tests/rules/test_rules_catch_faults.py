@@ -319,6 +319,18 @@ HUNTS = [
         spec={"model": "unscaled_gradient"},
         data={"spikes": (Spike("input", 3, 5, "0x7f800000"),)},
     ),
+    Hunt(
+        "O25",
+        "flex-loses-ragged-key",
+        recipe="torch.fp32",
+        spec={"model": "flex_attention", "n": 33, "grad_mode": "no_grad"},
+    ),
+    Hunt(
+        "O25",
+        "flex-shared-heads-in-turn",
+        recipe="torch.fp32",
+        spec={"model": "flex_grouped", "k": 64, "heads": 4, "grad_mode": "no_grad"},
+    ),
     Hunt("R21", "cast-truncates"),
     Hunt("R22", "transposed-copy-garbled"),
     Hunt("R23", "gradient-accumulated-twice", spec={"microbatches": 2}),

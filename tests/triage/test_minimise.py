@@ -21,8 +21,8 @@ DIMS = ("m", "k", "n", "batch")
 #: Every field but the sizes, the model and what names the experiment.
 FIELDS = (
     "bias", "dtype", "input_layout", "grad_layout", "checkpoint", "heads", "attention", "autocast",
-    "grad_mode", "steps", "microbatches", "optimizer", "lifecycle", "dynamic", "fullgraph",
-    "memory_budget", "kernels",
+    "grad_mode", "steps", "microbatches", "optimizer", "loss_scaling", "lifecycle", "dynamic",
+    "fullgraph", "memory_budget", "kernels",
 )  # fmt: skip
 DATA_FIELDS = ("regime", "gemm", "input_exponent", "weight_exponent", "grad_exponent")
 SPIKE = Spike("input", 3, 5, "0x43e00001")
@@ -32,8 +32,8 @@ LARGE = Case(
         recipe="torchao.float8.rowwise", backend="emulated", m=96, k=128, n=33, batch=3, bias=True,
         dtype="fp32", input_layout="strided", grad_layout="expanded", checkpoint="full",
         model="two_blocks", heads=4, attention="math", autocast=True, grad_mode="no_grad", steps=3,
-        microbatches=2, optimizer="adamw", lifecycle="reload", dynamic=True, fullgraph=True,
-        memory_budget=50, kernels="native",
+        microbatches=2, optimizer="adamw", loss_scaling="grad_scaler", lifecycle="reload",
+        dynamic=True, fullgraph=True, memory_budget=50, kernels="native",
     ),
     data=DataSpec(
         regime="lattice", gemm="grad_input", values="inf_nan", seed=77, input_exponent=7,
@@ -179,7 +179,7 @@ def test_what_a_model_is_made_of_is_tried_smallest_first(model: ModelName) -> No
     assert small.case.spec.model == model
     smaller = ANCESTORS.get(model, set(MODELS[model].smaller))
     assert set(tried) - {model} == smaller
-    first = "linear" if "linear" in smaller else "sdpa"
+    first = next((name for name in ("linear", "sdpa", "flex_attention") if name in smaller), "")
     assert [name for name in tried if name != model][:1] == ([first] if smaller else [])
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -88,11 +89,14 @@ class OperatorWatch(AttentionWatch):
         self._hooks: list[Any] = []
         #: Of a kernel that runs what it will have overwritten, by name.
         self._before: dict[str, Any] = {}
+        #: What a function calls that may be judged as one call; None outside of such functions.
+        self.within: dict[str, str] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operator = BY_KERNEL.get(func.name())
         if isinstance(func, HigherOrderOperator):
-            self.unjudged[func.name()] = "torch hides what it calls"
+            found = self.unjudged if self.within is None else self.within
+            found[func.name()] = "torch hides what it calls"
         if operator is not None and operator.overwrites:
             named = by_name(func, args, kwargs or {})
             self._before = {name: _copies(named[name]) for name in operator.overwrites}
@@ -255,8 +259,6 @@ class EagerWatch(OperatorWatch):
     ) -> None:
         super().__init__(running)
         self._linears = frozenset(linears)
-        #: What a function calls that may be judged as one call; None outside of such functions.
-        self.within: dict[str, str] | None = None
         #: The products of no linear that have a backward: autograd's numbers of them.
         self._products: set[int] = set()
 
@@ -316,7 +318,7 @@ class FunctionWatch(TorchFunctionMode):
         self._stack = ExitStack()
         for path, operator in BY_LIBRARY.items():
             module, _, name = path.partition(":")
-            function = getattr(sys.modules.get(module), name, None)
+            function = getattr(_home(module), name, None)
             if function is not None:
                 self._stack.enter_context(held_everywhere(function, partial(self.call, operator)))
         return super().__enter__()
@@ -330,14 +332,15 @@ class FunctionWatch(TorchFunctionMode):
         inside: dict[str, str] = {}
         self.watch.within = inside
         try:
-            made = func(*args, **(kwargs or {}))
+            with unseen() if operator.compiles else nullcontext():
+                made = func(*args, **(kwargs or {}))
         finally:
             self.watch.within = None
         given = arguments_of(func, args, kwargs or {})
         call = self.watch.record(operator, given, made)
         if call is None:
             self.watch.unjudged.update(inside)
-        if call is not None and made.requires_grad:
+        if call is not None and operator.gradients and made.requires_grad:
             tensors = {n: t for n, t in given.items() if isinstance(t, torch.Tensor)}
             held = given | {name: copied(t) for name, t in tensors.items()}
             trains = tuple(n for n in operator.gradients if n in tensors and given[n].requires_grad)
@@ -355,6 +358,11 @@ class FunctionWatch(TorchFunctionMode):
             for name, gradient in zip(trains, gradients, strict=True):
                 if gradient is not None:
                     call.outputs[names[name]] = gradient
+
+
+def _home(module: str) -> Any:
+    """A module of torch; of a library only where somebody has imported it."""
+    return import_module(module) if module.startswith("torch.") else sys.modules.get(module)
 
 
 def _keep(call: LiveCall, gradient: torch.Tensor) -> None:

@@ -52,9 +52,10 @@ def operator_specs(
     if MODELS[spec.model].takes_ids and draw(sampled(True, True, True, False)):
         n = min(n, max(1, batch * m // 2))  # ids that repeat
     grad_mode = spec.grad_mode if draw(sampled(False, False, False, True)) else "train"
+    recipe = next(r for r in recipes if r.name == spec.recipe)
     drawn = msgspec.structs.replace(spec, m=m, k=k, n=n, input_layout=layout, grad_mode=grad_mode)
     if "optimizer" not in MODELS[spec.model].fixed:
-        return drawn
+        return fixed(drawn, recipe)
     drawn = msgspec.structs.replace(drawn, loss_scaling=draw(scaled(drawn.dtype)))
     steps = draw(sampled(2, 3, 5))
     training = plain_training(steps, 1, "train")
@@ -63,4 +64,4 @@ def operator_specs(
         plain = msgspec.structs.replace(drawn, steps=1, microbatches=1, events=events)
     else:
         plain = msgspec.structs.replace(drawn, steps=steps, events=())
-    return fixed(plain, next(r for r in recipes if r.name == spec.recipe))
+    return fixed(plain, recipe)

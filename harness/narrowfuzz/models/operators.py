@@ -74,6 +74,25 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = ""
     )
 
 
+def _flex(name: str, title: str, mask: str, shared: int = 1) -> Model:
+    def arguments(spec: Any) -> Arguments:
+        heads = heads_of(spec)
+        return spec.k, spec.n, heads, math.gcd(heads, shared), mask
+
+    return alone(
+        name,
+        title,
+        "AttendsFlexibly",
+        arguments,
+        "flex_attention",
+        values=("aligned", "equal", "outlier_rows"),
+        columns="keys",
+        smaller=("flex_attention",) if mask or shared > 1 else (),
+        # it has no backward on a CPU
+        fixed={"grad_mode": "no_grad", "checkpoint": "none", "steps": 1, "microbatches": 1},
+    )
+
+
 def _cross_entropy(
     name: str,
     title: str,
@@ -457,6 +476,10 @@ OPERATORS: tuple[Model, ...] = (
         "both",
         forbidden="attn_mask and is_causal=True together raise an error, by the documentation",
     ),
+    _flex("flex_attention", "FlexAttention without a mask", ""),
+    _flex("flex_causal", "causal FlexAttention", "causal"),
+    _flex("flex_documents", "FlexAttention inside of documents", "documents"),
+    _flex("flex_grouped", "causal FlexAttention with shared keys and values", "causal", 2),
     *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
     *(
         alone(

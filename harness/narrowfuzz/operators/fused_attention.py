@@ -65,7 +65,7 @@ def _tensors(named: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return found if mask is None else found | {"mask": mask}
 
 
-def _settings(named: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(named: Mapping[str, Any]) -> dict[str, Any]:
     """Raises ValueError for dropout, for what is empty, and where all scores are 0."""
     q, k, scale = named["query"], named["key"], named.get("scale")
     if named.get("dropout_p"):
@@ -86,7 +86,7 @@ def _call(kernel: str, first: str, rest: str, settings: Mapping[str, Any]) -> st
 
 
 def _read_forward(kernel: str, named: Mapping[str, Any], result: Any) -> Read | None:
-    settings = _settings(named)
+    settings = settings_of(named)
     rest = _FORWARD[kernel.removeprefix(_PREFIX)]
     settings["call"] = _call(kernel, "query, key, value", rest, settings)
     outputs = {"output": result[0]}
@@ -96,7 +96,7 @@ def _read_forward(kernel: str, named: Mapping[str, Any], result: Any) -> Read | 
 
 
 def _read_backward(kernel: str, named: Mapping[str, Any], result: Any) -> Read | None:
-    settings = _settings(named)
+    settings = settings_of(named)
     rest = _BACKWARD[kernel.removesuffix("_backward").removeprefix(_PREFIX)]
     settings["call"] = _call(kernel, "grad_out, query, key, value", rest, settings)
     named = {"grad_out": named.get("grad_out_"), **named}
@@ -166,7 +166,7 @@ def _scores(call: OperatorCall) -> _Scores:
     return _Scores(q, k, v, share, scores, seen, sigma, unit, least, eps, unknown, nan)
 
 
-def _forward(call: OperatorCall) -> dict[str, Expected]:
+def forward_of(call: OperatorCall) -> dict[str, Expected]:
     """``softmax(query key^T scale + mask) value`` and the logarithm of the sum of exponentials.
 
     Proof. A score errs by sigma (gamma_{D+4} of the sum of magnitudes), its exponential by tau =
@@ -471,7 +471,7 @@ def _operators() -> tuple[Operator, ...]:
                 words="attention",
                 kernels=(kernel,),
                 read=partial(_read_forward, kernel),
-                expected=partial(some_of, _forward),
+                expected=partial(some_of, forward_of),
                 expression="{call}",
                 title=_title,
                 results=("output", "logsumexp"),

@@ -159,6 +159,8 @@ class Operator:
     #: May another run of this very call return other bits, since its kernel adds up in no fixed
     #: order, as torch documents?
     unordered: Callable[[OperatorCall], bool] = lambda call: False
+    #: A function that compiles itself, which it does only out of a watch's sight.
+    compiles: bool = False
     #: Do linears call it, too? What they multiply is judged layer by layer.
     of_linears: bool = False
     #: A function of ``play/`` that the expression calls, which scripts have the source of.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from typing import Any
 
 from narrowfuzz.models.operators import models_of_operators
+from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
 
 #: Of what torch composes of kernels.
@@ -280,7 +282,48 @@ def _infinity_unscaled(run: Any) -> Any:
     return unscale
 
 
+def _flex(change: Callable[..., Any]) -> AbstractContextManager[None]:
+    """``change(attend, query, key, value, *rest)`` is what eager FlexAttention is composed of."""
+    composed = import_module("torch._higher_order_ops.flex_attention")
+
+    def make(attend: Any) -> Any:
+        return lambda *args: change(attend, *args)
+
+    return replaced(composed, "math_attention", make)
+
+
+def _without_last_key(attend: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
+    if k.shape[2] % 16 and k.shape[2] > 16:
+        k, v = k[:, :, :-1], v[:, :, :-1]
+    return attend(q, k, v, *rest)
+
+
+def _heads_in_turn(attend: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
+    """Keys that heads of queries share are handed out in turn, not each to its neighbours."""
+    if q.shape[1] != k.shape[1]:
+        k, v = (t.repeat(1, q.shape[1] // t.shape[1], 1, 1) for t in (k, v))
+    return attend(q, k, v, *rest)
+
+
 PLANTS = [
+    Plant(
+        "flex-loses-ragged-key",
+        "operators",
+        "FlexAttention does not see the last key of a block that is not full",
+        "the class of blocks whose last part is lost",
+        ("torch.*",),
+        lambda: _flex(_without_last_key),
+        models=models_of_operators(["flex_attention"]),
+    ),
+    Plant(
+        "flex-shared-heads-in-turn",
+        "operators",
+        "FlexAttention hands out shared keys to heads of queries in turn",
+        "the class of shared keys that are repeated in another order",
+        ("torch.*",),
+        lambda: _flex(_heads_in_turn),
+        models=models_of_operators(["flex_attention"]),
+    ),
     Plant(
         "sum-in-narrow-dtype",
         "operators",

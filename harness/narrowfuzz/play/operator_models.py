@@ -259,6 +259,33 @@ def group_ends(
     return torch.tensor([*ends[1:], rows], dtype=torch.int32, device=device)
 
 
+class AttendsFlexibly(nn.Module):
+    """The same by FlexAttention, forward, behind a block mask: ``causal``, or of ``documents`` of
+    eight rows each, or none."""
+
+    def __init__(self, dim: int, columns: int, heads: int, shared: int, mask: str) -> None:
+        super().__init__()
+        self.heads, self.shared, self.mask = heads, shared, mask
+        self.key = nn.Parameter(torch.randn(heads // shared, columns, dim // heads))
+        self.value = nn.Parameter(torch.randn(heads // shared, columns, dim // heads))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        batched = x if x.dim() == 3 else x.unsqueeze(0)
+        q = batched.reshape(*batched.shape[:2], self.heads, -1).transpose(1, 2)
+        k, v = (t.expand(len(batched), *t.shape) for t in (self.key, self.value))
+        # a view of a parameter asks for a gradient in no_grad, too, which no CPU has
+        q, k, v = q.clone(), k.clone(), v.clone()
+        block = None
+        if self.mask:
+            causal = self.mask == "causal"
+            sees = lambda b, h, i, j: i >= j if causal else i // 8 == j // 8  # noqa: E731
+            block = create_block_mask(sees, None, None, q.shape[2], k.shape[2], x.device)
+        y = flex_attention(q, k, v, block_mask=block, enable_gqa=self.shared > 1)
+        return y.transpose(1, 2).reshape(x.shape)
+
+
 class AttendsByHand(nn.Module):
     """Attention as models write it out: products, softmax, products; causal."""
 

@@ -17,6 +17,7 @@ from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Operator
 from narrowfuzz.play import (
     derived,
+    flexed,
     function_call,
     groups,
     literal,
@@ -31,7 +32,7 @@ from narrowfuzz.triage.script.paste import pasted
 from narrowfuzz.triage.script.short import Short
 
 #: Where scripts have what they call from.
-_HELPERS = (literal, optimizer_step, function_call, derived, unscaled, groups)
+_HELPERS = (literal, optimizer_step, function_call, derived, unscaled, flexed, groups)
 #: Tensors of so many elements are written as numbers that can be read.
 _READABLE = 64
 
