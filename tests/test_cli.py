@@ -547,7 +547,7 @@ def test_a_finding_of_an_older_campaign_is_replayed(nf: Run, here: Path) -> None
 
 def test_what_replays_say_is_listed(nf: Run, here: Path) -> None:
     """Beside the runs for a finding that lies there, in the database that is named for others."""
-    assert "no run has recorded a finding" in nf("list", "findings")[1]
+    assert nf("list", "findings")[1].strip() == "no run has recorded a finding"
     (here / "case.json").write_bytes(dump_case(NO_BIAS))
     name = json.loads(nf("replay", "case.json", "--json")[1])["fingerprint"]
     mine = "narrowfuzz-runs/1/findings/abc1"
@@ -556,6 +556,8 @@ def test_what_replays_say_is_listed(nf: Run, here: Path) -> None:
     (one,) = json.loads(nf("list", "findings", "--json")[1])
     assert (one["state"], one["times_seen"]) == ("open", 2)  # by its run, and now
     assert nf("list", "findings", "--json", "--recipe", "torch.*")[1].strip() == "[]"
+    nothing = nf("list", "findings", "--recipe", "torch.*")[1].strip()
+    assert nothing == "no finding has such a recipe and arm"
 
     where = {"versions": versions(), "machine": machine().describe()}
     kept(here / "abc2", CLEAN, environment=where)

@@ -76,7 +76,10 @@ def listed(what: str, asked: Asked = Asked()) -> Listing:
 
 
 def print_listing(listing: Listing) -> None:
-    """As a table."""
+    """As a table; of nothing its sentence alone."""
+    if not listing.records:
+        print(listing.sentence)
+        return
     table = Table(box=None, pad_edge=False)
     for i, title in enumerate(listing.columns):
         table.add_column(title, overflow="fold", no_wrap=i == 0)
@@ -217,9 +220,10 @@ def _findings(asked: Asked) -> Listing:
 
     names = select_arms(asked.arms)
     database = Database.existing(asked.database)
+    lives = tuple(database.lifetimes()) if database else ()
     records = [
         record
-        for life in (database.lifetimes() if database else ())
+        for life in lives
         if (record := life.record())["arm"] in names
         and any(fnmatchcase(record["recipe"], glob) for glob in asked.recipes or ("*",))
     ]
@@ -236,7 +240,8 @@ def _findings(asked: Asked) -> Listing:
     }
     states = [record["state"] for record in records]
     counts = ", ".join(f"{n} {state}" for state in STATES if (n := states.count(state)))
-    return Listing(records, columns, counts or "no run has recorded a finding")
+    none = "no finding has such a recipe and arm" if lives else "no run has recorded a finding"
+    return Listing(records, columns, counts or none)
 
 
 _KINDS: Mapping[str, Callable[[Asked], Listing]] = {
