@@ -581,6 +581,15 @@ class TestStore:
             release(store.out, name)
         assert not claim(store.out, name)
 
+    def test_three_of_a_dtype_close_it_for_that_and_six_for_all(self, store: Store) -> None:
+        name = "O5--output--eager--value--torch"
+        for dtype in ("bf16", "fp32"):
+            for _ in range(3):
+                assert claim(store.out, name, dtype) and not claim(store.out, name, "fp16")
+                release(store.out, name, dtype)
+            assert not claim(store.out, name, dtype)
+        assert not claim(store.out, name, "fp16")
+
     def test_what_no_script_shows_is_kept_as_suspected_with_the_reason(self, store: Store) -> None:
         kept = suspected()
         assert store.add(kept, "") == "suspected"

@@ -81,7 +81,7 @@ def test_what_even_one_query_a_head_is_too_much_of_says_so() -> None:
 
 def test_attentions_own_module_judges_small_calls_whole() -> None:
     call = attention(8, "")[0]
-    some, every = BY_NAME["attention"].expected(call), fused_attention._forward(call)
+    some, every = BY_NAME["attention"].expected(call), fused_attention.forward_of(call)
     assert (some["output"].lo == every["output"].lo).all()
 
 
@@ -122,7 +122,7 @@ def test_places_are_spread_over_all() -> None:
 
 def test_results_without_such_a_place_are_left_out() -> None:
     call = attention(8, "")[0]
-    found = along(fused_attention._forward, call, {"query": 2, "output": 2}, spread(8, 2))
+    found = along(fused_attention.forward_of, call, {"query": 2, "output": 2}, spread(8, 2))
     assert set(found) == {"output"} and found["output"].unknown[:, :, 1:7].all()
     assert set(elements(lambda call: {}, call)) == set()
 

@@ -432,7 +432,8 @@ class Worker:
         """Triage what no other worker has claimed, at once or once there is time for it."""
         for verdict in judgement.causes:
             name = fingerprint(verdict, judgement.family)
-            if claim(self.config.out, name) and not self._sighted(case, verdict, name):
+            claimed = claim(self.config.out, name, case.spec.dtype)
+            if claimed and not self._sighted(case, verdict, name):
                 self.waiting.append((case, verdict, tuple(self.past)))
                 self.tell(messages.Claimed(unconfirmed(self.judge, case, verdict)))
                 if not self.holding or self.triage_seconds < self.triage_at_once:
@@ -472,7 +473,7 @@ class Worker:
         differing = self.beside.differing(self.deadline, self.journal.journal.file.touch)
         for name, kept in differing:
             for later in kept:
-                if not claim(self.config.out, name):
+                if not claim(self.config.out, name, later.case.spec.dtype):
                     break
                 seconds = _TOGETHER_SECONDS / len(differing)
                 self._triage(later.case, later.verdict, later.past, most=max(seconds, 3.0))
@@ -508,7 +509,7 @@ class Worker:
         self.tell(messages.Finished(result))
         self.tell(messages.Settled(wanted))
         if not result.confirmed or result.finding.fingerprint != wanted:
-            release(self.config.out, wanted)
+            release(self.config.out, wanted, case.spec.dtype)
             if wanted in self.issues:
                 release(self.config.out, self.issues[wanted])
         self.triage_seconds += time.monotonic() - started

@@ -205,13 +205,15 @@ def _case(fields: Any) -> Any:
     return msgspec.to_builtins(load_case(msgspec.json.encode(fields)))
 
 
-#: Cases that a fingerprint is triaged on until a script shows it: one may show it where another
-#: cannot.
-_TRIES = 3
+#: Cases that a fingerprint is triaged on until a script shows it, of one dtype and in all: one may
+#: show it where another cannot, and in another dtype something else may be wrong at the same place.
+_TRIES, _TRIES_IN_ALL = 3, 6
 
 
-def claim(out: Path, fingerprint: str) -> bool:
-    """True for the one worker that may triage this fingerprint."""
+def claim(out: Path, fingerprint: str, dtype: str = "") -> bool:
+    """True for the one worker that may triage this fingerprint on a case of this dtype."""
+    if _tried(out, fingerprint, dtype) >= _TRIES or _tried(out, fingerprint) >= _TRIES_IN_ALL:
+        return False
     try:
         os.close(os.open(_claim(out, fingerprint), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -219,12 +221,15 @@ def claim(out: Path, fingerprint: str) -> bool:
     return True
 
 
-def release(out: Path, fingerprint: str) -> None:
+def release(out: Path, fingerprint: str, dtype: str = "") -> None:
     """The case that was triaged does not show it: another may, unless enough were tried."""
+    path, tried = _claim(out, fingerprint), _tried(out, fingerprint)
+    path.rename(path.with_name(f"{path.name}.{tried}.{dtype or 'any'}"))
+
+
+def _tried(out: Path, fingerprint: str, dtype: str = "*") -> int:
     path = _claim(out, fingerprint)
-    tried = len(list(path.parent.glob(f"{path.name}.*"))) + 1
-    if tried < _TRIES:
-        path.rename(path.with_name(f"{path.name}.{tried}"))
+    return len(list(path.parent.glob(f"{path.name}.*.{dtype or 'any'}")))
 
 
 def _claim(out: Path, fingerprint: str) -> Path:
