@@ -45,6 +45,11 @@ class Collectives:
         self._open: list[Entered] = []
 
     @property
+    def met(self) -> bool:
+        """Has there been a collective?"""
+        return bool(self._counts)
+
+    @property
     def open(self) -> bool:
         return bool(self._open)
 

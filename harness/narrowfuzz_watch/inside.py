@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from narrowfuzz_watch.watching import Watching
 _THREAD = threading.local()
 _LOCK = threading.Lock()
 _HOOKED: list[Any] = []
+#: In which threads that wait for the interpreter get it: many times what they need.
+_SECONDS_FOR_GLOO = 0.1
 
 
 def _current() -> Watching | None:
@@ -107,5 +110,10 @@ def begin_process(folder: Path, full: bool) -> None:
 
 
 def _end_process() -> None:
-    if _current() is not None:
+    """Threads of gloo destroy what they were called with, which holds Python's objects in a watched
+    process, and abort it if they still wait for the interpreter when that ends."""
+    watching = _current()
+    if watching is not None:
         end()
+        if watching.collectives.met:
+            time.sleep(_SECONDS_FOR_GLOO)

@@ -85,7 +85,8 @@ SPIKES = (
 )
 
 
-SPECIAL = SPIKES[:3]
+#: Inf and NaN; and numbers of which a sum is infinite as soon as a factor is above one.
+SPECIAL, OVERFLOWING = SPIKES[:3], SPIKES[:6]
 
 
 @st.composite
@@ -100,15 +101,18 @@ def _spikes(draw: st.DrawFn, patterns: Sequence[str] = SPIKES) -> Spike:
 
 _UP_TO_TWO_SPIKES = st.lists(_spikes(), max_size=2)
 _SPIKES = st.lists(_spikes(), min_size=1, max_size=3)
-_SPECIAL_SPIKE = _spikes(SPECIAL)
 
 
 @st.composite
 def data_specs(
-    draw: st.DrawFn, *, lattice: bool = True, classes: tuple[ValueClass, ...] = WILD
+    draw: st.DrawFn,
+    *,
+    lattice: bool = True,
+    classes: tuple[ValueClass, ...] = WILD,
+    special: tuple[str, ...] = SPECIAL,
 ) -> DataSpec:
-    """Half lattice (where the model allows it), half wild, of these value classes. Exponent windows
-    stay where products neither over- nor underflow."""
+    """Half lattice (where the model allows it), half wild, of these value classes, with these
+    special values. Exponent windows stay where products neither over- nor underflow."""
     seed = draw(between(0, 2**32 - 1))
     exponents: dict[str, Any] = {
         f"{name}_exponent": draw(sampled(0, 0, 1, -3, 7, -9))
@@ -121,7 +125,7 @@ def data_specs(
         exponents = {}
     spikes: tuple[Spike, ...] = ()
     if values == "inf_nan":
-        spikes = (draw(_SPECIAL_SPIKE), *draw(_UP_TO_TWO_SPIKES))
+        spikes = (draw(_spikes(special)), *draw(_UP_TO_TWO_SPIKES))
     elif draw(sampled(False, False, False, False, True)):
         spikes = tuple(draw(_SPIKES))
     return DataSpec(regime="wild", values=values, seed=seed, spikes=spikes, **exponents)
@@ -204,7 +208,12 @@ def _long(size: int, length: int) -> int:
 
 
 def _data(spec: Spec) -> st.SearchStrategy[DataSpec]:
-    return _wild_data(spec.direct, classes_of(spec))
+    return _wild_data(spec.direct, classes_of(spec), special_of(spec))
+
+
+def special_of(spec: Spec) -> tuple[str, ...]:
+    """What may be infinite: where a loss is scaled, sums as well, of one rank perhaps."""
+    return SPECIAL if spec.loss_scaling == "none" else OVERFLOWING
 
 
 def classes_of(spec: Spec) -> tuple[ValueClass, ...]:
@@ -218,15 +227,17 @@ def classes_of(spec: Spec) -> tuple[ValueClass, ...]:
 
 
 @cache
-def _wild_data(lattice: bool, classes: tuple[ValueClass, ...]) -> st.SearchStrategy[DataSpec]:
-    return data_specs(lattice=lattice, classes=classes)
+def _wild_data(
+    lattice: bool, classes: tuple[ValueClass, ...], special: tuple[str, ...]
+) -> st.SearchStrategy[DataSpec]:
+    return data_specs(lattice=lattice, classes=classes, special=special)
 
 
 @cache
 def _data_lists(
-    draws: int, lattice: bool, classes: tuple[ValueClass, ...]
+    draws: int, lattice: bool, classes: tuple[ValueClass, ...], special: tuple[str, ...]
 ) -> st.SearchStrategy[list[DataSpec]]:
-    return st.lists(_wild_data(lattice, classes), min_size=draws, max_size=draws)
+    return st.lists(_wild_data(lattice, classes, special), min_size=draws, max_size=draws)
 
 
 @st.composite
@@ -267,7 +278,7 @@ def batches(
     if spec.events and spec.compile == "none":
         draws = min(draws, _TRAINING_DRAWS)
     drawn = []
-    plain = _data_lists(draws, spec.direct, classes_of(spec))
+    plain = _data_lists(draws, spec.direct, classes_of(spec), special_of(spec))
     some = _ladder_lists(draws, gemm) if gemm else plain
     for i, data in enumerate(draw(some)):
         turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec
