@@ -172,8 +172,9 @@ def scaling(*, job: Job) -> Any:
     it skips. The gradients that are given are those of the scaled loss."""
     if job.loss_scaling == "by_hand":
         return ByHand(FIRST_SCALE)
-    scaler = torch.amp.GradScaler(job.device, init_scale=FIRST_SCALE, growth_interval=1)
-    scaler.scale(torch.zeros((), device=job.device))
+    device = torch.device(job.device)
+    scaler = torch.amp.GradScaler(device.type, init_scale=FIRST_SCALE, growth_interval=1)
+    scaler.scale(torch.zeros((), device=device))
     return scaler
 
 

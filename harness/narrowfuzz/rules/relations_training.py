@@ -104,6 +104,9 @@ def check_loss_scaling(evidence: Evidence) -> Iterator[Verdict]:
     if spec.loss_scaling != "grad_scaler" or not spec.optimizes:
         yield plain("R29", base, "parameter", "not_applicable", "no GradScaler steps")
         return
+    if any(evidence.by_chance(role) for role in ROLES):
+        yield plain("R29", base, "parameter", "not_applicable", BY_CHANCE)
+        return
     other = msgspec.structs.replace(spec, loss_scaling="by_hand")
     run = OtherRun("GradScaler's definition", other, evidence.tensors)
     yield _rerun(evidence, "R29", run, "not what the definition of GradScaler leaves")
