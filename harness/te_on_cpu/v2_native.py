@@ -33,24 +33,26 @@ def listening_to_extension(listener: Callable[[Seen], None]) -> Iterator[None]:
     """Call ``listener`` for what passes through ``transformer_engine_torch`` until left."""
     extension = importlib.import_module(NAME)
     with ExitStack() as stack:
-        for name, told in _TOLD.items():
+        for name in (*_BEFORE, *_AFTER):
             if function := getattr(extension, name, None):  # 1.x has other functions
-                new = _telling(function, told, listener)
+                new = _telling(name, function, listener)
                 stack.enter_context(patch.object(extension, name, new))
         yield
 
 
 def _telling(
-    function: Callable[..., Any], told: Callable[..., Any], listener: Callable[[Seen], None]
+    name: str, function: Callable[..., Any], listener: Callable[[Seen], None]
 ) -> Callable[..., Any]:
+    before, after = _BEFORE.get(name), _AFTER.get(name)
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if told is _update:  # its tables are updated in place
-            listener(_update(*args, **kwargs))
-            return function(*args, **kwargs)
+        if before is not None:
+            listener(before(*args, **kwargs))
         result = function(*args, **kwargs)
-        for seen in told(result, *args, **kwargs):
-            listener(seen)
+        if after is not None:
+            for seen in after(result, *args, **kwargs):
+                listener(seen)
         return result
 
     return call
@@ -147,11 +149,13 @@ def _update(
     return Update(tuple(amax_histories), tuple(scales))
 
 
-_TOLD: dict[str, Any] = {
+#: What is told of a call before it runs, as its tables are updated in place.
+_BEFORE: dict[str, Callable[..., Seen]] = {"fused_amax_and_scale_update_after_reduction": _update}
+#: What is told of a call by what it gives.
+_AFTER: dict[str, Callable[..., Iterator[Seen]]] = {
     "quantize": _quantize,
     "bgrad_quantize": _bgrad_quantize,
     "split_quantize": _split_quantize,
     "generic_gemm": _generic_gemm,
     "te_general_grouped_gemm": _grouped_gemm,
-    "fused_amax_and_scale_update_after_reduction": _update,
 }

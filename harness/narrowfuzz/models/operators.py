@@ -54,16 +54,17 @@ _ATTENTION = tuple(
 )
 
 
-def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = "") -> Model:
-    def arguments(spec: Any) -> Arguments:
-        heads = heads_of(spec)
-        return spec.k, spec.n, heads, math.gcd(heads, shared), mask
+def _attending(spec: Any, *, mask: str, shared: int) -> Arguments:
+    heads = heads_of(spec)
+    return spec.k, spec.n, heads, math.gcd(heads, shared), mask
 
+
+def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = "") -> Model:
     return alone(
         name,
         title,
         "Attends",
-        arguments,
+        partial(_attending, mask=mask, shared=shared),
         *_ATTENTION,
         values=("aligned", "equal", "outlier_rows"),
         attends=True,
@@ -75,15 +76,11 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = ""
 
 
 def _flex(name: str, title: str, mask: str, shared: int = 1) -> Model:
-    def arguments(spec: Any) -> Arguments:
-        heads = heads_of(spec)
-        return spec.k, spec.n, heads, math.gcd(heads, shared), mask
-
     return alone(
         name,
         title,
         "AttendsFlexibly",
-        arguments,
+        partial(_attending, mask=mask, shared=shared),
         "flex_attention",
         values=("aligned", "equal", "outlier_rows"),
         columns="keys",
