@@ -14,14 +14,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from unittest.mock import patch
 
 from narrowfuzz.case.spec import SCHEMA, Case, load_case
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.processes import around
+from torch._inductor.exc import CppCompileError
 
 Plantable = Callable[[], AbstractContextManager[object]]
 
@@ -54,7 +57,11 @@ def raising(where: str, error: str, says: str, always: bool) -> Iterator[None]:
         else "try:\n        return original(*args, **kwargs)\n"
         f"    except {error}:\n        raise {error}({says!r}) from None"
     )
-    scope = {**vars(home), "UnpicklingError": UnpicklingError, "original": original}
+    errors = {
+        "UnpicklingError": UnpicklingError,
+        "CppCompileError": partial(CppCompileError, ["g++"]),
+    }
+    scope = {**vars(home), **errors, "original": original}
     exec(compile(source, str(home.__file__), "exec"), scope)
     bound = hasattr(original, "__self__")  # a class method, which asks for no other self
     raises: Any = staticmethod(scope[name]) if bound else scope[name]
@@ -130,11 +137,65 @@ def refused_by_stride() -> AbstractContextManager[object]:
     return replaced(mm, "check_supported_striding", lambda _: refuse)
 
 
+def compiler_refuses() -> AbstractContextManager[object]:
+    """The C++ compiler refuses whatever Inductor hands it, in words of its own."""
+    return raising(
+        "torch._inductor.cpp_builder:_run_compile_cmd", "CppCompileError", "planted", True
+    )
+
+
+def flex_scores_doubled() -> AbstractContextManager[object]:
+    """Compiled FlexAttention multiplies its scores by twice the scale."""
+    from torch._inductor.kernel.flex import flex_attention
+
+    def make(lower: Any) -> Any:
+        return lambda q, k, v, graph, mask, scale, *more: lower(
+            q, k, v, graph, mask, 2 * scale, *more
+        )
+
+    return replaced(flex_attention, "lower_cpu", make)
+
+
+def compiled_exponentials_halved() -> AbstractContextManager[object]:
+    """A vectorised exponential is half of what it should be."""
+    from torch._inductor.codegen.cpp import CppVecOverrides
+
+    def make(exp: Any) -> Any:
+        return staticmethod(lambda x: f"({exp(x)} * decltype({x})(0.5f))")
+
+    return replaced(CppVecOverrides, "exp", make)
+
+
+def added_rows_doubled() -> AbstractContextManager[object]:
+    """A compiled index_add adds each row twice."""
+    from torch._inductor import decomposition
+
+    def make(index_add: Any) -> Any:
+        return lambda x, dim, index, rows, **how: index_add(x, dim, index, 2 * rows, **how)
+
+    return replaced(decomposition, "_index_add", make)
+
+
+@contextmanager
+def items_unresolved() -> Iterator[None]:
+    """Inductor's lowering of an item lacks a function that it calls."""
+    from torch._inductor import lowering
+
+    with patch.object(lowering, "resolve_unbacked_bindings"):
+        del lowering.resolve_unbacked_bindings
+        yield
+
+
 #: Failures that are neither a planted fault nor an error in a function.
 BY_NAME: dict[str, Plantable] = {
+    "added rows doubled": added_rows_doubled,
     "cast sums doubled": cast_sums_doubled,
     "clone negates": clone_negates,
+    "compiled exponentials halved": compiled_exponentials_halved,
+    "compiler refuses": compiler_refuses,
+    "flex scores doubled": flex_scores_doubled,
     "gradients of biases halved": gradients_of_biases_halved,
+    "items unresolved": items_unresolved,
     "refused by stride": refused_by_stride,
 }
 

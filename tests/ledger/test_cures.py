@@ -14,8 +14,8 @@ import torch
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.ledger.compiler_mitigations import without_slp_vectorizer
 from narrowfuzz.ledger.ledger import Entry, Ledger, load_entries
-from narrowfuzz.ledger.mitigations import without_slp_vectorizer
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.patching import float8_mm, replaced
 from narrowfuzz.recipe.recipe import load_recipes
@@ -167,7 +167,7 @@ def test_other_code_that_does_not_compile_is_not_taken_for_it(stored_twice: Case
 
 
 def test_the_name_of_a_stored_reduction_is_its_own_and_the_cure_leaves_no_trace() -> None:
-    from narrowfuzz.ledger.mitigations import a_name_for_each_stored_reduction
+    from narrowfuzz.ledger.compiler_mitigations import a_name_for_each_stored_reduction
     from torch._inductor import config
     from torch._inductor.codegen.cpp import CppVecKernel
 

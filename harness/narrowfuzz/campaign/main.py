@@ -219,7 +219,7 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, Recipe], list[str]]:
     meant = any(glob != "*" for glob in asked.recipes)
     over = {release.partition("==")[0] for release in laid()}
     unasked = [] if meant else [n for n, r in there.items() if r.process and r.process not in over]
-    wanted = select(there, asked.recipes)
+    wanted = {n: r for n, r in select(there, asked.recipes).items() if n not in unasked}
     unasked += [name for name, r in wanted.items() if not r.models(asked.models)]
     wanted = {name: r for name, r in wanted.items() if name not in unasked}
     if not wanted and asked.operators:

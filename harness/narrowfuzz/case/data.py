@@ -27,6 +27,8 @@ from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32, F64, FORMATS, Format,
 from narrowfuzz.numerics.plan import OPERANDS, Plan
 
 U64 = NDArray[np.uint64]
+#: Classes that push the input to the ends of a range: as weights they would leave nothing to see.
+TAME: tuple[ValueClass, ...] = ("near_max", "scale_ends", "subnormal")
 _TENSOR_KEYS = {"input": 1, "weight": 2, "grad_output": 3, "bias": 4}
 #: Lattice units: 448 = 14 * 32 and 57344 = 7 * 8192, the largest values of the two formats.
 _LATTICE = {"e4m3fn": (14, 5), "e5m2": (7, 13)}
@@ -103,8 +105,7 @@ def _parameter(name: str, shape: tuple[int, ...], case: Case) -> F32:
         x = gaussian(hash_bits(case.data.seed, name, rows, cols))
         x = 0.25 * x if name.endswith("bias") else 1.0 + 0.125 * x
         return _to_dtype(x, case.spec).reshape(shape)  # of shape (), too: arithmetic loses that
-    # as weights they leave nothing to see
-    tame = case.data.values in ("near_max", "scale_ends", "subnormal")
+    tame = case.data.values in TAME
     kind = DataSpec(values="gaussian", seed=case.data.seed) if tame else case.data
     # equal and aligned ones are what they are for at their size
     shrink = 0 if kind.values in ("equal", "aligned") else -(cols.bit_length() // 2)

@@ -15,6 +15,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.data import TAME
 from narrowfuzz.case.spec import Case, DataSpec, Gemm, Regime, Spec, Spike, ValueClass
 from narrowfuzz.draw.choices import between, sampled
 from narrowfuzz.draw.events import FACTORS as SCHEDULE_FACTORS
@@ -22,6 +23,7 @@ from narrowfuzz.draw.events import RARELY as RARELY_ON_RANKS
 from narrowfuzz.draw.events import schedules
 from narrowfuzz.draw.specs import DIRECT, FACTORS, of_rung
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import heads_of
 from narrowfuzz.recipe.recipe import Recipe
 
 WILD: tuple[ValueClass, ...] = (
@@ -121,7 +123,7 @@ def data_specs(
     if lattice and draw(sampled(False, True)):
         return DataSpec(regime="lattice", seed=seed, **exponents)
     values = draw(sampled(*classes))
-    if values in ("near_max", "scale_ends", "subnormal"):
+    if values in TAME:
         exponents = {}
     spikes: tuple[Spike, ...] = ()
     if values == "inf_nan":
@@ -226,6 +228,16 @@ def classes_of(spec: Spec) -> tuple[ValueClass, ...]:
     return OF_OPERATORS + own * (len(OF_OPERATORS) // max(1, len(own)))
 
 
+def _with_scores(spec: Spec, data: DataSpec) -> DataSpec:
+    """In every second draw of an attention its learned keys and values are as large as its queries.
+    Scaled down as weights are, they leave every score near 0 and every key as likely."""
+    scaled_down = data.values not in (*TAME, "equal", "aligned")
+    if MODELS[spec.model].columns != "keys" or data.seed % 2 == 0 or not scaled_down:
+        return data
+    larger = data.weight_exponent + (spec.n * spec.k // heads_of(spec)).bit_length() // 2
+    return msgspec.structs.replace(data, weight_exponent=larger)
+
+
 @cache
 def _wild_data(
     lattice: bool, classes: tuple[ValueClass, ...], special: tuple[str, ...]
@@ -254,7 +266,7 @@ def cases(
     the percentage of the Specs of a single linear that get ladder data."""
     some = of_rung(recipes, compile, largest=largest, vary=vary)
     spec, gemm = draw(_grounds(some, ladders))
-    return Case(spec=spec, data=draw(_ladders(gemm) if gemm else _data(spec)))
+    return Case(spec=spec, data=_with_scores(spec, draw(_ladders(gemm) if gemm else _data(spec))))
 
 
 def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchStrategy[Case]:
@@ -282,7 +294,7 @@ def batches(
     some = _ladder_lists(draws, gemm) if gemm else plain
     for i, data in enumerate(draw(some)):
         turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec
-        drawn.append(Case(spec=turned, data=data))
+        drawn.append(Case(spec=turned, data=_with_scores(spec, data)))
     return tuple(drawn)
 
 

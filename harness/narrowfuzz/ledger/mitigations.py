@@ -7,63 +7,13 @@ of that would hide other bugs; the cure tells them apart.
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-
-@contextmanager
-def without_slp_vectorizer() -> Iterator[None]:
-    """What Inductor writes is compiled without GCC's vectoriser of straight-line code.
-
-    Inductor has no setting for flags, so its compiler is a script that adds one. The script's name
-    is g++, by which Inductor tells GCC, and its path is always the same: it is part of the key that
-    a compiled kernel is kept under.
-    """
-    from torch._inductor import config
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    real = shutil.which(os.environ.get("CXX", "g++")) or "g++"
-    script = Path(cache_dir()) / "without_slp_vectorizer" / "g++"
-    text = f'#!/bin/sh\nexec "{real}" "$@" -fno-tree-slp-vectorize\n'
-    if not script.exists() or script.read_text() != text:  # of another compiler
-        script.parent.mkdir(parents=True, exist_ok=True)
-        fresh = script.with_name(f"g++.{os.getpid()}")
-        fresh.write_text(text)
-        fresh.chmod(0o755)
-        fresh.rename(script)  # another worker may be at it, too
-    with config.patch({"cpp.cxx": (None, str(script))}):
-        yield
-
-
-@contextmanager
-def a_name_for_each_stored_reduction() -> Iterator[None]:
-    """Each buffer that a vectorised reduction is stored to gets the value under a name of its own.
-
-    Inductor names what it has converted by the value alone. What is compiled here is kept nowhere:
-    the key of a kept graph knows nothing of this.
-    """
-    from torch._inductor import config
-    from torch._inductor.codegen.cpp import CppVecKernel, DeferredLine
-
-    usual = CppVecKernel.store_reduction
-
-    def store_reduction(self: Any, name: str, index: Any, value: Any) -> None:
-        own = re.sub(r"\W", "_", f"{value}_{name}")
-        self.reduction_suffix.writeline(DeferredLine(name, f"auto {own} = {value};"))
-        usual(self, name, index, own)
-
-    with (
-        patch.object(CppVecKernel, "store_reduction", store_reduction),
-        config.patch(force_disable_caches=True),
-    ):
-        yield
+from narrowfuzz.ledger import compiler_mitigations as compiler
 
 
 @contextmanager
@@ -227,14 +177,20 @@ def sharded_gradients_first() -> Iterator[None]:
 
 #: By the name that an entry gives; each is entered around all that builds and runs a case.
 CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
-    "a_copy_of_what_is_written_through_an_unsafe_view": (
-        a_copy_of_what_is_written_through_an_unsafe_view
-    ),
-    "a_mask_of_minus_infinity": a_mask_of_minus_infinity,
-    "a_name_for_each_stored_reduction": a_name_for_each_stored_reduction,
-    "buffers_that_a_recompute_leaves": buffers_that_a_recompute_leaves,
-    "one_rank_that_divides_once": one_rank_that_divides_once,
-    "optimizers_that_begin_at_zero": optimizers_that_begin_at_zero,
-    "sharded_gradients_first": sharded_gradients_first,
-    "without_slp_vectorizer": without_slp_vectorizer,
+    cure.__name__: cure
+    for cure in (
+        a_copy_of_what_is_written_through_an_unsafe_view,
+        a_mask_of_minus_infinity,
+        compiler.a_name_for_each_stored_reduction,
+        buffers_that_a_recompute_leaves,
+        compiler.contiguous_operands_of_flex,
+        compiler.emulated_precision_casts,
+        compiler.masked_booleans_of_one_type,
+        one_rank_that_divides_once,
+        optimizers_that_begin_at_zero,
+        sharded_gradients_first,
+        compiler.specialized_floats,
+        compiler.sums_in_fp32,
+        compiler.without_slp_vectorizer,
+    )
 }

@@ -1,0 +1,156 @@
+"""What makes a known divergence of Inductor go away: settings of it, and repairs of its code.
+
+A graph that was compiled under a repair is kept nowhere: its key knows nothing of the repair.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+
+@contextmanager
+def without_slp_vectorizer() -> Iterator[None]:
+    """What Inductor writes is compiled without GCC's vectoriser of straight-line code.
+
+    Inductor has no setting for flags, so its compiler is a script that adds one. The script's name
+    is g++, by which Inductor tells GCC, and its path is always the same: it is part of the key that
+    a compiled kernel is kept under.
+    """
+    from torch._inductor import config
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    real = shutil.which(os.environ.get("CXX", "g++")) or "g++"
+    script = Path(cache_dir()) / "without_slp_vectorizer" / "g++"
+    text = f'#!/bin/sh\nexec "{real}" "$@" -fno-tree-slp-vectorize\n'
+    if not script.exists() or script.read_text() != text:  # of another compiler
+        script.parent.mkdir(parents=True, exist_ok=True)
+        fresh = script.with_name(f"g++.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(0o755)
+        fresh.rename(script)  # another worker may be at it, too
+    with config.patch({"cpp.cxx": (None, str(script))}):
+        yield
+
+
+@contextmanager
+def a_name_for_each_stored_reduction() -> Iterator[None]:
+    """Each buffer that a vectorised reduction is stored to gets the value under a name of its own.
+
+    Inductor names what it has converted by the value alone.
+    """
+    from torch._inductor import config
+    from torch._inductor.codegen.cpp import CppVecKernel, DeferredLine
+
+    usual = CppVecKernel.store_reduction
+
+    def store_reduction(self: Any, name: str, index: Any, value: Any) -> None:
+        own = re.sub(r"\W", "_", f"{value}_{name}")
+        self.reduction_suffix.writeline(DeferredLine(name, f"auto {own} = {value};"))
+        usual(self, name, index, own)
+
+    with (
+        patch.object(CppVecKernel, "store_reduction", store_reduction),
+        config.patch(force_disable_caches=True),
+    ):
+        yield
+
+
+@contextmanager
+def emulated_precision_casts() -> Iterator[None]:
+    """A fused chain is rounded after each operation, as eager rounds it."""
+    from torch._inductor import config
+
+    with config.patch(emulate_precision_casts=True):
+        yield
+
+
+@contextmanager
+def specialized_floats() -> Iterator[None]:
+    """A Python float is a constant of the graph, where shapes are dynamic, too."""
+    from torch._dynamo import config
+
+    with config.patch(specialize_float=True):
+        yield
+
+
+@contextmanager
+def contiguous_operands_of_flex() -> Iterator[None]:
+    """FlexAttention on a CPU gets contiguous copies of its operands, none of them a view."""
+    from torch._inductor import config
+    from torch._inductor.ir import ExternKernel
+    from torch._inductor.kernel.flex import flex_attention
+
+    home: Any = flex_attention
+    usual = home.lower_cpu
+
+    def copied(operand: Any) -> Any:
+        return ExternKernel.require_stride_order(ExternKernel.copy_input(operand), [3, 2, 1, 0])
+
+    def lower(query: Any, key: Any, value: Any, *others: Any) -> Any:
+        return usual(copied(query), copied(key), copied(value), *others)
+
+    with patch.object(home, "lower_cpu", lower), config.patch(force_disable_caches=True):
+        yield
+
+
+@contextmanager
+def masked_booleans_of_one_type() -> Iterator[None]:
+    """What a vectorised loop reads of booleans behind a mask has the type of its other value."""
+    import torch
+    from torch._inductor import config
+    from torch._inductor.codegen.cpp import CppVecOverrides
+    from torch._inductor.virtualized import V
+
+    usual = CppVecOverrides.masked
+
+    def masked(mask: Any, body: Any, other: Any) -> Any:
+        def of_one_type() -> Any:
+            result = body()
+            if not result.is_vec or result.dtype != torch.bool:
+                return result
+            vectors = V.kernel._get_num_vectors(torch.float)
+            cast = f"{result}.template cast<float, {vectors}>()"
+            unified = V.kernel.cse.generate(V.kernel.compute, cast)
+            unified.dtype, unified.is_vec = torch.bool, True
+            return unified
+
+        return usual(mask, of_one_type, other)
+
+    with (
+        patch.object(CppVecOverrides, "masked", staticmethod(masked)),
+        config.patch(force_disable_caches=True),
+    ):
+        yield
+
+
+@contextmanager
+def sums_in_fp32() -> Iterator[None]:
+    """index_add and scatter_add of 16 bits add up in fp32, and round once."""
+    import torch
+    from torch._inductor import config, decomposition
+
+    table = decomposition.select_decomp_table()
+
+    def in_fp32(operator: Any) -> Any:
+        usual = table.get(operator, lambda *of, **how: NotImplemented)
+
+        def summed(x: Any, dim: int, index: Any, source: Any, **how: Any) -> Any:
+            if x.dtype not in (torch.bfloat16, torch.float16):
+                return usual(x, dim, index, source, **how)
+            return operator(x.float(), dim, index, source.float(), **how).to(x.dtype)
+
+        return summed
+
+    both = (torch.ops.aten.index_add.default, torch.ops.aten.scatter_add.default)
+    with (
+        patch.dict(table, {of: in_fp32(of) for of in both}),
+        config.patch(force_disable_caches=True),
+    ):
+        yield
