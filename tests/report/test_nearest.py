@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from narrowfuzz.ledger.ledger import Entry, Match, load_entries
-from narrowfuzz.report.nearest import MOST, nearest
+from narrowfuzz.report.nearest import MOST, looks_like, nearest, resemblance
 from test_accepted import FINDING
 
 ENTRY = load_entries()[0]
@@ -31,6 +31,24 @@ def test_the_nearest_come_first_with_their_reasons() -> None:
     assert [near.entry.id for near in found] == ["alike", "compiled", "eager"]
     assert str(found[0]) == "same rule, same role, same symptom, same recipe family, same recipe"
     assert found[1].reasons == ("rule", "role", "kind of arm", "symptom")
+
+
+def test_what_speaks_of_the_case_comes_before_what_does_not_and_says_why() -> None:
+    whole = FINDING.fingerprint
+    other = msgspec.structs.replace(entry("a", whole), when={"model": "flex_*", "bias": False})
+    matches = (Match(fingerprints=(whole,), when={"m": "<1"}),)
+    rows = msgspec.structs.replace(entry("b", whole), matches=matches)
+    mine = entry("c", whole)
+    found = nearest(FINDING, [other, rows, mine])
+    assert [near.entry.id for near in found] == ["c", "a", "b"]
+    assert found[0].fits and looks_like(found) == "c"
+    assert resemblance(found) == "it looks like c"
+    assert found[1].unmet == ("model is linear, not flex_*",)
+    assert found[2].unmet == (f"m is {FINDING.minimal.spec.m}, not <1",)
+    assert looks_like(found[1:]) == ""
+    assert resemblance(found[1:]).startswith("none of them; the nearest is a (same rule")
+    assert resemblance(found[1:]).endswith("; but model is linear, not flex_*)")
+    assert resemblance([]) == ""
 
 
 def test_a_star_resembles_nothing() -> None:

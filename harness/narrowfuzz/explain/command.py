@@ -9,8 +9,10 @@ from pathlib import Path
 
 from narrowfuzz.arms.available import select_arms
 from narrowfuzz.bisect.script import FLAKY_RUNS, Script
+from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case
 from narrowfuzz.explain.asking import Asker, asked, role
+from narrowfuzz.explain.compiler import starts_in
 from narrowfuzz.explain.switches import Switch, alternatives, conditions, larger, together
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_entries
@@ -21,7 +23,7 @@ from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import Recipe, load_every
 from narrowfuzz.report.causes import DRAWS, Answer, Count, Explained, Role, lines, save
 from narrowfuzz.report.lookup import OnDisk, lookup
-from narrowfuzz.report.nearest import looks_like, nearest
+from narrowfuzz.report.nearest import nearest, resemblance
 from narrowfuzz.report.replay import obstacles_to, register_own
 from narrowfuzz.report.terminal import console
 from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
@@ -85,6 +87,7 @@ def _explained(question: Question, found: OnDisk) -> Explained:
     asker = Asker(session.judge, verdict, time.monotonic() + seconds)
     recipe, able = session.judge.recipe(finding.minimal.spec), session.able()
     words, case, own = _base(asker, finding, recipe, seconds)
+    compiler, skipped = _compiler(asker, finding, found.folder, question.planted)
     several = list(conditions(case, recipe))
     needs, later = _answers(asker, own, several)
     any_of = _any_of(asker, own, case, recipe, several, needs)
@@ -101,8 +104,9 @@ def _explained(question: Question, found: OnDisk) -> Explained:
         needs_one_of=any_of,
         switches=(*switches, *variables),
         first_bad=tuple(finding.first_bad),
-        nearest=finding.known_issue or looks_like(nearest(finding, load_entries())),
-        untried=(*later, *last, *rest),
+        nearest=finding.known_issue or resemblance(nearest(finding, load_entries())),
+        untried=(*skipped, *later, *last, *rest),
+        compiler=compiler,
     )
 
 
@@ -178,6 +182,26 @@ def _any_of(
     without = together(case, recipe, mine) if len(mine) > 1 else None
     count = asker.count(without) if without is not None else None
     return words if count is not None and role(own, count) == "needed" else ()
+
+
+#: The share of its time that the compiler's parts may take.
+_OF_COMPILER = 0.4
+
+
+def _compiler(
+    asker: Asker, finding: Finding, folder: Path | None, plant: tuple[str, str] | None
+) -> tuple[str, list[str]]:
+    """Where inside the compiler it starts, by its script in a process of its own; nothing of what
+    Inductor does not compile, of ranks, and of what does not always show."""
+    script, arm = folder and folder / "repro.py", ARMS[finding.arm]
+    if script is None or arm.compiler != "inductor" or arm.sharded or finding.flake != "always":
+        return "", []
+    if not script.read_text().strip():
+        return "", []
+    seconds = _OF_COMPILER * (asker.deadline - time.monotonic())
+    if seconds <= 0:
+        return "", ["CompilerBisector"]
+    return starts_in(script.resolve(), finding.device, plant, seconds), []
 
 
 #: What a process may be told of the instructions that its kernels use.

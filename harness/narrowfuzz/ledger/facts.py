@@ -179,7 +179,7 @@ OF_MACHINE: dict[str, Callable[[Machine], Fact]] = {
     "fp8_kernel": lambda machine: machine.kernels.get("fp8", ""),
 }
 
-FACTS: dict[str, Callable[[Context], Fact]] = {
+_OF_CASE: dict[str, Callable[[Context], Fact]] = {
     **{name: attrgetter(f"case.spec.{name}") for name in _SPEC},
     "autocast": lambda context: bool(context.case.spec.narrowed),
     "regime": attrgetter("case.data.regime"),
@@ -194,6 +194,14 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "features": lambda context: features(context.case.spec),
     #: Kinds of events of the schedule, wherever they stand.
     "events": lambda context: frozenset(map(_kind, context.case.spec.events)),
+    #: The model calls attention, or is a user's and may; its forward draws random numbers.
+    "attends": _of_model(attrgetter("attends")),
+    #: Each forward of it, a user's, changes a buffer.
+    "changes_buffers": _of_model(lambda model: bool(model.changing)),
+    "random": _of_model(attrgetter("random")),
+}
+FACTS: dict[str, Callable[[Context], Fact]] = {
+    **_OF_CASE,
     "arm": _of_verdict(attrgetter("arm")),
     "message": _of_verdict(attrgetter("got")),
     #: The result that it is about: output, embedding.weight.grad@1.
@@ -204,11 +212,6 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "swapped": _of_verdict(attrgetter("swapped")),
     #: The recipe's own rule that a refusal was for, in its words.
     "rule": _of_verdict(attrgetter("requirement")),
-    #: The model calls attention, or is a user's and may; its forward draws random numbers.
-    "attends": _of_model(attrgetter("attends")),
-    #: Each forward of it, a user's, changes a buffer.
-    "changes_buffers": _of_model(lambda model: bool(model.changing)),
-    "random": _of_model(attrgetter("random")),
     #: The operand of a product that it is about, a or b.
     "side": _of_verdict(attrgetter("at.side")),
     "device": attrgetter("device"),
@@ -237,6 +240,23 @@ def holds(predicate: Predicate, context: Context) -> bool:
     return any(
         all(_meets(FACTS[name](laid_out), wanted) for name, wanted in predicate.items())
         for laid_out in _layouts(context)
+    )
+
+
+def unmet(predicate: Predicate, context: Context) -> list[str]:
+    """The conditions on the case itself that do not hold, in words; of a case that resumes, of the
+    layout that meets most."""
+    asked = {name: wanted for name, wanted in predicate.items() if name in _OF_CASE}
+    return min(
+        (
+            [
+                f"{name} is {_OF_CASE[name](laid_out)}, not {wanted}"
+                for name, wanted in asked.items()
+                if not _meets(_OF_CASE[name](laid_out), wanted)
+            ]
+            for laid_out in _layouts(context)
+        ),
+        key=len,
     )
 
 

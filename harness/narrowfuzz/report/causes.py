@@ -63,6 +63,8 @@ class Explained:
     nearest: str
     #: What there was no time for.
     untried: tuple[str, ...]
+    #: Where inside the compiler it starts, in words; "" where that is not known.
+    compiler: str = ""
 
 
 def save(folder: Path, explained: Explained) -> None:
@@ -94,7 +96,7 @@ def lines(explained: Explained) -> Iterator[str]:
     yield from asked(explained)
     yield from explained.first_bad
     if explained.nearest:
-        yield f"Known: {explained.nearest}"
+        yield f"Known issues: {explained.nearest}"
     if explained.untried:
         yield f"No time for: {'; '.join(explained.untried)} (--seconds gives more)"
 
@@ -110,6 +112,8 @@ def asked(explained: Explained) -> Iterator[str]:
     else:
         yield from _list("It does not need", explained.needs, "not needed", "without it ")
     yield from _list("Whether it needs this is open", explained.needs, "cannot say", "without it ")
+    if explained.compiler:
+        yield f"By PyTorch's CompilerBisector it starts in {explained.compiler}"
     yield from _list("It goes away with", explained.switches, "needed")
     yield from _list("It stays with", explained.switches, "not needed")
     yield from _list("What this changes is open", explained.switches, "cannot say")

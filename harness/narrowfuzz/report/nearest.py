@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.ladder import BY_NAME
+from narrowfuzz.ledger.facts import Context, unmet
 from narrowfuzz.ledger.ledger import Entry
+from narrowfuzz.machine.machine import machine
 from narrowfuzz.triage.finding import Finding
 
 #: How many are named, and the least that what one has in common with the finding must weigh; the
@@ -27,30 +29,64 @@ class Near:
 
     #: The finding's recipe and whole fingerprint are what the entry speaks of.
     whole: bool = False
+    #: What of the finding's case the entry does not speak of, in words.
+    unmet: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Does it speak of the fingerprint and of the case? Its conditions on the machine and on
+        what was seen nobody has asked."""
+        return self.whole and not self.unmet
 
     def __str__(self) -> str:
-        return ", ".join(f"same {reason}" for reason in self.reasons)
+        alike = ", ".join(f"same {reason}" for reason in self.reasons)
+        return f"{alike}; but {'; '.join(self.unmet)}" if self.unmet else alike
 
 
 def nearest(finding: Finding, entries: Iterable[Entry]) -> list[Near]:
     """Those that resemble it most, the nearest first."""
     found = [
-        Near(entry, tuple(_reasons(finding, entry)), _whole(finding, entry)) for entry in entries
+        Near(
+            entry,
+            tuple(_reasons(finding, entry)),
+            _whole(finding, entry),
+            _unmet(finding, entry),
+        )
+        for entry in entries
     ]
     alike = [n for n in found if _weight(n.reasons) >= LEAST and {"rule", "symptom"} & {*n.reasons}]
-    return sorted(alike, key=lambda near: (-_weight(near.reasons), near.entry.id))[:MOST]
+    return sorted(alike, key=lambda n: (not n.fits, -_weight(n.reasons), len(n.unmet), n.entry.id))[
+        :MOST
+    ]
 
 
 def looks_like(near: Iterable[Near]) -> str:
-    """The nearest entry that speaks of a finding's whole fingerprint, "" if none does: whether its
-    conditions hold, too, nobody has asked."""
-    return next((one.entry.id for one in near if one.whole), "")
+    """The nearest entry that speaks of a finding's whole fingerprint and of its case, "" if none
+    does."""
+    return next((one.entry.id for one in near if one.fits), "")
+
+
+def resemblance(near: Sequence[Near]) -> str:
+    """The nearest entry, and why it is not the finding's; "" where none is like it."""
+    if known := looks_like(near):
+        return f"it looks like {known}"
+    return f"none of them; the nearest is {near[0].entry.id} ({near[0]})" if near else ""
 
 
 def _whole(finding: Finding, entry: Entry) -> bool:
     return entry.about(finding.recipe) and any(
         fnmatch.fnmatchcase(finding.fingerprint, glob) for glob in entry.fingerprints
     )
+
+
+def _unmet(finding: Finding, entry: Entry) -> tuple[str, ...]:
+    """Conditions of the entry that the smallest case does not meet, for the match of which it meets
+    most."""
+    context = Context(finding.minimal, machine(), finding.device)
+    globs = fnmatch.fnmatchcase
+    mine = [m for m in entry.matches if any(globs(finding.fingerprint, f) for f in m.fingerprints)]
+    lacking = [unmet(match.when, context) for match in mine or entry.matches]
+    return (*unmet(entry.when, context), *min(lacking, key=len, default=()))
 
 
 def _weight(reasons: Iterable[str]) -> int:

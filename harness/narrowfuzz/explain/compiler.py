@@ -1,0 +1,58 @@
+"""Where inside the compiler a finding starts, by PyTorch's own CompilerBisector."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.explain import bisected
+from narrowfuzz.triage.verify import ended, script_command, script_environment
+
+#: Backend -> what it adds to the one before it, in which a finding starts that none of its parts
+#: makes a difference to.
+_OF_BACKENDS: Mapping[str, str] = {
+    "eager": "Dynamo (it shows with backend='eager', which runs the captured graph as it is)",
+    "aot_eager": "AOTAutograd (it shows with backend='aot_eager')",
+    "aot_eager_decomp_partition": "AOTAutograd's partitioner (it shows with backend="
+    "'aot_eager_decomp_partition', whichever decompositions are left out)",
+    "inductor": "Inductor's code generation (it shows whichever graph passes and lowerings are "
+    "left out, and with all settings tried)",
+}
+#: Subsystem -> one of what it applies.
+_APPLIED: Mapping[str, str] = {
+    "decomposition": "decomposition",
+    "pre_grad_passes": "graph pass before autograd",
+    "joint_graph_passes": "pass over the joint graph",
+    "post_grad_passes": "pass over the graph of forward or backward",
+    "cudagraphs": "CUDA graph",
+    "lowerings": "lowering",
+}
+
+
+def starts_in(script: Path, device: str, plant: tuple[str, str] | None, seconds: float) -> str:
+    """A sentence for people; "" where the script cannot tell, or not in this time."""
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-bisect-") as cache:
+        command = script_command(Path(bisected.__file__), plant=plant, device=device)
+        environment = {**script_environment(Path(cache)), "SCRIPT": str(script)}
+        code, out, _ = ended(command, environment, seconds)
+    if code != 0:
+        return ""
+    return sentence(msgspec.json.decode(out.splitlines()[-1]))
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """What the bisector found, in words."""
+    backend, subsystem, what = found["backend"], found["subsystem"], found["what"]
+    if not subsystem:
+        return _OF_BACKENDS[backend]
+    if subsystem == "setting":
+        return f"{backend}, and is gone with the setting {what}"
+    operator = re.search(r"op='([\w.:]+)', overload='(\w+)'", what)
+    of = f"{operator[1]}.{operator[2]}" if operator else what
+    applied = f"{backend}, at {_APPLIED[subsystem]} number {found['number']}"
+    return f"{applied}: {of}" if of else applied
