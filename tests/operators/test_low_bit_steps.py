@@ -35,9 +35,14 @@ def gradients(size: float, rest: float | None = None) -> list[torch.Tensor]:
 
 
 def calls_of(
-    kind: str, dtype: str, grads: list[torch.Tensor], **how: Any
+    kind: str,
+    dtype: str,
+    grads: list[torch.Tensor],
+    start: torch.Tensor | None = None,
+    **how: Any,
 ) -> tuple[OperatorCall, ...]:
-    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 4096).reshape(SHAPE).to(DTYPES[dtype]))
+    start = torch.linspace(-1, 1, 4096).reshape(SHAPE) if start is None else start
+    parameter = torch.nn.Parameter(start.to(DTYPES[dtype]))
     optimizer = getattr(optim, kind)([parameter], **RATE, **how)
     with OperatorWatch() as watch, torch.compiler.set_stance("force_eager"):
         for grad in grads:
@@ -61,6 +66,15 @@ def test_its_steps_are_inside_the_bounds(kind: str, dtype: str) -> None:
         calls = calls_of(kind, dtype, gradients(size))
         assert [call.settings["steps"] for call in calls] == [1, 2, 3]
         assert [statuses(call) for call in calls] == [RIGHT] * 3
+
+
+def test_a_subnormal_moment_times_the_rate_is_rounded_before_it_is_divided() -> None:
+    """lr * m is 4.3e-43, of which one of 306 units is 0.3 %; epsilon makes a number of it."""
+    gradient = torch.full(SHAPE, -1.0995e-40)
+    call = calls_of("AdamW4bit", "fp32", [gradient], start=torch.zeros(SHAPE))[0]
+    assert statuses(call) == RIGHT
+    doubled = {name: 2.0 * result for name, result in call.outputs.items()}
+    assert statuses(replace(call, outputs=doubled))["param"] == "diverged"
 
 
 @pytest.mark.parametrize("kind", KINDS)
