@@ -72,7 +72,7 @@ def test_a_subnormal_moment_times_the_rate_is_rounded_before_it_is_divided() -> 
     """lr * m is 4.3e-43, of which one of 306 units is 0.3 %; epsilon makes a number of it."""
     gradient = torch.full(SHAPE, -1.0995e-40)
     call = calls_of("AdamW4bit", "fp32", [gradient], start=torch.zeros(SHAPE))[0]
-    assert statuses(call) == RIGHT
+    assert statuses(call)["param"] == "ok"
     doubled = {name: 2.0 * result for name, result in call.outputs.items()}
     assert statuses(replace(call, outputs=doubled))["param"] == "diverged"
 

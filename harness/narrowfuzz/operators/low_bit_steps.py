@@ -88,9 +88,10 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         update, kept = lr * m / first / below, _decayed(call, param)
         unit = 2.0 * U32
         near = lr / first / below * 4.0 * unit * (np.abs(m0) + np.abs(grad))
-        # the moment, and what the rate makes of it before it is divided
-        least = _FLUSHED if call.device == "cuda" else 8.0 * _LEAST
-        near = near + (lr / first + 1.0) / below * least
+        # of the moment, and of what the rate makes of it before it is divided
+        flushed = call.device == "cuda"
+        moment, product = (_FLUSHED, _FLUSHED) if flushed else (8.0 * _LEAST, _LEAST)
+        near = near + (lr / first * moment + product) / below
         near = near + np.abs(update) * unit * (8.0 + 2.0 / first + 2.0 / second)
         near = near + 4.0 * unit * (np.abs(kept) + np.abs(update))
         wild = ~(np.abs(grad) < np.sqrt(LARGEST)) | ~np.isfinite(kept)
