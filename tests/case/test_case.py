@@ -106,7 +106,8 @@ def test_every_field_of_the_spec_that_is_not_at_its_default_is_told(name: str) -
              "optimizer": "adamw", "loss_scaling": "grad_scaler", "lifecycle": "reload",
              "checkpoint": "selective",
              "wraps": "each",
-             "layout": "twice", "compile": "aot_eager", "kernels": "both"}[name]  # fmt: skip
+             "layout": "twice", "compile": "aot_eager", "kernels": "both",
+             "threads": 4}[name]  # fmt: skip
     case = Case(spec=Spec(recipe="torch.fp32", **{name: value}), data=DataSpec())
     told = json.loads(msgspec.json.encode(value))
     assert json.loads(dump_case(case))["spec"] == {"recipe": "torch.fp32", name: told}

@@ -142,6 +142,7 @@ OF_CALLS = {
     "low-bit-adam-moment-lost",
     "nll-loss-narrow-sums",
     "smoothed-cross-entropy-overflows",
+    "sum-narrow-parts",
 }
 #: A call that must raise, of which nothing else can be wrong: tests/rules/test_classes.py.
 OF_REFUSALS = {"loss-parallel-target-outside"}

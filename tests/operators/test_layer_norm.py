@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.play.kernels import on_threads
 from narrowfuzz.rules.expected import outside
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
@@ -83,6 +84,17 @@ def test_narrow_sums_are_followed_to_the_bit(dtype: str) -> None:
     assert (may.lo == may.hi).all() and (may.lo == backward.outputs["grad_bias"]).all()
     statuses = {v.at.result: v.status for v in judge_call("eager", backward)}
     assert statuses["grad_bias"] == "diverged", "without the ledger it is a finding"
+
+
+@pytest.mark.parametrize("threads", [2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 3, 16, 100])
+def test_narrow_sums_of_several_threads_are_followed_to_the_bit(threads: int, rows: int) -> None:
+    with on_threads(threads):
+        _, backward = calls((rows, 70), 1, "bf16", "plain")
+    (deviation,) = BY_NAME["layer_norm_backward"].deviations
+    may = deviation.expected(backward)["grad_bias"]
+    assert (may.lo == may.hi).all() and (may.lo == backward.outputs["grad_bias"]).all()
+    assert all(v.status != "diverged" for v in judge_call("eager", backward, None, KNOWN))
 
 
 def test_ones_add_up_to_the_number_of_rows_and_in_bf16_to_256() -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
 from narrowfuzz.numerics.formats import FORMATS
-from narrowfuzz.operators.sum import OPERATOR, exact_sums, summed
+from narrowfuzz.operators.sum import OPERATOR, exact_sums, shares, summed
+from narrowfuzz.play.kernels import on_threads
 from narrowfuzz.rules.expected import outside
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
@@ -141,3 +142,52 @@ def test_a_sum_of_too_many_terms_is_said_to_be_unknown(monkeypatch: pytest.Monke
     monkeypatch.setattr("narrowfuzz.operators.sum.summed", void)
     verdict = verdict_of(call)
     assert verdict.status == "inconclusive" and "the bound is void" in verdict.why
+
+
+KNOWN = {"sum_narrow_parts": "an-entry"}
+
+
+def on_several(x: torch.Tensor, threads: int, *args: Any) -> OperatorCall:
+    with on_threads(threads):
+        return call_of(x, *args)
+
+
+def known(call: OperatorCall) -> str:
+    (verdict,) = judge_call("eager", call, None, KNOWN)
+    return verdict.status
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("threads", [2, 3, 4])
+def test_each_threads_sum_is_rounded_and_known(dtype: str, threads: int) -> None:
+    """40,000 times 2 and 40,000 times -2: the middle one of three threads has some of both."""
+    x = torch.cat([torch.full((40000,), 2.0), torch.full((40000,), -2.0)]).to(DTYPES[dtype])
+    assert call_of(x).outputs["output"] == 0.0
+    call = on_several(x, threads)
+    assert call.threads == threads
+    wrong = call.outputs["output"] != 0.0  # infinities of both signs are NaN
+    right = "inconclusive"  # zeros would be, too
+    assert known(call) == ("known" if wrong else right)
+    other = OperatorCall(**{**vars(call), "outputs": {"output": np.array(64.0, dtype=np.float32)}})
+    assert known(other) == "diverged"
+    assert verdict_of(call).status == ("diverged" if wrong else right)
+
+
+def test_threads_whose_sums_overflow_either_way_may_give_nan_or_an_infinity() -> None:
+    x = torch.cat([torch.full((40000,), 2.0), torch.full((40000,), -2.0)]).half()
+    call = on_several(x, 2)
+    assert np.isnan(call.outputs["output"]) and known(call) == "known"
+    assert on_several(x.float(), 2).outputs["output"] == 0.0
+
+
+def test_a_sum_over_some_dimensions_or_of_few_elements_is_not_shared() -> None:
+    for x, dim in ((torch.randn(400, 300), 0), (torch.randn(400), None)):
+        call = on_several(x.bfloat16(), 4, *(() if dim is None else (dim,)))
+        (deviation,) = OPERATOR.deviations
+        assert deviation.expected(call) == {} and known(call) in ("ok", "inconclusive")
+
+
+def test_iterations_are_dealt_out_as_parallel_for_does() -> None:
+    sizes = [[len(range(9)[some]) for some in shares(9, threads)] for threads in (1, 2, 4, 16)]
+    assert sizes == [[9], [5, 4], [3, 3, 3], [1] * 9]
+    assert [len([*shares(count, 4, 32768)]) for count in (1, 32768, 32769, 10**6)] == [1, 1, 2, 4]

@@ -68,6 +68,7 @@ class LiveCall:
     settings: dict[str, Any]
     module: str
     device: str
+    threads: int
 
 
 class OperatorWatch(AttentionWatch):
@@ -167,6 +168,7 @@ class OperatorWatch(AttentionWatch):
             settings=dict(read.settings),
             module=self.running(),
             device=next(iter(live.values())).device.type,
+            threads=torch.get_num_threads(),
         )
 
     def _begin(self, stepping: Any, args: Any, kwargs: Any) -> None:
@@ -439,4 +441,5 @@ def _call(one: LiveCall) -> OperatorCall:
         one.settings,
         one.module,
         one.device,
+        one.threads,
     )

@@ -40,7 +40,7 @@ from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.play import converted, player
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.job import Compile, Event, Job, Taps
-from narrowfuzz.play.kernels import eagerly, without_onednn
+from narrowfuzz.play.kernels import eagerly, on_threads, without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 from narrowfuzz.play.names import name_of
 from narrowfuzz.play.running import Running
@@ -335,6 +335,7 @@ class _Run:
             stack.callback(player.leave, self.training)
             if self.arm.native:
                 stack.enter_context(without_onednn())
+            stack.enter_context(on_threads(self.spec.threads))
             if self.arm.compiler:
                 stack.enter_context(self.program._tap.recording(self.tap))
             else:

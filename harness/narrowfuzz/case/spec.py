@@ -267,6 +267,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     memory_budget: Literal[100, 50, 0] = 100
     #: PyTorch's own kernels have a rung behind that of oneDNN's (``both``) or in its place.
     kernels: Kernels = "default"
+    #: Threads that a CPU's kernels share their work between.
+    threads: Literal[1, 2, 4] = 1
     #: What happens to a model, event by event; (): ``steps`` of ``microbatches``.
     events: Annotated[tuple[Event, ...], Meta(max_length=64)] = ()
     #: How a library's own layers follow each other, and how many there are of a chain.

@@ -53,7 +53,10 @@ def operator_specs(
         n = min(n, max(1, batch * m // 2))  # ids that repeat
     grad_mode = spec.grad_mode if draw(sampled(False, False, False, True)) else "train"
     recipe = next(r for r in recipes if r.name == spec.recipe)
-    drawn = msgspec.structs.replace(spec, m=m, k=k, n=n, input_layout=layout, grad_mode=grad_mode)
+    threads = 1 if compile != "none" else draw(sampled(1, 1, 1, 4))
+    drawn = msgspec.structs.replace(
+        spec, m=m, k=k, n=n, input_layout=layout, grad_mode=grad_mode, threads=threads
+    )
     if "optimizer" not in MODELS[spec.model].fixed:
         return fixed(drawn, recipe)
     drawn = msgspec.structs.replace(drawn, loss_scaling=draw(scaled(drawn.dtype)))

@@ -159,6 +159,7 @@ _SPEC = (
     "fullgraph",
     "memory_budget",
     "kernels",
+    "threads",
     "region",
     "reentrant",
 )

@@ -12,7 +12,7 @@ from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, round_to
 from narrowfuzz.operators.operator import Deviation, Expected, Operator, Read
 from narrowfuzz.operators.rows import LARGEST, rows_of, title_of, within
-from narrowfuzz.operators.sum import FLUSHED, exact_sums, rounded, summed
+from narrowfuzz.operators.sum import FLUSHED, exact_sums, rounded, shares, summed
 from narrowfuzz.trace.trace import OperatorCall
 
 
@@ -133,7 +133,8 @@ def _on_the_way(h: F64, x: F64, mean: F64, rstd: F64) -> F64:
 
 
 def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
-    """As torch's CPU kernel sums bf16 and fp16 rows: one by one, in their own dtype, on one thread.
+    """As torch's CPU kernel sums bf16 and fp16 rows: each thread its share of them, one by one, in
+    their own dtype, and then what the threads have in fp32.
 
     A term of ``grad_weight`` is known within its own roundings in fp32; adding and rounding are
     monotone, so both ends go through the same sums.
@@ -158,11 +159,24 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
     for name, each in sums.items():
         if name in call.outputs:
             to = FORMATS[call.dtypes[name]]
-            lo, hi = (round_to(_one_by_one(x, dtype), to, overflow="ieee") for x in each)
+            lo, hi = (
+                round_to(_by_threads(x, dtype, call.threads), to, overflow="ieee") for x in each
+            )
             shape = call.outputs[name].shape
-            unknown = np.isnan(lo + hi).reshape(shape)  # a narrow sum that overflowed is infinite
-            found[name] = Expected.between(lo.reshape(shape), hi.reshape(shape), unknown)
+            lo, hi, got = lo.reshape(shape), hi.reshape(shape), call.outputs[name]
+            # a narrow sum that overflowed is infinite, and those of both signs are NaN: at one end
+            # only, it may be either
+            some = (np.isnan(lo) ^ np.isnan(hi)) & ~np.isfinite(got)
+            lo, hi = np.where(some, got, lo), np.where(some, got, hi)
+            found[name] = Expected.between(lo, hi, np.isnan(lo) ^ np.isnan(hi))
     return found
+
+
+def _by_threads(terms: F32, dtype: str, threads: int) -> F32:
+    """The sum of the rows, of which each thread adds up its share one by one."""
+    parts = [_one_by_one(terms[some], dtype) for some in shares(len(terms), threads)]
+    with np.errstate(all="ignore"):
+        return np.sum(parts, axis=0, dtype=np.float32)
 
 
 def _one_by_one(terms: F32, dtype: str) -> F32:

@@ -4,7 +4,7 @@ broadcast its gradient, and many a loss its value."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, Format, round_to
-from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Sums that may be flushed to zero.
@@ -103,6 +103,51 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     return {"output": Expected(centre, radius, lo, hi, plain.unknown)}
 
 
+#: Iterations below which torch's kernels do not share the work (aten/src/ATen/Parallel.h).
+_GRAIN = 2**15
+
+
+def shares(count: int, threads: int, grain: int = 1) -> Iterator[slice]:
+    """The iterations of each thread, as at::parallel_for deals them out."""
+    used = max(1, min(threads, -(-count // grain))) if count > grain else 1
+    share = max(1, -(-count // used))
+    yield from (slice(begin, begin + share) for begin in range(0, count, share))
+
+
+def _ends(terms: F64) -> F64:
+    """Between which numbers their sum in fp32 lies [2]."""
+    sum_, radius = summed(terms, (0,), FP32), 0.0
+    if not exact_sums(terms, (0,)):
+        radius = float(sum_.radius)
+    return np.array([sum_.centre - radius, sum_.centre + radius])
+
+
+def _shared(call: OperatorCall) -> dict[str, Expected]:
+    """As torch adds up all elements on several threads (TensorIteratorReduce.cpp,
+    two_pass_reduction): each adds its share of them, in the order of memory, in fp32; the partial
+    sums are rounded to the dtype of the result before they are added. Rounding and adding are
+    monotone, so both ends go through the same."""
+    x, got, fmt = call.tensors["input"], call.outputs["output"], FORMATS[call.dtypes["output"]]
+    steps = call.strides["input"]
+    if call.threads == 1 or x.size < _GRAIN or got.size != 1 or fmt is FP32 or 0 in steps:
+        return {}
+    terms = np.transpose(x, np.argsort(steps, kind="stable")[::-1]).reshape(-1).astype(np.float64)
+    parts = [terms[some] for some in shares(x.size, call.threads, _GRAIN)]
+    with np.errstate(all="ignore"):
+        exact = np.stack([_ends(part) for part in parts])
+        ends = round_to(exact, fmt, overflow="ieee")
+        total = ends.sum(0)
+        room = gamma(len(parts)) * np.abs(total) * np.array([-1.0, 1.0])
+        lo, hi = round_to(total + room, fmt, overflow="ieee")
+    # parts that may be infinite may make an infinity or a NaN of them all
+    if np.isinf(ends).any() and not np.isfinite(got).all():
+        lo = hi = got.astype(np.float64)
+    unknown = np.full(got.shape, not np.isfinite(terms).all())
+    return {
+        "output": Expected.between(np.reshape(lo, got.shape), np.reshape(hi, got.shape), unknown)
+    }
+
+
 def over(call: OperatorCall) -> str:
     """What is added up, in words."""
     axes = call.settings["dim"]
@@ -123,4 +168,12 @@ OPERATOR = Operator(
     expected=_expected,
     expression="torch.sum(input, dim={dim}, keepdim={keepdim}, dtype={dtype})",
     title=_title,
+    deviations=(
+        Deviation(
+            "sum_narrow_parts",
+            "each thread's sum is rounded to bf16 or fp16 before they are added up",
+            ("cpu",),
+            _shared,
+        ),
+    ),
 )

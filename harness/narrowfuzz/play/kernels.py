@@ -1,4 +1,5 @@
-"""Whose kernels run: oneDNN's or PyTorch's own on a CPU, and none that a model compiles itself."""
+"""Whose kernels run: oneDNN's or PyTorch's own on a CPU, on how many threads, and none that a model
+compiles itself."""
 
 from __future__ import annotations
 
@@ -20,6 +21,20 @@ def without_onednn() -> Iterator[None]:
         yield
     finally:
         onednn.enabled = before
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """A CPU's kernels share their work between so many threads."""
+    before = torch.get_num_threads()
+    if count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def eagerly() -> AbstractContextManager[None]:

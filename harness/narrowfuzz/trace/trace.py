@@ -180,6 +180,8 @@ class OperatorCall:
     module: str = ""
     #: Whose kernels ran, as torch names the type of the device. The simulated GPU's are a CPU's.
     device: str = "cpu"
+    #: Threads that a CPU's kernel shared its work between.
+    threads: int = 1
 
 
 @dataclass(frozen=True)

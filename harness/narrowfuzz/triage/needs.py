@@ -44,11 +44,11 @@ _OF_CHECKPOINT = frozenset({"checkpoint", "nested checkpoints"})
 
 
 def needs_of(case: Case, verdict: Verdict) -> list[str]:
-    """The conditions in words, sorted; none for a plain case, and none for the call of an operator,
-    whose script needs no model."""
-    if verdict.at.what == "operator":
-        return []
+    """The conditions in words, sorted; none for a plain case. The call of an operator, whose script
+    needs no model, has threads at most."""
     spec = case.spec
+    if verdict.at.what == "operator":
+        return [f"threads={spec.threads}"] if spec.threads > 1 else []
     found = features(spec) - _DATA
     leave = _SIZES
     if spec.model in MODELS and MODELS[spec.model].package:

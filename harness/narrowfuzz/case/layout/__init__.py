@@ -74,6 +74,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"on ranks compile is 'none' or 'aot_eager' with static shapes, not {spec.compile!r}"
     if spec.lifecycle != "none" or spec.native or spec.autocast:
         yield "on ranks nothing is copied, autocast or run on other kernels"
+    if spec.threads > 1:
+        yield f"threads is 1 on ranks, not {spec.threads}: each rank has one"
     if spec.loss_scaling != "none" and layout not in (ONE, MESH):
         yield f"loss_scaling is 'none' with {sharding}: it is for FSDP and tensor parallelism"
     if spec.events or any(isinstance(e, Forward) and e.mode != "train" for e in spec.training):

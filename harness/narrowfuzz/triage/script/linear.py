@@ -23,7 +23,8 @@ def of_linear(
     arm, tapped = BY_NAME[verdict.arm], looks_inside(verdict)
     imports = "import collections, contextlib, ctypes, math, re\nimport torch"
     imports += "\nimport torch.utils.checkpoint" * bool(arm.checkpoint)
-    sets = f"torch.set_num_threads(1)\ndevice, dtype = {device!r}, {TORCH_NAME[case.spec.dtype]}"
+    sets = f"torch.set_num_threads({case.spec.threads})\ndevice = {device!r}"
+    sets += f"\ndtype = {TORCH_NAME[case.spec.dtype]}"
     sets += "\ntorch.backends.mkldnn.enabled = False" * arm.native
     return Short(
         verdict,

@@ -127,7 +127,8 @@ def of_model(
         verdict,
         recipe.name,
         f"{spec.recipe}, {spec.model}",
-        f"{_IMPORTS}\ntorch.set_num_threads(1){stance}\ndtype = {TORCH_NAME[spec.dtype]}",
+        f"{_IMPORTS}\ntorch.set_num_threads({spec.threads}){stance}\n"
+        f"dtype = {TORCH_NAME[spec.dtype]}",
         "play",
         SOURCES,
         constants,

@@ -77,7 +77,7 @@ def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
     return Short(
         verdict,
         title,
-        "import math\nimport torch\ntorch.set_num_threads(1)",
+        f"import math\nimport torch\ntorch.set_num_threads({call.threads})",
         (
             pasted(tuple(sorted(used)), _HELPERS) if used else "",
             tail,
