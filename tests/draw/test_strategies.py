@@ -40,7 +40,7 @@ ALL = list(RECIPES.values())
 
 @cache
 def many_cases() -> tuple[Case, ...]:
-    return tuple(drawn(cases(ALL), 800))
+    return tuple(drawn(cases(ALL), 1600))
 
 
 @cache
@@ -210,7 +210,8 @@ class TestDrawnSpecsMakeSense:
 def test_a_slice_varies_what_it_may_and_nothing_else(factor: str | None) -> None:
     """None of the factors: the simplest Spec of some recipe."""
     vary = frozenset() if factor is None else frozenset({factor})
-    compile: Compile = "none" if factor == "kernels" else "inductor"  # graphs run on oneDNN's
+    # graphs run on oneDNN's, and on one thread
+    compile: Compile = "none" if factor in ("kernels", "threads") else "inductor"
     found = drawn(specs(ALL, compile=compile, vary=vary), 60)
     changed = {
         name

@@ -137,6 +137,8 @@ class Generator:
         self.vary = FACTORS if self.models else FACTORS - {"model"}
         if not natives(arms, config.device):
             self.vary -= {"kernels"}
+        if config.device.startswith("cuda"):  # where a CPU multiplies nothing
+            self.vary -= {"threads"}
         #: Who has had which seconds of eager slices; None where cases are counted.
         self.shares = None if config.cases else Shares(clock)
         self.garbage = Collector()

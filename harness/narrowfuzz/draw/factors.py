@@ -44,6 +44,7 @@ _FIELDS = (
     "heads",
     "attention",
     "kernels",
+    "threads",
     *_COMPILER,
 )
 #: Numbers of which any is as good as another above one.

@@ -37,7 +37,7 @@ def operator_specs(
 ) -> Spec:
     """A Spec of one of ``models``, each of which is one operator."""
     # whatever happens to a model on the way, an operator is called alike
-    factors = vary - {"dims", "lifecycle", "schedule", "shape"}
+    factors = vary - {"dims", "lifecycle", "schedule", "shape", "threads"}
     spec = draw(specs(recipes, compile=compile, vary=factors, models=models, linears=False))
     m, n = (draw(sampled(*(_LONG if draw(sampled(False, True)) else _SHORT))) for _ in "mn")
     k = draw(sampled(*_WIDTHS)) * spec.heads
@@ -53,7 +53,8 @@ def operator_specs(
         n = min(n, max(1, batch * m // 2))  # ids that repeat
     grad_mode = spec.grad_mode if draw(sampled(False, False, False, True)) else "train"
     recipe = next(r for r in recipes if r.name == spec.recipe)
-    threads = 1 if compile != "none" else draw(sampled(1, 1, 1, 4))
+    several = compile == "none" and "threads" in vary
+    threads = draw(sampled(1, 1, 1, 1, 1, 2, 4, 4)) if several else 1
     drawn = msgspec.structs.replace(
         spec, m=m, k=k, n=n, input_layout=layout, grad_mode=grad_mode, threads=threads
     )

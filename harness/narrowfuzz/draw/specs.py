@@ -61,6 +61,7 @@ FACTORS = frozenset(
         "model",
         "schedule",
         "shape",
+        "threads",
     }
 )
 
@@ -144,6 +145,8 @@ def specs(
     rarely = 20 if model in _LONG else 5 if recipe.autocasts and spec.dtype == "fp32" else 9
     if spec.trains and not spec.scheduled and choose("schedule", *[False] * rarely, True):
         spec = draw(trained(spec, recipe))
+    if compile == "none":
+        spec = msgspec.structs.replace(spec, threads=choose("threads", *[1] * 22, 2, 4))
     if compile == "none" and "kernels" in vary and not onednn_stays():
         crawls = _crawls(recipe, spec)
         kernels: Kernels = draw(sampled(*_SLOW if crawls else _USUAL))

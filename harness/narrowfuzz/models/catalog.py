@@ -280,6 +280,7 @@ FIELDS_OF_CONVERTED = (
     "fullgraph",
     "memory_budget",
     "kernels",
+    "threads",
 )
 FIELDS_OF_LIBRARY = ("layout", "depth", "quantized_init", "settings")
 
