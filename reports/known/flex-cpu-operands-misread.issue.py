@@ -7,7 +7,7 @@ w = torch.randn(32, 32)
 cases = {
     "q, k, v": (lambda q, k, v: flex_attention(q, k, v), q),
     "k[:, :, 8:], v[:, :, 8:]": (lambda q, k, v: flex_attention(q, k[:, :, 8:], v[:, :, 8:]), q),
-    "2 * q, where q is transposed": (lambda q, k, v: flex_attention(2 * q, k, v), q.mT.contiguous().mT),
+    "2 * transposed": (lambda q, k, v: flex_attention(2 * q, k, v), q.mT.contiguous().mT),
     "(x @ w).view(1, 8, 2, 16).transpose(1, 2)": (
         lambda x, k, v: flex_attention((x @ w).view(1, 8, 2, 16).transpose(1, 2), k, v),
         torch.randn(1, 8, 32),
