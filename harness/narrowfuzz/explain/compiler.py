@@ -54,5 +54,5 @@ def sentence(found: Mapping[str, Any]) -> str:
         return f"{backend}, and is gone with the setting {what}"
     operator = re.search(r"op='([\w.:]+)', overload='(\w+)'", what)
     of = f"{operator[1]}.{operator[2]}" if operator else what
-    applied = f"{backend}, at {_APPLIED[subsystem]} number {found['number']}"
+    applied = f"{backend}, at {_APPLIED.get(subsystem, subsystem)} number {found['number']}"
     return f"{applied}: {of}" if of else applied
