@@ -101,7 +101,8 @@ class Fp32Scale(ScaleRule):
         return np.asarray(x * spread(scale), dtype=np.float32)
 
     def unit(self, scale: Scale) -> F64:
-        return np.asarray(1.0 / scale.astype(np.float64))
+        with np.errstate(divide="ignore"):  # a scale of 0 has an infinite unit
+            return np.asarray(1.0 / scale.astype(np.float64))
 
     def values(self, decoded: F64, scale: Scale, spread: Spread) -> F64:
         return np.asarray(decoded / spread(scale).astype(np.float64))
