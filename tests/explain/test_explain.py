@@ -143,7 +143,7 @@ def test_what_it_needs_and_what_it_has(tmp_path: Path) -> None:
     assert words(told.needs, "needed") == ["bias"]
     assert {*words(told.needs, "not needed")} == {"7 rows, no multiple of 32", "batch 3"}
     assert words(told.switches, "not needed") == [OWN_KERNELS]
-    assert told.nearest.startswith("none of them; ") and told.untried == ()
+    assert told.nearest.startswith("none matches; ") and told.untried == ()
     said = "\n".join(lines(told))
     assert "  bias: without it shown on 0 of 20" in said
 

@@ -46,7 +46,7 @@ def test_what_speaks_of_the_case_comes_before_what_does_not_and_says_why() -> No
     assert found[1].unmet == ("model is linear, not flex_*",)
     assert found[2].unmet == (f"m is {FINDING.minimal.spec.m}, not <1",)
     assert looks_like(found[1:]) == ""
-    assert resemblance(found[1:]).startswith("none of them; the nearest is a (same rule")
+    assert resemblance(found[1:]).startswith("none matches; the nearest is a (same rule")
     assert resemblance(found[1:]).endswith("; but model is linear, not flex_*)")
     assert resemblance([]) == ""
 

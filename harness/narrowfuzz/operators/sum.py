@@ -116,10 +116,9 @@ def shares(count: int, threads: int, grain: int = 1) -> Iterator[slice]:
 
 def _ends(terms: F64) -> F64:
     """Between which numbers their sum in fp32 lies [2]."""
-    sum_, radius = summed(terms, (0,), FP32), 0.0
-    if not exact_sums(terms, (0,)):
-        radius = float(sum_.radius)
-    return np.array([sum_.centre - radius, sum_.centre + radius])
+    known = summed(terms, (0,), FP32)
+    radius = 0.0 if exact_sums(terms, (0,)) else known.radius
+    return np.array([known.centre - radius, known.centre + radius])
 
 
 def _shared(call: OperatorCall) -> dict[str, Expected]:
@@ -139,8 +138,9 @@ def _shared(call: OperatorCall) -> dict[str, Expected]:
         total = ends.sum(0)
         room = gamma(len(parts)) * np.abs(total) * np.array([-1.0, 1.0])
         lo, hi = round_to(total + room, fmt, overflow="ieee")
-    # parts that may be infinite may make an infinity or a NaN of them all
-    if np.isinf(ends).any() and not np.isfinite(got).all():
+    # a part that may be infinite may make the whole so, and two of both signs a NaN
+    below, above = (ends == -np.inf).any(), (ends == np.inf).any()
+    if np.where(np.isnan(got), below & above, (got == -np.inf) & below | (got == np.inf) & above):
         lo = hi = got.astype(np.float64)
     unknown = np.full(got.shape, not np.isfinite(terms).all())
     return {

@@ -70,7 +70,7 @@ def resemblance(near: Sequence[Near]) -> str:
     """The nearest entry, and why it is not the finding's; "" where none is like it."""
     if known := looks_like(near):
         return f"it looks like {known}"
-    return f"none of them; the nearest is {near[0].entry.id} ({near[0]})" if near else ""
+    return f"none matches; the nearest is {near[0].entry.id} ({near[0]})" if near else ""
 
 
 def _whole(finding: Finding, entry: Entry) -> bool:
