@@ -305,6 +305,21 @@ def test_a_relation_of_trainings_sees_by_itself_and_has_a_script(
 INFINITE = Spike("grad_output", row=0, col=3, bits="0x7f800000")
 
 
+@pytest.mark.parametrize(
+    ("fault", "optimizer"),
+    [("scaler-steps-anyway", "sgd"), ("fused-step-ignores-infinity", "adamw_fused")],
+)
+def test_a_scaled_training_has_a_script(
+    fault: str, optimizer: Optimizer, scripts: RunScript
+) -> None:
+    spec = Spec(recipe="torch.bf16", steps=2, loss_scaling="grad_scaler", optimizer=optimizer)
+    case, own = Case(spec=spec, data=DataSpec(seed=5, spikes=(INFINITE,))), judge()
+    with builtin_faults()[fault].plant():
+        verdict = next(v for v in own.judge(case).causes if v.rule == "R29")
+        proof = proven(own, case, verdict, ("", fault), scripts)
+    assert not proof.why, f"{proof.why}\n{proof.output}"
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adam_fused", "adagrad_fused"])
 @pytest.mark.parametrize("spikes", [(), (INFINITE,)])
 def test_a_grad_scaler_does_what_its_definition_says(

@@ -10,7 +10,7 @@ from narrowfuzz.play import checkpoint, converted, layers, player
 from narrowfuzz.play.job import Job, Taps
 from narrowfuzz.triage.script import paste
 from narrowfuzz.triage.script.job import texts
-from narrowfuzz.triage.script.paste import hoisted, pasted
+from narrowfuzz.triage.script.paste import hoisted, pasted, undefined_in
 
 SOURCE = '''
 LIMIT = 3
@@ -133,3 +133,17 @@ def test_what_would_mean_something_else_is_refused(
     monkeypatch.setattr(paste.inspect, "getsource", lambda module: source)
     with pytest.raises(ValueError, match="put in"):
         pasted(("f",), (ModuleType("source"),), {"mode": "'a'"})
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("def f(x):\n    return [SCALE * y for y in x]\nf([1])\n", ["SCALE"]),
+        ("SCALE = 2.0\ndef f(x):\n    def g(y): return SCALE * y\n    return g(x)\n", []),
+        ("import math\nclass A:\n    x: Unknown = math.pi\n    y = lost\n", ["lost"]),
+        ("def f():\n    global late\n    late = 1\nf()\nprint(late, __file__)\n", []),
+        ("try:\n    x = 1\nexcept ValueError as error:\n    print(error)\nprint(x, y)\n", ["y"]),
+    ],
+)
+def test_a_name_that_nobody_defines_is_found(text: str, missing: list[str]) -> None:
+    assert undefined_in(f"from __future__ import annotations\n{text}") == missing

@@ -12,7 +12,7 @@ from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.events import Reload, plain_training
 from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.draw.choices import sampled
-from narrowfuzz.draw.specs import FACTORS, fixed, scaled, specs
+from narrowfuzz.draw.specs import FACTORS, fixed, overflowing, scaled, specs
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
@@ -62,10 +62,12 @@ def operator_specs(
         return fixed(drawn, recipe)
     drawn = msgspec.structs.replace(drawn, loss_scaling=draw(scaled(drawn.dtype)))
     steps = draw(sampled(2, 3, 5))
-    training = plain_training(steps, 1, "train")
+    plain = events = plain_training(steps, 1, "train")
     if draw(sampled(False, False, True)):
-        events = (*training[:3], Reload(), *training[3:])
-        plain = msgspec.structs.replace(drawn, steps=1, microbatches=1, events=events)
-    else:
-        plain = msgspec.structs.replace(drawn, steps=steps, events=())
-    return fixed(plain, recipe)
+        events = (*events[:3], Reload(), *events[3:])
+    if drawn.loss_scaling != "none":
+        events = draw(overflowing(events))
+    if events == plain:
+        return fixed(msgspec.structs.replace(drawn, steps=steps, events=()), recipe)
+    trained = msgspec.structs.replace(drawn, steps=1, microbatches=1, events=events)
+    return fixed(trained, recipe)

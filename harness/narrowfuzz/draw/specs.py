@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from narrowfuzz.case.altered import outside_autocast
 from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.events import Backward, Event
 from narrowfuzz.case.spec import Dtype, Kernels, LossScaling, ModelName, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.choices import between, sampled
@@ -189,12 +190,10 @@ def trained(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
         return draw(sampled(*values)) if len(values) > 1 else values[0]
 
     events = drawn_events(choose, spec, autocasts=recipe.autocasts)
-    return msgspec.structs.replace(
-        spec,
-        events=events,
-        optimizer=draw(sampled("sgd", "adamw")),
-        loss_scaling=draw(scaled(spec.dtype)),
-    )
+    optimizer, scaling = draw(sampled("sgd", "adamw")), draw(scaled(spec.dtype))
+    if scaling != "none":
+        events = draw(overflowing(events))
+    return msgspec.structs.replace(spec, events=events, optimizer=optimizer, loss_scaling=scaling)
 
 
 def scaled(dtype: Dtype, often: int = 1) -> st.SearchStrategy[LossScaling]:
@@ -202,6 +201,18 @@ def scaled(dtype: Dtype, often: int = 1) -> st.SearchStrategy[LossScaling]:
     of which it refuses."""
     how: LossScaling = "none" if dtype == "fp16" else "grad_scaler"
     return sampled(*["none"] * (4 - often), *[how] * often)
+
+
+@st.composite
+def overflowing(draw: st.DrawFn, events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The same events, but in half of the draws one backward meets an infinite gradient, so that
+    its step is skipped and others are not. It is mostly the first: scales begin too large."""
+    backwards = [i for i, event in enumerate(events) if isinstance(event, Backward)]
+    if not backwards or draw(sampled(False, True)):
+        return events
+    at = draw(sampled(backwards[0], draw(sampled(*backwards))))
+    infinite = msgspec.structs.replace(events[at], values="inf")
+    return (*events[:at], infinite, *events[at + 1 :])
 
 
 @st.composite

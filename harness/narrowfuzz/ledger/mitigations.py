@@ -175,6 +175,23 @@ def sharded_gradients_first() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def skipped_steps_without_momentum() -> Iterator[None]:
+    """A step of fused SGD that is skipped makes no momentum buffers."""
+    from torch.optim import sgd
+
+    usual = sgd._fused_sgd
+
+    def stepped(params: Any, grads: Any, buffers: list[Any], *, found_inf: Any, **how: Any) -> None:
+        begins = all(buffer is None for buffer in buffers)
+        usual(params, grads, buffers, found_inf=found_inf, **how)
+        if begins and found_inf is not None and found_inf.item():
+            buffers[:] = [None] * len(buffers)
+
+    with patch.object(sgd, "_fused_sgd", stepped):
+        yield
+
+
 #: By the name that an entry gives; each is entered around all that builds and runs a case.
 CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     cure.__name__: cure
@@ -189,6 +206,7 @@ CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
         one_rank_that_divides_once,
         optimizers_that_begin_at_zero,
         sharded_gradients_first,
+        skipped_steps_without_momentum,
         compiler.specialized_floats,
         compiler.sums_in_fp32,
         compiler.without_slp_vectorizer,

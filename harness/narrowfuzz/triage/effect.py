@@ -233,8 +233,9 @@ def _excess_of(got: Any, expected: Any, truth: Any, overflows: Any = False) -> E
     if (compared & ~came).any() and not (compared & came).any():
         return _UNKNOWN  # each may have left the range
     compared &= came
-    size = float(np.linalg.norm(truth[compared]))
+    with np.errstate(over="ignore"):
+        size = float(np.linalg.norm(truth[compared]))
+        far, base = (float(np.linalg.norm(x[compared] - truth[compared])) for x in (got, expected))
     if size == 0.0:
         return Effect(math.inf, "not zero") if got[compared].any() else Effect()
-    far, base = (float(np.linalg.norm(x[compared] - truth[compared])) for x in (got, expected))
     return Effect(max(0.0, far - base) / size)

@@ -17,7 +17,7 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
 from narrowfuzz.play import groups, models, operator_models, own, titan
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.paste import hoisted, pasted
+from narrowfuzz.triage.script.paste import hoisted, pasted, undefined_in
 from narrowfuzz.triage.verify import GUARD, SILENT
 
 #: Values by their names in a case.
@@ -101,7 +101,7 @@ def docstring(verdict: Verdict, subject: str) -> str:
 
 def guarded(head: str, *parts: str, environment: Mapping[str, str] = {}) -> str:
     """A script's text: docstring, guard, variables that must be set before all imports, imports,
-    then the parts. Raises ValueError if it is no Python."""
+    then the parts. Raises ValueError if it is no Python, or uses what it does not define."""
     body = "\n".join(part.strip("\n") for part in parts if part)
     first = f"from __future__ import annotations\n{SILENT}\n{GUARD}"
     if environment:
@@ -111,6 +111,8 @@ def guarded(head: str, *parts: str, environment: Mapping[str, str] = {}) -> str:
         compile(text, "repro.py", "exec")
     except SyntaxError as error:
         raise ValueError(f"the pasted source is no Python: {error}") from None
+    if missing := undefined_in(text):
+        raise ValueError(f"the pasted source uses what nobody defines: {', '.join(missing)}")
     return text
 
 

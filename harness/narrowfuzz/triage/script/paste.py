@@ -6,9 +6,11 @@ Branches that are never taken are left out, so a script shows what happens and n
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import inspect
 import pickle
+import symtable
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -185,6 +187,22 @@ def definitions_of(text: str) -> frozenset[str]:
                 n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)
             }
     return frozenset(found)
+
+
+def undefined_in(text: str) -> list[str]:
+    """Global names that a script's text reads, and that neither it nor Python defines."""
+    whole = symtable.symtable(text, "repro.py", "exec")
+    known = {s.get_name() for s in whole.get_symbols() if s.is_assigned() or s.is_imported()}
+    read, to_do = set[str](), [whole]
+    while to_do:
+        table = to_do.pop()
+        to_do += [one for one in table.get_children() if one.get_type() != "annotation"]
+        for symbol in table.get_symbols():
+            if symbol.is_declared_global() and symbol.is_assigned():
+                known.add(symbol.get_name())
+            if symbol.is_referenced() and (symbol.is_global() or table is whole):
+                read.add(symbol.get_name())
+    return sorted(read - known - vars(builtins).keys() - {"__file__", "__name__"})
 
 
 def _definitions(sources: Iterable[Source]) -> dict[str, ast.stmt]:

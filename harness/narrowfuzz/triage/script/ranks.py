@@ -20,7 +20,7 @@ from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.play import experts, job, mesh, processes, ranks
+from narrowfuzz.play import experts, mesh, processes, ranks
 from narrowfuzz.play.job import Compile, Job, Taps
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe.recipe import Recipe
@@ -44,7 +44,7 @@ from narrowfuzz.triage.script.recipe_source import recipe_source
 #: The runs that are one process's.
 _ALONE = ("alone", "float64")
 #: Modules whose source they are made of, with their layout's player.
-_RANKS = (job, ranks, processes, experts, mesh)
+_RANKS = (ranks, processes, experts, mesh)
 _RAISES = """\
 try:
     on_ranks_here()
