@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from narrowfuzz.case.layout import check_sharding, fitting
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.formats import FORMATS
@@ -64,6 +64,34 @@ def test_three_ranks_have_an_expert_each() -> None:
     sharding = {"data": 3, "experts": 3}
     drawn = case("torch.fp32", sharding, m=96, model="grouped_experts", data=data)
     assert not judge().judge(drawn).causes
+
+
+def test_pieces_of_rows_begin_where_those_of_a_rank_do() -> None:
+    """Rows of 60 bytes: some kernels sum in another order where memory begins elsewhere."""
+    drawn = case("torch.fp32", {"data": 3, "experts": 3}, m=3, k=15, n=1, model="grouped_experts")
+    assert not judge().judge(drawn).causes
+
+
+def test_graphs_that_fsdp_breaks_add_gradients_in_another_order() -> None:
+    sharding, data = {"data": 2, "units": "each"}, DataSpec(seed=1, grad_exponent=-9)
+    drawn = case("torch.bf16", sharding, m=16, n=64, compile="aot_eager", data=data)
+    judged = judge().judge(drawn)
+    assert not judged.causes
+    assert ("S9", "ok") in {(v.rule, v.status) for v in judged.verdicts}
+
+
+@pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3]], ids=str)
+def test_ranks_that_share_experts_skip_together(sharding: dict[str, Any]) -> None:
+    spike = Spike("grad_output", row=5, col=3, bits="0x7f800000")
+    how = {"steps": 2, "loss_scaling": "grad_scaler"}
+    for spikes in ((), (spike,)):
+        drawn = case("torch.bf16", sharding, data=DataSpec(seed=3, spikes=spikes), **how)
+        judged = judge().judge(drawn)
+        assert not judged.causes
+        assert ("S14", "ok") in {(v.rule, v.status) for v in judged.verdicts}
+        ranks = judge().run_arms(drawn)["sharded"].ranks
+        scales = {float(rank.outputs["loss_scale"]) for rank in ranks}
+        assert scales == ({256.0} if spikes else {4096.0})
 
 
 @pytest.mark.parametrize("resumes", ["same", "fewer", "alone", "regrouped"])

@@ -74,11 +74,7 @@ def sharded_specs(
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
         sharding = draw(_resumed(spec, recipe, sharding, most))
-    scales = (
-        scaled(spec.dtype, often=3)
-        if not (sharding.experts or sharding.resumes)
-        else st.just("none")
-    )
+    scales = st.just("none") if sharding.resumes else scaled(spec.dtype, often=3)
     return fitting(
         msgspec.structs.replace(
             spec,

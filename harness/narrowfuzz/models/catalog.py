@@ -97,16 +97,18 @@ MODELS: dict[str, Model] = {
         Model(
             "grouped_experts", "three experts in groups of rows, one for each, and a shared one",
             "GroupedExperts", lambda spec: (spec.k, spec.n, 3, 1, True), "mlp", experts=3,
+            branches=True,
             smaller=("linear", "mlp_swiglu"),
         ),
         Model(
             "chosen_experts", "four experts in groups of rows, two for each, and a shared one",
             "GroupedExperts", lambda spec: (spec.k, spec.n, 4, 2, False), "mlp", experts=4,
+            branches=True,
             smaller=("linear", "mlp_swiglu", "grouped_experts"),
         ),
         Model(
             "capacity_experts", "four experts of as many rows each, and a shared one",
-            "CapacityExperts", lambda spec: (spec.k, spec.n, 4), "mlp",
+            "CapacityExperts", lambda spec: (spec.k, spec.n, 4), "mlp", branches=True,
             smaller=("linear", "mlp_swiglu"),
         ),
         Model(

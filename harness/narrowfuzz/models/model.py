@@ -39,6 +39,8 @@ class Model:
     pointwise: bool = False
     attends: bool = False
     normalises: bool = False
+    #: Its input goes more than two ways at once, whose gradients are added up.
+    branches: bool = False
     #: The linear that makes the output, used once and by nothing else; "" if none does.
     last: str = ""
     #: Submodules that are recomputed one by one; () recomputes the whole model.

@@ -17,7 +17,9 @@ def added(ends: Sequence[tuple[F64, F64]], fmt: Format, more: F64 | float = 0.0)
     additions, each of which errs by at most u times a partial sum, and partial sums are at most S,
     the sum of magnitudes, times (1 + u)^(n - 2): (n - 1) u (1 + u)^n S covers all of them. The last
     addition rounds the exact result of two terms, so for n = 2 rounding both ends is exact; so it
-    is where additions are made in fp32 and rounded to ``fmt`` once.
+    is where additions are made in fp32 and rounded to ``fmt`` once. Partial sums also lie between
+    the sum of what is negative and of what is positive: where one of these leaves the range of
+    ``fmt``, an order may overflow on its way, and nothing is known (-inf to inf).
     """
     with np.errstate(all="ignore"):
         lo = np.sum([lo for lo, _ in ends], axis=0) + more
@@ -28,6 +30,9 @@ def added(ends: Sequence[tuple[F64, F64]], fmt: Format, more: F64 | float = 0.0)
             u = fmt.unit_roundoff
             slack = (terms - 1) * u * (1.0 + u) ** terms * (size + np.abs(more))
             slack = slack + (terms - 1) * fmt.min_subnormal
-            lo, hi = lo - slack, hi + slack
+            least = np.sum([np.minimum(lo, 0.0) for lo, _ in ends], axis=0) + np.minimum(more, 0.0)
+            most = np.sum([np.maximum(hi, 0.0) for _, hi in ends], axis=0) + np.maximum(more, 0.0)
+            over = np.maximum(-least, most) + slack > fmt.max
+            lo, hi = np.where(over, -np.inf, lo - slack), np.where(over, np.inf, hi + slack)
         low, high = round_to(np.stack([lo, hi]), fmt, overflow="ieee")
     return low, high

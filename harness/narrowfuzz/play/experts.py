@@ -79,6 +79,24 @@ def by_expert(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return order, counts.sum(0).cumsum(0).to(torch.int32)
 
 
+class Apart(torch.autograd.Function):
+    """A copy, whose gradient is one, too: where a piece of a tensor begins in memory, its products
+    may be summed in another order than a rank's own are."""
+
+    @staticmethod
+    def forward(ctx: Any, piece: torch.Tensor) -> Any:
+        return piece.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return grad.clone()
+
+
+def apart(piece: torch.Tensor) -> torch.Tensor:
+    """The piece in memory of its own."""
+    return Apart.apply(piece)  # type: ignore[no-any-return]
+
+
 class Together(nn.Module):
     """What ranks that share experts train, in one process: a model for each rank's rows, all with
     the experts of the first."""
@@ -91,7 +109,8 @@ class Together(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         models: Any = self.models
-        pieces = [rows.reshape(-1, x.shape[-1]) for rows in x.chunk(len(models))]
+        chunks = x.chunk(len(models))
+        pieces = [apart(rows.reshape(-1, x.shape[-1])) for rows in chunks]
         routed = [model.routed(rows) for model, rows in zip(models, pieces, strict=True)]
         counts = torch.stack([rows_of_each(offs) for _, offs, *_ in routed])
         order, _ = by_expert(counts)
@@ -103,7 +122,7 @@ class Together(nn.Module):
             products.append(models[0].experts(sent[here], by_expert(share)[1], which))
         parts = torch.cat(products)[order.argsort()].split(counts.sum(1).tolist())
         each = zip(models, pieces, parts, routed, strict=True)
-        y = [model.combined(rows, part, *back) for model, rows, part, (_, _, *back) in each]
+        y = [apart(model.combined(rows, part, *back)) for model, rows, part, (_, _, *back) in each]
         return torch.cat(y).reshape(x.shape)
 
 
@@ -112,7 +131,7 @@ def parted(trace: Trace, ranks: int) -> list[Trace]:
     calls; and all that the experts' parameters have."""
     traces = [Trace() for _ in range(ranks)]
     for key, t in trace.results.items():
-        pieces = t.chunk(ranks)
+        pieces = t.chunk(ranks) if t.ndim else [t] * ranks
         for rank, one in enumerate(traces):
             if not key.startswith("models."):
                 one.results[key] = pieces[rank].clone()

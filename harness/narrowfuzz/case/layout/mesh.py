@@ -82,8 +82,6 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield "ranks that share experts have one microbatch a step"
     if sharding.experts and (sharding.tensor or spec.compile != "none"):
         yield "ranks that share experts share no linears, and are not compiled"
-    if sharding.experts and spec.loss_scaling != "none":
-        yield "ranks that share experts scale no loss"
     if sharding.data % (group := max(sharding.experts, 1) * max(sharding.replicas, 1)):
         yield (
             f"data is {sharding.data}, no multiple of {group}: of {sharding.replicas or 1} "
