@@ -32,7 +32,7 @@ def drawn() -> list[Case]:
     """As a campaign draws them: of each a few, many times."""
     some = (
         examples(batches(operator_specs(PLAIN, (name,))), 2, seed)
-        for seed in range(18)
+        for seed in range(24)
         for name in ALONE
         if MODELS[name].attends or seed < 4
     )

@@ -235,7 +235,7 @@ FIELDS_OF: dict[str, set[str | None]] = {
     "autocast": {"autocast"},
     "compiler": {"dynamic", "fullgraph", "memory_budget"},
     "dims": {"m", "k", "n"},
-    "layout": {"input_layout", "grad_layout"},
+    "layout": {"input_layout", "grad_layout", "weight_layout"},
     "schedule": {"steps", "microbatches", "optimizer", "loss_scaling", "events"},
     "shape": {"m", "k", "n"},
 }

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
+from narrowfuzz.ledger.mitigations import CURES
 from narrowfuzz.operators import BY_NAME
+from narrowfuzz.play.literal import laid
 from narrowfuzz.play.optimizer_step import stepped
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
@@ -56,7 +58,7 @@ def values(dtype: str) -> Iterator[Any]:
 
 
 def calls_of(kind: str, options: Mapping[str, Any], start: Any, *grads: Any) -> Any:
-    parameter = torch.nn.Parameter(start.clone())
+    parameter = torch.nn.Parameter(laid(start, start.stride()))
     optimizer = getattr(torch.optim, kind)([parameter], **options)
     watch = OperatorWatch()
     with watch:
@@ -212,3 +214,28 @@ def test_adagrads_rate_times_its_gradient_may_be_rounded_apart(
         torch.optim.Adagrad([parameter], foreach=foreach, **options).step()
     (call,) = operators_of(watch.operators)
     assert "diverged" not in {verdict.status for verdict in judge_call("eager", call)}
+
+
+def with_gaps(t: torch.Tensor) -> torch.Tensor:
+    return laid(t, (2,))
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad"])
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_a_parameter_with_gaps_is_stepped_as_others_are(kind: str, how: dict[str, Any]) -> None:
+    """But by the fused kernels of a CPU, whose cure makes them right; and a script shows them."""
+    start, *grads = next(values("fp32"))
+    options = {"lr": 0.01, **how}
+    with CURES["contiguous_fused_steps"]():
+        cured = list(calls_of(kind, options, with_gaps(start), *grads))
+    assert {status for call in cured for status in statuses(call).values()} <= {"ok"}
+    found = list(calls_of(kind, options, with_gaps(start), *grads))
+    for call, right in zip(found, cured, strict=True):
+        assert call.strides["param"] == (2,)
+        if how.get("fused"):
+            assert statuses(call)["param"] == "diverged"
+        else:
+            assert np.array_equal(call.outputs["param"], right.outputs["param"])
+        tensors = {n: laid(torch.from_numpy(x), call.strides[n]) for n, x in call.tensors.items()}
+        again = stepped(kind, call.settings["options"], call.settings["steps"], **tensors)
+        assert np.array_equal(np.asarray(again[0]), call.outputs["param"])

@@ -212,6 +212,24 @@ SCALED: dict[str, Any] = {
 }  # fmt: skip
 
 
+def test_outputs_that_are_all_nan_do_not_say_that_nothing_was_quantised() -> None:
+    spikes = (
+        Spike("bias", row=40, col=135, bits="0xff800000"),
+        Spike("input", row=25, col=19, bits="0x7fc00000"),
+    )
+    drawn = case(
+        "torchao.float8.rowwise_gw_hp",
+        {"data": 2, "tensor": 2, "local_output": False, "units": "each", "resumes": "early"},
+        m=1, batch=2, k=64, n=32, model="mlp_gelu", backend="real", checkpoint="selective",
+        bias=True, steps=2,
+    )  # fmt: skip
+    data = DataSpec(seed=2928, spikes=spikes)
+    judged = judge().judge(msgspec.structs.replace(drawn, data=data))
+    assert not judged.causes and ("S7", "inconclusive") in {
+        (v.rule, v.status) for v in judged.verdicts
+    }
+
+
 def test_all_ranks_skip_what_one_of_them_finds_infinite() -> None:
     drawn = case("torch.bf16", {"data": 2}, **SCALED)
     judged = judge().judge(drawn)

@@ -20,9 +20,9 @@ EXAMPLES = settings(max_examples=150, deadline=None, database=None, derandomize=
 DIMS = ("m", "k", "n", "batch")
 #: Every field but the sizes, the model and what names the experiment.
 FIELDS = (
-    "bias", "dtype", "input_layout", "grad_layout", "checkpoint", "heads", "attention", "autocast",
-    "grad_mode", "steps", "microbatches", "optimizer", "loss_scaling", "lifecycle", "dynamic",
-    "fullgraph", "memory_budget", "kernels", "threads",
+    "bias", "dtype", "input_layout", "grad_layout", "weight_layout", "checkpoint", "heads",
+    "attention", "autocast", "grad_mode", "steps", "microbatches", "optimizer", "loss_scaling",
+    "lifecycle", "dynamic", "fullgraph", "memory_budget", "kernels", "threads",
 )  # fmt: skip
 DATA_FIELDS = ("regime", "gemm", "input_exponent", "weight_exponent", "grad_exponent")
 SPIKE = Spike("input", 3, 5, "0x43e00001")
@@ -30,10 +30,11 @@ OTHERS = (Spike("weight", 0, 0, "0x7f800000"), Spike("bias", 1, 1, "0x00000001")
 LARGE = Case(
     spec=Spec(
         recipe="torchao.float8.rowwise", backend="emulated", m=96, k=128, n=33, batch=3, bias=True,
-        dtype="fp32", input_layout="strided", grad_layout="expanded", checkpoint="full",
-        model="two_blocks", heads=4, attention="math", autocast=True, grad_mode="no_grad", steps=3,
-        microbatches=2, optimizer="adamw", loss_scaling="grad_scaler", lifecycle="reload",
-        dynamic=True, fullgraph=True, memory_budget=50, kernels="native", threads=4,
+        dtype="fp32", input_layout="strided", grad_layout="expanded", weight_layout="strided",
+        checkpoint="full", model="two_blocks", heads=4, attention="math", autocast=True,
+        grad_mode="no_grad", steps=3, microbatches=2, optimizer="adamw", loss_scaling="grad_scaler",
+        lifecycle="reload", dynamic=True, fullgraph=True, memory_budget=50, kernels="native",
+        threads=4,
     ),
     data=DataSpec(
         regime="lattice", gemm="grad_input", values="inf_nan", seed=77, input_exponent=7,

@@ -194,6 +194,8 @@ AGREE: list[tuple[str, dict[str, Any]]] = [
     ("used_twice", {"input_layout": "strided", "grad_layout": "expanded", "batch": 2}),
     ("mlp_swiglu", {"recipe": "torch.fp32", "dtype": "fp32", "autocast": True}),
     ("linear", {"steps": 2, "bias": True}),
+    ("linear", {"weight_layout": "strided", "bias": True, "recipe": "torch.bf16"}),
+    ("tied_embedding", {"weight_layout": "transposed", "steps": 2}),
     ("linear", {"lifecycle": "reload", "bias": True}),
     ("linear", {"m": 0, "grad_layout": "expanded", "lifecycle": "deepcopy",
                 "recipe": "torch.bf16"}),

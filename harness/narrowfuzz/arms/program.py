@@ -83,7 +83,9 @@ class Program:
 
     def _plain(self) -> nn.Module:
         dtype = DTYPES[self.spec.dtype]
-        return self.description.build(self.spec, dtype=dtype, device=self.device)
+        plain = self.description.build(self.spec, dtype=dtype, device=self.device)
+        layout = self.spec.weight_layout
+        return plain if layout == "contiguous" else player.in_memory(plain, layout)
 
     def _anew(self) -> nn.Module:
         return self.recipe.convert(self._plain(), self.spec)  # type: ignore[no-any-return]

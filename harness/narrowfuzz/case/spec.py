@@ -245,6 +245,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dtype: Dtype = "bf16"
     input_layout: InputLayout = "contiguous"
     grad_layout: GradLayout = "contiguous"
+    #: How each parameter lies in memory: "strided" is every second element of a larger tensor.
+    weight_layout: InputLayout = "contiguous"
     #: Attention heads; attention runs on the fused kernel or as plain matmuls and a softmax.
     heads: Literal[1, 2, 4] = 1
     attention: Literal["flash", "math"] = "flash"

@@ -84,9 +84,10 @@ def universe(
 
 
 def _playable(recipe: Recipe) -> frozenset[str]:
-    """Features that the training of a converted model may have under this recipe; an infinity is
-    its data's."""
-    lacking = {"inf"} | (set() if recipe.autocasts else story.OF_AUTOCAST)
+    """Features that the training of a converted model may have under this recipe: an infinity of
+    one step alone where a loss is scaled, which nobody does to gradients in fp16."""
+    scaled = set(recipe.dtypes) != {"fp16"}
+    lacking = (set() if scaled else {"inf"}) | (set() if recipe.autocasts else story.OF_AUTOCAST)
     return story.OF_CONVERTED - lacking
 
 

@@ -41,6 +41,7 @@ _FIELDS = (
     "bias",
     "input_layout",
     "grad_layout",
+    "weight_layout",
     "heads",
     "attention",
     "kernels",

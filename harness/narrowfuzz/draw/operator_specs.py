@@ -60,7 +60,11 @@ def operator_specs(
     )
     if "optimizer" not in MODELS[spec.model].fixed:
         return fixed(drawn, recipe)
-    drawn = msgspec.structs.replace(drawn, loss_scaling=draw(scaled(drawn.dtype)))
+    # of parameters with gaps gradients have none
+    weight_layout = draw(sampled(drawn.weight_layout, "contiguous", "contiguous", "strided"))
+    drawn = msgspec.structs.replace(
+        drawn, loss_scaling=draw(scaled(drawn.dtype)), weight_layout=weight_layout
+    )
     steps = draw(sampled(2, 3, 5))
     plain = events = plain_training(steps, 1, "train")
     if draw(sampled(False, False, True)):

@@ -137,6 +137,7 @@ def specs(
         bias=choose("bias", False, True),
         input_layout=choose("layout", "contiguous", "contiguous", "transposed", "strided"),
         grad_layout=choose("layout", "contiguous", "contiguous", "transposed", "expanded"),
+        weight_layout=choose("layout", *["contiguous"] * 10, "transposed", "strided"),
         lifecycle=choose("lifecycle", *["none"] * 6, "deepcopy", "reload"),
         compile=compile,
         **fields,

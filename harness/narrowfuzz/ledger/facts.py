@@ -61,12 +61,14 @@ def _of_sharding(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
 
 def _rows(spec: Spec) -> set[int]:
     """Rows of the weights that FSDP's ranks share, after tensor parallelism has cut what it shares
-    by output features. A wide linear has n; other models lead back to k, which are rows as well."""
+    by output features. A wide linear has n; other models lead back to k, which are rows as well;
+    of experts' weights it is the experts."""
     model, ranks = MODELS.get(spec.model), max(spec.sharding.tensor, 1)
     if model is None:  # a library's own layers, which no rank shares
         return set()
+    experts = {model.experts} if model.experts and not spec.sharding.experts else set()
     if not model.wide or model.takes_ids:
-        return {spec.n // ranks, spec.k}
+        return {spec.n // ranks, spec.k, *experts}
     return {spec.n // ranks if "colwise" in model.styles(spec).values() else spec.n}
 
 
@@ -145,6 +147,7 @@ _SPEC = (
     "dtype",
     "input_layout",
     "grad_layout",
+    "weight_layout",
     "heads",
     "attention",
     "grad_mode",

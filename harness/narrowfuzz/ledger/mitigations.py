@@ -8,7 +8,7 @@ of that would hide other bugs; the cure tells them apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -119,6 +119,26 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
 
 
 @contextmanager
+def contiguous_fused_steps() -> Iterator[None]:
+    """Fused kernels of optimizers step contiguous copies, which are then copied back."""
+    import torch
+
+    def on_copies(kernel: Any, *lists: Any, **how: Any) -> None:
+        copies = [[t.contiguous() for t in tensors] for tensors in lists]
+        kernel(*copies, **how)
+        for tensors, stepped in zip(lists, copies, strict=True):
+            for t, copy in zip(tensors, stepped, strict=True):
+                if copy is not t:
+                    t.copy_(copy)
+
+    with ExitStack() as stack:
+        for name in ("_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_"):
+            kernel = getattr(torch, name)
+            stack.enter_context(patch.object(torch, name, partial(on_copies, kernel)))
+        yield
+
+
+@contextmanager
 def one_rank_that_divides_once() -> Iterator[None]:
     """FSDP on a mesh of one rank leaves the division by a factor to what copies the gradient."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
@@ -200,6 +220,7 @@ CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
         a_mask_of_minus_infinity,
         compiler.a_name_for_each_stored_reduction,
         buffers_that_a_recompute_leaves,
+        contiguous_fused_steps,
         compiler.contiguous_operands_of_flex,
         compiler.emulated_precision_casts,
         compiler.masked_booleans_of_one_type,

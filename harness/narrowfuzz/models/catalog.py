@@ -97,18 +97,19 @@ MODELS: dict[str, Model] = {
         Model(
             "grouped_experts", "three experts in groups of rows, one for each, and a shared one",
             "GroupedExperts", lambda spec: (spec.k, spec.n, 3, 1, True), "mlp", experts=3,
-            branches=True,
+            branches=True, fixed={"weight_layout": "contiguous"},
             smaller=("linear", "mlp_swiglu"),
         ),
         Model(
             "chosen_experts", "four experts in groups of rows, two for each, and a shared one",
             "GroupedExperts", lambda spec: (spec.k, spec.n, 4, 2, False), "mlp", experts=4,
-            branches=True,
+            branches=True, fixed={"weight_layout": "contiguous"},
             smaller=("linear", "mlp_swiglu", "grouped_experts"),
         ),
         Model(
             "capacity_experts", "four experts of as many rows each, and a shared one",
             "CapacityExperts", lambda spec: (spec.k, spec.n, 4), "mlp", branches=True,
+            fixed={"weight_layout": "contiguous"},
             smaller=("linear", "mlp_swiglu"),
         ),
         Model(
@@ -186,6 +187,7 @@ def _titan(
         "attention": "flash",
         "bias": False,
         "dynamic": False,
+        "weight_layout": "contiguous",
     }
     return Model(
         name,
@@ -272,6 +274,7 @@ FIELDS_OF_CONVERTED = (
     "batch",
     "input_layout",
     "grad_layout",
+    "weight_layout",
     "heads",
     "attention",
     "autocast",
@@ -293,7 +296,9 @@ def of_kind(*kinds: str) -> tuple[str, ...]:
 
 
 #: What a user's model says by itself, so that no case of it may be drawn otherwise.
-FIXED_BY_OWN = frozenset(("batch", "m", "k", "n", "heads", "attention", "bias", "dynamic", "dtype"))
+FIXED_BY_OWN = frozenset(
+    ("batch", "m", "k", "n", "heads", "attention", "bias", "dynamic", "dtype", "weight_layout")
+)
 
 
 def title_of(name: str) -> str:

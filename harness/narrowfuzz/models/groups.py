@@ -12,6 +12,8 @@ from narrowfuzz.models.relations import of_gradients
 
 _MXFP8_GROUPS = "prototype/moe_training/mxfp8_grouped_mm.py"
 _FP8_ROWWISE = "prototype/moe_training/fp8_grouped_mm.py"
+#: Products of groups of rows take no parameters with gaps, and raise.
+_WHOLE = {"weight_layout": "contiguous"}
 #: Rows of a group: none, one, and about the tiles that kernels work in.
 _UNEVEN = (1, 0, 16, 17, 15, 128, 129, 127)
 #: Elements of all experts' matrices, at most.
@@ -48,6 +50,7 @@ PRODUCTS: tuple[Model, ...] = tuple(
         "grouped_mm",
         values=("equal", "outlier_rows", "heavy_tail"),
         columns="experts",
+        fixed=_WHOLE,
         # of so many weights one is nearly always too small to be scaled
         relations=of_gradients("up", "down", scaled=False),
     )
@@ -58,10 +61,12 @@ PRODUCTS: tuple[Model, ...] = tuple(
     )
 )
 
-_of_torchao = partial(alone, compiled=False, lacks={"cpu": ("fp16",), "cuda": ("fp16",)})
+_of_torchao = partial(
+    alone, compiled=False, fixed=_WHOLE, lacks={"cpu": ("fp16",), "cuda": ("fp16",)}
+)
 #: The interpreter takes a few milliseconds a row.
 _interpreted = partial(
-    _of_torchao, interpreted=True, fixed={"batch": 0, "steps": 1, "microbatches": 1}
+    _of_torchao, interpreted=True, fixed={**_WHOLE, "batch": 0, "steps": 1, "microbatches": 1}
 )
 #: Rows that are whole blocks of 32 in each group, and rows that are not.
 _BLOCKS, _RAGGED = (32, 0, 64), (1, 0, 16, 40, 33)

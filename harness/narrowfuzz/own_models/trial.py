@@ -60,6 +60,7 @@ def tried(source: Source) -> Model:
         "bias": any(linear.bias is not None for linear in linears.values()),
         "dynamic": False,
         "dtype": dtype,
+        "weight_layout": "contiguous",
     }
     assert set(fixed) == FIXED_BY_OWN, set(fixed) ^ FIXED_BY_OWN
     blocks = _blocks(module)

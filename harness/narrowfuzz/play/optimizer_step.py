@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from narrowfuzz.play.literal import laid
+
 
 def stepped(
     kind: str,
@@ -18,11 +20,11 @@ def stepped(
 ) -> tuple[torch.Tensor | None, ...]:
     """The parameter and its state, in this order, after one step that follows so many others; it is
     the last of two that are alike."""
-    both = [torch.nn.Parameter(param.clone()) for _ in range(2)]
+    both = [torch.nn.Parameter(laid(param, param.stride())) for _ in range(2)]
     optimizer = getattr(torch.optim, kind)(both, **options)
     for parameter in both:
-        parameter.grad = grad.clone()
-        given = {name: t.clone() for name, t in state.items() if t is not None}
+        parameter.grad = laid(grad, grad.stride())
+        given = {name: laid(t, t.stride()) for name, t in state.items() if t is not None}
         if given:  # some keep a state before their first step
             optimizer.state[parameter] = {"step": torch.tensor(float(steps)), **given}
     optimizer.step()

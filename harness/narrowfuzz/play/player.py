@@ -415,14 +415,19 @@ def take(run: Training, *, job: Job) -> None:
         run.scaler.update()
 
 
+def in_memory(model: nn.Module, layout: str) -> nn.Module:
+    """The model, whose parameters have this memory layout."""
+    for parameter in model.parameters():
+        parameter.data = arranged(parameter.data, layout)
+    return model
+
+
 def arranged(t: torch.Tensor, layout: str) -> torch.Tensor:
-    """The tensor in a memory layout."""
-    if layout == "transposed":
+    """The tensor in a memory layout; a vector is not transposed."""
+    if layout == "transposed" and t.ndim > 1:
         return t.transpose(-1, -2).contiguous().transpose(-1, -2)
     if layout == "strided":
-        wide = torch.zeros((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype, device=t.device)
-        wide[..., ::2] = t
-        return wide[..., ::2]
+        return torch.stack((t, torch.zeros_like(t)), -1).flatten(-2)[..., ::2]
     if layout == "expanded" and t.numel():
         return t.reshape(-1, t.shape[-1])[0].expand(t.shape)
     return t

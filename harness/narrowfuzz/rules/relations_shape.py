@@ -71,7 +71,9 @@ def variants(name: str, case: Case, plan: Plan, tensors: dict[str, F32]) -> tupl
     if name == "R11":
         return (_swapped(spec, tensors),)
     if name == "R16":
-        copies = msgspec.structs.replace(spec, input_layout="contiguous", grad_layout="contiguous")
+        copies = msgspec.structs.replace(
+            spec, input_layout="contiguous", grad_layout="contiguous", weight_layout="contiguous"
+        )
         run = OtherRun("contiguous copies", copies, tensors)
         return (Variant(run, everything(spec)),) if copies != spec else ()
     assert name == "R17", name
@@ -83,7 +85,7 @@ def variants(name: str, case: Case, plan: Plan, tensors: dict[str, F32]) -> tupl
 def _strict(spec: Spec, plan: Plan) -> tuple[Role, ...]:
     """Roles in which flattening changes neither kernel nor strides: a transposed or expanded tensor
     may reach another kernel as a contiguous copy, and a bias may be fused in one of them."""
-    if (spec.input_layout, spec.grad_layout) != ("contiguous", "contiguous"):
+    if {spec.input_layout, spec.grad_layout, spec.weight_layout} != {"contiguous"}:
         return ()
     return ROLES[1:] if spec.bias and plan.bias == "either" else ROLES
 

@@ -80,8 +80,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"loss_scaling is 'none' with {sharding}: it is for FSDP and tensor parallelism"
     if spec.events or any(isinstance(e, Forward) and e.mode != "train" for e in spec.training):
         yield "on ranks a model is trained by plain steps"
-    if (spec.input_layout, spec.grad_layout) != ("contiguous", "contiguous"):
-        yield "on ranks inputs and output gradients are contiguous"
+    if {spec.input_layout, spec.grad_layout, spec.weight_layout} != {"contiguous"}:
+        yield "on ranks inputs, output gradients and parameters are contiguous"
     fit = fitting(spec)
     if fit != spec:
         if fit.sharding != sharding:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from narrowfuzz.case.arm import EAGER
+from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence, identical
 from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.sharded.evidence import arm_of, run_of
@@ -43,11 +46,13 @@ def _products(run: Trace) -> bool:
 
 
 def _same(run: Trace, other: Trace) -> bool:
-    """Did every rank leave the same, something other than zeros?"""
+    """Did every rank leave the same, and some of them outputs that are numbers other than zero?"""
     if other.error is not None:
         return False
     pairs = list(zip(run.ranks, other.ranks, strict=True))
-    judged = any(x.any() for trace in run.ranks for x in trace.outputs.values())
+    every = (item for trace in run.ranks for item in trace.outputs.items())
+    made = (x for name, x in every if name_of(name).kind == "output")
+    judged = any((np.isfinite(x) & (x != 0.0)).any() for x in made)
     return judged and all(
         a.outputs.keys() == b.outputs.keys()
         and all(identical(x, b.outputs[name]) for name, x in a.outputs.items())

@@ -139,6 +139,7 @@ def _call(arm: Arm, device: str) -> str:
 def is_plain(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
     """True where a single linear, run forward and backward once, tells the story."""
     special = spec.dynamic or spec.fullgraph or spec.lifecycle != "none" or not spec.trains
+    special = special or spec.weight_layout != "contiguous"
     mixed = arm.checkpoint == "selective" or bool(arm.compiler and arm.checkpoint)
     inside = bool(arm.compiler) and looks_inside(verdict)
     given = verdict.at.phase == "recompute" and not verdict.at.side

@@ -229,6 +229,8 @@ def _plays(
         if not (model.own and run.converts):  # a user's keeps its precisions, but in float64
             there += ", dtype" if run.converts else ", torch.float64"
         make = f"{model.expression(run.spec)}.to({there})"
+        if (layout := run.spec.weight_layout) != "contiguous":
+            make = f"in_memory({make}, {layout!r})"
         make = f"convert({make})" if run.converts else make
         if one and run.name in ("", AGAIN):
             yield f"with torch.no_grad():\n    model = {make}" * (not run.name)
