@@ -31,9 +31,9 @@ ALONE = of_kind("operator")
 def drawn() -> list[Case]:
     """As a campaign draws them: of each a few, many times."""
     some = (
-        examples(batches(operator_specs(PLAIN, (name,))), 2, seed)
-        for seed in range(24)
-        for name in ALONE
+        examples(batches(operator_specs(PLAIN, (name,))), 2, len(ALONE) * seed + i)
+        for seed in range(18)
+        for i, name in enumerate(ALONE)
         if MODELS[name].attends or seed < 4
     )
     return [case for found in some for batch in found for case in batch]
