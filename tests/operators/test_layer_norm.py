@@ -162,3 +162,18 @@ def test_a_norm_without_parameters_and_one_of_frozen_ones_are_read() -> None:
     backwards = [call for call in found if call.operator == "layer_norm_backward"]
     assert [sorted(call.outputs) for call in backwards] == [["grad_input"], ["grad_input"]]
     assert all(v.status == "ok" for call in found for v in judge_call("eager", call))
+
+
+def test_what_is_flushed_with_the_cube_of_rstd_counts() -> None:
+    make = torch.Generator().manual_seed(3)
+    x = (torch.randn(64, 64, generator=make) * 2.0**40).requires_grad_()
+    dy = torch.randn(64, 64, generator=make) * 2.0**-80
+    watch = OperatorWatch()
+    with watch:
+        F.layer_norm(x, (64,)).backward(dy)
+    call = operators_of(watch.operators)[-1]
+    found = BY_NAME[call.operator].expected(call)["grad_input"]
+    assert not outside(found, call.outputs["grad_input"]).any()
+    # many are further off than roundings explain
+    off = np.abs(call.outputs["grad_input"] - found.centre)
+    assert (off > 2.0**-16 * np.abs(found.centre)).any()

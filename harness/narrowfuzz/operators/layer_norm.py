@@ -87,7 +87,8 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
     (input - mean) * rstd``, each added in fp32 in any order: gamma_{rows}. ``grad_input = rstd (h -
     mean(h) - x' mean(h x'))`` with h = grad_out weight and x' = (input - mean) rstd; kernels may
     take the sums of h and of h input before they subtract, so what cancels counts by its
-    magnitude.
+    magnitude. They multiply these by the cube of rstd before they meet the input again: what is
+    flushed on that way is off by that times the input.
     """
     dy, x, w = rows_of(call, "grad_out"), rows_of(call, "input"), rows_of(call, "weight", 1.0)
     mean, rstd = (call.tensors[n].astype(np.float64).reshape(-1, 1) for n in ("mean", "rstd"))
@@ -106,9 +107,11 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
             sizes = np.abs(h).mean(1, keepdims=True)
             alongs = (np.abs(h) * size).mean(1, keepdims=True)
             radius = np.abs(rstd) * g * (np.abs(h) + sizes + size * (alongs + np.abs(along)))
+            sums = (np.abs(h) * far).sum(1, keepdims=True)
+            radius += FLUSHED * (1.0 + far * (1.0 + sums))
             centre = rstd * (h - total - normal * along)
             wild = unknown.any(1, keepdims=True) | ~(_on_the_way(h, x, mean, rstd) < LARGEST)
-            found["grad_input"] = within(centre, radius + FLUSHED, call, "grad_input", wild)
+            found["grad_input"] = within(centre, radius, call, "grad_input", wild)
         wild = unknown.any(0, keepdims=True)
         if "grad_weight" in call.outputs:
             terms = dy * normal
