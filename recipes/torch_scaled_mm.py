@@ -99,9 +99,11 @@ def _refusal(spec: Spec, device: str) -> str:
 @cache
 def _rows_by_cublas() -> bool:
     """cuBLASLt has rowwise kernels, which return fp16 and fp32 as well: on Hopper since CUDA 12.9.
-    A build without CUDA stands for the newest."""
+    A machine without CUDA stands for the newest."""
     import torch
 
+    if not torch.cuda.is_available():
+        return True
     version = tuple(int(part) for part in (torch.version.cuda or "99.0").split(".")[:2])
     return torch.cuda.get_device_capability()[0] == 9 and version >= (12, 9)
 

@@ -149,6 +149,7 @@ HUNTS = [
     Hunt("R14", "cast-sees-neighbours"),
     Hunt("R15", "mx-block-leaks-rows", recipe="torchao.mxfp8.floor"),
     Hunt("R16", "strides-ignored", spec={"input_layout": "transposed"}),
+    Hunt("R16", "weight-strides-ignored", spec={"weight_layout": "strided"}),
     Hunt("R17", "batched-gain", spec={"batch": 2}),
     Hunt("R18", "cache-unfilled"),
     Hunt("R19", "bias-forgotten", spec={"bias": True}),

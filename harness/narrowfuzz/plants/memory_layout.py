@@ -65,6 +65,19 @@ def _storage_order(forward: Any, layer: Any, input: Any) -> Any:
     return forward(layer, input.as_strided(input.shape, strides))
 
 
+def _weight_storage_order(forward: Any, layer: Any, input: Any) -> Any:
+    """A weight with gaps is read as if it had none."""
+    import torch
+
+    weight = layer.weight.data
+    strides = torch.empty(weight.shape, device="meta").stride()
+    layer.weight.data = weight.as_strided(weight.shape, strides)
+    try:
+        return forward(layer, input)
+    finally:
+        layer.weight.data = weight
+
+
 def _unfilled_cache(forward: Any, layer: Any, input: Any) -> Any:
     """From the second microbatch on the weight comes from a cache that nobody filled."""
     output = forward(layer, input)
@@ -117,6 +130,9 @@ PLANTS = [
     Plant("strides-ignored", "layout", "a transposed input is read in storage order",
           "https://github.com/pytorch/ao/pull/4038", _FLOAT8,
           lambda: float8_forward(_storage_order)),
+    Plant("weight-strides-ignored", "layout", "a weight that is a view is read in storage order",
+          "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1187", _FLOAT8,
+          lambda: float8_forward(_weight_storage_order)),
     Plant("cache-unfilled", "state", "output 0 while gradients of an earlier step exist",
           "https://github.com/NVIDIA/TransformerEngine/issues/539", _FLOAT8,
           lambda: float8_forward(_unfilled_cache)),

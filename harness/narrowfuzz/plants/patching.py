@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,10 +17,12 @@ _INHERITED = object()
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """``owner.name`` becomes ``make(original)`` for the time of the context."""
+    """``owner.name`` becomes ``make(original)`` for the time of the context, also in modules that
+    are imported meanwhile and take it from there."""
     # as it is stored: getattr unwraps a static method, and finds what a base class has
-    stored = vars(owner).get(name, _INHERITED)
-    setattr(owner, name, make(getattr(owner, name)))
+    stored, loaded = vars(owner).get(name, _INHERITED), set(sys.modules)
+    made = make(getattr(owner, name))
+    setattr(owner, name, made)
     try:
         yield
     finally:
@@ -27,6 +30,9 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
             delattr(owner, name)
         else:
             setattr(owner, name, stored)
+            for module in (sys.modules[new] for new in sys.modules.keys() - loaded):
+                if getattr(module, "__dict__", {}).get(name) is made:
+                    setattr(module, name, stored)
 
 
 @contextmanager
