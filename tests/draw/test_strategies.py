@@ -138,11 +138,15 @@ def test_every_torchao_recipe_that_takes_fp32_is_drawn_under_autocast() -> None:
     )
 
 
+OF_MODELS = {
+    "sgd", "adamw", "sgd_momentum", "sgd_momentum_fused", "adam_foreach", "adam_fused",
+    "adamw_fused",
+}  # fmt: skip
 RARE = (
     ("model", set(COMPOSED), 0.003),
     ("grad_mode", literal("GradMode"), 0.02),
     ("lifecycle", literal("Lifecycle"), 0.04),
-    ("optimizer", {"sgd", "adamw"}, 0.02),
+    ("optimizer", OF_MODELS, 0.001),
     ("attention", {"flash", "math"}, 0.05),
     ("heads", {1, 2, 4}, 0.05),
     ("steps", {1, 2, 3, 5}, 0.01),

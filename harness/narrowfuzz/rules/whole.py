@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.case.kind import kind_of
-from narrowfuzz.case.spec import Spec
+from narrowfuzz.case.spec import OPTIMIZERS, Spec
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.play.names import name_of
@@ -163,10 +163,10 @@ def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Ver
 
 
 def _normalised(spec: Spec, name: str) -> bool:
-    """Is it a parameter that AdamW moved? It divides a gradient by that gradient's size: where one
-    is rounding noise, its sign is a whole learning rate, in some elements of any arm. What it is
-    moved by, the gradient and the state, is judged."""
-    return spec.optimizer == "adamw" and role_of(name) == "parameter"
+    """Is it a parameter that Adam moved, or another that divides a gradient by that gradient's
+    size? Where one is rounding noise, its sign is a whole learning rate, in some elements of any
+    arm. What it is moved by, the gradient and the state, is judged."""
+    return OPTIMIZERS[spec.optimizer][0] != "SGD" and role_of(name) == "parameter"
 
 
 def _usual(evidence: Evidence, eager: Trace) -> dict[str, float]:
