@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from narrowfuzz.arms.layouts import pieces_of
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
@@ -228,6 +229,23 @@ def test_outputs_that_are_all_nan_do_not_say_that_nothing_was_quantised() -> Non
     assert not judged.causes and ("S7", "inconclusive") in {
         (v.rule, v.status) for v in judged.verdicts
     }
+
+
+def test_infinite_outputs_that_are_the_unconverted_models_say_so() -> None:
+    drawn = case("torchao.mxfp8.even", {"tensor": 1}, m=32, k=32, n=32, backend="wrapper")
+    data = DataSpec(seed=248, values="near_max")
+    judged = Judge(RECIPES, load_ledger()).judge(msgspec.structs.replace(drawn, data=data))
+    assert {v.explained_by for v in judged.known} == {"mx-wrapper-tensor-parallel"}
+    assert not judged.causes
+
+
+def test_the_layout_on_which_a_training_resumes_may_cut_blocks() -> None:
+    sharding = {"data": 4, "resumes": "swapped"}
+    drawn = case("torchao.mxfp8.ceil", sharding, m=128, k=32, n=64, backend="linear", steps=2)
+    assert [(piece.k, piece.n) for piece in pieces_of(drawn.spec)] == [
+        (32, 64), (32, 64), (32, 64), (8, 64), (32, 16),
+    ]  # fmt: skip
+    assert not judge().judge(drawn).causes
 
 
 def test_all_ranks_skip_what_one_of_them_finds_infinite() -> None:

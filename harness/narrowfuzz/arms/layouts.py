@@ -84,9 +84,13 @@ def made_alone(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
 
 def pieces_of(spec: Spec) -> tuple[Spec, ...]:
     """Specs of the linears that a rank may multiply: of its data-parallel rows uncut, and with K or
-    N divided by the tensor-parallel ranks."""
-    own, tensor = on_its_own(spec), max(spec.sharding.tensor, 1)
-    cut = [msgspec.structs.replace(own, **{name: getattr(own, name) // tensor}) for name in "kn"]
+    N divided by the tensor-parallel ranks, where it resumes of those as well."""
+    own, layouts = on_its_own(spec), (spec.sharding, spec.sharding.resumed)
+    cut = [
+        msgspec.structs.replace(own, **{name: getattr(own, name) // max(layout.tensor, 1)})
+        for layout in layouts
+        for name in "kn"
+    ]
     return own, *cut
 
 

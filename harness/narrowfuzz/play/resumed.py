@@ -194,7 +194,7 @@ def put(wholes: Mapping[str, torch.Tensor], model: nn.Module, optimizer: Any) ->
                 kind = key.removeprefix(f"{name}.")
                 if key == f"{name}.step":
                     optimizer.state[parameter][kind] = whole.clone()
-                elif kind in ("exp_avg", "exp_avg_sq") and kind != key:
+                elif kind in ("exp_avg", "exp_avg_sq", "momentum_buffer") and kind != key:
                     optimizer.state[parameter][kind] = torch.zeros_like(parameter.detach())
                     write(optimizer.state[parameter][kind], whole)
 

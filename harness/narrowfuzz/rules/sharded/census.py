@@ -45,14 +45,20 @@ def _products(run: Trace) -> bool:
     return any(call.sites for trace in run.ranks for call in trace.calls)
 
 
+def _of_products(kind: str) -> bool:
+    """Is it a result that products are in? A bias's gradient is a sum of the output's."""
+    weights = kind.endswith(".grad") and not kind.endswith("bias.grad")
+    return kind in ("output", "grad_input") or weights
+
+
 def _same(run: Trace, other: Trace) -> bool:
-    """Did every rank leave the same, and some of them outputs that are numbers other than zero?"""
+    """Did every rank leave the same, and of products some numbers other than zero?"""
     if other.error is not None:
         return False
     pairs = list(zip(run.ranks, other.ranks, strict=True))
     every = (item for trace in run.ranks for item in trace.outputs.items())
-    made = (x for name, x in every if name_of(name).kind == "output")
-    judged = any((np.isfinite(x) & (x != 0.0)).any() for x in made)
+    made = (x for name, x in every if _of_products(name_of(name).kind))
+    judged = any(((x != 0.0) & ~np.isnan(x)).any() for x in made)
     return judged and all(
         a.outputs.keys() == b.outputs.keys()
         and all(identical(x, b.outputs[name]) for name, x in a.outputs.items())
