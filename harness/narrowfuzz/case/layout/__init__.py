@@ -77,7 +77,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     if spec.threads > 1:
         yield f"threads is 1 on ranks, not {spec.threads}: each rank has one"
     if spec.loss_scaling != "none" and layout not in (ONE, MESH):
-        yield f"loss_scaling is 'none' with {sharding}: it is for FSDP and tensor parallelism"
+        able = "FSDP, tensor parallelism and shared experts"
+        yield f"loss_scaling is 'none' with {sharding}: it is for {able}"
     if spec.events or any(isinstance(e, Forward) and e.mode != "train" for e in spec.training):
         yield "on ranks a model is trained by plain steps"
     if {spec.input_layout, spec.grad_layout, spec.weight_layout} != {"contiguous"}:
