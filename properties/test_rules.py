@@ -124,6 +124,15 @@ def _with_a_scaler(case: Case) -> Case:
     return msgspec.structs.replace(case, spec=spec if spec.dtype != "fp16" else case.spec)
 
 
+def _clipped(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
+    """Of any training, with gradients clipped by their norm."""
+    return _trainings(recipes).map(_with_clipping)
+
+
+def _with_clipping(case: Case) -> Case:
+    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, clipping="norm"))
+
+
 #: They quantise nothing.
 _BASELINES = ("torch.fp32", "torch.bf16")
 PROPERTIES = (
@@ -163,6 +172,8 @@ PROPERTIES = (
              ("R24", "R25", "R26", "R27"), _trainings),
     Property("loss scaling", "GradScaler divides, skips, doubles and halves as its definition says",
              ("R29",), _scaled, needs=lambda spec: spec.optimizes),
+    Property("clipping", "gradients are clipped by the norm of all of them, or each by itself",
+             ("O26",), _clipped, needs=lambda spec: spec.optimizes),
     Property("own backward", "backward belongs to the forward that was run, random numbers too",
              ("O22",), _ended_by_a_linear),
     Property("own functions", "the backward of a user's own Function is its forward's derivative",

@@ -104,7 +104,7 @@ def test_every_field_of_the_spec_that_is_not_at_its_default_is_told(name: str) -
              "model": "dropout", "m": 7, "k": 7, "n": 7, "input_layout": "strided",
              "grad_layout": "expanded", "weight_layout": "transposed", "attention": "math",
              "grad_mode": "no_grad", "optimizer": "adamw", "loss_scaling": "grad_scaler",
-             "lifecycle": "reload",
+             "clipping": "norm", "lifecycle": "reload",
              "checkpoint": "selective",
              "wraps": "each",
              "layout": "twice", "compile": "aot_eager", "kernels": "both",

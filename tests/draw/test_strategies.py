@@ -240,7 +240,7 @@ FIELDS_OF: dict[str, set[str | None]] = {
     "compiler": {"dynamic", "fullgraph", "memory_budget"},
     "dims": {"m", "k", "n"},
     "layout": {"input_layout", "grad_layout", "weight_layout"},
-    "schedule": {"steps", "microbatches", "optimizer", "loss_scaling", "events"},
+    "schedule": {"steps", "microbatches", "optimizer", "loss_scaling", "clipping", "events"},
     "shape": {"m", "k", "n"},
 }
 

@@ -84,6 +84,7 @@ def owners() -> Iterator[Any]:
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
     yield _load_balancer._HeadTailLoadBalancer
     yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)
+    yield torch.nn.utils.clip_grad
     yield from (torch, torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)
     yield mxfp8_grouped_mm
     yield from (checkpoint, checkpoint._CachedTorchDispatchMode, partitioners, GraphLowering)

@@ -360,6 +360,25 @@ HUNTS = [
         spec={"steps": 2, "loss_scaling": "grad_scaler", "optimizer": "adamw_fused"},
         data={"spikes": (Spike("grad_output", 3, 5, "0x7f800000"),)},
     ),
+    Hunt(
+        "O26",
+        "clips-what-is-scaled",
+        recipe="torch.fp32",
+        spec={"steps": 2, "loss_scaling": "grad_scaler", "clipping": "norm"},
+    ),
+    Hunt(
+        "O26",
+        "clipping-grows-gradients",
+        recipe="torch.bf16",
+        spec={"steps": 2, "clipping": "norm_inf"},
+        data={"grad_exponent": -9},
+    ),
+    Hunt(
+        "O26",
+        "clipped-by-part-of-the-norm",
+        recipe="torch.fp32",
+        spec={"steps": 2, "clipping": "norm", "bias": True},
+    ),
 ]
 
 

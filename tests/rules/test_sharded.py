@@ -282,6 +282,10 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
     ("fsdp-gathers-once", "torch.bf16", {"data": 1}, {"steps": 2}, {"S1"}),
     ("norm-of-local-shards", "torch.bf16", {"data": 2}, {}, {"S4", "S6"}),
     (
+        "norm-of-local-shards", "torch.bf16", {"data": 2},
+        {"steps": 2, "clipping": "norm"}, {"S4", "O26"},
+    ),
+    (
         "bias-added-by-every-rank", "torch.bf16", {"tensor": 2, "style": "rowwise"},
         {"bias": True}, {"S5"},
     ),

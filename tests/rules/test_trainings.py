@@ -363,7 +363,7 @@ def test_a_rollback_needs_no_step() -> None:
 
 
 def test_what_partial_recompute_is_drawn_of_can_be_played() -> None:
-    found = drawn_in_lots(partly_recomputed(list(recipes().values())), 200)
+    found = drawn_in_lots(partly_recomputed(list(recipes().values())), 400)
     for spec in found:
         check_events(spec, autocasts=recipes()[spec.recipe].autocasts)
     assert any(spec.events for spec in found)

@@ -22,7 +22,7 @@ DIMS = ("m", "k", "n", "batch")
 FIELDS = (
     "bias", "dtype", "input_layout", "grad_layout", "weight_layout", "checkpoint", "heads",
     "attention", "autocast", "grad_mode", "steps", "microbatches", "optimizer", "loss_scaling",
-    "lifecycle", "dynamic", "fullgraph", "memory_budget", "kernels", "threads",
+    "clipping", "lifecycle", "dynamic", "fullgraph", "memory_budget", "kernels", "threads",
 )  # fmt: skip
 DATA_FIELDS = ("regime", "gemm", "input_exponent", "weight_exponent", "grad_exponent")
 SPIKE = Spike("input", 3, 5, "0x43e00001")
@@ -33,8 +33,8 @@ LARGE = Case(
         dtype="fp32", input_layout="strided", grad_layout="expanded", weight_layout="strided",
         checkpoint="full", model="two_blocks", heads=4, attention="math", autocast=True,
         grad_mode="no_grad", steps=3, microbatches=2, optimizer="adamw", loss_scaling="grad_scaler",
-        lifecycle="reload", dynamic=True, fullgraph=True, memory_budget=50, kernels="native",
-        threads=4,
+        clipping="norm", lifecycle="reload", dynamic=True, fullgraph=True, memory_budget=50,
+        kernels="native", threads=4,
     ),
     data=DataSpec(
         regime="lattice", gemm="grad_input", values="inf_nan", seed=77, input_exponent=7,

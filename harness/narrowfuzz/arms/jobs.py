@@ -142,6 +142,7 @@ def _job(
         optimizer=optimizer,
         options=options,
         loss_scaling=spec.loss_scaling if optimizer else "none",
+        clipping=spec.clipping if optimizer else "none",
         autocast=True in narrow,
         input_layout=spec.input_layout,
         grad_layout=spec.grad_layout,

@@ -108,6 +108,9 @@ OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
 #: Who scales the loss, and skips a step whose gradients are not finite: nobody, torch's GradScaler,
 #: or its definition, written out.
 LossScaling = Literal["none", "grad_scaler", "by_hand"]
+#: How gradients are clipped before each step: by their norm, by the largest of them (the norm of
+#: order infinity), or each by itself.
+Clipping = Literal["none", "norm", "norm_inf", "value"]
 #: What happens to the converted model before its first run.
 Lifecycle = Literal["none", "deepcopy", "reload"]
 #: ``lattice``: sums that every accumulator gets exactly. ``ladder``: sums that tell accumulators
@@ -258,6 +261,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     microbatches: Annotated[int, Meta(ge=1, le=3)] = 1
     optimizer: Optimizer = "sgd"
     loss_scaling: LossScaling = "none"
+    clipping: Clipping = "none"
     lifecycle: Lifecycle = "none"
     checkpoint: AnyCheckpoint = "none"
     wraps: Wraps = "whole"

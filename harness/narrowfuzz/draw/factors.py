@@ -37,6 +37,7 @@ _FIELDS = (
     "steps",
     "microbatches",
     "optimizer",
+    "clipping",
     "lifecycle",
     "bias",
     "input_layout",

@@ -12,7 +12,7 @@ from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.events import Reload, plain_training
 from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.draw.choices import sampled
-from narrowfuzz.draw.specs import FACTORS, fixed, overflowing, scaled, specs
+from narrowfuzz.draw.specs import FACTORS, clipped, fixed, overflowing, scaled, specs
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
@@ -67,7 +67,10 @@ def operator_specs(
     layouts = (drawn.weight_layout, "contiguous", "contiguous", "strided")
     weight_layout = draw(sampled(*(("contiguous",) if hidden else layouts)))
     drawn = msgspec.structs.replace(
-        drawn, loss_scaling=draw(scaled(drawn.dtype)), weight_layout=weight_layout
+        drawn,
+        loss_scaling=draw(scaled(drawn.dtype)),
+        clipping=draw(clipped(drawn.model)),
+        weight_layout=weight_layout,
     )
     steps = draw(sampled(2, 3, 5))
     plain = events = plain_training(steps, 1, "train")

@@ -43,6 +43,8 @@ _LAYOUTS = (
 #: As often as they are drawn: DTensor has no fused SGD, and momentum before the first step is not
 #: saved as what it is (the ledger's dcp-optimizer-begins-at-step-one).
 _OPTIMIZERS = ("sgd", "sgd", "adamw", "adamw", "adamw_foreach", "adamw_fused")
+#: Not each by itself: of ranks' parts of a sum that is impossible, and torch refuses it.
+_CLIPPINGS = ("none", "none", "none", "norm", "norm_inf")
 #: Steps, and microbatches of each, of scales that the next step uses.
 _STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
 #: Models besides the linear that are drawn on ranks.
@@ -77,12 +79,12 @@ def sharded_specs(
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
         sharding = draw(_resumed(spec, recipe, sharding, most))
-    scales = st.just("none") if sharding.resumes else scaled(spec.dtype, often=3)
     return fitting(
         msgspec.structs.replace(
             spec,
             sharding=sharding,
-            loss_scaling=draw(scales) if steps > 1 else "none",
+            loss_scaling=draw(scaled(spec.dtype, often=3)) if steps > 1 else "none",
+            clipping=draw(sampled(*_CLIPPINGS)) if steps > 1 else "none",
             steps=steps,
             microbatches=microbatches,
             grad_mode="train",

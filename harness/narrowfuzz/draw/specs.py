@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from narrowfuzz.case.altered import outside_autocast
 from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.events import Backward, Event
-from narrowfuzz.case.spec import Dtype, Kernels, LossScaling, ModelName, Optimizer, Spec
+from narrowfuzz.case.spec import (
+    Clipping,
+    Dtype,
+    Kernels,
+    LossScaling,
+    ModelName,
+    Optimizer,
+    Spec,
+)
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.choices import between, sampled
 from narrowfuzz.draw.trainings import drawn_events
@@ -194,7 +202,13 @@ def trained(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
     optimizer, scaling = draw(optimizers(spec.model, spec.dtype)), draw(scaled(spec.dtype))
     if scaling != "none":
         events = draw(overflowing(events))
-    return msgspec.structs.replace(spec, events=events, optimizer=optimizer, loss_scaling=scaling)
+    return msgspec.structs.replace(
+        spec,
+        events=events,
+        optimizer=optimizer,
+        loss_scaling=scaling,
+        clipping=draw(clipped(spec.model)),
+    )
 
 
 def optimizers(model: ModelName, dtype: Dtype) -> st.SearchStrategy[Optimizer]:
@@ -212,6 +226,13 @@ def scaled(dtype: Dtype, often: int = 1) -> st.SearchStrategy[LossScaling]:
     of which it refuses."""
     how: LossScaling = "none" if dtype == "fp16" else "grad_scaler"
     return sampled(*["none"] * (4 - often), *[how] * often)
+
+
+def clipped(model: ModelName) -> st.SearchStrategy[Clipping]:
+    """How gradients of a shipped model are clipped, in one of four trainings."""
+    how = ("norm", "norm", "norm_inf", "value")
+    shipped = model not in MODELS or not MODELS[model].own
+    return sampled(*["none"] * 12, *how * shipped)
 
 
 @st.composite
@@ -325,6 +346,7 @@ def _training(choose: _Choices, recipe: Recipe, model: ModelName) -> dict[str, A
         fields["steps"], fields["microbatches"] = choose.draw(sampled(*_SCHEDULES))
         fields["optimizer"] = choose.draw(optimizers(model, dtype))
         fields["loss_scaling"] = choose.draw(scaled(dtype))
+        fields["clipping"] = choose.draw(clipped(model))
     if dtype == "fp32" and recipe.autocasts:
         fields["autocast"] = choose("autocast", False, False, False, True)
     if checkpoint == "reentrant" and not_reentrant(model, autocast=fields.get("autocast", False)):

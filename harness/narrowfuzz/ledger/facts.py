@@ -155,6 +155,7 @@ _SPEC = (
     "microbatches",
     "optimizer",
     "loss_scaling",
+    "clipping",
     "lifecycle",
     "checkpoint",
     "compile",

@@ -279,6 +279,7 @@ FIELDS_OF_CONVERTED = (
     "attention",
     "autocast",
     "optimizer",
+    "clipping",
     "lifecycle",
     "compile",
     "dynamic",

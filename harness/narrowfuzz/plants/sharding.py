@@ -134,7 +134,10 @@ def _norm_of_local_shards() -> Iterator[None]:
             [getattr(g, "_local_tensor", g) for g in grads], *args, **kwargs
         )
 
-    with replaced(torch.nn.utils, "get_total_norm", make):
+    with (
+        replaced(torch.nn.utils, "get_total_norm", make),
+        replaced(torch.nn.utils.clip_grad, "_get_total_norm", make),
+    ):
         yield
 
 

@@ -3,6 +3,7 @@ is loaded, graphs that wait for one another, a graph that is used again."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -308,6 +309,50 @@ def _grows_anyway() -> AbstractContextManager[None]:
 
 
 @contextmanager
+def _clips_what_is_scaled() -> Iterator[None]:
+    """``unscale_`` leaves gradients as they are, for the step to divide."""
+    import torch
+
+    def make(unscale: Any) -> Any:
+        def later(self: Any, optimizer: Any) -> None:
+            if sys._getframe(1).f_code is torch.amp.GradScaler.step.__code__:
+                unscale(self, optimizer)
+
+        return later
+
+    with _scaler("unscale_", make):
+        yield
+
+
+@contextmanager
+def _clipping_grows() -> Iterator[None]:
+    """Gradients whose norm is less than it may be are made as large."""
+    import torch
+
+    def make(clamp: Any) -> Any:
+        def clamped(x: Any, *args: Any, **kwargs: Any) -> Any:
+            clips = sys._getframe(1).f_code.co_name == "_clip_grads_with_norm_"
+            return x if clips else clamp(x, *args, **kwargs)
+
+        return clamped
+
+    with replaced(torch, "clamp", make):
+        yield
+
+
+@contextmanager
+def _norm_without_last() -> Iterator[None]:
+    """Of several gradients the last has no part in the norm that they are clipped by."""
+    from torch.nn.utils import clip_grad
+
+    def make(total_norm: Any) -> Any:
+        return lambda grads, *args, **kwargs: total_norm(grads[:-1] or grads, *args, **kwargs)
+
+    with replaced(clip_grad, "_get_total_norm", make):
+        yield
+
+
+@contextmanager
 def _fused_without(argument: str) -> Iterator[None]:
     """Fused optimizers' kernels are not told this of their scaler."""
 
@@ -359,4 +404,14 @@ PLANTS = [
           "fused optimizers do not divide gradients by their scaler's scale",
           "https://github.com/pytorch/pytorch/pull/186360", _PLAIN,
           lambda: _fused_without("grad_scale"), models=_FUSED),
+    Plant("clips-what-is-scaled", "optimizer",
+          "gradients are clipped before they are divided by the scale of the loss",
+          "https://github.com/Lightning-AI/pytorch-lightning/pull/9606", _PLAIN,
+          _clips_what_is_scaled),
+    Plant("clipping-grows-gradients", "optimizer",
+          "clipping multiplies gradients whose norm is small by more than 1",
+          "https://github.com/pytorch/pytorch/issues/151554", _PLAIN, _clipping_grows),
+    Plant("clipped-by-part-of-the-norm", "optimizer",
+          "the last gradient has no part in the norm that all are clipped by",
+          "https://github.com/pytorch/pytorch/issues/170862", _PLAIN, _norm_without_last),
 ]  # fmt: skip

@@ -21,6 +21,8 @@ from typing import Any
 Event = tuple[Any, ...]
 #: What a loss is scaled by first.
 FIRST_SCALE = 1024.0
+#: What gradients are clipped to: the most that their norm may be, or each of them by itself.
+MOST = 1.0
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class Job:
     optimizer: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     loss_scaling: str = "none"
+    clipping: str = "none"
     autocast: bool = False
     input_layout: str = "contiguous"
     grad_layout: str = "contiguous"

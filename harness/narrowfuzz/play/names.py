@@ -34,6 +34,11 @@ class Name(NamedTuple):
         return self.kind.removesuffix(".grad") if self.kind.endswith(".grad") else ""
 
     @property
+    def clipped_of(self) -> str:
+        """The parameter whose gradient it is once it is clipped, "" if it is none."""
+        return self.kind.removesuffix(".clipped") if self.kind.endswith(".clipped") else ""
+
+    @property
     def module(self) -> str:
         """The module whose parameter it is of."""
         return (self.gradient_of or self.kind).rpartition(".")[0]

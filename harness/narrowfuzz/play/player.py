@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.play.job import FIRST_SCALE, Event, Job, Taps
+from narrowfuzz.play.job import FIRST_SCALE, MOST, Event, Job, Taps
 
 #: One result: output, grad_input, <parameter>.grad or <parameter>; which forward's, in which event.
 Kept = namedtuple("Kept", "name forward event tensor")
@@ -183,20 +183,28 @@ class ByHand:
     """The definition of GradScaler on gradients of one process."""
 
     scale: float
+    #: Whether all gradients that are divided for the next step are finite; None until they are.
+    finite: bool | None = None
 
-    def step(self, optimizer: Any) -> None:
-        """Divide the gradients by the scale, and step unless one of them is not finite."""
+    def unscale_(self, optimizer: Any) -> None:
+        """Divide the gradients by the scale."""
         every = (p.grad for group in optimizer.param_groups for p in group["params"])
         grads = [grad for grad in every if grad is not None]
         self.finite = all(bool(grad.isfinite().all()) for grad in grads)
         for grad in grads:
             grad.mul_(1 / self.scale)
+
+    def step(self, optimizer: Any) -> None:
+        """Divide the gradients unless they are, and step unless one of them was not finite."""
+        if self.finite is None:
+            self.unscale_(optimizer)
         if self.finite:
             optimizer.step()
 
     def update(self) -> None:
         """Change the scale as the step went."""
         self.scale *= 2.0 if self.finite else 0.5
+        self.finite = None
 
     def get_scale(self) -> float:
         """The scale."""
@@ -208,11 +216,11 @@ def keep(trace: Trace, run: Training, name: str, result: torch.Tensor, forward: 
     trace.kept.append(Kept(name, forward, run.event, innermost(result)))
 
 
-def keep_gradients(trace: Trace, run: Training) -> None:
+def keep_gradients(trace: Trace, run: Training, called: str = "grad") -> None:
     """Copies of the gradients that are there."""
     for name, parameter in run.model.named_parameters():
         if parameter.grad is not None:
-            keep(trace, run, f"{name}.grad", parameter.grad.clone())
+            keep(trace, run, f"{name}.{called}", parameter.grad.clone())
 
 
 def keep_state(trace: Trace, run: Training, *, job: Job) -> None:
@@ -239,17 +247,52 @@ def laid_out(t: torch.Tensor, like: Any) -> Any:
     return t
 
 
-def keep_norm(trace: Trace, run: Training) -> None:
-    """The norm of all gradients, as clipping by it takes it. Of gradients on several meshes it is
-    the norm of the norms of each: one operator takes those of one mesh."""
-    by_mesh: dict[Any, list[Any]] = {}
-    for p in run.model.parameters():
+def by_mesh(model: nn.Module) -> list[list[Any]]:
+    """The parameters that have gradients, those of each device mesh: one operator takes the
+    gradients of one mesh."""
+    found: dict[Any, list[Any]] = {}
+    for p in model.parameters():
         if p.grad is not None:
-            by_mesh.setdefault(getattr(p.grad, "device_mesh", None), []).append(p.grad)
-    norms: list[Any] = [torch.nn.utils.get_total_norm(grads) for grads in by_mesh.values()]
-    norms = [norm.full_tensor() if hasattr(norm, "placements") else norm for norm in norms]
-    if norms:
-        keep(trace, run, "norm", torch.stack(norms).norm() if len(norms) > 1 else norms[0])
+            found.setdefault(getattr(p.grad, "device_mesh", None), []).append(p)
+    return list(found.values())
+
+
+def norm_of(meshes: list[list[Any]], order: float = 2.0) -> torch.Tensor:
+    """The norm of all gradients, as clipping by it takes it: of several meshes the norm of the
+    norms of each."""
+    every = [torch.nn.utils.get_total_norm([p.grad for p in some], order) for some in meshes]
+    norms = [replicated(norm) for norm in every]
+    return torch.linalg.vector_norm(torch.stack(norms), order) if len(norms) > 1 else norms[0]
+
+
+def replicated(norm: Any) -> Any:
+    """A number that ranks know together, on each of them."""
+    return norm.full_tensor() if hasattr(norm, "placements") else norm
+
+
+def keep_norm(trace: Trace, run: Training) -> None:
+    """The norm of all gradients that are left."""
+    if meshes := by_mesh(run.model):
+        keep(trace, run, "norm", norm_of(meshes))
+
+
+def clip(trace: Trace, run: Training, *, job: Job, taps: Taps) -> None:
+    """Clip the gradients, all as one or each by itself."""
+    meshes = by_mesh(run.model)
+    for some in meshes if job.clipping == "value" else ():
+        torch.nn.utils.clip_grad_value_(some, MOST)
+    if job.clipping != "value" and meshes:
+        order = torch.inf if job.clipping == "norm_inf" else 2.0
+        if len(meshes) == 1:
+            norm = replicated(torch.nn.utils.clip_grad_norm_(meshes[0], MOST, order))
+        else:
+            norm = norm_of(meshes, order)
+            for some in meshes:
+                torch.nn.utils.clip_grads_with_norm_(some, MOST, norm)
+        if taps.keeps:
+            keep(trace, run, "norm", norm)
+    if taps.keeps:
+        keep_gradients(trace, run, "clipped")
 
 
 def in_order(kept: Iterable[Kept]) -> dict[str, torch.Tensor]:
@@ -390,8 +433,12 @@ def backward(
 
 def step(trace: Trace, run: Training, to_none: bool, *, job: Job, taps: Taps) -> None:
     """The optimizer's step, then no gradients, or zeros."""
-    if job.loss_scaling != "none" and taps.keeps and to_none:
-        keep_gradients(trace, run)  # which the scaler divides where they are
+    if taps.keeps and to_none:
+        keep_gradients(trace, run)  # which what comes next may change where they are
+    if job.clipping != "none":
+        if job.loss_scaling != "none":
+            run.scaler.unscale_(run.optimizer)
+        clip(trace, run, job=job, taps=taps)
     if job.low_bit:  # it compiles each step, for ten seconds the first time
         with torch.compiler.set_stance("force_eager"):
             take(run, job=job)
@@ -399,8 +446,6 @@ def step(trace: Trace, run: Training, to_none: bool, *, job: Job, taps: Taps) ->
         take(run, job=job)
     if job.loss_scaling != "none" and taps.keeps:
         keep(trace, run, "loss_scale", torch.tensor(run.scaler.get_scale()))
-    if job.loss_scaling == "none" and taps.keeps and to_none:
-        keep_gradients(trace, run)
     run.optimizer.zero_grad(set_to_none=to_none)
     if run.stepped is not None:
         run.stepped(run.model)

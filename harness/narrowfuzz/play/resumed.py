@@ -68,19 +68,25 @@ def both_parts(
     here, group = first_ranks(after.shape, mesh.device_type)
     end = events.index(("handover",))
     rest, state, first = events[end:], {}, dist.group.WORLD
+    scale: dict[str, Any] = {}
 
     def leaves(run: Training) -> None:
         state.update(gathered(first, run.model, run.optimizer))
+        scale.update({} if run.scaler is None else run.scaler.state_dict())
         save(names[0], run.model, run.optimizer)
 
     def enters(run: Training) -> None:
         load(names[0], group, run.model, run.optimizer)
         found.update(under("loaded", gathered(group, run.model, run.optimizer)))
-        if run.stepped is not None:
-            run.stepped(run.model)
+        goes_on(run)
 
     def begins(run: Training) -> None:
         put(state, run.model, run.optimizer)
+        goes_on(run)
+
+    def goes_on(run: Training) -> None:
+        if scale:
+            run.scaler.load_state_dict(scale)
         if run.stepped is not None:
             run.stepped(run.model)
 

@@ -169,7 +169,7 @@ def _pairs(
     mine, theirs = _names(events), _names(others)
     yield from ((mine[key], theirs[key]) for key in mine if key in theirs)
     for name in results:
-        if role_of(name) in ("grad_parameter", "parameter", "loss_scale"):
+        if role_of(name) in ("grad_parameter", "clipped", "parameter", "loss_scale", "norm"):
             yield name, name
 
 

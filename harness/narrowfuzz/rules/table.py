@@ -23,6 +23,7 @@ from narrowfuzz.case.kind import (
 )
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.census import check_census
+from narrowfuzz.rules.clipping import check_clipping, check_clipping_on_ranks
 from narrowfuzz.rules.contract import check_contract
 from narrowfuzz.rules.gemm import (
     check_bias_gradient,
@@ -178,6 +179,7 @@ RULES: tuple[Rule, ...] = (
     exact("O7", check_lattice, _LAYER),
     seen("O23", check_ladder, _LAYER),
     bound("O25", check_operators, _START | {"O13"}, ("operators",), scope="case"),
+    bound("O26", check_clipping, _START | {"O25"}, scope="case"),
     bound("O16", check_bias_gradient, _SEEN | {"O25"}, _BIAS),
     bound("O21", check_gradient_sum, _SEEN | {"O16"}, level="A", scope="case"),
     # on ranks, and of whole runs in one process
@@ -194,6 +196,7 @@ RULES: tuple[Rule, ...] = (
     shared("S14", loss_scale.check_loss_scale, _RANKS),
     shared("S4", results.check_agreement, _RANKS | {"S2", "S14", "O9"}, cases=ALIKE),
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
+    shared_bound("O26", check_clipping_on_ranks, _RANKS | {"S2", "S4"}),
     whole("O12", check_checkpoint, _WHOLE),
     whole("O8", check_strict, _WHOLE),
     ratio("O9", check_ratio, _WHOLE | {"O8"}),

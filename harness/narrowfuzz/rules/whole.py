@@ -100,11 +100,13 @@ def role_of(name: str) -> str:
     """A result's role without the parameter's name, and whichever of several it is: fingerprints
     tell causes, not layers. Before a colon stands the part of a training that was
     saved and resumed."""
-    name = name_of(name).kind
+    clipped, name = name_of(name).clipped_of, name_of(name).kind
     if name.endswith((".exp_avg", ".exp_avg_sq", ".step")):
         return "state"
     if name in ("output", "grad_input", "grad_weight", "grad_bias", "norm", "loss_scale"):
         return name
+    if clipped:
+        return "clipped"
     return "grad_parameter" if name.endswith(".grad") else "parameter"
 
 

@@ -22,6 +22,7 @@ _RESULTS = {
     "grad_parameter": "parameter gradient",
     "gradient": "gradient",
     "norm": "norm of the gradients",
+    "clipped": "clipped gradient",
     "state": "optimizer state",
     "loss_scale": "scale of the loss",
     "parameter": "parameter",
@@ -237,6 +238,7 @@ _SYMPTOMS: _Table = {
     "differs from the chain": "{result} of a pipeline differs from the same stages in one process",
     "differs from scales of the gather": "{result} changes with precomputed scales",
     "is not the gradients' norm": "{result} is wrong",
+    "is not the clipped gradient": "{result} is wrong",
     "is not what was saved":
         "{result} is not what was saved, after it was loaded on another layout",
     "differs from what the same state gives": "{result} differs after a resume on another layout",
@@ -303,6 +305,8 @@ def _result(role: str, at: At) -> str:
     name = name_of(at.name)
     if role in ("grad_parameter", "gradient") and name.gradient_of:
         return f"gradient of {name.gradient_of}"
+    if name.clipped_of:
+        return f"clipped gradient of {name.clipped_of}"
     if role in ("parameter", "state") and "." in name.kind:
         return f"{_RESULTS[role]} {name.kind}"
     which = f" {name.number}" if name.number and role in ("output", "grad_input") else ""

@@ -107,6 +107,21 @@ def joined(parts: Sequence[Any], shape: tuple[int, ...], batch: int = 0) -> Any:
     return None
 
 
+def whole_of(evidence: Evidence, name: str, shape: tuple[int, ...]) -> Any:
+    """A parameter's or a gradient's: FSDP cuts along the first dimension what tensor parallelism
+    has cut before."""
+    run, size = run_of(evidence), max(evidence.spec.sharding.tensor, 1)
+    assert run is not None
+    ranks = [run.ranks[rank] for rank in holders(evidence, name)[0]]
+    if any(name not in trace.outputs for trace in ranks):
+        return None
+    columns = []
+    for inside in range(size):
+        pieces = [trace.outputs[name] for trace in ranks[inside::size]]
+        columns.append(np.concatenate(pieces) if evidence.spec.sharding.data else pieces[0])
+    return joined(columns, shape)
+
+
 def origin(
     parts: Sequence[Any], shape: tuple[int, ...], index: tuple[int, ...], batch: int = 0
 ) -> tuple[int, tuple[int, ...]]:

@@ -30,7 +30,10 @@ def check_loss_scale(evidence: Evidence) -> Iterator[Verdict]:
     for step in range(steps):
         scale *= 2.0 if all(_finite(trace, step) for trace in run.ranks) else 0.5
         for rank, trace in enumerate(run.ranks):
-            name, found = list(before_steps(trace, "loss_scale", steps).items())[step]
+            scales = list(before_steps(trace, "loss_scale", steps).items())
+            if step >= len(scales):  # this rank has stayed behind
+                continue
+            name, found = scales[step]
             got = float(found.reshape(-1)[0])
             if got != scale:
                 at, expect = At(name=name, rank=rank), between(scale, scale)
