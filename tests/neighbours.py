@@ -23,7 +23,7 @@ from unittest.mock import patch
 from narrowfuzz.case.spec import SCHEMA, Case, load_case
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.play.processes import around
+from narrowfuzz.play.processes import entered_by_ranks
 from torch._inductor.exc import CppCompileError
 
 Plantable = Callable[[], AbstractContextManager[object]]
@@ -77,12 +77,20 @@ def raising(where: str, error: str, says: str, always: bool) -> Iterator[None]:
 @contextmanager
 def on_ranks(plant: Plantable) -> Iterator[None]:
     """The same in the processes of ranks, which run what is compiled."""
-    around.append(plant)
-    try:
-        with plant():
-            yield
-    finally:
-        around.remove(plant)
+    with entered_by_ranks(plant), plant():
+        yield
+
+
+@contextmanager
+def sharded_scale_stays() -> Iterator[None]:
+    """The scale of a ShardedGradScaler never changes."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    def forget(scaler: Any, new_scale: Any = None) -> None:
+        scaler._per_optimizer_states.clear()
+
+    with patch.object(ShardedGradScaler, "update", forget):
+        yield
 
 
 @contextmanager
@@ -197,6 +205,7 @@ BY_NAME: dict[str, Plantable] = {
     "gradients of biases halved": gradients_of_biases_halved,
     "items unresolved": items_unresolved,
     "refused by stride": refused_by_stride,
+    "sharded scale stays": sharded_scale_stays,
 }
 
 

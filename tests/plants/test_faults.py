@@ -47,6 +47,7 @@ def owners() -> Iterator[Any]:
         _fsdp_param,
         _fsdp_param_group,
     )
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
     from torch.distributed.pipelining import schedules
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.experimental._context_parallel import _attention, _load_balancer
@@ -78,7 +79,7 @@ def owners() -> Iterator[Any]:
     for functional in (torch.ops._c10d_functional, torch.ops._c10d_functional_autograd):
         assert functional.all_to_all_single  # kept as soon as it is asked for
         yield functional
-    yield from (loss, loss._MaskPartial, torch.amp.GradScaler)
+    yield from (loss, loss._MaskPartial, torch.amp.GradScaler, ShardedGradScaler)
     yield DTensor._op_dispatcher._custom_op_handlers
     yield import_module("torch._higher_order_ops.flex_attention")
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)

@@ -256,6 +256,32 @@ def test_all_ranks_skip_what_one_of_them_finds_infinite() -> None:
     assert [float(t.outputs["loss_scale"]) for t in ranks] == [256.0, 256.0]
 
 
+#: Large enough that the last stage's gradients overflow, and not the first one's; and infinite.
+OVERFLOWS = ("", "0x7f7fffff", "0x7f800000")
+
+
+@pytest.mark.parametrize("bits", OVERFLOWS)
+@pytest.mark.parametrize(
+    ("optimizer", "clipping"), [("adamw", "none"), ("adamw", "value"), ("sgd_fused", "value")]
+)
+@pytest.mark.one_in(3)
+def test_the_stages_of_a_pipeline_skip_what_one_of_them_finds_infinite(
+    optimizer: str, clipping: str, bits: str
+) -> None:
+    spikes = (Spike("grad_output", 0, 3, bits),) if bits else ()
+    how = {"steps": 2, "microbatches": 2, "loss_scaling": "grad_scaler"}
+    sharding = {"stages": 2, "schedule": "1f1b"}
+    how |= {"dtype": "fp32", "m": 32, "k": 32, "n": 32, "clipping": clipping}
+    drawn = case("torch.fp32", sharding, 5, optimizer=optimizer, spikes=spikes, **how)
+    judged = Judge(RECIPES, load_ledger()).judge(drawn)
+    found = {(v.rule, v.status) for v in judged.verdicts}
+    assert not judged.causes and ("S14", "ok") in found
+    both = optimizer == "sgd_fused" and bits == OVERFLOWS[2]
+    known = {v.explained_by for v in judged.known}
+    assert known == ({"fused-step-two-infinities"} if both else set())
+    assert ("S12", "known" if both else "ok") in found
+
+
 def test_a_replicated_gradient_in_front_decides_for_its_rank_alone() -> None:
     """grad-scaler-first-layout: of a norm and a linear behind it the norm's weight comes first."""
     spike = Spike("grad_output", row=204, col=41, bits="0x7f7f0000")
@@ -337,6 +363,14 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
         {"steps": 2, "optimizer": "adamw"}, {"S11"},
     ),
     ("gemm-loses-element", TENSORWISE, {"tensor": 2, "style": "rowwise"}, {}, {"O15"}),
+    (
+        "scaler-of-own-shards", "torch.fp32", {"stages": 2, "schedule": "1f1b"},
+        {
+            "steps": 2, "microbatches": 2, "loss_scaling": "grad_scaler", "dtype": "fp32", "m": 32,
+            "spikes": (Spike("grad_output", 0, 3, "0x7f7fffff"),),
+        },
+        {"S14"},
+    ),
     ("scaler-of-own-shards", "torch.bf16", {"data": 2}, SCALED, {"S14"}),
 )  # fmt: skip
 

@@ -30,7 +30,9 @@ _ONE_MODEL = ("",)
 
 def job_on_ranks(spec: Spec, arm: Arm, device: str) -> Job:
     """The training of each rank."""
-    job = job_of(spec, arm, device)
+    job, scales = job_of(spec, arm, device), layout_of(spec).scales
+    if job.loss_scaling == "grad_scaler" and scales:
+        job = replace(job, loss_scaling=scales)
     return replace(job, tied=_filled_from(spec, _stages(spec)), layout=laid_out(spec))
 
 

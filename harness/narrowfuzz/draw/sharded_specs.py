@@ -43,8 +43,6 @@ _LAYOUTS = (
 #: As often as they are drawn: DTensor has no fused SGD, and momentum before the first step is not
 #: saved as what it is (the ledger's dcp-optimizer-begins-at-step-one).
 _OPTIMIZERS = ("sgd", "sgd", "adamw", "adamw", "adamw_foreach", "adamw_fused")
-#: Not each by itself: of ranks' parts of a sum that is impossible, and torch refuses it.
-_CLIPPINGS = ("none", "none", "none", "norm", "norm_inf")
 #: Steps, and microbatches of each, of scales that the next step uses.
 _STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
 #: Models besides the linear that are drawn on ranks.
@@ -84,7 +82,7 @@ def sharded_specs(
             spec,
             sharding=sharding,
             loss_scaling=draw(scaled(spec.dtype, often=3)) if steps > 1 else "none",
-            clipping=draw(sampled(*_CLIPPINGS)) if steps > 1 else "none",
+            clipping=draw(sampled(*["none"] * 3, *MESH.clips)) if steps > 1 else "none",
             steps=steps,
             microbatches=microbatches,
             grad_mode="train",
@@ -180,8 +178,14 @@ def laid_out(
         **{name: chosen[name] for name in chosen if name in Spec.__struct_fields__},
         sharding=_sharding(chosen),
         grad_mode="train",
-        optimizer=draw(sampled(*_OPTIMIZERS)),
+        optimizer=draw(sampled(*_OPTIMIZERS, *["sgd_fused"] * bool(layout.scales))),
     )
+    if spec.steps > 1:
+        spec = msgspec.structs.replace(
+            spec,
+            loss_scaling=draw(scaled(spec.dtype, often=2)) if layout.scales else "none",
+            clipping=draw(sampled("none", *layout.clips)),
+        )
     compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
     if layout.compiles and draw(sampled(*compiles)):
         spec = msgspec.structs.replace(spec, compile="aot_eager")

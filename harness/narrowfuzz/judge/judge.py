@@ -181,7 +181,9 @@ class Judge(Observer):
         under = self._under.setdefault(
             cure, Judge(self.recipes, Ledger([]), self.arms, device=self.device)
         )
-        with CURES[cure]():
+        from narrowfuzz.play.processes import entered_by_ranks
+
+        with entered_by_ranks(CURES[cure]), CURES[cure]():
             return all(holds(under) for _ in range(_CURE_TRIES))
 
     def knowing(self, ledger: Ledger) -> Judge:

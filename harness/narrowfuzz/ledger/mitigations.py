@@ -139,6 +139,40 @@ def contiguous_fused_steps() -> Iterator[None]:
 
 
 @contextmanager
+def infinities_of_all_ranks() -> Iterator[None]:
+    """ShardedGradScaler asks all ranks for infinities before a fused optimizer steps."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    usual = ShardedGradScaler._check_inf_per_device
+
+    def asked(scaler: Any, optimizer: Any) -> Any:
+        found = usual(scaler, optimizer)
+        for t in found.values():
+            dist.all_reduce(t, op=dist.ReduceOp.MAX, group=scaler.process_group)
+        return found
+
+    with patch.object(ShardedGradScaler, "_check_inf_per_device", asked):
+        yield
+
+
+@contextmanager
+def infinities_counted_once() -> Iterator[None]:
+    """What ShardedGradScaler finds on all ranks is 1 at most."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    usual = ShardedGradScaler.unscale_
+
+    def once(scaler: Any, optimizer: Any) -> None:
+        usual(scaler, optimizer)
+        for t in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+            t.clamp_(max=1.0)
+
+    with patch.object(ShardedGradScaler, "unscale_", once):
+        yield
+
+
+@contextmanager
 def one_rank_that_divides_once() -> Iterator[None]:
     """FSDP on a mesh of one rank leaves the division by a factor to what copies the gradient."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
@@ -224,6 +258,8 @@ CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
         compiler.contiguous_operands_of_flex,
         compiler.emulated_precision_casts,
         compiler.masked_booleans_of_one_type,
+        infinities_counted_once,
+        infinities_of_all_ranks,
         one_rank_that_divides_once,
         optimizers_that_begin_at_zero,
         sharded_gradients_first,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -65,20 +65,10 @@ def planted(file: str, id: str) -> Iterator[None]:
         from te_on_cpu.environment import enter
 
         enter()  # whoever plants in TransformerEngine may import it
-    with _on_ranks(partial(planted, file, id)), plant.plant():
+    from narrowfuzz.play.processes import entered_by_ranks
+
+    with entered_by_ranks(partial(planted, file, id)), plant.plant():
         yield
-
-
-@contextmanager
-def _on_ranks(enter: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Processes that are ranks and start from now on enter it."""
-    from narrowfuzz.play.processes import around
-
-    around.append(enter)
-    try:
-        yield
-    finally:
-        around.remove(enter)
 
 
 def identity(file: str, id: str) -> str:

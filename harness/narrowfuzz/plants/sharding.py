@@ -328,6 +328,7 @@ def _read_a_row_off() -> Iterator[None]:
 def _scaler_of_own_shards() -> Iterator[None]:
     """GradScaler asks this rank's part of the gradients alone whether all are finite."""
     import torch
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
     from torch.distributed.tensor import DTensor
 
     def local(call: Any, args: Any, kwargs: Any) -> None:
@@ -335,7 +336,10 @@ def _scaler_of_own_shards() -> Iterator[None]:
         call([getattr(grad, "_local_tensor", grad) for grad in grads], *rest)
 
     unscale = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
-    with patch.dict(DTensor._op_dispatcher._custom_op_handlers, {unscale: local}):
+    with (
+        patch.dict(DTensor._op_dispatcher._custom_op_handlers, {unscale: local}),
+        replaced(ShardedGradScaler, "unscale_", lambda unscale: torch.amp.GradScaler.unscale_),
+    ):
         yield
 
 

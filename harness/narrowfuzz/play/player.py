@@ -14,6 +14,7 @@ import io
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,8 +173,13 @@ def scaling(*, job: Job) -> Any:
     it skips. The gradients that are given are those of the scaled loss."""
     if job.loss_scaling == "by_hand":
         return ByHand(FIRST_SCALE)
-    device = torch.device(job.device)
-    scaler = torch.amp.GradScaler(device.type, init_scale=FIRST_SCALE, growth_interval=1)
+    device, kind = torch.device(job.device), partial(torch.amp.GradScaler)
+    if job.loss_scaling == "sharded":  # it asks all ranks for infinities
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        # by default it takes the group that there was when its module was imported
+        kind = partial(ShardedGradScaler, process_group=torch.distributed.group.WORLD)
+    scaler = kind(device.type, init_scale=FIRST_SCALE, growth_interval=1)
     scaler.scale(torch.zeros((), device=device))
     return scaler
 

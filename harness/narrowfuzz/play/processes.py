@@ -7,6 +7,7 @@ that is: what it adds, and the order it does so in, is its own.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import io
@@ -14,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -60,6 +61,16 @@ _CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.fl
 entering: list[Callable[[str], None]] = []
 #: What a process enters when it becomes a rank: what is planted here is planted there, too.
 around: list[Callable[[], AbstractContextManager[None]]] = []
+
+
+@contextlib.contextmanager
+def entered_by_ranks(enter: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Processes that are ranks and start from now on enter it."""
+    around.append(enter)
+    try:
+        yield
+    finally:
+        around.remove(enter)
 
 
 def _collective(name: str, adds: bool) -> Callable[..., Any]:

@@ -128,6 +128,8 @@ _STATES: tuple[Reads, ...] = ("results", "states")
 _BIAS: tuple[Reads, ...] = ("bias gradient",)
 #: Whose linears are judged one by one.
 _LINEARS = (*CONVERTED, *MESHES)
+#: Whose optimizers may be told of infinities, and of clipped gradients.
+_STEPPED = (*MESHES, *IN_STAGES)
 
 #: Of ranks that share data and linears.
 shared = partial(whole, cases=MESHES)
@@ -187,16 +189,16 @@ RULES: tuple[Rule, ...] = (
     shared_bound("S5", check_products, _SHARED, level="A"),
     shared("S1", results.check_equal, _MULTIPLIED, cases=ALIKE),
     ratio("O9", check_put_together, _CONTRACT, cases=APPROXIMATE),
-    shared("S12", results.check_stages, _CONTRACT, cases=IN_STAGES),
+    shared("S14", loss_scale.check_loss_scale, _RANKS, cases=_STEPPED),
+    shared("S12", results.check_stages, _CONTRACT | {"S14"}, cases=IN_STAGES),
     shared_bound("S2", results.check_gradients, _RANKS),
     shared("S8", results.check_precomputed, _RANKS, _RESULTS, reruns=True),
     shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=COMPILABLE),
     shared("S10", results.check_processes, _RANKS | {"O9"}, cases=TWICE),
     shared("S11", check_resumed, _RANKS),
-    shared("S14", loss_scale.check_loss_scale, _RANKS),
     shared("S4", results.check_agreement, _RANKS | {"S2", "S14", "O9"}, cases=ALIKE),
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
-    shared_bound("O26", check_clipping_on_ranks, _RANKS | {"S2", "S4"}),
+    shared_bound("O26", check_clipping_on_ranks, _RANKS | {"S2", "S4"}, cases=_STEPPED),
     whole("O12", check_checkpoint, _WHOLE),
     whole("O8", check_strict, _WHOLE),
     ratio("O9", check_ratio, _WHOLE | {"O8"}),

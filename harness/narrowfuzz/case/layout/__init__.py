@@ -31,8 +31,6 @@ __all__ = [
 
 #: In this order: the first whose ``asked(sharding)`` is true is the layout of a case.
 LAYOUTS = (ONE, PIPELINE, CONTEXT, CLASSES, RESUMED, MESH)
-#: Whose optimizers may scale the loss, and clip.
-_STEPPED = (ONE, RESUMED, MESH)
 #: Ranks of a case.
 MOST_RANKS = 4
 
@@ -78,11 +76,10 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield "on ranks nothing is copied, autocast or run on other kernels"
     if spec.threads > 1:
         yield f"threads is 1 on ranks, not {spec.threads}: each rank has one"
-    steps = {"loss_scaling": spec.loss_scaling, "clipping": spec.clipping}
-    for name in (name for name, how in steps.items() if how != "none" and layout not in _STEPPED):
-        yield f"{name} is 'none' with {sharding}: it is for FSDP, tensor parallelism and experts"
-    if spec.clipping == "value" and spec.sharded:
-        yield "on ranks clipping is 'norm' or 'norm_inf': no rank can clip its part of a sum"
+    if spec.loss_scaling != "none" and not layout.scales:
+        yield f"loss_scaling is 'none' with {sharding}: nothing tells its ranks of infinities"
+    if spec.clipping not in ("none", *layout.clips):
+        yield f"clipping is one of {('none', *layout.clips)} with {sharding}, not {spec.clipping!r}"
     if spec.events or any(isinstance(e, Forward) and e.mode != "train" for e in spec.training):
         yield "on ranks a model is trained by plain steps"
     if {spec.input_layout, spec.grad_layout, spec.weight_layout} != {"contiguous"}:

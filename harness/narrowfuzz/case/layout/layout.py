@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from narrowfuzz.case.spec import LARGEST, ModelName, Sharding, Shards, Spec
 
@@ -61,6 +61,12 @@ class Layout:
     copies: Callable[[Sharding], int] | None = None
     #: Are sums cut over its ranks, and so come in another order?
     cuts_sums: Callable[[Sharding], bool] = lambda sharding: False
+    #: What scales its losses: torch's GradScaler, which learns of other ranks' infinities from
+    #: distributed tensors alone, or ShardedGradScaler, which asks them; "": nothing can.
+    scales: Literal["", "grad_scaler", "sharded"] = ""
+    #: How its gradients may be clipped: no function of torch takes the norm of all stages of a
+    #: pipeline, and an element of which each rank has a summand cannot be clipped by itself.
+    clips: tuple[str, ...] = ()
     #: Its results are compared with a float64 run of one process.
     approximate: bool = False
 

@@ -152,5 +152,7 @@ MESH = Layout(
     _simpler,
     _placement,
     processes=True,
+    scales="grad_scaler",
+    clips=("norm", "norm_inf"),
     cuts_sums=lambda sharding: sharding.tensor > 1,
 )

@@ -13,4 +13,6 @@ ONE = Layout(
     lambda spec, shards: iter(()),
     lambda sharding: iter(()),
     lambda spec, linears: None,
+    scales="grad_scaler",
+    clips=("norm", "norm_inf", "value"),
 )

@@ -86,6 +86,8 @@ PIPELINE = Layout(
         (("steps",), ((1,), (2,))),
     ),
     together=True,
+    scales="sharded",
+    clips=("value",),
     threads=False,  # they have no send and receive, by which stages meet
     copies=lambda sharding: sharding.stages,
 )
