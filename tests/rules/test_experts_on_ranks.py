@@ -80,6 +80,14 @@ def test_graphs_that_fsdp_breaks_add_gradients_in_another_order() -> None:
     assert ("S9", "ok") in {(v.rule, v.status) for v in judged.verdicts}
 
 
+@pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[3]], ids=str)
+def test_ranks_that_share_experts_are_compiled(sharding: dict[str, Any]) -> None:
+    drawn = case("torch.bf16", sharding, compile="aot_eager", steps=2)
+    judged = judge().judge(drawn)
+    assert not judged.causes
+    assert ("S9", "ok") in {(v.rule, v.status) for v in judged.verdicts}
+
+
 @pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3]], ids=str)
 def test_ranks_that_share_experts_skip_together(sharding: dict[str, Any]) -> None:
     spike = Spike("grad_output", row=5, col=3, bits="0x7f800000")
@@ -195,7 +203,6 @@ def test_what_is_divided_before_it_is_added_may_be_rounded_there() -> None:
         ({"sharding": Sharding(data=2, experts=2), "model": "mlp_gelu"}, "share no experts of"),
         ({"sharding": Sharding(data=2, experts=2, tensor=2)}, "share no linears"),
         ({"sharding": Sharding(data=2, experts=2), "microbatches": 2}, "one microbatch"),
-        ({"sharding": Sharding(data=2, experts=2), "compile": "aot_eager"}, "not compiled"),
         ({"sharding": Sharding(data=2, resumes="regrouped"), "steps": 2}, "share experts"),
     ],
 )

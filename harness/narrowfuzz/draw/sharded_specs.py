@@ -72,7 +72,7 @@ def sharded_specs(
     recipe = draw(sampled(*recipes))
     spec = draw(_meshed(recipe, models, largest, most))
     sharding = draw(_options(spec, recipe, most, processes=bool(gpus)))
-    compiles = [False] * 9 + [True] * (MODELS[spec.model].compiled and not sharding.experts)
+    compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
     schedules = _STEPPED if sharding.gathers == "precomputed" else SCHEDULES
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:

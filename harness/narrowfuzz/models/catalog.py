@@ -96,7 +96,7 @@ MODELS: dict[str, Model] = {
         ),
         Model(
             "grouped_experts", "three experts in groups of rows, one for each, and a shared one",
-            "GroupedExperts", lambda spec: (spec.k, spec.n, 3, 1, True), "mlp", experts=3,
+            "GroupedExperts", lambda spec: (spec.k, spec.n, 3, 1, True, True), "mlp", experts=3,
             branches=True, fixed={"weight_layout": "contiguous"},
             smaller=("linear", "mlp_swiglu"),
         ),

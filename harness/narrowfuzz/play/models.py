@@ -158,10 +158,12 @@ class LoopedExperts(nn.Module):
 
 
 class Experts(nn.Module):
-    """The weights of all experts, each a SwiGLU: [experts, outputs, features]."""
+    """The weights of all experts, each a SwiGLU: [experts, outputs, features]. Trainers tell by its
+    type that a weight is laid out over ranks, or by a method that it has (``asks``)."""
 
-    def __init__(self, dim: int, hidden: int, experts: int) -> None:
+    def __init__(self, dim: int, hidden: int, experts: int, asks: bool = False) -> None:
         super().__init__()
+        self.local = local if asks else local_of_type
         self.w1 = nn.Parameter(torch.randn(experts, hidden, dim))
         self.w2 = nn.Parameter(torch.randn(experts, dim, hidden))
         self.w3 = nn.Parameter(torch.randn(experts, hidden, dim))
@@ -171,7 +173,7 @@ class Experts(nn.Module):
     ) -> torch.Tensor:
         """Of rows in groups that end at ``offs``, one for each of these experts; or as many rows of
         each, [experts, rows, features]. Where ranks share the experts, of those that it has."""
-        w1, w2, w3 = (local(w)[which] for w in (self.w1, self.w2, self.w3))
+        w1, w2, w3 = (self.local(w)[which] for w in (self.w1, self.w2, self.w3))
         h = F.silu(expert_products(rows, w1, offs)) * expert_products(rows, w3, offs)
         return expert_products(h, w2, offs)
 
@@ -180,11 +182,13 @@ class GroupedExperts(nn.Module):
     """A mixture of experts whose rows are sorted by expert and multiplied in groups, and an expert
     that all rows share. ``before``: rows are weighted before they are multiplied."""
 
-    def __init__(self, dim: int, hidden: int, experts: int, top_k: int, before: bool) -> None:
+    def __init__(
+        self, dim: int, hidden: int, experts: int, top_k: int, before: bool, asks: bool = False
+    ) -> None:
         super().__init__()
         self.before = before
         self.router = Router(dim, experts, top_k)
-        self.experts = Experts(dim, hidden, experts)
+        self.experts = Experts(dim, hidden, experts, asks)
         self.shared = SwiGLU(dim, hidden, False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -241,6 +245,13 @@ class CapacityExperts(nn.Module):
 def local(weight: Any) -> torch.Tensor:
     """This rank's part of a weight that ranks share, or all of it."""
     return weight.to_local() if hasattr(weight, "to_local") else weight
+
+
+def local_of_type(weight: Any) -> torch.Tensor:
+    """The same."""
+    from torch.distributed.tensor import DTensor  # which takes a while to load
+
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def expert_products(

@@ -80,8 +80,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"ranks share no experts of {spec.model}; they do of {able}"
     if sharding.experts and spec.microbatches > 1:
         yield "ranks that share experts have one microbatch a step"
-    if sharding.experts and (sharding.tensor or spec.compile != "none"):
-        yield "ranks that share experts share no linears, and are not compiled"
+    if sharding.experts and sharding.tensor:
+        yield "ranks that share experts share no linears"
     if sharding.data % (group := max(sharding.experts, 1) * max(sharding.replicas, 1)):
         yield (
             f"data is {sharding.data}, no multiple of {group}: of {sharding.replicas or 1} "

@@ -227,12 +227,13 @@ def _agree(arm: str, name: str, rank: int, group: Sequence[Trace], apart: int = 
 
 def check_compiled(evidence: Evidence) -> Iterator[Verdict]:
     """S9: graphs that are traced on ranks, and run eagerly, leave eager's bits. FSDP breaks graphs
-    where a unit begins: gradients that a tensor gets from several sides, of a norm and the residual
-    beside it, or of a router and its experts, are then added in another order, so that of such a
-    model only what comes out before a step is the same."""
+    where a unit begins, and so does an exchange of rows between experts: gradients that a tensor
+    gets from several sides, of a norm and the residual beside it, or of a router and its experts,
+    are then added in another order, so that of such a model only what comes out before a step is
+    the same."""
     model, sharding = MODELS[evidence.spec.model], evidence.spec.sharding
     names, run = None, compiled_of(evidence)
-    broken = sharding.data and sharding.units == "each"
+    broken = sharding.experts or (sharding.data and sharding.units == "each")
     if (model.normalises or model.branches) and broken and run is not None:
         ranks = run.ranks
         names = before_steps(ranks[0], "output", first_step(evidence)[0]) if ranks else {}
