@@ -260,6 +260,26 @@ def test_all_ranks_skip_what_one_of_them_finds_infinite() -> None:
 OVERFLOWS = ("", "0x7f7fffff", "0x7f800000")
 
 
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        {"data": 2},
+        {"data": 3},
+        {"data": 4, "reduces_fp32": True},
+        {"data": 2, "averages": False},
+        {"data": 4, "replicas": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.one_in(2)
+def test_gradients_add_up_over_microbatches(sharding: dict[str, Any]) -> None:
+    for recipe, dtype in (("torch.fp32", "fp32"), ("torchao.float8.rowwise", "bf16")):
+        for how in ({"microbatches": 3}, {"microbatches": 2, "steps": 2, "optimizer": "adamw"}):
+            judged = judge().judge(case(recipe, sharding, dtype=dtype, **how))
+            assert not judged.causes
+            assert ("S2", "ok") in {(v.rule, v.status) for v in judged.verdicts}
+
+
 @pytest.mark.parametrize("bits", OVERFLOWS)
 @pytest.mark.parametrize(
     ("optimizer", "clipping"), [("adamw", "none"), ("adamw", "value"), ("sgd_fused", "value")]
@@ -304,6 +324,9 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
     (
         "fsdp-reduces-in-bf16", "torch.fp32", {"data": 2, "reduces_fp32": True},
         {"dtype": "fp32"}, {"S2"},
+    ),
+    (
+        "fsdp-keeps-last-backward", "torch.bf16", {"data": 2}, {"microbatches": 2}, {"S2"},
     ),
     ("fsdp-gathers-once", "torch.bf16", {"data": 1}, {"steps": 2}, {"S1"}),
     ("norm-of-local-shards", "torch.bf16", {"data": 2}, {}, {"S4", "S6"}),
@@ -367,7 +390,7 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
         "scaler-of-own-shards", "torch.fp32", {"stages": 2, "schedule": "1f1b"},
         {
             "steps": 2, "microbatches": 2, "loss_scaling": "grad_scaler", "dtype": "fp32", "m": 32,
-            "spikes": (Spike("grad_output", 0, 3, "0x7f7fffff"),),
+            "k": 32, "n": 32, "spikes": (Spike("grad_output", 0, 3, "0x7f7fffff"),),
         },
         {"S14"},
     ),

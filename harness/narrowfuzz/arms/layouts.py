@@ -20,7 +20,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.experts import Together
-from narrowfuzz.play.job import Job
+from narrowfuzz.play.job import Event, Job
 from narrowfuzz.play.names import name_of
 from narrowfuzz.recipe.recipe import Recipe
 
@@ -40,7 +40,15 @@ def job_alone(spec: Spec, device: str) -> Job:
     """The same training in one process, of one data-parallel rank's piece of the rows, or of those
     of the ranks that share experts."""
     own = spec if copies_of(spec) else on_its_own(spec)
-    return replace(job_of(own, EAGER, device), tied=_filled_from(spec, prefixes(spec)))
+    job = replace(job_of(own, EAGER, device), tied=_filled_from(spec, prefixes(spec)))
+    if spec.sharding.experts:  # its inputs are turned rank by rank, before they are given
+        job = replace(job, events=tuple(map(_unturned, job.events)))
+    return job
+
+
+def _unturned(event: Event) -> Event:
+    name, *how = event
+    return (name, how[0], 0, *how[2:]) if name == "forward" else event
 
 
 def _filled_from(spec: Spec, models: tuple[str, ...]) -> dict[str, str]:

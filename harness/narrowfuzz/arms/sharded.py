@@ -38,9 +38,10 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.converted import play
-from narrowfuzz.play.experts import parted
+from narrowfuzz.play.experts import parted, turned
 from narrowfuzz.play.job import Taps
 from narrowfuzz.play.mesh import of_this_thread
+from narrowfuzz.play.names import name_of
 from narrowfuzz.play.player import Trace as Played
 from narrowfuzz.play.ranks import Disagree, on_ranks
 from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
@@ -74,13 +75,16 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
         # stages are not looked into
         taps = Taps() if copies_of(spec) else _taps(spec, _emitting(recipe), EAGER)
         watch = tuple(f"{before}{name}" for before in prefixes(spec) for name in taps.watch)
+        given = _given(spec, piece_of(spec, tensors, piece))
+        if shared:
+            given = turned(given, shared, spec.steps * spec.microbatches)
         try:
             play(
                 played,
                 partial(made_alone, spec, recipe, device),
-                _given(spec, piece_of(spec, tensors, piece)),
+                given,
                 job=job_alone(spec, device),
-                taps=replace(taps, watch=watch),
+                taps=replace(taps, watch=watch, adds=spec.microbatches > 1),
             )
         except Exception as error:
             raise_if_lost(error, device)
@@ -163,8 +167,14 @@ def _given(spec: Spec, tensors: Mapping[str, F32]) -> dict[str, torch.Tensor]:
 
 def _trace_of(arm: str, spec: Spec, recipe: Recipe, played: Played) -> Trace:
     """One rank's, or one piece's."""
-    outputs = {name: fp32_array(t).copy() for name, t in played.results.items()}
+    outputs, added = {}, dict[str, tuple[F32, ...]]()
+    for name, t in played.results.items():  # those of a kind in their order
+        x, parameter = fp32_array(t).copy(), name_of(name).added_of
+        if parameter:
+            added[parameter] = (*added.get(parameter, ()), x)
+        else:
+            outputs[name] = x
     shared = frozenset((*ties(spec), *ties(spec).values()))
     plan, inverse = recipe.plan(spec), recipe.inverse_scales
     calls = calls_of(played.calls, plan, shared, ROUNDED, inverse=inverse)
-    return Trace(arm, outputs, calls=calls)
+    return Trace(arm, outputs, calls=calls, added=added)

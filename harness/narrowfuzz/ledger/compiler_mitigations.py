@@ -40,25 +40,6 @@ def without_slp_vectorizer() -> Iterator[None]:
 
 
 @contextmanager
-def methods_that_subclasses_have() -> Iterator[None]:
-    """Dynamo knows that an instance has the methods of its class, whatever subclass it is."""
-    from types import FunctionType
-
-    from torch._dynamo.variables import ConstantVariable, TensorVariable
-
-    usual = TensorVariable.call_obj_hasattr
-
-    def has(variable: Any, tx: Any, name: str) -> Any:
-        every = (vars(kind).get(name) for kind in variable.python_type().__mro__)
-        if any(isinstance(method, FunctionType) for method in every):
-            return ConstantVariable.create(True)
-        return usual(variable, tx, name)
-
-    with patch.object(TensorVariable, "call_obj_hasattr", has):
-        yield
-
-
-@contextmanager
 def a_name_for_each_stored_reduction() -> Iterator[None]:
     """Each buffer that a vectorised reduction is stored to gets the value under a name of its own.
 

@@ -260,7 +260,6 @@ CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
         compiler.masked_booleans_of_one_type,
         infinities_counted_once,
         infinities_of_all_ranks,
-        compiler.methods_that_subclasses_have,
         one_rank_that_divides_once,
         optimizers_that_begin_at_zero,
         sharded_gradients_first,

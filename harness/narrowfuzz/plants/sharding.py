@@ -125,6 +125,23 @@ def _gathered_once() -> Iterator[None]:
 
 
 @contextmanager
+def _last_backward_alone() -> Iterator[None]:
+    """The gradient of a backward takes the place of those before it, instead of being added."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    def make(reduce: Any) -> Any:
+        def forgetting(params: Any, *args: Any, **kwargs: Any) -> Any:
+            for param in params:
+                param.sharded_param.grad = None
+            return reduce(params, *args, **kwargs)
+
+        return forgetting
+
+    with replaced(_fsdp_param_group, "foreach_reduce", make):
+        yield
+
+
+@contextmanager
 def _norm_of_local_shards() -> Iterator[None]:
     """The norm that gradients are clipped by is that of this rank's shards."""
     import torch
@@ -412,6 +429,10 @@ PLANTS = [
         (
             "fsdp-gathers-once", "parameters that a step has changed are not gathered again",
             "the class of torchao#1327", _ALL, _gathered_once, (),
+        ),
+        (
+            "fsdp-keeps-last-backward", "of several backwards before a step the last one counts",
+            "flame#20: gradients that are to add up are lost", _ALL, _last_backward_alone, (),
         ),
         (
             "norm-of-local-shards", "gradients are clipped by the norm of this rank's shards",

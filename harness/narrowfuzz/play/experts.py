@@ -6,6 +6,7 @@ Scripts have the source of these functions, with the values of a job put in."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -124,6 +125,16 @@ class Together(nn.Module):
         each = zip(models, pieces, parts, routed, strict=True)
         y = [apart(model.combined(rows, part, *back)) for model, rows, part, (_, _, *back) in each]
         return torch.cat(y).reshape(x.shape)
+
+
+def turned(
+    tensors: Mapping[str, torch.Tensor], ranks: int, forwards: int
+) -> dict[str, torch.Tensor]:
+    """What ``Together`` is given in each of so many forwards: ranks turn their own rows by one more
+    from one to the next."""
+    rows = tensors["input"].chunk(ranks)
+    later = {f"input@{n}": torch.cat([r.roll(n, 0) for r in rows]) for n in range(1, forwards)}
+    return {**tensors, **later}
 
 
 def parted(trace: Trace, ranks: int) -> list[Trace]:

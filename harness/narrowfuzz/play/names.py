@@ -39,6 +39,11 @@ class Name(NamedTuple):
         return self.kind.removesuffix(".clipped") if self.kind.endswith(".clipped") else ""
 
     @property
+    def added_of(self) -> str:
+        """The parameter whose gradient it is after one of several backwards, "" if it is none."""
+        return self.kind.removesuffix(".added") if self.kind.endswith(".added") else ""
+
+    @property
     def module(self) -> str:
         """The module whose parameter it is of."""
         return (self.gradient_of or self.kind).rpartition(".")[0]

@@ -435,6 +435,8 @@ def backward(
         if taps.keeps and x.grad is not None:
             keep(trace, run, "grad_input", x.grad.flatten(0, -2), f)
         x.grad = None
+    if taps.adds:
+        keep_gradients(trace, run, "added")
 
 
 def step(trace: Trace, run: Training, to_none: bool, *, job: Job, taps: Taps) -> None:

@@ -341,6 +341,9 @@ class Trace:
     census: Census | None = None
     #: Of a sharded run what each rank left; of the same unsharded, each data-parallel rank's piece.
     ranks: tuple[Trace, ...] = ()
+    #: Of a training whose gradients add up before a step, by parameter: its gradient after each
+    #: backward, in order.
+    added: Mapping[str, tuple[F32, ...]] = field(default_factory=dict)
     #: Of a library's layers, how things stood after each event.
     moments: tuple[Moment, ...] = ()
     #: Of them, the parameters that train, every parameter as the training began, and by event and

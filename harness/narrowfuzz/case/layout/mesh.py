@@ -41,9 +41,6 @@ def _fit(spec: Spec) -> Spec:
     tensor = math.lcm(*(max(layout.tensor, 1) for layout in layouts))
     inside = tensor if sharding.sequence else 1
     sizes: dict[str, Any] = {}
-    if sharding.experts:
-        # a rank turns its own rows from one microbatch to the next, one process those of all
-        spec = msgspec.structs.replace(spec, microbatches=1)
     if spec.batch:
         sizes = {"batch": up(spec.batch, data), "m": up(spec.m, inside)}
     else:
@@ -78,8 +75,6 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     if sharding.experts and not model.experts:
         able = ", ".join(name for name, other in MODELS.items() if other.experts)
         yield f"ranks share no experts of {spec.model}; they do of {able}"
-    if sharding.experts and spec.microbatches > 1:
-        yield "ranks that share experts have one microbatch a step"
     if sharding.experts and sharding.tensor:
         yield "ranks that share experts share no linears"
     if sharding.data % (group := max(sharding.experts, 1) * max(sharding.replicas, 1)):

@@ -4,6 +4,7 @@ precomputed scales, of graphs and of processes), S12 (of the stages of a pipelin
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import numpy as np
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format, round_to
 from narrowfuzz.numerics.reduction import added
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.play.names import name_of
@@ -40,6 +41,8 @@ from narrowfuzz.trace.expect import Same, between, number
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
+#: The ends between which numbers lie.
+_Ends = tuple[F64, F64]
 #: Symptoms of results that cannot be compared element by element.
 OTHER_SHAPE, NO_WHOLE = "other shape", "pieces make up no whole"
 #: The run whose gathers compute scales themselves.
@@ -98,10 +101,6 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
     if sharding.tensor > 1:
         yield plain("S2", arm, "grad_parameter", "not_applicable", "sums are cut over ranks")
         return
-    if first_step(evidence)[1] != 1:
-        why = "gradients of several backwards add up"
-        yield plain("S2", arm, "grad_parameter", "not_applicable", why)
-        return
     alone = evidence.traces[EAGER.name].ranks
     for name in alone[0].outputs:
         if not name.endswith(".grad"):
@@ -112,27 +111,56 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
             continue
         ranks, terms = holders(evidence, key)
         pieces = {rank: run.ranks[rank].outputs[key] for rank in ranks}
-        yield _reduced(evidence, key, pieces, [alone[term].outputs[key] for term in terms])
+        each = [_by_backward(evidence, alone[term], key) for term in terms]
+        if not all(each):
+            why = "a backward left no gradient"
+            yield plain("S2", arm, "grad_parameter", "not_applicable", why)
+            continue
+        yield _reduced(evidence, key, pieces, [*zip(*each, strict=True)])
 
 
-def _reduced(evidence: Evidence, name: str, by_rank: dict[int, F32], terms: list[F32]) -> Verdict:
+def _by_backward(evidence: Evidence, trace: Trace, name: str) -> list[_Ends]:
+    """What each backward before the first step gave a parameter, in one process: the ends between
+    which that lies. What is there is a sum that was rounded."""
+    count, fmt = first_step(evidence)[1], FORMATS[evidence.spec.dtype]
+    if count == 1:
+        return [(trace.outputs[name].astype(np.float64),) * 2]
+    sums = [x.astype(np.float64) for x in trace.added.get(name_of(name).gradient_of, ())[:count]]
+    if len(sums) < count:
+        return []
+    found = [(sums[0], sums[0])]
+    for before, after in pairwise(sums):
+        with np.errstate(all="ignore"):
+            off = fmt.unit_roundoff * (1.0 + 2.0 * fmt.unit_roundoff) * np.abs(after)
+            found.append((after - before - off, after - before + off))
+    return found
+
+
+def _reduced(
+    evidence: Evidence, name: str, by_rank: dict[int, F32], terms: Sequence[Sequence[_Ends]]
+) -> Verdict:
+    """Of each backward the terms that ranks add up; these sums add up on each of them."""
     arm, sharding, role = arm_of(evidence), evidence.spec.sharding, role_of(name)
     ranks, pieces = [*by_rank], [*by_rank.values()]
-    got = joined(pieces, terms[0].shape)
+    got = joined(pieces, terms[0][0][0].shape)
     if got is None:
         expect = Same(At(name=name, run=EAGER.name))
         return diverged("S2", arm, role, NO_WHOLE, At(name=name), "pieces", expect)
     narrow = FORMATS[evidence.spec.dtype]
     adds_in = FORMATS["fp32"] if sharding.reduces_fp32 else narrow
-    wide = [term.astype(np.float64) for term in terms]
     averaged = sharding.averages and sharding.data > 1
-    lo, hi = added([_dividing(term, sharding.data * averaged, adds_in) for term in wide], adds_in)
-    if averaged:
-        lo, hi = _divided(lo, hi, sharding.data, adds_in)
-    lo, hi = round_to(np.stack([lo, hi]), narrow, overflow="ieee")
+    sums: list[_Ends] = []
+    for of_ranks in terms:
+        lo, hi = added([_dividing(t, sharding.data * averaged, adds_in) for t in of_ranks], adds_in)
+        if averaged:
+            lo, hi = _divided(lo, hi, sharding.data, adds_in)
+        lo, hi = round_to(np.stack([lo, hi]), narrow, overflow="ieee")
+        sums.append((lo, hi))
+    lo, hi = added(sums, narrow) if len(sums) > 1 else sums[0]
     with np.errstate(all="ignore"):
         # a sum may overflow on the way, or divide first
-        size = np.sum([np.abs(term) for term in wide], axis=0)
+        every = [end for of_ranks in terms for ends in of_ranks for end in ends]
+        size = np.sum([np.abs(end) for end in every], axis=0) / 2.0
         may = Expected.between(lo, hi, ~(size < 0.25 * adds_in.max))
     bad = outside(may, got)
     if not bad.any():
@@ -144,16 +172,18 @@ def _reduced(evidence: Evidence, name: str, by_rank: dict[int, F32], terms: list
     return diverged("S2", arm, role, symptom, at, came, between(lo[where], hi[where]))
 
 
-def _dividing(term: Any, by: int, fmt: Format) -> tuple[Any, Any]:
+def _dividing(term: _Ends, by: int, fmt: Format) -> _Ends:
     """Times ``by`` what may be added where this is divided by it first, and rounded; 0: it is not.
     A quotient that the format holds is not rounded."""
+    lo, hi = term
     if not by:
-        return term, term
+        return lo, hi
     with np.errstate(all="ignore"):
-        exact = round_to(term / by, fmt, overflow="ieee") * by == term
-        off = np.maximum(fmt.unit_roundoff * np.abs(term), by * fmt.min_subnormal / 2.0)
-    off = np.where(exact | ~np.isfinite(term), 0.0, off)
-    return term - off, term + off
+        exact = (lo == hi) & (round_to(lo / by, fmt, overflow="ieee") * by == lo)
+        size = np.maximum(np.abs(lo), np.abs(hi))
+        off = np.maximum(fmt.unit_roundoff * size, by * fmt.min_subnormal / 2.0)
+    off = np.where(exact | ~np.isfinite(size), 0.0, off)
+    return lo - off, hi + off
 
 
 def _divided(lo: Any, hi: Any, by: int, fmt: Format) -> Any:

@@ -154,7 +154,8 @@ def _laid_out(
     plays = layout_of(spec).play.__name__
     copies = copies_of(spec)
     model = f"Together(make(dtype), {shared})" if shared else "make(dtype)"
-    one = f"play(Trace(), lambda: {model}, rows, **{{**by_itself, **other}})"
+    rows = f"turned(rows, {shared}, {spec.steps * spec.microbatches})" if shared else "rows"
+    one = f"play(Trace(), lambda: {model}, {rows}, **{{**by_itself, **other}})"
     if shared:
         one = f"parted({one}, {shared})[piece % {shared}]"
     piece = f"t.chunk({sharding.groups})[piece{f' // {shared}' if shared else ''}]"
