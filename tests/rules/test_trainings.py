@@ -357,6 +357,17 @@ def test_gradients_are_seen_again_after_a_backward_through_several() -> None:
     assert seen == [False, False, True]
 
 
+def test_an_evaluation_in_a_region_changes_the_order_of_three_addends() -> None:
+    """It makes the cast of a tied weight that the region's training forward uses, too."""
+    events = (Open(), LOOK, Forward(), Close(), Forward(), Backward(of=(1, 2)))
+    tied = case_of(events, model="tied_embedding", m=8, k=8, n=1)
+    tied = msgspec.structs.replace(tied, data=DataSpec(seed=1))
+    judged = judge().judge(tied)
+    assert not judged.causes
+    assert ("R24", "not_applicable") in {(v.rule, v.status) for v in judged.verdicts}
+    assert ("R24", "ok") in {(v.rule, v.status) for v in judge().judge(case_of(events)).verdicts}
+
+
 def test_a_rollback_needs_no_step() -> None:
     case = case_of((LOOK, Reload(back=True), Forward(), Backward(of=(1,))))
     assert not judge().judge(case).causes

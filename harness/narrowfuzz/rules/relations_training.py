@@ -32,6 +32,9 @@ def check_evaluations(evidence: Evidence) -> Iterator[Verdict]:
     spec = evidence.spec
     draws = any(isinstance(e, Forward) and e.mode == "no_grad" for e in spec.events)
     why = "its forwards draw random numbers" if evidence.twin is None and draws else ""
+    if any(isinstance(event, Open) for event in spec.events) and _three_addends(evidence):
+        # the cast of a weight that it makes is the one that the region's forwards share
+        why = "in a region an evaluation changes the order in which a weight's gradients are added"
     changed = evaluations_dropped(spec.events)
     yield _same_training(
         evidence, "R24", changed, "without its evaluations", "changed by an evaluation", why
@@ -214,6 +217,14 @@ def _most_addends(events: tuple[Event, ...]) -> int:
         now += len(event.of) if isinstance(event, Backward) else 0
         most = max(most, now)
     return most
+
+
+def _three_addends(evidence: Evidence) -> bool:
+    """May one backward add up three gradients of a weight? Two give the same in any order."""
+    backwards = (event for event in evidence.spec.events if isinstance(event, Backward))
+    forwards = max((len(event.of) for event in backwards), default=0)
+    uses = 2 if evidence.tied or _called_twice(evidence) else 1
+    return forwards * uses > 2
 
 
 def _called_twice(evidence: Evidence) -> bool:
