@@ -81,3 +81,41 @@ def forgets_own_models() -> Iterator[None]:
         del MODELS[name]
     register.cache_clear()
     imported.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    """What torch has for the thread or for all stays as it is: compiled code asks for it at each
+    call, and would be compiled again in a test that has nothing to do with it."""
+    before = _of_torch()
+    yield
+    changed = {name: value for name, value in _of_torch().items() if before[name] != value}
+    assert not changed, f"{changed}, before { ({name: before[name] for name in changed}) }"
+
+
+def _of_torch() -> dict[str, object]:
+    import torch
+    from torch.utils import _python_dispatch as modes
+
+    inside = torch._C
+    return {
+        "in a dispatch mode": modes.is_in_torch_dispatch_mode(),
+        "in a mode that compiles": modes.is_in_any_mode_without_ignore_compile_internals(),
+        "dispatch keys included": str(inside._dispatch_tls_local_include_set()),
+        "dispatch keys excluded": str(inside._dispatch_tls_local_exclude_set()),
+        "dispatch modes": inside._len_torch_dispatch_stack(),
+        "function modes": inside._len_torch_function_stack(),
+        "functions are overridden": inside._is_torch_function_enabled(),
+        "no function is overridden": inside._is_torch_function_all_disabled(),
+        "gradients": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "autocast's dtype": torch.get_autocast_dtype("cpu"),
+        "autocast's cache": torch.is_autocast_cache_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic, or warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+        "oneDNN": torch.backends.mkldnn.enabled,
+    }

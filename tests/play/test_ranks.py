@@ -9,6 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from narrowfuzz.play.ranks import Disagree, on_ranks
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_in_any_mode_without_ignore_compile_internals,
+    is_in_torch_dispatch_mode,
+)
 
 
 def ones() -> torch.Tensor:
@@ -76,3 +81,30 @@ def test_ranks_leave_no_threads_behind() -> None:
     for _ in range(40):
         on_ranks({"data": 2, "tensor": 2}, added)
     assert threading.active_count() == before
+
+
+def test_ranks_that_leave_their_modes_in_another_order_leave_none() -> None:
+    """Compiled code would be compiled again at each call in a mode, for as long as the process."""
+    first, entered, left = (threading.Event() for _ in range(3))
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def main(rank: int, mesh: Any) -> None:
+        if rank == 0:
+            with Mode():
+                first.set()
+                entered.wait(10)
+            left.set()
+        else:
+            first.wait(10)
+            with Mode():
+                entered.set()
+                left.wait(10)
+
+    on_ranks({"data": 2}, main)
+    assert not is_in_torch_dispatch_mode()
+    assert not is_in_any_mode_without_ignore_compile_internals()

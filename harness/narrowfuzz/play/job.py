@@ -22,7 +22,7 @@ Event = tuple[Any, ...]
 #: What a loss is scaled by first.
 FIRST_SCALE = 1024.0
 #: What gradients are clipped to: the most that their norm may be, or each of them by itself.
-MOST = 1.0
+CLIPS_AT = 1.0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.play.job import FIRST_SCALE, MOST, Event, Job, Taps
+from narrowfuzz.play.job import CLIPS_AT, FIRST_SCALE, Event, Job, Taps
 
 #: One result: output, grad_input, <parameter>.grad or <parameter>; which forward's, in which event.
 Kept = namedtuple("Kept", "name forward event tensor")
@@ -173,7 +173,8 @@ def scaling(*, job: Job) -> Any:
     it skips. The gradients that are given are those of the scaled loss."""
     if job.loss_scaling == "by_hand":
         return ByHand(FIRST_SCALE)
-    device, kind = torch.device(job.device), partial(torch.amp.GradScaler)
+    kind: Any = torch.amp.GradScaler
+    device = torch.device(job.device)
     if job.loss_scaling == "sharded":  # it asks all ranks for infinities
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
@@ -286,15 +287,15 @@ def clip(trace: Trace, run: Training, *, job: Job, taps: Taps) -> None:
     """Clip the gradients, all as one or each by itself."""
     meshes = by_mesh(run.model)
     for some in meshes if job.clipping == "value" else ():
-        torch.nn.utils.clip_grad_value_(some, MOST)
+        torch.nn.utils.clip_grad_value_(some, CLIPS_AT)
     if job.clipping != "value" and meshes:
         order = torch.inf if job.clipping == "norm_inf" else 2.0
         if len(meshes) == 1:
-            norm = replicated(torch.nn.utils.clip_grad_norm_(meshes[0], MOST, order))
+            norm = replicated(torch.nn.utils.clip_grad_norm_(meshes[0], CLIPS_AT, order))
         else:
             norm = norm_of(meshes, order)
             for some in meshes:
-                torch.nn.utils.clip_grads_with_norm_(some, MOST, norm)
+                torch.nn.utils.clip_grads_with_norm_(some, CLIPS_AT, norm)
         if taps.keeps:
             keep(trace, run, "norm", norm)
     if taps.keeps:

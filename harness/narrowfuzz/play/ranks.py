@@ -115,7 +115,7 @@ def on_ranks(
                 dist.destroy_process_group()
             done.release()
 
-    with _threaded_group(noted):
+    with _modes_as_before(), _threaded_group(noted):
         for rank in range(ranks):
             _thread_of(rank).put(functools.partial(run, rank))
         for _ in range(ranks):
@@ -126,6 +126,23 @@ def on_ranks(
     if raised:
         raise raised[0]
     return results
+
+
+@contextmanager
+def _modes_as_before() -> Iterator[None]:
+    """torch notes for all threads together whether one is in a dispatch mode, and gives it back as
+    it was when that one came: of several threads the last to leave may leave it wrong for good, and
+    compiled code is then compiled again at every call inside of a mode."""
+    from torch._C._dynamo import guards
+    from torch.utils import _python_dispatch as modes
+
+    before = {name: value for name, value in vars(modes).items() if name.startswith("_is_in_")}
+    try:
+        yield
+    finally:
+        vars(modes).update(before)
+        inside = modes.is_in_any_mode_without_ignore_compile_internals()
+        guards.set_is_in_mode_without_ignore_compile_internals(inside)
 
 
 def _release() -> None:

@@ -12,7 +12,7 @@ from narrowfuzz.case.events import Step
 from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format
 from narrowfuzz.operators.operator import Expected
-from narrowfuzz.play.job import FIRST_SCALE, MOST
+from narrowfuzz.play.job import CLIPS_AT, FIRST_SCALE
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.expected import beyond, outside
@@ -93,24 +93,23 @@ def clipped(x: F64, radius: F64, norm: float | None, fmt: Format) -> Expected:
     """A gradient that is known to so much, clipped by this norm, as torch found it; without a norm
     by itself.
 
-    Proof. The gradient is multiplied by c = min(MOST / (norm + 1e-6), 1). The addition, the
+    Proof. The gradient is multiplied by c = min(CLIPS_AT / (norm + 1e-6), 1). The addition, the
     quotient, as a reciprocal and a product, and c times the gradient round once each, u of the
     gradients' dtype: c errs by 4 u at most, second orders included, and by a subnormal number. A
     kernel may flush what is below the normal numbers.
     """
     nowhere = np.zeros(x.shape, dtype=bool)
     if norm is None:
-        return Expected.between(
-            np.clip(x - radius, -MOST, MOST), np.clip(x + radius, -MOST, MOST), nowhere
-        )
+        lo, hi = (np.clip(end, -CLIPS_AT, CLIPS_AT) for end in (x - radius, x + radius))
+        return Expected.between(lo, hi, nowhere)
     with np.errstate(all="ignore"):
-        factor = MOST / (norm + 1e-6)
+        factor = CLIPS_AT / (norm + 1e-6)
         off = 0.0 if factor == 0.0 else 4.0 * fmt.unit_roundoff * factor + fmt.min_subnormal
         low = 0.0 if factor < fmt.min_normal else factor - off
-        lo, hi = np.minimum((low, factor + off), 1.0)  # NaN stays
-        centre = x * ((lo + hi) / 2.0)
-        spread = np.abs(x) * (hi - lo) / 2.0 + radius * hi
-        changed = (hi < 1.0) & (np.abs(centre) - spread < fmt.min_normal)
+        least, most = np.minimum((low, factor + off), 1.0)  # NaN stays
+        centre = x * ((least + most) / 2.0)
+        spread = np.abs(x) * (most - least) / 2.0 + radius * most
+        changed = (most < 1.0) & (np.abs(centre) - spread < fmt.min_normal)
         spread = np.where(changed, spread + np.abs(centre), spread)
         spread = np.where(np.isnan(centre), 0.0, spread)
     return Expected.within(centre, spread, fmt, nowhere)
@@ -121,6 +120,10 @@ def _judged(
 ) -> Iterator[Verdict]:
     if evidence.spec.clipping == "none" or not evidence.spec.optimizes:
         yield plain(NAME, arm, NORM, "not_applicable", "no gradient is clipped")
+        return
+    every = ((trace, f"{kind}.grad") for trace in ranks for kind in _parameters(trace))
+    if not any(t.any() for place in every for t in _of_steps(evidence, *place).values()):
+        yield plain(NAME, arm, NORM, "inconclusive", "no parameter had a gradient but zeros")
         return
     if evidence.spec.clipping != "value":
         yield _norms(evidence, arm, ranks, whole)
@@ -136,15 +139,14 @@ def _norms(evidence: Evidence, arm: str, ranks: Sequence[Trace], whole: _Whole) 
     """The first norm that is not the gradients', or why none is known to be."""
     spec, fmt = evidence.spec, FORMATS[evidence.spec.dtype]
     order = np.inf if spec.clipping == "norm_inf" else 2.0
-    norms, why = _of_steps(evidence, ranks[0], NORM), "nothing was clipped"
+    norms, why, judged = _of_steps(evidence, ranks[0], NORM), "nothing was clipped", False
     for step, (name, norm) in enumerate(norms.items()):
-        scale, grads = _scale(evidence, ranks[0], step), []
-        for kind in _parameters(ranks[0]):
-            key = [*_of_steps(evidence, ranks[0], f"{kind}.grad")][step]
-            grads.append(whole(key))
+        scale, kinds = _scale(evidence, ranks[0], step), _parameters(ranks[0])
+        keys = [[*_of_steps(evidence, ranks[0], f"{kind}.grad")][step : step + 1] for kind in kinds]
+        grads = [whole(key) for of_step in keys for key in of_step]
         wholes = [grad for grad in grads if grad is not None]
-        if len(wholes) < len(grads):
-            why = "pieces make up no whole"
+        if len(wholes) < len(kinds):
+            why = "pieces make up no whole, or a parameter had no gradient"
             continue
         if not all(np.isfinite(grad).all() for grad in wholes):
             why = "a gradient is not finite"
@@ -155,11 +157,11 @@ def _norms(evidence: Evidence, arm: str, ranks: Sequence[Trace], whole: _Whole) 
         if np.isnan(lo):
             why = "squares may over- or underflow"
             continue
-        why = ""
+        judged = True
         if not lo <= (got := float(norm)) <= hi:
             at, expect = At(name=name), between(lo, hi)
             return diverged(NAME, arm, NORM, NOT_THE_NORM, at, number(got), expect)
-    return plain(NAME, arm, NORM, "inconclusive" if why else "ok", why)
+    return plain(NAME, arm, NORM, "ok") if judged else plain(NAME, arm, NORM, "inconclusive", why)
 
 
 def _gradients(evidence: Evidence, arm: str, rank: int, trace: Trace) -> Iterator[Verdict]:
