@@ -231,6 +231,19 @@ def test_outputs_that_are_all_nan_do_not_say_that_nothing_was_quantised() -> Non
     }
 
 
+def test_graphs_alone_do_not_say_that_nothing_was_quantised() -> None:
+    """On exact data, where quantised products are the unconverted model's."""
+    sharding = {"tensor": 4, "local_output": False}
+    sizes = {"m": 32, "k": 32, "n": 32, "batch": 2, "dtype": "fp32", "compile": "aot_eager"}
+    drawn = case(
+        "torchao.mxfp8.floor", sharding, 132694, backend="linear", regime="lattice", **sizes
+    )
+    arms = frozenset({"sharded_aot_eager"})
+    judged = Judge(RECIPES, Ledger([]), arms).judge(drawn)
+    assert judged.ran and not judged.causes
+    assert ("S7", "not_applicable") in {(v.rule, v.status) for v in judged.verdicts}
+
+
 def test_infinite_outputs_that_are_the_unconverted_models_say_so() -> None:
     drawn = case("torchao.mxfp8.even", {"tensor": 1}, m=32, k=32, n=32, backend="wrapper")
     data = DataSpec(seed=248, values="near_max")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence, identical
 from narrowfuzz.rules.rule import diverged, plain
@@ -29,6 +30,8 @@ def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
     assert evidence.unconverted_run is not None
     if not evidence.plan.quantised or not _products(evidence.traces[EAGER.name]):
         yield plain("S7", arm, "operand", "not_applicable", "one process shows no product")
+    elif BY_NAME[arm].compiled:
+        yield plain("S7", arm, "operand", "not_applicable", "nobody sees what graphs multiply")
     elif _products(run):
         yield plain("S7", arm, "operand", "ok")
     elif not _same(run, other := evidence.unconverted_run()):
