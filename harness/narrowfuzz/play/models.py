@@ -159,7 +159,7 @@ class LoopedExperts(nn.Module):
 
 class Experts(nn.Module):
     """The weights of all experts, each a SwiGLU: [experts, outputs, features]. Trainers tell by its
-    type that a weight is laid out over ranks, or by a method that it has (``asks``)."""
+    type that a weight is laid out over ranks, or ask whether it has a method (``asks``)."""
 
     def __init__(self, dim: int, hidden: int, experts: int, asks: bool = False) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ def local(weight: Any) -> torch.Tensor:
 
 
 def local_of_type(weight: Any) -> torch.Tensor:
-    """The same."""
+    """The same, told by the weight's type: compiled code does not see a DTensor's methods."""
     from torch.distributed.tensor import DTensor  # which takes a while to load
 
     return weight.to_local() if isinstance(weight, DTensor) else weight

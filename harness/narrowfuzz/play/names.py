@@ -31,17 +31,20 @@ class Name(NamedTuple):
     @property
     def gradient_of(self) -> str:
         """The parameter whose gradient it is, "" if it is none."""
-        return self.kind.removesuffix(".grad") if self.kind.endswith(".grad") else ""
+        return self._before(".grad")
 
     @property
     def clipped_of(self) -> str:
         """The parameter whose gradient it is once it is clipped, "" if it is none."""
-        return self.kind.removesuffix(".clipped") if self.kind.endswith(".clipped") else ""
+        return self._before(".clipped")
 
     @property
     def added_of(self) -> str:
         """The parameter whose gradient it is after one of several backwards, "" if it is none."""
-        return self.kind.removesuffix(".added") if self.kind.endswith(".added") else ""
+        return self._before(".added")
+
+    def _before(self, ending: str) -> str:
+        return self.kind.removesuffix(ending) if self.kind.endswith(ending) else ""
 
     @property
     def module(self) -> str:

@@ -79,7 +79,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     if spec.loss_scaling != "none" and not layout.scales:
         yield f"loss_scaling is 'none' with {sharding}: nothing tells its ranks of infinities"
     if spec.clipping not in ("none", *layout.clips):
-        yield f"clipping is one of {('none', *layout.clips)} with {sharding}, not {spec.clipping!r}"
+        able = " or ".join(map(repr, ("none", *layout.clips)))
+        yield f"clipping is {able} with {sharding}, not {spec.clipping!r}"
     if spec.events or any(isinstance(e, Forward) and e.mode != "train" for e in spec.training):
         yield "on ranks a model is trained by plain steps"
     if {spec.input_layout, spec.grad_layout, spec.weight_layout} != {"contiguous"}:
