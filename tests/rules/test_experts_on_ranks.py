@@ -43,7 +43,11 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"data": 2, "replicas": 2, "forces_sums": True}, {"data": 2, "experts": 2, "averages": False},
     {"data": 4, "experts": 2, "units": "each", "reduces_fp32": True},
     {"data": 2, "experts": 1, "forces_sums": True},
+    {"data": 2, "experts": 2, "tensor": 2}, {"data": 1, "experts": 1, "tensor": 2},
+    {"data": 2, "experts": 1, "tensor": 2, "units": "each", "averages": False},
 )  # fmt: skip
+#: Those whose tensor-parallel ranks have parts of each expert.
+PARTED = LAYOUTS[-3:]
 
 
 @pytest.mark.parametrize("recipe", ["torch.fp32", "torch.bf16", "torchao.float8.rowwise"])
@@ -80,7 +84,7 @@ def test_graphs_that_fsdp_breaks_add_gradients_in_another_order() -> None:
     assert ("S9", "ok") in {(v.rule, v.status) for v in judged.verdicts}
 
 
-@pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3]], ids=str)
+@pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], PARTED[0]], ids=str)
 @pytest.mark.one_in(2)
 def test_gradients_of_experts_add_up_over_microbatches(sharding: dict[str, Any]) -> None:
     judged = judge().judge(case("torch.bf16", sharding, microbatches=3))
@@ -89,7 +93,7 @@ def test_gradients_of_experts_add_up_over_microbatches(sharding: dict[str, Any])
     assert {("S1", "output"), ("S2", "grad_parameter")} <= passed
 
 
-@pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[3]], ids=str)
+@pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[3], PARTED[0]], ids=str)
 def test_ranks_that_share_experts_are_compiled(sharding: dict[str, Any]) -> None:
     drawn = case("torch.bf16", sharding, compile="aot_eager", steps=2)
     judged = judge().judge(drawn)
@@ -97,7 +101,7 @@ def test_ranks_that_share_experts_are_compiled(sharding: dict[str, Any]) -> None
     assert ("S9", "ok") in {(v.rule, v.status) for v in judged.verdicts}
 
 
-@pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3]], ids=str)
+@pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], PARTED[0]], ids=str)
 def test_ranks_that_share_experts_skip_together(sharding: dict[str, Any]) -> None:
     spike = Spike("grad_output", row=5, col=3, bits="0x7f800000")
     how = {"steps": 2, "loss_scaling": "grad_scaler"}
@@ -118,6 +122,14 @@ def test_ranks_that_share_experts_skip_together(sharding: dict[str, Any]) -> Non
 @pytest.mark.one_in(2)
 def test_experts_resume_on_other_ranks(sharding: dict[str, Any], resumes: str) -> None:
     sharding = {**sharding, "resumes": resumes, "averages": False}
+    judged = judge().judge(case("torch.bf16", sharding, steps=2, optimizer="adamw"))
+    assert judged.ran and not judged.causes
+    assert ("S11", "ok") in {(v.rule, v.status) for v in judged.verdicts}
+
+
+@pytest.mark.parametrize("resumes", ["same", "alone", "regrouped"])
+def test_parts_of_experts_resume_on_other_ranks(resumes: str) -> None:
+    sharding = {**PARTED[0], "resumes": resumes, "averages": False}
     judged = judge().judge(case("torch.bf16", sharding, steps=2, optimizer="adamw"))
     assert judged.ran and not judged.causes
     assert ("S11", "ok") in {(v.rule, v.status) for v in judged.verdicts}
@@ -211,7 +223,9 @@ def test_what_is_divided_before_it_is_added_may_be_rounded_there() -> None:
         ({"sharding": Sharding(data=3, experts=2)}, "data is 3, no multiple of 2"),
         ({"sharding": Sharding(data=3, replicas=2)}, "of 2 replicas times 1 ranks"),
         ({"sharding": Sharding(data=2, experts=2), "model": "mlp_gelu"}, "share no experts of"),
-        ({"sharding": Sharding(data=2, experts=2, tensor=2)}, "share no linears"),
+        ({"sharding": Sharding(data=1, experts=1, tensor=3)}, "share each expert, not 3"),
+        ({"sharding": Sharding(data=2, tensor=2)}, "where experts is 1 or more"),
+        ({"sharding": Sharding(tensor=2, experts=1)}, "so data is 1 or more"),
         ({"sharding": Sharding(data=2, resumes="regrouped"), "steps": 2}, "share experts"),
     ],
 )

@@ -89,7 +89,8 @@ def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
 def made_alone(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     """What one process trains in its place: of ranks that share experts one for each."""
     model = made(spec if copies_of(spec) else on_its_own(spec), recipe, device)
-    return Together(model, spec.sharding.experts) if spec.sharding.experts else model
+    experts, parts = spec.sharding.experts, max(spec.sharding.tensor, 1)
+    return Together(model, experts, parts) if experts else model
 
 
 def pieces_of(spec: Spec) -> tuple[Spec, ...]:

@@ -101,15 +101,22 @@ def _meshed(
     data, tensor = draw(sampled(*(lay for lay in fit if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
     meshed = filter(MESH.takes, models)
-    these = tuple(m for m in meshed if recipe.takes(m) and (MODELS[m].shared or not tensor))
-    if with_experts := tuple(m for m in these if MODELS[m].experts and not tensor):
+    these = tuple(m for m in meshed if recipe.takes(m) and _laid(m, data, tensor))
+    if with_experts := tuple(m for m in these if MODELS[m].experts):
         these = draw(sampled(*[these] * 3, with_experts))
     spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
     if spec.dtype == "fp16":  # its gradients are divided before they are added
         spec = msgspec.structs.replace(spec, dtype="bf16")
-    if tensor and not MODELS[spec.model].shared:
+    if not _laid(spec.model, data, tensor):
         spec = msgspec.structs.replace(spec, model="linear")
     return msgspec.structs.replace(spec, sharding=Sharding(data=data, tensor=tensor))
+
+
+def _laid(model: ModelName, data: int, tensor: int) -> bool:
+    """Is there a plan for this model on so many ranks? Experts have theirs beside data-parallel
+    ones, in one part or two."""
+    row = MODELS[model]
+    return bool(not tensor or row.shared or (row.experts and data and tensor <= 2))
 
 
 @st.composite
@@ -122,13 +129,14 @@ def _options(
     sequence = bool(tensor) and draw(sampled(False, True))
     narrow = codes and bool(tensor) and draw(sampled(False, True))
     replicas = draw(sampled(0, 0, 0, 2)) if data in (2, 4) and not tensor else 0
-    sharing = () if tensor else _sharing(MODELS[spec.model].experts, data, replicas, most)
+    sharing = _sharing(MODELS[spec.model].experts, data, replicas, most // max(tensor, 1))
+    parted = (1, *sharing) if tensor and MODELS[spec.model].experts else ()
     averages = not data or draw(sampled(True, True, False))
     single = tensor and spec.model == "linear"
     return Sharding(
         data=data,
         replicas=replicas,
-        experts=draw(sampled(0, *sharing, *sharing)) if sharing else 0,
+        experts=draw(sampled(*(parted or (0, *sharing, *sharing)))),
         tensor=tensor,
         style=draw(sampled("colwise", "rowwise")) if single else "colwise",
         sequence=sequence,
@@ -206,7 +214,7 @@ def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str,
     """The layouts on which such a training may resume."""
     able = MODELS[model].shared and not MODELS[model].laid
     both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
-    fewer = ("fewer",) if sharding.data > 1 else ()
+    fewer = ("fewer",) if sharding.data > 1 and not (sharding.experts and sharding.tensor) else ()
     regrouped = ("regrouped",) if sharding.experts else ()
     return ("same", "early", "alone", *fewer, *regrouped, *(("swapped",) if both else ()))
 

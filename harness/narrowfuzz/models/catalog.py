@@ -37,6 +37,10 @@ _LAYERS = ("layers.0", "layers.1")
 #: A norm and a linear as tensor parallelism shares them: a norm has its rows of a sequence.
 _NORMED: tuple[tuple[str, Any], ...] = (("norm", "sequence"), ("proj", "colwise"))
 _SEQUENCES: dict[str, dict[str, Any]] = {"tensor": {"sequence": True}}
+#: Tensor-parallel ranks share experts; what stands beside these each of them has.
+_BESIDE_EXPERTS: dict[str, dict[str, Any]] = {
+    "tensor": {"sequence": False, "narrow_styles": False, "local_output": True}
+}
 _PARTS_OF_A_BLOCK = ("linear", "rmsnorm_linear", "mlp_swiglu", "attention")
 
 MODELS: dict[str, Model] = {
@@ -97,13 +101,13 @@ MODELS: dict[str, Model] = {
         Model(
             "grouped_experts", "three experts in groups of rows, one for each, and a shared one",
             "GroupedExperts", lambda spec: (spec.k, spec.n, 3, 1, True, True), "mlp", experts=3,
-            branches=True, fixed={"weight_layout": "contiguous"},
+            branches=True, laid=_BESIDE_EXPERTS, fixed={"weight_layout": "contiguous"},
             smaller=("linear", "mlp_swiglu"),
         ),
         Model(
             "chosen_experts", "four experts in groups of rows, two for each, and a shared one",
             "GroupedExperts", lambda spec: (spec.k, spec.n, 4, 2, False), "mlp", experts=4,
-            branches=True, fixed={"weight_layout": "contiguous"},
+            branches=True, laid=_BESIDE_EXPERTS, fixed={"weight_layout": "contiguous"},
             smaller=("linear", "mlp_swiglu", "grouped_experts"),
         ),
         Model(

@@ -12,10 +12,23 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
-from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.func import functional_call
 
+from narrowfuzz.play.layers import whole_sum
 from narrowfuzz.play.player import Trace
+
+#: The dimension of each weight of the experts that is their hidden features, which tensor-parallel
+#: ranks share.
+HIDDEN = {"w1": 1, "w2": 2, "w3": 1}
 
 
 def in_groups(mesh: Any, experts: int) -> Any:
@@ -24,12 +37,14 @@ def in_groups(mesh: Any, experts: int) -> Any:
     _clear_sharding_prop_cache()
     groups = mesh["data"].size() // experts
     parts = mesh._unflatten("data", (groups, experts), ("groups", "experts"))
-    parts["groups", "experts"]._flatten()  # what both hold parts of is added up at once
+    shared = [name for name in parts.mesh_dim_names if name != "replicas"]
+    parts[tuple(shared)]._flatten()  # what all of these hold parts of is added up at once
     return parts
 
 
 def share_experts(model: nn.Module, mesh: Any) -> None:
-    """Lay a model's experts out over the ranks of a mesh, as many in a row on each."""
+    """Lay a model's experts out over the ranks of a mesh, as many in a row on each; with a second
+    dimension, of tensor-parallel ranks, each of these has some hidden features of them."""
     exchange = Exchange()
     distribute_module(
         model.get_submodule("experts"), mesh, divided, exchange.sends, exchange.returns
@@ -37,9 +52,10 @@ def share_experts(model: nn.Module, mesh: Any) -> None:
 
 
 def divided(name: str, module: nn.Module, mesh: Any) -> None:
-    """Each parameter in pieces along its experts."""
+    """Each parameter in pieces along its experts, and along their hidden features."""
     for key, parameter in [*module.named_parameters(recurse=False)]:
-        laid = distribute_tensor(parameter.data, mesh, [Shard(0)])
+        pieces = [Shard(0), Shard(HIDDEN[key])][: mesh.ndim]
+        laid = distribute_tensor(parameter.data, mesh, pieces)
         module.register_parameter(key, nn.Parameter(laid))
 
 
@@ -50,7 +66,10 @@ class Exchange:
         """This rank's rows by expert, and where those of each end, of all experts; to the rows of
         all ranks, by those experts that this one has."""
         rows, offs = given
-        ranks, group = mesh.size(), mesh.get_group()
+        if mesh.ndim > 1:  # each part of an expert sends a summand of these rows' gradient back
+            whole = DTensor.from_local(rows, mesh["tensor"], [Replicate()])
+            rows = whole.to_local(grad_placements=[Partial()])
+        ranks, group = mesh["experts"].size(), mesh["experts"].get_group()
         counts = rows_of_each(offs)
         # as many of each rank for each expert here
         came = all_to_all_single(counts, None, None, group).reshape(ranks, -1)
@@ -62,8 +81,12 @@ class Exchange:
 
     def returns(self, module: nn.Module, products: torch.Tensor, mesh: Any) -> torch.Tensor:
         """What was made of these rows, back to where each came from."""
-        products = products[self.order.argsort()]
-        return all_to_all_single_autograd(products, self.sent, self.received, mesh.get_group())
+        products, group = products[self.order.argsort()], mesh["experts"].get_group()
+        products = all_to_all_single_autograd(products, self.sent, self.received, group)
+        if mesh.ndim > 1:
+            parts = DTensor.from_local(products, mesh["tensor"], [Partial()])
+            products = whole_sum(parts).to_local()
+        return products
 
 
 def rows_of_each(offs: torch.Tensor) -> torch.Tensor:
@@ -100,10 +123,11 @@ def apart(piece: torch.Tensor) -> torch.Tensor:
 
 class Together(nn.Module):
     """What ranks that share experts train, in one process: a model for each rank's rows, all with
-    the experts of the first."""
+    the experts of the first, each in so many parts as tensor-parallel ranks have of it."""
 
-    def __init__(self, model: nn.Module, ranks: int) -> None:
+    def __init__(self, model: nn.Module, ranks: int, parts: int) -> None:
         super().__init__()
+        self.parts = parts
         self.models = nn.ModuleList([model, *(copy.deepcopy(model) for _ in range(ranks - 1))])
         for other in self.models[1:]:
             other.experts = model.experts
@@ -120,11 +144,25 @@ class Together(nn.Module):
         for rank, share in enumerate(counts.chunk(len(models), 1)):
             here = order[begin : (begin := begin + int(share.sum()))]
             which = slice(rank * share.shape[1], (rank + 1) * share.shape[1])
-            products.append(models[0].experts(sent[here], by_expert(share)[1], which))
+            products.append(self.products(sent[here], by_expert(share)[1], which))
         parts = torch.cat(products)[order.argsort()].split(counts.sum(1).tolist())
         each = zip(models, pieces, parts, routed, strict=True)
         y = [apart(model.combined(rows, part, *back)) for model, rows, part, (_, _, *back) in each]
         return torch.cat(y).reshape(x.shape)
+
+    def products(self, rows: torch.Tensor, offs: torch.Tensor, which: slice) -> torch.Tensor:
+        """What these experts make of rows: the sum of what their parts do."""
+        experts: Any = self.models.get_submodule("0.experts")
+        weights = {key: w[which] for key, w in experts.named_parameters()}
+        if self.parts == 1:
+            return functional_call(experts, weights, (rows, offs))  # type: ignore[no-any-return]
+        pieces = {key: w.chunk(self.parts, HIDDEN[key]) for key, w in weights.items()}
+        return sum(  # type: ignore[return-value]
+            functional_call(
+                experts, {key: apart(w[part]) for key, w in pieces.items()}, (apart(rows), offs)
+            )
+            for part in range(self.parts)
+        )
 
 
 def turned(

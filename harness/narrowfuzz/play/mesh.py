@@ -137,7 +137,7 @@ def shard_model(model: nn.Module, mesh: Any, laid: Mesh) -> None:
     data, tensor = laid.data, laid.tensor
     if laid.experts:
         parts = in_groups(mesh, laid.experts)
-        share_experts(model, parts["experts"])
+        share_experts(model, parts["experts", "tensor"] if tensor else parts["experts"])
     own: Any = getattr(model, "shard", None)
     if own is not None:
         own(
@@ -147,7 +147,7 @@ def shard_model(model: nn.Module, mesh: Any, laid: Mesh) -> None:
             narrow_styles=laid.narrow_styles,
             averages=laid.averages,
         )
-    if tensor and own is None:
+    if laid.styles and tensor and own is None:
         colwise: Any = ColwiseParallel
         rowwise: Any = RowwiseParallel
         if laid.narrow_styles:

@@ -168,12 +168,10 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.randn(experts, dim, hidden))
         self.w3 = nn.Parameter(torch.randn(experts, hidden, dim))
 
-    def forward(
-        self, rows: torch.Tensor, offs: torch.Tensor | None, which: slice = slice(None)
-    ) -> torch.Tensor:
-        """Of rows in groups that end at ``offs``, one for each of these experts; or as many rows of
-        each, [experts, rows, features]. Where ranks share the experts, of those that it has."""
-        w1, w2, w3 = (self.local(w)[which] for w in (self.w1, self.w2, self.w3))
+    def forward(self, rows: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
+        """Of rows in groups that end at ``offs``, one for each expert; or as many rows of each,
+        [experts, rows, features]. Where ranks share the experts, of those that it has."""
+        w1, w2, w3 = (self.local(w) for w in (self.w1, self.w2, self.w3))
         h = F.silu(expert_products(rows, w1, offs)) * expert_products(rows, w3, offs)
         return expert_products(h, w2, offs)
 

@@ -75,22 +75,26 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     if sharding.experts and not model.experts:
         able = ", ".join(name for name, other in MODELS.items() if other.experts)
         yield f"ranks share no experts of {spec.model}; they do of {able}"
-    if sharding.experts and sharding.tensor:
-        yield "ranks that share experts share no linears"
+    if sharding.experts and sharding.tensor > 2:
+        yield f"1 or 2 tensor-parallel ranks share each expert, not {sharding.tensor}"
+    if sharding.experts and not sharding.data:
+        yield "data-parallel ranks share experts, so data is 1 or more"
     if sharding.data % (group := max(sharding.experts, 1) * max(sharding.replicas, 1)):
         yield (
             f"data is {sharding.data}, no multiple of {group}: of {sharding.replicas or 1} "
             f"replicas times {sharding.experts or 1} ranks that share experts"
         )
-    if sharding.tensor and not model.shared:
+    if sharding.tensor and not (model.shared or sharding.experts):
         able = ", ".join(name for name, other in MODELS.items() if other.shared)
-        yield f"tensor parallelism shares no linears of {spec.model}; it does of {able}"
+        yield f"tensor parallelism shares no linears of {spec.model}; it does of {able}" + (
+            ", and experts of this model where experts is 1 or more" if model.experts else ""
+        )
 
 
 def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
     own = sharding
     if own.experts:
-        yield "all experts on each rank", {"experts": 0}
+        yield "all experts on each rank", {"experts": 0, "tensor": 0}
     for data, tensor in _RANKS:
         smaller = max(data, 1) * max(tensor, 1) <= own.ranks and (data <= own.data or not data)
         if smaller and (data, tensor) != (own.data, own.tensor) and (tensor <= own.tensor):
@@ -149,5 +153,6 @@ MESH = Layout(
     processes=True,
     scales="grad_scaler",
     clips=("norm", "norm_inf"),
-    cuts_sums=lambda sharding: sharding.tensor > 1,
+    # two parts of an expert have one sum, whichever rank adds them up
+    cuts_sums=lambda sharding: sharding.tensor > 1 and not sharding.experts,
 )

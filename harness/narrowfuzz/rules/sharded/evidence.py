@@ -57,7 +57,7 @@ def holders(evidence: Evidence, name: str) -> tuple[list[int], list[int]]:
     """The ranks in whose order the pieces of a parameter, or of its gradient, make up the whole,
     and the pieces of the rows whose gradients add up to it. Of experts that ranks share each has
     had the rows of a whole group, and ranks at the same place in their groups hold the same ones.
-    Of replicas the first holds all.
+    Of replicas the first holds all. Tensor-parallel ranks are next to each other.
     """
     run, sharding = run_of(evidence), evidence.spec.sharding
     assert run is not None
@@ -66,7 +66,9 @@ def holders(evidence: Evidence, name: str) -> tuple[list[int], list[int]]:
     of, shared = name_of(name).gradient_of or name_of(name).kind, sharding.experts
     if not MODELS[evidence.spec.model].shares(of, sharding):
         return [*ranks], [*pieces]
-    return [rank for place in range(shared) for rank in ranks[place::shared]], [*pieces[::shared]]
+    parts = max(sharding.tensor, 1)
+    order = (first for place in range(shared) for first in ranks[place * parts :: shared * parts])
+    return [first + part for first in order for part in range(parts)], [*pieces[::shared]]
 
 
 def first_step(evidence: Evidence) -> tuple[int, int]:

@@ -57,7 +57,7 @@ def check_products(evidence: Evidence) -> Iterator[Verdict]:
     may get from the operands that it multiplies, rounded by each and added in any order."""
     if run_of(evidence) is None:
         return
-    if evidence.spec.sharding.tensor < 1:
+    if evidence.spec.sharding.tensor < 1 or not evidence.styles:
         yield plain("S5", arm_of(evidence), "output", "not_applicable", "no linear is shared")
         return
     for rank, alone, group in _shared(evidence):
@@ -78,7 +78,8 @@ def check_products(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _shared(evidence: Evidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
-    if run_of(evidence) is not None and evidence.spec.sharding.tensor >= 1:
+    shared = evidence.spec.sharding.tensor >= 1 and evidence.styles
+    if run_of(evidence) is not None and shared:
         yield from groups(evidence)
 
 

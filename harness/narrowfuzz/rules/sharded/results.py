@@ -59,7 +59,7 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
         yield plain("S1", arm, "output", "not_applicable", "sums are cut over ranks")
         return
     forwards, backwards = first_step(evidence)
-    for rank, alone, (trace,) in groups(evidence):
+    for rank, alone, trace in _each_rank(evidence):
         names = [*before_steps(alone, "output", forwards)]
         names += before_steps(alone, "grad_input", backwards)
         # steps by another norm, which the one rank adds up otherwise, leave other parameters
@@ -75,6 +75,13 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
             status = "ok" if want.any() else "inconclusive"
             why = "" if want.any() else "zeros in both runs"
             yield found or plain("S1", arm, role_of(name), status, why)
+
+
+def _each_rank(evidence: Evidence) -> Iterator[tuple[int, Trace, Trace]]:
+    """Each rank, its piece of the rows in one process, and its own trace."""
+    for first_rank, alone, group in groups(evidence):
+        for inside, trace in enumerate(group):
+            yield first_rank + inside, alone, trace
 
 
 def differs(
@@ -98,7 +105,7 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
     arm, sharding, run = arm_of(evidence), evidence.spec.sharding, run_of(evidence)
     if run is None:
         return
-    if sharding.tensor > 1:
+    if layout_of(evidence.spec).cuts_sums(sharding):
         yield plain("S2", arm, "grad_parameter", "not_applicable", "sums are cut over ranks")
         return
     alone = evidence.traces[EAGER.name].ranks
@@ -110,13 +117,27 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("S2", arm, "grad_parameter", "not_applicable", "no gradient")
             continue
         ranks, terms = holders(evidence, key)
-        pieces = {rank: run.ranks[rank].outputs[key] for rank in ranks}
         each = [_by_backward(evidence, alone[term], key) for term in terms]
         if not all(each):
             why = "a backward left no gradient"
             yield plain("S2", arm, "grad_parameter", "not_applicable", why)
             continue
-        yield _reduced(evidence, key, pieces, [*zip(*each, strict=True)])
+        parts = max(sharding.tensor, 1)
+        for part in range(parts):
+            pieces = {rank: run.ranks[rank].outputs[key] for rank in ranks[part::parts]}
+            held = next(iter(pieces.values())).shape
+            of_part = [[_part_of(ends, held, part, parts) for ends in term] for term in each]
+            yield _reduced(evidence, key, pieces, [*zip(*of_part, strict=True)])
+
+
+def _part_of(ends: _Ends, held: tuple[int, ...], part: int, parts: int) -> _Ends:
+    """What a tensor-parallel rank has a piece of: of experts that several share its part of their
+    features, of all else the whole. FSDP has cut the first dimension alone."""
+    lo, hi = ends
+    axis = next((i for i, n in enumerate(held) if i and n != lo.shape[i]), 0)
+    if not axis or lo.shape[axis] % parts:
+        return ends
+    return np.split(lo, parts, axis)[part], np.split(hi, parts, axis)[part]
 
 
 def _by_backward(evidence: Evidence, trace: Trace, name: str) -> list[_Ends]:
@@ -211,6 +232,7 @@ def check_agreement(evidence: Evidence) -> Iterator[Verdict]:
         if name_of(name).kind == NORM and all(name in trace.outputs for trace in run.ranks):
             yield _agree(arm, name, 0, run.ranks)
     yield from _replicas(evidence, arm, run)
+    yield from _beside_experts(evidence, arm)
     for rank, alone, group in groups(evidence):
         laid_out = _as_laid_out(evidence, alone)
         for name, whole in alone.outputs.items():
@@ -233,6 +255,18 @@ def _replicas(evidence: Evidence, arm: str, run: Trace) -> Iterator[Verdict]:
         for name in same[0].outputs:
             if name_of(name).kind != NORM and not name_of(name).by_rows:
                 yield _agree(arm, name, rank, same, shards)
+
+
+def _beside_experts(evidence: Evidence, arm: str) -> Iterator[Verdict]:
+    """What tensor-parallel ranks hold that share nothing but parts of experts."""
+    sharding, model = evidence.spec.sharding, MODELS[evidence.spec.model]
+    if not sharding.experts or sharding.tensor < 2 or sharding.data < 2 or sharding.resumes:
+        return
+    for rank, _, group in groups(evidence):
+        for name in group[0].outputs:
+            of = name_of(name).gradient_of or name_of(name).kind
+            if not model.shares(of, sharding):
+                yield _agree(arm, name, rank, group)
 
 
 def _as_laid_out(evidence: Evidence, alone: Trace) -> Collection[str]:

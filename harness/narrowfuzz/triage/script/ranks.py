@@ -153,7 +153,8 @@ def _laid_out(
     sharding, shared = spec.sharding, spec.sharding.experts
     plays = layout_of(spec).play.__name__
     copies = copies_of(spec)
-    model = f"Together(make(dtype), {shared})" if shared else "make(dtype)"
+    parts = max(sharding.tensor, 1)
+    model = f"Together(make(dtype), {shared}, {parts})" if shared else "make(dtype)"
     rows = f"turned(rows, {shared}, {spec.steps * spec.microbatches})" if shared else "rows"
     one = f"play(Trace(), lambda: {model}, {rows}, **{{**by_itself, **other}})"
     if shared:
