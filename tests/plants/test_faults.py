@@ -80,7 +80,7 @@ def owners() -> Iterator[Any]:
         assert functional.all_to_all_single  # kept as soon as it is asked for
         yield functional
     yield from (loss, loss._MaskPartial, torch.amp.GradScaler, ShardedGradScaler)
-    yield DTensor._op_dispatcher._custom_op_handlers
+    yield from (DTensor, DTensor._op_dispatcher._custom_op_handlers)
     yield import_module("torch._higher_order_ops.flex_attention")
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
     yield _load_balancer._HeadTailLoadBalancer

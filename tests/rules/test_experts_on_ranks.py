@@ -163,6 +163,9 @@ FAULTS: tuple[tuple[str, dict[str, Any], dict[str, Any], set[str]], ...] = (
     ("norm-of-experts-inflated", {"data": 2, "experts": 2}, {"k": 16, "n": 16}, {"S6"}),
     ("experts-saved-as-plain-shards", {"data": 4, "experts": 2, "resumes": "regrouped"},
      {"steps": 2}, {"S11"}),
+    ("expert-parts-send-no-sum", {"data": 2, "experts": 2, "tensor": 2}, {}, {"S1"}),
+    ("expert-parts-send-no-sum", {"data": 2, "experts": 1, "tensor": 2},
+     {"model": "grouped_experts"}, {"S1"}),
 )  # fmt: skip
 
 

@@ -151,7 +151,8 @@ class Sharding(
     #: So many in a row of these ranks share the experts: each has some, and gets the rows that go
     #: to these; 0: every rank has all of them.
     experts: Annotated[int, Meta(ge=0, le=4)] = 0
-    #: Ranks that share each linear; 0: no tensor parallelism.
+    #: Ranks that share each linear, or each expert where there are ``experts``; 0: no tensor
+    #: parallelism.
     tensor: Annotated[int, Meta(ge=0, le=4)] = 0
     #: Whether a single linear is shared by its output features or by its input features.
     style: Literal["colwise", "rowwise"] = "colwise"

@@ -146,6 +146,22 @@ def _norm_of_experts_inflated() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _gradient_parts_taken_for_whole() -> Iterator[None]:
+    """What leaves distributed tensors sends its gradient back as that of the whole, whatever it is
+    told that it is a part of."""
+    from torch.distributed.tensor import DTensor
+
+    def make(to_local: Any) -> Any:
+        def local(tensor: Any, *, grad_placements: Any = None) -> Any:
+            return to_local(tensor)
+
+        return local
+
+    with replaced(DTensor, "to_local", make):
+        yield
+
+
 PLANTS = [
     Plant(
         id=id, family="experts on ranks", title=title, source=source, recipes=_PLAIN, plant=plant,
@@ -180,6 +196,11 @@ PLANTS = [
             "experts-saved-as-plain-shards", "experts on two meshes are saved in another order",
             "the class of Megatron-LM#5077: read from the wrong offset", _saved_as_plain_shards,
             _WITH_EXPERTS,
+        ),
+        (
+            "expert-parts-send-no-sum", "a part of an expert sends back its own rows' gradient",
+            "torchtitan#1805, torchtitan#2387: to_local without grad_placements",
+            _gradient_parts_taken_for_whole, _WITH_EXPERTS,
         ),
     )
 ]  # fmt: skip

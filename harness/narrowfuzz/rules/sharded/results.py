@@ -346,11 +346,13 @@ def _beside(
     if run is None or run.error is not None:
         return
     sharding = evidence.spec.sharding
+    # the norm of experts' gradients is added up over all ranks at once
+    most = sharding.ranks if sharding.experts else max(sharding.data, sharding.tensor)
     if other is None or other is run:
         yield plain(rule, arm_of(evidence), "output", "not_applicable", why)
     elif other.void or other.error is not None:
         yield plain(rule, other.arm, "output", "inconclusive", other.void or "it raised")
-    elif max(sharding.data, sharding.tensor, sharding.classes) > 2 and run is run_of(evidence):
+    elif max(most, sharding.classes) > 2 and run is run_of(evidence):
         orders = "more than two ranks add in an order of their own"
         yield plain(rule, other.arm, "output", "not_applicable", orders)
     else:
