@@ -8,6 +8,7 @@ import numpy as np
 
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.ladder import BY_NAME
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence, identical
 from narrowfuzz.rules.rule import diverged, plain
@@ -34,8 +35,8 @@ def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
         yield plain("S7", arm, "operand", "not_applicable", "nobody sees what graphs multiply")
     elif _products(run):
         yield plain("S7", arm, "operand", "ok")
-    elif not _same(run, other := evidence.unconverted_run()):
-        why = "nothing is seen, but the unconverted model leaves other results"
+    elif not _same(evidence, run, other := evidence.unconverted_run()):
+        why = "nothing is seen; other results without the conversion, or none of products alone"
         yield plain(
             "S7", arm, "operand", "inconclusive", other.error.message if other.error else why
         )
@@ -48,19 +49,23 @@ def _products(run: Trace) -> bool:
     return any(call.sites for trace in run.ranks for call in trace.calls)
 
 
-def _of_products(kind: str) -> bool:
-    """Is it a result that products are in? A bias's gradient is a sum of the output's."""
-    weights = kind.endswith(".grad") and not kind.endswith("bias.grad")
-    return kind in ("output", "grad_input") or weights
+def _of_products(evidence: Evidence) -> set[str]:
+    """The kinds of results that are converted linears' products, or made of nothing else: not where
+    other branches of a model may be all that is seen of the sum. A bias's gradient is a sum of the
+    output's."""
+    calls = (call for trace in evidence.traces[EAGER.name].ranks for call in trace.calls)
+    made = {f"{call.module}.weight.grad" for call in calls if call.sites}
+    return made if MODELS[evidence.spec.model].branches else {"output", "grad_input", *made}
 
 
-def _same(run: Trace, other: Trace) -> bool:
+def _same(evidence: Evidence, run: Trace, other: Trace) -> bool:
     """Did every rank leave the same, and of products some numbers other than zero?"""
     if other.error is not None:
         return False
     pairs = list(zip(run.ranks, other.ranks, strict=True))
+    products = _of_products(evidence)
     every = (item for trace in run.ranks for item in trace.outputs.items())
-    made = (x for name, x in every if _of_products(name_of(name).kind))
+    made = (x for name, x in every if name_of(name).kind in products)
     judged = any(((x != 0.0) & ~np.isnan(x)).any() for x in made)
     return judged and all(
         a.outputs.keys() == b.outputs.keys()
