@@ -87,6 +87,7 @@ def owners() -> Iterator[Any]:
     yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)
     yield torch.nn.utils.clip_grad
     yield from (torch, torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)
+    yield from (torch.optim.SGD, torch.optim.AdamW)
     yield mxfp8_grouped_mm
     yield from (checkpoint, checkpoint._CachedTorchDispatchMode, partitioners, GraphLowering)
     yield from (cpp.CppOverrides, cpp.CppVecOverrides, CppPythonBindingsCodeCache)

@@ -353,6 +353,7 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
     ),
     ("input-gradient-not-added", "torch.bf16", {"tensor": 2}, {}, {"S5"}),
     ("rank-makes-nan", "torch.fp32", {"data": 2}, {}, {"S1"}),
+    ("rate-times-ranks", "torch.bf16", {"data": 2}, {"steps": 2, "optimizer": "adamw"}, {"S15"}),
     ("sequence-out-of-order", "torch.bf16", {"tensor": 2, "sequence": True}, {}, {"O5"}),
     (
         "bias-gradient-of-one-rank", "torch.bf16", {"tensor": 2, "style": "rowwise"},

@@ -131,6 +131,7 @@ def _play(
     make, job = partial(made, spec, recipe, device), job_on_ranks(spec, arm, device)
     layout = layout_of(spec)
     taps = Taps() if layout.together else _taps(spec, of_this_thread, arm)
+    taps = replace(taps, steps=layout.follows_steps)
     if taps.tap is not None:
         taps = replace(taps, shared=_emitting(recipe))
     if arm.compiler:

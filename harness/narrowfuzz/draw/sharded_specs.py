@@ -43,6 +43,9 @@ _LAYOUTS = (
 #: As often as they are drawn: DTensor has no fused SGD, and momentum before the first step is not
 #: saved as what it is (the ledger's dcp-optimizer-begins-at-step-one).
 _OPTIMIZERS = ("sgd", "sgd", "adamw", "adamw", "adamw_foreach", "adamw_fused")
+#: torchao's, whose states lie over ranks as their parameters do, and cannot be copied for another
+#: layout (the ledger's low-bit-state-cannot-be-copied).
+_LOW_BIT = ("adamw_8bit", "adamw_4bit", "adamw_fp8")
 #: Steps, and microbatches of each, of scales that the next step uses.
 _STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
 #: Models besides the linear that are drawn on ranks.
@@ -77,6 +80,10 @@ def sharded_specs(
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
         sharding = draw(_resumed(spec, recipe, sharding, most))
+    low_bit = sharding.data and not sharding.resumes and not recipe.models_of
+    optimizer = draw(sampled(*_OPTIMIZERS, *(_LOW_BIT if low_bit else ())))
+    if steps > 1 and optimizer in _LOW_BIT:  # of fewer elements on a rank they keep plain moments
+        spec = msgspec.structs.replace(spec, k=128, n=128)
     return fitting(
         msgspec.structs.replace(
             spec,
@@ -86,7 +93,7 @@ def sharded_specs(
             steps=steps,
             microbatches=microbatches,
             grad_mode="train",
-            optimizer=draw(sampled(*_OPTIMIZERS)),
+            optimizer=optimizer,
             compile="aot_eager" if draw(sampled(*compiles)) else "none",
         )
     )

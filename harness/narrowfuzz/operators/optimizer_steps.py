@@ -232,6 +232,40 @@ def _adam_with(
         return {"param": Expected(moved.centre, moved.radius, moved.lo, moved.hi, unknown), **found}
 
 
+#: Of which a first step is known, and the options that they begin with; torchao's compute as Adam
+#: does.
+_ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
+FIRST_STEPS: dict[str, Mapping[str, Any]] = {
+    "SGD": {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False, "dampening": 0.0},
+    "Adam": {**_ADAMW, "weight_decay": 0.0},
+    **dict.fromkeys(("AdamW", "AdamW8bit", "AdamW4bit", "AdamWFp8"), _ADAMW),
+}
+
+
+def first_step(
+    kind: str, options: Mapping[str, Any], dtype: str, param: NDArray[Any], grad: NDArray[Any]
+) -> Expected:
+    """What a parameter is after the first step, of which nobody saw the moments.
+
+    Proof. The moments are products of the gradient and of its square. Each is rounded at most three
+    times, so that their quotient errs by six roundings more; it is at most 1, times the rate.
+    torchao takes powers of the betas in fp32, as a fused kernel of a GPU does.
+    """
+    low_bit, kind = kind not in _KINDS, "AdamW" if kind.startswith("AdamW") else kind
+    given = {**FIRST_STEPS[kind], "maximize": False, "fused": False, **options}
+    tensors, settings = {"param": param, "grad": grad}, {"kind": kind, "options": given, "steps": 0}
+    call = OperatorCall("", "forward", 0, tensors, {}, {"param": dtype}, {}, settings)
+    if kind == "SGD":
+        return _sgd(call)["param"]
+    d, (b1, b2) = _gradient(call).centre, given["betas"]
+    with np.errstate(all="ignore"):
+        moments = {"exp_avg": (1.0 - b1) * d, "exp_avg_sq": (1.0 - b2) * d**2}
+        power = 4.0 * U32 if low_bit else 0.0
+        may = _adam_with(replace(call, outputs=moments), given["betas"], power)["param"]
+    more = 6.0 * UNIT[dtype][0] * given["lr"]
+    return Expected.between(may.lo - more, may.hi + more, may.unknown)
+
+
 def _adagrad(call: OperatorCall) -> dict[str, Expected]:
     """``sum + d d``, and ``param - lr / (1 + (step - 1) lr_decay) d / (sqrt(sum) + eps)``; the
     parameter, from the sum that was kept.

@@ -142,6 +142,29 @@ def _last_backward_alone() -> Iterator[None]:
 
 
 @contextmanager
+def _rate_times_ranks() -> Iterator[None]:
+    """A step multiplies the rate of parameters that are laid out by the ranks of their mesh."""
+    from torch.optim import SGD, AdamW
+
+    def make(step: Any) -> Any:
+        def stepping(optimizer: Any, *args: Any) -> Any:
+            rates = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                mesh = getattr(group["params"][0], "device_mesh", None)
+                group["lr"] *= 1 if mesh is None else mesh.size()
+            try:
+                return step(optimizer, *args)
+            finally:
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate
+
+        return stepping
+
+    with replaced(SGD, "step", make), replaced(AdamW, "step", make):
+        yield
+
+
+@contextmanager
 def _norm_of_local_shards() -> Iterator[None]:
     """The norm that gradients are clipped by is that of this rank's shards."""
     import torch
@@ -433,6 +456,10 @@ PLANTS = [
         (
             "fsdp-keeps-last-backward", "of several backwards before a step the last one counts",
             "flame#20: gradients that are to add up are lost", _ALL, _last_backward_alone, (),
+        ),
+        (
+            "rate-times-ranks", "the rate of a step is multiplied by the ranks of the mesh",
+            "the class of DeepSpeed#7718: a factor of the ranks", _ALL, _rate_times_ranks, (),
         ),
         (
             "norm-of-local-shards", "gradients are clipped by the norm of this rank's shards",

@@ -159,13 +159,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Taps:
-    """What of a training is recorded; with ``adds`` gradients after each backward, too. Of a
-    library's layers what they quantise and multiply if one ``listens``, the parameters before the
-    first event (``begins``), and after each event ``states`` and what is ``pending``."""
+    """What of a training is recorded; with ``adds`` gradients after each backward, with ``steps``
+    parameters after each step, too. Of a library's layers what they quantise and multiply if one
+    ``listens``, the parameters before the first event (``begins``), and after each event ``states``
+    and what is ``pending``."""
 
     #: Its results.
     keeps: bool = True
     adds: bool = False
+    steps: bool = False
     #: The calls of these linears.
     watch: tuple[str, ...] = ()
     #: A context manager that shows the operands of multiplies; where ranks are threads, this rank's

@@ -453,6 +453,9 @@ def step(trace: Trace, run: Training, to_none: bool, *, job: Job, taps: Taps) ->
             take(run, job=job)
     else:
         take(run, job=job)
+    if taps.steps:
+        for name, parameter in run.model.named_parameters():
+            keep(trace, run, name, innermost(parameter).detach().clone())
     if job.loss_scaling != "none" and taps.keeps:
         keep(trace, run, "loss_scale", torch.tensor(run.scaler.get_scale()))
     run.optimizer.zero_grad(set_to_none=to_none)

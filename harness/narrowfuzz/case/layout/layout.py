@@ -67,6 +67,8 @@ class Layout:
     #: How its gradients may be clipped: no function of torch takes the norm of all stages of a
     #: pipeline, and an element of which each rank has a summand cannot be clipped by itself.
     clips: tuple[str, ...] = ()
+    #: Its parameters are recorded after each step.
+    follows_steps: bool = False
     #: Its results are compared with a float64 run of one process.
     approximate: bool = False
 

@@ -153,6 +153,7 @@ MESH = Layout(
     processes=True,
     scales="grad_scaler",
     clips=("norm", "norm_inf"),
+    follows_steps=True,
     # two parts of an expert have one sum, whichever rank adds them up
     cuts_sums=lambda sharding: sharding.tensor > 1 and not sharding.experts,
 )

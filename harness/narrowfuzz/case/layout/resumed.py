@@ -41,4 +41,5 @@ RESUMED = replace(
     asked=lambda sharding: bool(sharding.resumes),
     objections=_objections,
     placement=_placement,
+    follows_steps=False,
 )

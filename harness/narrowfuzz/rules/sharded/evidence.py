@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,16 +112,40 @@ def joined(parts: Sequence[Any], shape: tuple[int, ...], batch: int = 0) -> Any:
 def whole_of(evidence: Evidence, name: str, shape: tuple[int, ...]) -> Any:
     """A parameter's or a gradient's: FSDP cuts along the first dimension what tensor parallelism
     has cut before."""
-    run, size = run_of(evidence), max(evidence.spec.sharding.tensor, 1)
+    run = run_of(evidence)
     assert run is not None
-    ranks = [run.ranks[rank] for rank in holders(evidence, name)[0]]
-    if any(name not in trace.outputs for trace in ranks):
+    if any(name not in run.ranks[rank].outputs for rank in holders(evidence, name)[0]):
         return None
-    columns = []
-    for inside in range(size):
-        pieces = [trace.outputs[name] for trace in ranks[inside::size]]
-        columns.append(np.concatenate(pieces) if evidence.spec.sharding.data else pieces[0])
-    return joined(columns, shape)
+    return joined([stacked(evidence, pieces) for pieces in by_part(evidence, name)], shape)
+
+
+def by_part(evidence: Evidence, name: str) -> list[dict[int, Any]]:
+    """What ranks hold of a parameter, or of its gradient, by rank in order: of each part that a
+    tensor-parallel rank has, what its data-parallel ones have."""
+    run, parts = run_of(evidence), max(evidence.spec.sharding.tensor, 1)
+    assert run is not None
+    ranks = holders(evidence, name)[0]
+    return [
+        {rank: run.ranks[rank].outputs[name] for rank in ranks[part::parts]}
+        for part in range(parts)
+    ]
+
+
+def stacked(evidence: Evidence, pieces: Mapping[int, Any]) -> Any:
+    """These data-parallel ranks' pieces as one."""
+    every = [*pieces.values()]
+    return np.concatenate(every) if evidence.spec.sharding.data else every[0]
+
+
+def part_of(whole: Any, shape: tuple[int, ...], part: int, parts: int) -> Any:
+    """The part of this shape that a tensor-parallel rank has of a parameter, or of its gradient:
+    all of what they do not share. None where it is none."""
+    cut = [axis for axis, size in enumerate(whole.shape) if size != shape[axis]]
+    if not cut:
+        return whole
+    if len(cut) > 1 or shape[cut[0]] * parts != whole.shape[cut[0]]:
+        return None
+    return np.split(whole, parts, cut[0])[part]
 
 
 def origin(

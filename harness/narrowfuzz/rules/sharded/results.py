@@ -4,6 +4,7 @@ precomputed scales, of graphs and of processes), S12 (of the stages of a pipelin
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ from narrowfuzz.rules.rule import diverged, first, plain, unlike
 from narrowfuzz.rules.sharded.evidence import (
     arm_of,
     before_steps,
+    by_part,
     compiled_of,
     copies,
     first_step,
@@ -31,8 +33,10 @@ from narrowfuzz.rules.sharded.evidence import (
     holders,
     joined,
     origin,
+    part_of,
     processes_of,
     run_of,
+    stacked,
     whole_of,
 )
 from narrowfuzz.rules.whole import role_of
@@ -116,28 +120,22 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
         if any(key not in trace.outputs for trace in (*alone, *run.ranks)):
             yield plain("S2", arm, "grad_parameter", "not_applicable", "no gradient")
             continue
-        ranks, terms = holders(evidence, key)
+        terms = holders(evidence, key)[1]
         each = [_by_backward(evidence, alone[term], key) for term in terms]
         if not all(each):
             why = "a backward left no gradient"
             yield plain("S2", arm, "grad_parameter", "not_applicable", why)
             continue
-        parts = max(sharding.tensor, 1)
-        for part in range(parts):
-            pieces = {rank: run.ranks[rank].outputs[key] for rank in ranks[part::parts]}
-            held = next(iter(pieces.values())).shape
-            of_part = [[_part_of(ends, held, part, parts) for ends in term] for term in each]
+        for part, pieces in enumerate(by_part(evidence, key)):
+            cut = partial(_ends_of_part, stacked(evidence, pieces).shape, part, sharding.tensor)
+            of_part = [[*map(cut, term)] for term in each]
             yield _reduced(evidence, key, pieces, [*zip(*of_part, strict=True)])
 
 
-def _part_of(ends: _Ends, held: tuple[int, ...], part: int, parts: int) -> _Ends:
-    """What a tensor-parallel rank has a piece of: of experts that several share its part of their
-    features, of all else the whole. FSDP has cut the first dimension alone."""
-    lo, hi = ends
-    axis = next((i for i, n in enumerate(held) if i and n != lo.shape[i]), 0)
-    if not axis or lo.shape[axis] % parts:
-        return ends
-    return np.split(lo, parts, axis)[part], np.split(hi, parts, axis)[part]
+def _ends_of_part(shape: tuple[int, ...], part: int, parts: int, ends: _Ends) -> _Ends:
+    """Of what a tensor-parallel rank has, of this shape; of pieces of another shape the whole."""
+    lo, hi = (part_of(end, shape, part, parts) for end in ends)
+    return ends if lo is None or hi is None else (lo, hi)
 
 
 def _by_backward(evidence: Evidence, trace: Trace, name: str) -> list[_Ends]:

@@ -97,7 +97,7 @@ def of_ranks(
     watch = () if layout_of(spec).together or arm.compiled else layer_names(spec)
     together = tuple(f"{before}{name}" for before in prefixes(spec) for name in watch)
     runs = {
-        name: _texts(name, job, together if name in _ALONE else watch)
+        name: _texts(spec, name, job, together if name in _ALONE else watch)
         for name, job in _jobs(spec, arm, device).items()
     }
     alike = shared([*runs.values()])
@@ -138,9 +138,10 @@ def _jobs(spec: Spec, arm: Arm, device: str) -> dict[str, Job]:
     return jobs
 
 
-def _texts(name: str, job: Job, watch: tuple[str, ...]) -> dict[str, str]:
+def _texts(spec: Spec, name: str, job: Job, watch: tuple[str, ...]) -> dict[str, str]:
     tap = "tap" if name in _ALONE else "of_this_thread"
-    taps = texts("taps", Taps(watch=watch))
+    follows = layout_of(spec).follows_steps and name not in _ALONE
+    taps = texts("taps", Taps(watch=watch, steps=follows))
     if watch:
         taps |= {"taps.tap": tap, "taps.shared": "tap" if tap == "of_this_thread" else "None"}
     return texts("job", job) | taps
