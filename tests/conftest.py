@@ -95,6 +95,7 @@ def torch_as_it_was() -> Iterator[None]:
 
 def _of_torch() -> dict[str, object]:
     import torch
+    from torch._dynamo import eval_frame
     from torch.utils import _python_dispatch as modes
 
     inside = torch._C
@@ -116,6 +117,7 @@ def _of_torch() -> dict[str, object]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic, or warns": torch.is_deterministic_algorithms_warn_only_enabled(),
         "precision": torch.get_float32_matmul_precision(),
+        "stance of the compiler": eval_frame._stance.stance,
         "threads": torch.get_num_threads(),
         "oneDNN": torch.backends.mkldnn.enabled,
     }

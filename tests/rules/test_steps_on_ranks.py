@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from narrowfuzz.case.layout import fitting
+from narrowfuzz.case.layout import check_sharding, fitting
 from narrowfuzz.case.spec import OPTIMIZERS, Case, DataSpec, Sharding, Spec, Spike
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
@@ -64,6 +65,15 @@ def test_a_step_is_the_optimizers(
 def test_a_step_of_few_bits_is_adams(sharding: dict[str, Any], optimizer: str) -> None:
     drawn = case("torch.fp32", sharding, optimizer=optimizer, k=128, n=128)
     assert verdicts(drawn) == {("ok", "")}
+
+
+@pytest.mark.parametrize("how", [{"compile": "aot_eager"}, {"sharding": {"resumes": "same"}}])
+def test_where_optimizers_of_few_bits_are_not_run(how: dict[str, Any]) -> None:
+    sharding = {"data": 2} | how.get("sharding", {})
+    spec = case("torch.fp32", sharding, compile=how.get("compile", "none")).spec
+    spec = msgspec.structs.replace(spec, optimizer="adamw_8bit")
+    with pytest.raises(ValueError, match="without compile and without resumes"):
+        check_sharding(spec, ("fsdp",))
 
 
 def test_a_step_that_is_skipped_is_not_judged() -> None:

@@ -105,6 +105,8 @@ OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "muon": ("Muon", _MUON),
     "muon_plain": ("Muon", {**_MUON, "nesterov": False}),
 }
+#: torchao's, which compile their steps.
+LOW_BIT: tuple[Optimizer, ...] = ("adamw_8bit", "adamw_4bit", "adamw_fp8", "adamw_8bit_rounded")
 #: Who scales the loss, and skips a step whose gradients are not finite: nobody, torch's GradScaler,
 #: or its definition, written out.
 LossScaling = Literal["none", "grad_scaler", "by_hand"]

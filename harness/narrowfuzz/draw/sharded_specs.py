@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from narrowfuzz.case.layout import LAYOUTS, MESH, MOST_RANKS, Layout, fitting, layouts
 from narrowfuzz.case.layout.layout import SCHEDULES, up
-from narrowfuzz.case.spec import ModelName, Sharding, Shards, Spec
+from narrowfuzz.case.spec import LOW_BIT, ModelName, Sharding, Shards, Spec
 from narrowfuzz.draw.choices import sampled
 from narrowfuzz.draw.specs import scaled, specs
 from narrowfuzz.models.catalog import MODELS
@@ -43,9 +43,6 @@ _LAYOUTS = (
 #: As often as they are drawn: DTensor has no fused SGD, and momentum before the first step is not
 #: saved as what it is (the ledger's dcp-optimizer-begins-at-step-one).
 _OPTIMIZERS = ("sgd", "sgd", "adamw", "adamw", "adamw_foreach", "adamw_fused")
-#: torchao's, whose states lie over ranks as their parameters do, and cannot be copied for another
-#: layout (the ledger's low-bit-state-cannot-be-copied).
-_LOW_BIT = ("adamw_8bit", "adamw_4bit", "adamw_fp8")
 #: Steps, and microbatches of each, of scales that the next step uses.
 _STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
 #: Models besides the linear that are drawn on ranks.
@@ -80,9 +77,11 @@ def sharded_specs(
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
         sharding = draw(_resumed(spec, recipe, sharding, most))
-    low_bit = sharding.data and not sharding.resumes and not recipe.models_of
-    optimizer = draw(sampled(*_OPTIMIZERS, *(_LOW_BIT if low_bit else ())))
-    if steps > 1 and optimizer in _LOW_BIT:  # of fewer elements on a rank they keep plain moments
+    compiled = draw(sampled(*compiles))
+    # states in few bits cannot be copied (the ledger's low-bit-state-cannot-be-copied)
+    low_bit = steps > 1 and not (compiled or sharding.resumes or recipe.models_of)
+    optimizer = draw(sampled(*_OPTIMIZERS, *(LOW_BIT if low_bit else ())))
+    if optimizer in LOW_BIT:  # of fewer elements on a rank they keep plain moments
         spec = msgspec.structs.replace(spec, k=128, n=128)
     return fitting(
         msgspec.structs.replace(
@@ -94,7 +93,7 @@ def sharded_specs(
             microbatches=microbatches,
             grad_mode="train",
             optimizer=optimizer,
-            compile="aot_eager" if draw(sampled(*compiles)) else "none",
+            compile="aot_eager" if compiled else "none",
         )
     )
 

@@ -92,7 +92,10 @@ def play_mesh(
         layout = OnMesh(job.layout, mesh, job.events)
         play(trace, make, tensors, job=job, taps=taps, layout=layout)
 
-    return on_mesh(part, job.layout.shape, on, taps=taps)
+    with contextlib.ExitStack() as stack:
+        if job.low_bit:  # one stance for all threads
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        return on_mesh(part, job.layout.shape, on, taps=taps)
 
 
 def on_mesh(

@@ -448,7 +448,8 @@ def step(trace: Trace, run: Training, to_none: bool, *, job: Job, taps: Taps) ->
         if job.loss_scaling != "none":
             run.scaler.unscale_(run.optimizer)
         clip(trace, run, job=job, taps=taps)
-    if job.low_bit:  # it compiles each step, for ten seconds the first time
+    # it compiles each step, for ten seconds the first time; ranks share the stance
+    if job.low_bit and job.layout is None:
         with torch.compiler.set_stance("force_eager"):
             take(run, job=job)
     else:

@@ -16,7 +16,7 @@ from narrowfuzz.case.layout.mesh import MESH
 from narrowfuzz.case.layout.one import ONE
 from narrowfuzz.case.layout.pipeline import PIPELINE
 from narrowfuzz.case.layout.resumed import RESUMED
-from narrowfuzz.case.spec import ModelName, Spec
+from narrowfuzz.case.spec import LOW_BIT, ModelName, Spec
 from narrowfuzz.models.catalog import MODELS
 
 __all__ = [
@@ -72,6 +72,11 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"{spec.model} draws other numbers on each rank"
     if spec.compile not in ("none", "aot_eager") or spec.dynamic:
         yield f"on ranks compile is 'none' or 'aot_eager' with static shapes, not {spec.compile!r}"
+    if spec.optimizer in LOW_BIT and (spec.compile != "none" or not layout.follows_steps):
+        yield (
+            f"on ranks {spec.optimizer} trains models that FSDP or tensor parallelism lays out, "
+            "without compile and without resumes"
+        )
     if spec.lifecycle != "none" or spec.native or spec.autocast:
         yield "on ranks nothing is copied, autocast or run on other kernels"
     if spec.threads > 1:
