@@ -1,4 +1,4 @@
-"""torchao, AdamW8bit, AdamW4bit and AdamWFp8: a step of bf16 parameters that FSDP2 shards raises."""
+"""torchao, AdamW8bit, AdamW4bit and AdamWFp8: a step of bf16 parameters that are DTensors raises."""
 import os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -107,5 +107,6 @@ def test_a_first_step_by_hand() -> None:
     decayed = 1.0 - 0.01 * 2.0**-8 + 2.0**-8
     may = first_step("AdamW", {"lr": 2.0**-8}, "fp32", param, grad)
     assert ((may.lo < decayed) & (decayed < may.hi) & (may.hi - may.lo < 1e-6)).all()
+    assert first_step("AdamW", {"lr": 2.0**-8}, "fp32", param, grad * 2.0**63).unknown.all()
     few = first_step("AdamW8bit", {"lr": 2.0**-8}, "fp32", param, grad)
     assert (few.lo < may.lo).all() and (may.hi < few.hi).all() and (few.hi - few.lo < 1e-5).all()

@@ -59,30 +59,34 @@ def _of_sharding(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
     return lambda context: read(context.case.spec) if context.case.spec.sharded else None
 
 
-def _rows(spec: Spec) -> set[int]:
-    """Rows of the weights that FSDP's ranks share, after tensor parallelism has cut what it shares
-    by output features. A wide linear has n; other models lead back to k, which are rows as well;
-    of experts' weights it is the experts."""
-    model, ranks = MODELS.get(spec.model), max(spec.sharding.tensor, 1)
-    if model is None:  # a library's own layers, which no rank shares
+def _shards(spec: Spec) -> set[tuple[int, int]]:
+    """Rows of the weights that FSDP's ranks share, and how many these are, after tensor parallelism
+    has cut what it shares by output features. A wide linear has n; other models lead back to k,
+    which are rows as well; of experts' weights it is the experts, or those of a rank that shares
+    experts, over the groups of such ranks."""
+    model, sharding = MODELS.get(spec.model), spec.sharding
+    if model is None or not sharding.data:  # a library's own layers, which no rank shares
         return set()
-    experts = {model.experts} if model.experts and not spec.sharding.experts else set()
+    ranks = max(sharding.tensor, 1) if model.shared else 1
+    experts = model.experts // max(sharding.experts, 1)
+    own = {(experts, sharding.groups)} if model.experts else set()
     if not model.wide or model.takes_ids:
-        return {spec.n // ranks, spec.k, *experts}
-    return {spec.n // ranks if "colwise" in model.styles(spec).values() else spec.n}
+        return {(spec.n // ranks, sharding.data), (spec.k, sharding.data), *own}
+    rows = spec.n // ranks if "colwise" in model.styles(spec).values() else spec.n
+    return {(rows, sharding.data)}
 
 
 def _uneven(spec: Spec) -> bool:
     """Has a linear of these features rows that FSDP's ranks do not share evenly?"""
-    data = spec.sharding.data
-    return data > 1 and any(rows % data for rows in _rows(spec))
+    return any(rows % ranks for rows, ranks in _shards(spec))
 
 
 def _empty_shard(spec: Spec) -> bool:
     """Does one of FSDP's ranks get no row of a linear? Each gets as many as the first, which is
     rounded up, until none are left: of 4 rows the third of three ranks has none."""
-    data = spec.sharding.data
-    return data > 1 and any(-(-rows // data) * (data - 1) >= rows for rows in _rows(spec))
+    return any(
+        ranks > 1 and -(-rows // ranks) * (ranks - 1) >= rows for rows, ranks in _shards(spec)
+    )
 
 
 def _empty_classes(spec: Spec) -> bool:

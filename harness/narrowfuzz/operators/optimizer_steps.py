@@ -248,7 +248,8 @@ def first_step(
     """What a parameter is after the first step, of which nobody saw the moments.
 
     Proof. The moments are products of the gradient and of its square. Each is rounded at most three
-    times, so that their quotient errs by six roundings more; it is at most 1, times the rate.
+    times, so that their quotient errs by six roundings more; it is at most 1, times the rate. Where
+    the square overflows, nothing is known.
     torchao takes powers of the betas in fp32, as a fused kernel of a GPU does.
     """
     low_bit, kind = kind not in _KINDS, "AdamW" if kind.startswith("AdamW") else kind
@@ -259,7 +260,8 @@ def first_step(
         return _sgd(call)["param"]
     d, (b1, b2) = _gradient(call).centre, given["betas"]
     with np.errstate(all="ignore"):
-        moments = {"exp_avg": (1.0 - b1) * d, "exp_avg_sq": (1.0 - b2) * d**2}
+        square = np.where(d**2 < FORMATS[dtype].max * 0.5, (1.0 - b2) * d**2, np.inf)
+        moments = {"exp_avg": (1.0 - b1) * d, "exp_avg_sq": square}
         power = 4.0 * U32 if low_bit else 0.0
         may = _adam_with(replace(call, outputs=moments), given["betas"], power)["param"]
     more = 6.0 * UNIT[dtype][0] * given["lr"]
