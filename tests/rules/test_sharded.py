@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from narrowfuzz.arms.layouts import pieces_of
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
+from narrowfuzz.rules.sharded.operands import _same_source
 from narrowfuzz.rules.table import rules_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
@@ -229,6 +232,22 @@ def test_outputs_that_are_all_nan_do_not_say_that_nothing_was_quantised() -> Non
     assert not judged.causes and ("S7", "inconclusive") in {
         (v.rule, v.status) for v in judged.verdicts
     }
+
+
+def test_operands_whose_zeros_have_another_sign_are_not_the_same() -> None:
+    """Their codes differ, which no quantiser has made: an activation's backward may give either."""
+
+    def call(values: list[float]) -> Any:
+        return SimpleNamespace(tensors={"input": np.array([values], np.float32)}, batch=0)
+
+    whole = [1.0, -0.0, np.nan, -2.0]
+    for values, same in (
+        (whole, True),
+        ([1.0, 0.0, *whole[2:]], False),
+        ([2.0, *whole[1:]], False),
+    ):
+        want, halves = call(whole), [call(values[:2]), call(values[2:])]
+        assert _same_source(want, halves, "input") is same
 
 
 def test_graphs_alone_do_not_say_that_nothing_was_quantised() -> None:

@@ -95,7 +95,11 @@ def _same_source(call: LayerCall, parts: Sequence[LayerCall], source: str) -> bo
     if any(piece is None for piece in pieces):
         return False
     whole = joined(pieces, want.shape, call.batch)
-    return whole is not None and (identical(whole, want) or bool(same_bits(whole, want).all()))
+    if whole is None:
+        return False
+    # -0 and +0 have codes of their own
+    signs = (np.signbit(whole) == np.signbit(want)) | (whole != 0.0)
+    return identical(whole, want) or bool((same_bits(whole, want) & signs).all())
 
 
 def _same_seen(arm: str, at: At, want: Seen, pieces: Sequence[Seen], fmt: Format | None) -> Verdict:
