@@ -1,6 +1,6 @@
 import os, tempfile
 
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()  # a second run in a process of its own fails as well
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()  # a later process fails as well
 import torch
 import torch.distributed as dist
 import torchao.optim
@@ -13,7 +13,7 @@ for kind in ("AdamW8bit", "AdamWFp8"):
     torch._dynamo.reset()
     model = torch.nn.Linear(64, 64, bias=False)
     fully_shard(model, mesh=mesh)
-    optimizer = getattr(torchao.optim, kind)(model.parameters())  # its states: DTensors of a subclass of its own
+    optimizer = getattr(torchao.optim, kind)(model.parameters())  # states: DTensors of subclasses
     model(torch.ones(1, 64)).sum().backward()
     try:
         optimizer.step()

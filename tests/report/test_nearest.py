@@ -7,7 +7,7 @@ from narrowfuzz.ledger.ledger import Entry, Match, load_entries
 from narrowfuzz.report.nearest import MOST, looks_like, nearest, resemblance
 from test_accepted import FINDING
 
-ENTRY = load_entries()[0]
+ENTRY = next(entry for entry in load_entries() if not entry.when)
 
 
 def entry(name: str, *fingerprints: str, recipes: tuple[str, ...] = ("*",)) -> Entry:
