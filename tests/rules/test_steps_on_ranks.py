@@ -1,4 +1,4 @@
-"""Optimizers on ranks: their first step is what their definition makes of each rank's gradient."""
+"""Optimizers on ranks: a step is what their definition makes of each rank's gradient."""
 
 from __future__ import annotations
 
@@ -89,6 +89,14 @@ def test_a_wrong_rate_is_seen(sharding: dict[str, Any], optimizer: str) -> None:
     with planted("", "rate-times-ranks"):
         found = Judge(RECIPES, load_ledger()).judge(drawn).causes
     assert {v.rule for v in found} == {"S15"}
+
+
+def test_each_step_of_sgd_is_judged() -> None:
+    for optimizer, steps in (("sgd", 3), ("adamw", 1)):
+        drawn = case("torch.fp32", {"data": 2}, steps=3, optimizer=optimizer)
+        judged = Judge(RECIPES, Ledger([])).judge(drawn)
+        of_parameters = [v for v in judged.verdicts if v.rule == "S15" and v.status == "ok"]
+        assert len(of_parameters) == 2 * steps and not judged.causes
 
 
 @pytest.mark.parametrize("sharding", [LAYOUTS[4], LAYOUTS[6]], ids=str)

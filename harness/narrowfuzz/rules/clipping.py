@@ -141,7 +141,7 @@ def _norms(evidence: Evidence, arm: str, ranks: Sequence[Trace], whole: _Whole) 
     order = np.inf if spec.clipping == "norm_inf" else 2.0
     norms, why, judged = _of_steps(evidence, ranks[0], NORM), "nothing was clipped", False
     for step, (name, norm) in enumerate(norms.items()):
-        scale, kinds = _scale(evidence, ranks[0], step), _parameters(ranks[0])
+        scale, kinds = scale_of(evidence, ranks[0], step), _parameters(ranks[0])
         keys = [[*_of_steps(evidence, ranks[0], f"{kind}.grad")][step : step + 1] for kind in kinds]
         grads = [whole(key) for of_step in keys for key in of_step]
         wholes = [grad for grad in grads if grad is not None]
@@ -173,7 +173,7 @@ def _gradients(evidence: Evidence, arm: str, rank: int, trace: Trace) -> Iterato
         after = _of_steps(evidence, trace, f"{kind}.clipped").items()
         for step, (grad, (name, got)) in enumerate(zip(before, after, strict=False)):
             norm = float(norms[step]) if by_norm else None
-            may = clipped(*unscaled(grad, _scale(evidence, trace, step), fmt), norm, fmt)
+            may = clipped(*unscaled(grad, scale_of(evidence, trace, step), fmt), norm, fmt)
             if (bad := outside(may, got)).any():
                 at = At(name=name, rank=rank, index=first(bad))
                 yield beyond(NAME, arm, "clipped", NOT_CLIPPED, at, got, may)
@@ -190,7 +190,7 @@ def _parameters(trace: Trace) -> list[str]:
     return sorted({name_of(name).clipped_of for name in trace.outputs} - {""})
 
 
-def _scale(evidence: Evidence, trace: Trace, step: int) -> float:
+def scale_of(evidence: Evidence, trace: Trace, step: int) -> float:
     """What the loss of this step was multiplied by."""
     if evidence.spec.loss_scaling == "none":
         return 1.0

@@ -90,7 +90,7 @@ from narrowfuzz.rules.sharded.operands import check_operands
 from narrowfuzz.rules.sharded.products import check_products
 from narrowfuzz.rules.sharded.ratio import check_put_together
 from narrowfuzz.rules.sharded.resumed import check_resumed
-from narrowfuzz.rules.sharded.steps import check_first_step
+from narrowfuzz.rules.sharded.steps import check_steps_on_ranks
 from narrowfuzz.rules.special import check_finite, check_nan_provenance
 from narrowfuzz.rules.state.machine import check_machine
 from narrowfuzz.rules.whole import check_ratio, check_strict
@@ -200,7 +200,7 @@ RULES: tuple[Rule, ...] = (
     shared("S4", results.check_agreement, _RANKS | {"S2", "S14", "O9"}, cases=ALIKE),
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
     shared_bound("O26", check_clipping_on_ranks, _RANKS | {"S2", "S4"}, cases=_STEPPED),
-    shared_bound("S15", check_first_step, _RANKS | {"S2", "S4", "S14", "O26"}),
+    shared_bound("S15", check_steps_on_ranks, _RANKS | {"S2", "S4", "S14", "O26"}),
     whole("O12", check_checkpoint, _WHOLE),
     whole("O8", check_strict, _WHOLE),
     ratio("O9", check_ratio, _WHOLE | {"O8"}),

@@ -239,7 +239,7 @@ _SYMPTOMS: _Table = {
     "differs from scales of the gather": "{result} changes with precomputed scales",
     "is not the gradients' norm": "{result} is wrong",
     "is not the clipped gradient": "{result} is wrong",
-    "is not the optimizer's step": "{result} is wrong after the first step",
+    "is not the optimizer's step": "{result} is wrong after a step",
     "is not what was saved":
         "{result} is not what was saved, after it was loaded on another layout",
     "differs from what the same state gives": "{result} differs after a resume on another layout",

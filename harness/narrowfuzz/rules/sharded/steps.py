@@ -1,4 +1,4 @@
-"""S15: on ranks the first step of an optimizer is what its definition makes of the gradients."""
+"""S15: on ranks a step of an optimizer is what its definition makes of the gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import OPTIMIZERS, Spec
 from narrowfuzz.numerics.formats import F32, F64, FORMATS
 from narrowfuzz.operators.optimizer_steps import FIRST_STEPS, first_step
-from narrowfuzz.play.job import FIRST_SCALE
 from narrowfuzz.play.names import name_of
-from narrowfuzz.rules.clipping import unscaled
+from narrowfuzz.rules.clipping import scale_of, unscaled
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.expected import outside, passed
 from narrowfuzz.rules.rule import diverged, first, number, plain
@@ -34,7 +33,7 @@ NAME = "S15"
 NOT_THE_STEP = "is not the optimizer's step"
 
 
-def check_first_step(evidence: Evidence) -> Iterator[Verdict]:
+def check_steps_on_ranks(evidence: Evidence) -> Iterator[Verdict]:
     """S15: each rank's piece of a parameter moves as its piece of the gradient says."""
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
@@ -65,30 +64,48 @@ def _skipped(evidence: Evidence, ranks: Sequence[Trace]) -> str:
 
 
 def _moved(evidence: Evidence, run: Trace, parameter: str) -> Iterator[Verdict]:
-    arm, spec, parts = arm_of(evidence), evidence.spec, max(evidence.spec.sharding.tensor, 1)
-    is_clipped, fmt = spec.clipping != "none", FORMATS[spec.dtype]
+    """Step by step; where there are moments the first, which finds none."""
+    spec, arm, one = evidence.spec, arm_of(evidence), run.ranks[0]
+    name, options = OPTIMIZERS[spec.optimizer]
+    count = spec.steps if name == "SGD" and "momentum" not in options else 1
+    is_clipped, before = spec.clipping != "none", ""
     kind = f"{parameter}.{'clipped' if is_clipped else 'grad'}"
-    keys = {*before_steps(run.ranks[0], kind, 1), *before_steps(run.ranks[0], parameter, 1)}
-    if len(keys) < 2 or any(keys - trace.outputs.keys() for trace in run.ranks):
+    steps = [
+        *zip(before_steps(one, kind, count), before_steps(one, parameter, count), strict=False)
+    ]
+    if not steps:
         yield plain(NAME, arm, "parameter", "not_applicable", "no gradient")
-        return
-    of_gradient, after = sorted(keys, key=lambda name: name_of(name).kind != kind)
-    scale = FIRST_SCALE if spec.loss_scaling != "none" and not is_clipped else 1.0
-    for part, (grads, pieces) in enumerate(
-        zip(by_part(evidence, of_gradient), by_part(evidence, after), strict=True)
-    ):
-        grad, got = stacked(evidence, grads), stacked(evidence, pieces)
-        before = part_of(evidence.tensors[parameter], got.shape, part, parts)
-        if before is None or grad.shape != got.shape:
+    for step, (gradient, after) in enumerate(steps):
+        if any(not {gradient, after} <= trace.outputs.keys() for trace in run.ranks):
+            yield plain(NAME, arm, "parameter", "not_applicable", "a rank has no gradient")
+            return
+        scale = 1.0 if is_clipped else scale_of(evidence, one, step)
+        yield from _one_step(evidence, parameter, before, gradient, after, scale)
+        before = after
+
+
+def _one_step(
+    evidence: Evidence, parameter: str, before: str, gradient: str, after: str, scale: float
+) -> Iterator[Verdict]:
+    """From what these results are called, "" for the parameter as the case gives it."""
+    spec, arm, fmt = evidence.spec, arm_of(evidence), FORMATS[evidence.spec.dtype]
+    moved = by_part(evidence, after)
+    for part, pieces in enumerate(moved):
+        got, grad = stacked(evidence, pieces), stacked(evidence, by_part(evidence, gradient)[part])
+        if before:
+            start = stacked(evidence, by_part(evidence, before)[part])
+        else:
+            start = part_of(evidence.tensors[parameter], got.shape, part, len(moved))
+        if start is None or grad.shape != got.shape:
             yield plain(NAME, arm, "parameter", "inconclusive", "pieces make up no whole")
             continue
         x, radius = unscaled(grad, scale, fmt)
-        may = first_step(*OPTIMIZERS[spec.optimizer], spec.dtype, before, x.astype(np.float32))
+        may = first_step(*OPTIMIZERS[spec.optimizer], spec.dtype, start, x.astype(np.float32))
         bad = outside(may, got) & (radius == 0.0)
-        if not bad.any():
+        if bad.any():
+            yield _wrong(arm, after, pieces, got, first(bad), (may.lo, may.hi))
+        else:
             yield passed(NAME, arm, "parameter", may)
-            continue
-        yield _wrong(arm, after, pieces, got, first(bad), (may.lo, may.hi))
 
 
 def _wrong(
