@@ -234,6 +234,28 @@ def test_outputs_that_are_all_nan_do_not_say_that_nothing_was_quantised() -> Non
     }
 
 
+def test_a_step_by_a_bias_gradient_of_codes_changes_what_follows() -> None:
+    sharding = {"tensor": 1, "narrow_styles": True, "resumes": "early"}
+    sizes = {"m": 1, "k": 1, "n": 2, "bias": True, "steps": 2, "backend": "emulated"}
+    drawn = case(TENSORWISE, sharding, 55497, **sizes)
+    judged = Judge(RECIPES, load_ledger()).judge(drawn)
+    assert judged.ran and not judged.causes
+    assert {v.explained_by for v in judged.known} == {"float8-styles-bias-gradient"}
+    assert "S1" in broken(judge().judge(drawn))
+
+
+def test_what_ranks_that_stepped_alone_have_saved_is_no_other_finding() -> None:
+    sharding = {"tensor": 2, "sequence": True, "resumes": "alone"}
+    spikes = (Spike("grad_output", row=193, col=166, bits="0xff7f0000"),)
+    drawn = case(
+        "torch.fp32", sharding, 453, m=2, k=2, n=2, model="rmsnorm_linear", dtype="fp32",
+        loss_scaling="grad_scaler", steps=2, spikes=spikes,
+    )  # fmt: skip
+    judged = Judge(RECIPES, load_ledger()).judge(drawn)
+    assert judged.ran and not judged.causes
+    assert {v.explained_by for v in judged.known} == {"grad-scaler-first-layout"}
+
+
 def test_operands_whose_zeros_have_another_sign_are_not_the_same() -> None:
     """Their codes differ, which no quantiser has made: an activation's backward may give either."""
 

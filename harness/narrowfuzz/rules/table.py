@@ -196,7 +196,7 @@ RULES: tuple[Rule, ...] = (
     shared("S8", results.check_precomputed, _RANKS, _RESULTS, reruns=True),
     shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=COMPILABLE),
     shared("S10", results.check_processes, _RANKS | {"O9"}, cases=TWICE),
-    shared("S11", check_resumed, _RANKS),
+    shared("S11", check_resumed, _RANKS | {"S14"}),
     shared("S4", results.check_agreement, _RANKS | {"S2", "S14", "O9"}, cases=ALIKE),
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
     shared_bound("O26", check_clipping_on_ranks, _RANKS | {"S2", "S4"}, cases=_STEPPED),
