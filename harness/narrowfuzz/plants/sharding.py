@@ -147,13 +147,13 @@ def _rate_times_ranks() -> Iterator[None]:
     from torch.optim import SGD, AdamW
 
     def make(step: Any) -> Any:
-        def stepping(optimizer: Any, *args: Any) -> Any:
+        def stepping(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             rates = [group["lr"] for group in optimizer.param_groups]
             for group in optimizer.param_groups:
                 mesh = getattr(group["params"][0], "device_mesh", None)
                 group["lr"] *= 1 if mesh is None else mesh.size()
             try:
-                return step(optimizer, *args)
+                return step(optimizer, *args, **kwargs)
             finally:
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate
