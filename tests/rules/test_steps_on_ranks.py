@@ -12,7 +12,7 @@ from narrowfuzz.case.layout import check_sharding, fitting
 from narrowfuzz.case.spec import OPTIMIZERS, Case, DataSpec, Sharding, Spec, Spike
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
-from narrowfuzz.operators.optimizer_steps import first_step
+from narrowfuzz.operators.optimizer_steps import step_without_state
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.triage.verify import RunScript
 from samples import recipes
@@ -110,11 +110,11 @@ def test_a_script_shows_it(sharding: dict[str, Any], tmp_path: Path, scripts: Ru
 def test_a_first_step_by_hand() -> None:
     param, grad = np.ones((2, 3), np.float32), np.full((2, 3), -2.0, np.float32)
     rate = OPTIMIZERS["sgd"][1]["lr"]
-    may = first_step("SGD", {"lr": rate}, "fp32", param, grad)
+    may = step_without_state("SGD", {"lr": rate}, "fp32", param, grad)
     assert (may.lo <= 1.0 + 2.0 * rate).all() and (may.hi >= 1.0 + 2.0 * rate).all()
     decayed = 1.0 - 0.01 * 2.0**-8 + 2.0**-8
-    may = first_step("AdamW", {"lr": 2.0**-8}, "fp32", param, grad)
+    may = step_without_state("AdamW", {"lr": 2.0**-8}, "fp32", param, grad)
     assert ((may.lo < decayed) & (decayed < may.hi) & (may.hi - may.lo < 1e-6)).all()
-    assert first_step("AdamW", {"lr": 2.0**-8}, "fp32", param, grad * 2.0**63).unknown.all()
-    few = first_step("AdamW8bit", {"lr": 2.0**-8}, "fp32", param, grad)
+    assert step_without_state("AdamW", {"lr": 2.0**-8}, "fp32", param, grad * 2.0**63).unknown.all()
+    few = step_without_state("AdamW8bit", {"lr": 2.0**-8}, "fp32", param, grad)
     assert (few.lo < may.lo).all() and (may.hi < few.hi).all() and (few.hi - few.lo < 1e-5).all()

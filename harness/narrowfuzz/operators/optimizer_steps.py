@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import U32
 from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.operators.low_bit_steps import KINDS
 from narrowfuzz.operators.operator import (
     TORCH_DTYPE,
     UNIT,
@@ -232,29 +233,32 @@ def _adam_with(
         return {"param": Expected(moved.centre, moved.radius, moved.lo, moved.hi, unknown), **found}
 
 
-#: Of which a first step is known, and the options that they begin with; torchao's compute as Adam
-#: does.
+#: Whose steps are known where they have no state, and the options that they begin with; torchao's
+#: compute as Adam does.
 _ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
-FIRST_STEPS: dict[str, Mapping[str, Any]] = {
+STATELESS: dict[str, Mapping[str, Any]] = {
     "SGD": {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False, "dampening": 0.0},
     "Adam": {**_ADAMW, "weight_decay": 0.0},
-    **dict.fromkeys(("AdamW", "AdamW8bit", "AdamW4bit", "AdamWFp8"), _ADAMW),
+    **dict.fromkeys(("AdamW", *KINDS), _ADAMW),
 }
 
 
-def first_step(
+def step_without_state(
     kind: str, options: Mapping[str, Any], dtype: str, param: NDArray[Any], grad: NDArray[Any]
 ) -> Expected:
-    """What a parameter is after the first step, of which nobody saw the moments.
+    """A parameter after a step of SGD, or the first one of Adam, whose moments nobody saw.
 
-    Proof. The moments are products of the gradient and of its square. Each is rounded at most three
-    times, so that their quotient errs by six roundings more; it is at most 1, times the rate. Where
-    the square overflows, nothing is known.
+    Proof. Adam's moments are products of the gradient, rounded at most three times, and of its
+    square, at most four times, which the root halves: their quotient errs by less than six
+    roundings more, and is at most 1, times the rate. Where the square overflows, nothing is known.
     torchao takes powers of the betas in fp32, as a fused kernel of a GPU does.
     """
-    low_bit, kind = kind not in _KINDS, "AdamW" if kind.startswith("AdamW") else kind
-    given = {**FIRST_STEPS[kind], "maximize": False, "fused": False, **options}
-    tensors, settings = {"param": param, "grad": grad}, {"kind": kind, "options": given, "steps": 0}
+    low_bit, given = (
+        kind in KINDS,
+        {**STATELESS[kind], "maximize": False, "fused": False, **options},
+    )
+    settings = {"kind": "AdamW" if low_bit else kind, "options": given, "steps": 0}
+    tensors = {"param": param, "grad": grad}
     call = OperatorCall("", "forward", 0, tensors, {}, {"param": dtype}, {}, settings)
     if kind == "SGD":
         return _sgd(call)["param"]

@@ -9,7 +9,7 @@ import numpy as np
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import OPTIMIZERS, Spec
 from narrowfuzz.numerics.formats import F32, F64, FORMATS
-from narrowfuzz.operators.optimizer_steps import FIRST_STEPS, first_step
+from narrowfuzz.operators.optimizer_steps import STATELESS, step_without_state
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.clipping import scale_of, unscaled
 from narrowfuzz.rules.evidence import Evidence
@@ -50,8 +50,8 @@ def _not_judged(spec: Spec) -> str:
     """Why nothing is known of its steps; "" if something is."""
     if not (spec.optimizes and layout_of(spec).follows_steps):
         return "no parameters are recorded after a step"
-    if OPTIMIZERS[spec.optimizer][0] not in FIRST_STEPS or spec.optimizer.endswith("_rounded"):
-        return f"no reference for a first step of {spec.optimizer}"
+    if OPTIMIZERS[spec.optimizer][0] not in STATELESS or spec.optimizer.endswith("_rounded"):
+        return f"no reference for a step of {spec.optimizer}"
     return ""
 
 
@@ -100,7 +100,9 @@ def _one_step(
             yield plain(NAME, arm, "parameter", "inconclusive", "pieces make up no whole")
             continue
         x, radius = unscaled(grad, scale, fmt)
-        may = first_step(*OPTIMIZERS[spec.optimizer], spec.dtype, start, x.astype(np.float32))
+        may = step_without_state(
+            *OPTIMIZERS[spec.optimizer], spec.dtype, start, x.astype(np.float32)
+        )
         bad = outside(may, got) & (radius == 0.0)
         if bad.any():
             yield _wrong(arm, after, pieces, got, first(bad), (may.lo, may.hi))
