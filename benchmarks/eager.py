@@ -50,7 +50,8 @@ _CORE = [BY_NAME[name] for name in CORE]
 
 def eager_part(seconds: float, device: Device) -> dict[str, Any]:
     """Rounds of the recipes that have a target, and of the first where the time goes."""
-    recipes, found = load_recipes(), {}
+    recipes = load_recipes()
+    found: dict[str, dict[str, Any]] = {}
     for name, backend in LEAST:
         recipe = replace(recipes[name], backends=(backend,))
         stages = []

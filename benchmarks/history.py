@@ -143,13 +143,13 @@ def table(found: Sequence[Row], out: Path, versions: Sequence[str]) -> Iterator[
     for version in versions:
         told = json.loads((out / version / "summary.json").read_text())
         counts = told["cases"], len(told["findings"]), len(told["suspected"])
-        cells = map(str, (version, f"{told['seconds'] / 60:.0f}", *counts))
+        cells = version, f"{told['seconds'] / 60:.0f}", *map(str, counts)
         yield f"| {' | '.join(cells)} |"
     yield "\n| found | severity | in | what became of it | known issue |"
     yield "| --- | --- | --- | --- | --- |"
     for row in sorted(found, key=lambda row: (_order(row.fate), row.fingerprint)):
-        cells = row.severity, ", ".join(row.releases), row.fate, row.known_issue
-        yield f"| {plain(shortened(row.sentence))} | {' | '.join(cells)} |"
+        named = row.severity, ", ".join(row.releases), row.fate, row.known_issue
+        yield f"| {plain(shortened(row.sentence))} | {' | '.join(named)} |"
 
 
 def shortened(sentence: str) -> str:

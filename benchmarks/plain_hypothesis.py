@@ -128,7 +128,9 @@ def quiet_worker(
             after(self.ran)
             return judgement
 
-        def _triage(self, case: Case, verdict: Any) -> None:
+        def _triage(
+            self, case: Case, verdict: Any, past: Sequence[Case], *, most: float = 25.0
+        ) -> None:
             pass
 
         def flush(self, *, final: str = "") -> None:

@@ -59,7 +59,8 @@ def compiled(recipes: Sequence[Recipe], seconds: float, seed: int, most: int) ->
     """
     if any(isinstance(r, Recipe) and r.process for r in recipes):
         return Outcome(0, not_applicable=_SPECIAL_LAYERS)
-    start, cases, failures = time.monotonic(), 0, []
+    start, cases = time.monotonic(), 0
+    failures: list[str] = []
 
     def test(drawn: tuple[Recipe, Spec, int]) -> None:
         nonlocal cases

@@ -139,8 +139,7 @@ def _row(evidence: Evidence, rung: str, planted: bool, gain: float) -> Row:
 def _status(verdicts: Any, rung: str) -> str:
     """The worst of a rule's verdicts on this rung."""
     found: list[Verdict] = [v for v in verdicts if v.arm == rung]
-    bad = [v.status for v in found if v.status == "diverged"]
-    return (bad or [v.status for v in found])[0]
+    return next((v.status for v in found if v.status == "diverged"), found[0].status)
 
 
 def _moved_keys(trace: Trace) -> float:
@@ -161,8 +160,8 @@ def _row_sums(trace: Trace, adds: Accumulators) -> tuple[float, float]:
         for c in trace.attention
         if c.phase == "backward"
     ]
-    excess, bound = max(measured)
-    return excess * bound, excess
+    worst = max(measured, key=lambda m: m.factor)
+    return worst.factor * worst.allowed, worst.factor
 
 
 def _ratio(trace: Trace, eager: Trace, evidence: Evidence, name: str) -> float:

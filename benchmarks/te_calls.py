@@ -18,6 +18,7 @@ import importlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,11 +88,11 @@ def quantised(make: Callable[[], Any], *args: Any) -> Made:
 def quantizers() -> Iterator[tuple[str, Callable[[], Any]]]:
     for form in FORMATS:
         for scale, amax in ((1.0, 0.0), (0.37, 5.0), (2.0**20, 0.0), (1e-3, 0.0)):
-            yield f"delayed {form} {scale}", lambda f=form, s=scale, a=amax: delayed(f, s, a)
-        yield f"current {form}", lambda f=form: current(f)
+            yield f"delayed {form} {scale}", partial(delayed, form, scale, amax)
+        yield f"current {form}", partial(current, form)
         yield (
             f"current {form} pow2",
-            lambda f=form: current(f, force_pow_2_scales=True, amax_epsilon=2.0**-100),
+            partial(current, form, force_pow_2_scales=True, amax_epsilon=2.0**-100),
         )
 
 
@@ -108,17 +109,17 @@ def casts() -> Iterator[tuple[str, Callable[[], Made]]]:
     ):
         yield (
             f"quantize {name} {data} {word}",
-            lambda m=make, d=data, t=dtype: quantised(m, numbers(d, t)),
+            partial(quantised, make, numbers(data, dtype)),
         )
     for form, (word, dtype), inverse in itertools.product(
         FORMATS, DTYPES.items(), (1.0, 0.37, 2.0**-130)
     ):
         yield (
             f"dequantize {form} {word} {inverse}",
-            lambda f=form, t=dtype, i=inverse: {"value": dequantised(f, t, i)},
+            partial(dequantised, form, dtype, inverse),
         )
     for data, (word, dtype) in itertools.product(("normal", "edges"), DTYPES.items()):
-        yield f"compute_amax {data} {word}", lambda d=data, t=dtype: amax_of(numbers(d, t))
+        yield f"compute_amax {data} {word}", partial(amax_of, numbers(data, dtype))
     yield (
         "fp8_transpose",
         lambda: {
@@ -126,15 +127,15 @@ def casts() -> Iterator[tuple[str, Callable[[], Made]]]:
         },
     )
     for kind, (word, dtype) in itertools.product(("delayed", "current"), DTYPES.items()):
-        yield f"split_quantize {kind} {word}", lambda k=kind, t=dtype: split(k, t)
+        yield f"split_quantize {kind} {word}", partial(split, kind, dtype)
 
 
-def dequantised(form: str, dtype: torch.dtype, inverse: float) -> torch.Tensor:
+def dequantised(form: str, dtype: torch.dtype, inverse: float) -> Made:
     codes = torch.arange(256, dtype=torch.uint8).view(16, 16).cuda()
     tensor = tex.quantize(torch.zeros(16, 16).cuda(), delayed(form))
     tensor._data.copy_(codes)
     tensor._scale_inv.fill_(inverse)
-    return tex.dequantize(tensor, KINDS[dtype])
+    return {"value": tex.dequantize(tensor, KINDS[dtype])}
 
 
 def amax_of(x: torch.Tensor) -> Made:
@@ -157,7 +158,7 @@ def updates() -> Iterator[tuple[str, Callable[[], Made]]]:
     for algorithm, form, margin in itertools.product(("max", "most_recent"), FORMATS, (0, 2, -3)):
         yield (
             f"update {algorithm} {form} {margin}",
-            lambda a=algorithm, f=form, m=margin: updated(a, f, m),
+            partial(updated, algorithm, form, margin),
         )
 
 
@@ -188,7 +189,7 @@ def norms() -> Iterator[tuple[str, Callable[[], Made]]]:
     ):
         yield (
             f"{name} {columns} {kind} {word} {'centered' if centered else ''}".strip(),
-            lambda n=name, c=columns, k=kind, t=dtype, z=centered: normed(n, c, k, t, z),
+            partial(normed, name, columns, kind, dtype, centered),
         )
 
 
@@ -218,12 +219,13 @@ def activations() -> Iterator[tuple[str, Callable[[], Made]]]:
     ):
         yield (
             f"{name} {kind} {word} {data}",
-            lambda n=name, k=kind, t=dtype, d=data: activated(n, k, t, d),
+            partial(activated, name, kind, dtype, data),
         )
 
 
 def activated(name: str, kind: str, dtype: torch.dtype, data: str) -> Made:
-    x, made = numbers(data, dtype), {}
+    x = numbers(data, dtype)
+    made: Made = {}
     gradient = numbers("normal", dtype, 32, 32 if name in GATED else 64)
     for function, args in ((name, (x,)), (f"d{name}", (gradient, x))):
         quantizer = FEW[kind]()
@@ -243,12 +245,12 @@ def products() -> Iterator[tuple[str, Callable[[], Made]]]:
         if not (bias and layout != "TN") and not (bias and dtype == FP32 and kind != "none"):
             yield (
                 f"gemm {kind} {word} {layout} {'bias' if bias else ''}".strip(),
-                lambda k=kind, t=dtype, y=layout, b=bias: multiplied(k, t, y, b),
+                partial(multiplied, kind, dtype, layout, bias),
             )
     for kind, split_accumulator in itertools.product(("delayed", "current"), (False, True)):
         yield (
             f"gemm {kind} long {split_accumulator}",
-            lambda k=kind, s=split_accumulator: long_product(k, s),
+            partial(long_product, kind, split_accumulator),
         )
 
 
@@ -275,9 +277,9 @@ def long_product(kind: str, split_accumulator: bool) -> Made:
 
 def attention() -> Iterator[tuple[str, Callable[[], Made]]]:
     for word, dtype in {"bf16": BF16, "fp16": FP16}.items():
-        yield f"softmax {word}", lambda t=dtype: softmax(t)
+        yield f"softmax {word}", partial(softmax, dtype)
     for (word, dtype), interleaved in itertools.product(DTYPES.items(), (False, True)):
-        yield f"rope {word} {interleaved}", lambda t=dtype, i=interleaved: rotated(t, i)
+        yield f"rope {word} {interleaved}", partial(rotated, dtype, interleaved)
 
 
 def softmax(dtype: torch.dtype) -> Made:

@@ -308,6 +308,7 @@ def silent(count: int, draw: random.Random, sizes: dict[torch.dtype, int]) -> bo
             folder = Path(home) / str(number)
             report = trial(put, dtype, folder, full=True)
             first = divergence(read(folder), clean[dtype])
+            right["voted"] += bool(report.votes)
             if first is None:
                 wrong = "nothing was found"
             else:
@@ -315,11 +316,12 @@ def silent(count: int, draw: random.Random, sizes: dict[torch.dtype, int]) -> bo
                     [f"rank {first.at.rank}"] * (first.at.rank != put.rank)
                     + [f"operator {first.at.name}"] * (first.at.name != put.operator)
                 )
-                right["hardware"] += first.cause.startswith("hardware")
-            right["named"] += not wrong
-            right["voted"] += bool(report.votes)
-            if wrong or first is None or not first.cause.startswith("hardware"):
-                wrong = wrong or f"{first.cause}: {first.because}"
+                right["named"] += not wrong
+                if first.cause.startswith("hardware"):
+                    right["hardware"] += 1
+                else:
+                    wrong = wrong or f"{first.cause}: {first.because}"
+            if wrong:
                 print(f"  {number}: low bit in {put.operator}, rank {put.rank}, {dtype}: {wrong}")
     print(
         f"silent: {right['named']} of {count} named beside another run, {right['hardware']} told "

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import narrowfuzz_watch as watch
+    from narrowfuzz_watch import watched as watch
 
     from narrowfuzz.arms.tensors import fp8_codes, fp32_array
     from narrowfuzz.campaign.testing import cases, check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import sys
@@ -74,7 +75,8 @@ def _version() -> str:
 
 def has_extension() -> bool:
     """True if a compiled extension lies where TransformerEngine looks for it."""
-    if importlib.util.find_spec(EXTENSION) is not None:
+    # Not importlib.util: it would take the emulation, once imported, for the extension.
+    if importlib.machinery.PathFinder.find_spec(EXTENSION) is not None:
         return True
     root = importlib.util.find_spec("transformer_engine")
     folders = [Path(at) for at in (root and root.submodule_search_locations) or ()]

@@ -520,7 +520,7 @@ def first_draws() -> tuple[str, ...]:
 
 def fresh_draws(hash_seed: str) -> list[str]:
     """``drawn`` of a new interpreter."""
-    code = f"import runpy; print(*runpy.run_path({__file__!r})['drawn']())"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import test_campaign as c; print(*c.drawn())"
     ids = python("-c", code, env={"PYTHONHASHSEED": hash_seed}).stdout.split()
     assert len(ids) > 50
     return ids

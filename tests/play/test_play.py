@@ -28,7 +28,7 @@ from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.job import Taps
-from narrowfuzz.play.player import Trace
+from narrowfuzz.play.player import Trace, in_memory
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.rules.layers import given_of
 from narrowfuzz.trace.expect import Within, bits
@@ -56,10 +56,14 @@ def played(case: Case, arm: str, trace: Trace) -> Trace:
     """The case, by the player."""
     spec, recipe = case.spec, recipes()[case.spec.recipe]
     tensors = named(spec, tensors_of(case, recipe))
-    model = MODELS[spec.model]
+
+    def make() -> torch.nn.Module:
+        plain = MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device="cpu")
+        return recipe.convert(in_memory(plain, spec.weight_layout), spec)
+
     return play(
         trace,
-        lambda: recipe.convert(model.build(spec, dtype=DTYPES[spec.dtype], device="cpu"), spec),
+        make,
         {name: torch.from_numpy(np.ascontiguousarray(t)) for name, t in tensors.items()},
         job=replace(job_of(spec, BY_NAME[arm], "cpu"), tied=ties(spec)),
         taps=Taps(),

@@ -391,6 +391,12 @@ ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MORE
 ELSEWHERE |= OF_SCHEDULES | DRAWN | OF_DEVICES | OF_RANKS
 
 
+def test_what_no_linear_shows_has_a_case_of_its_own() -> None:
+    """Below, each fault is shown on linears."""
+    faults = builtin_faults()
+    assert not [id for id in set(faults) - ELSEWHERE if faults[id].models]
+
+
 #: They ask what the library does by itself on the same cases.
 TOGETHER = pytest.mark.xdist_group("clean fingerprints")
 #: Ten seconds each: their cases raise, or are minimised in many ways.
