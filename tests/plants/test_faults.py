@@ -83,7 +83,7 @@ def owners() -> Iterator[Any]:
     yield from (DTensor, DTensor._op_dispatcher._custom_op_handlers)
     yield import_module("torch._higher_order_ops.flex_attention")
     yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
-    yield _load_balancer._HeadTailLoadBalancer
+    yield from (_load_balancer._HeadTailLoadBalancer, torch.nn.parallel.DistributedDataParallel)
     yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)
     yield torch.nn.utils.clip_grad
     yield from (torch, torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)

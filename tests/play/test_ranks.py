@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -108,3 +109,12 @@ def test_ranks_that_leave_their_modes_in_another_order_leave_none() -> None:
     on_ranks({"data": 2}, main)
     assert not is_in_torch_dispatch_mode()
     assert not is_in_any_mode_without_ignore_compile_internals()
+
+
+def test_no_garbage_is_collected_while_ranks_run() -> None:
+    assert gc.isenabled()
+    assert on_ranks({"data": 2}, lambda rank, mesh: gc.isenabled()) == [False, False]
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        on_ranks({"data": 2}, lambda rank, mesh: 1 // 0)
+    assert gc.isenabled()

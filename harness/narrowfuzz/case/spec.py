@@ -150,6 +150,10 @@ class Sharding(
     data: Annotated[int, Meta(ge=0, le=4)] = 0
     #: So many groups of these ranks each shard all parameters, and have the same; 0: one does.
     replicas: Annotated[int, Meta(ge=0, le=4)] = 0
+    #: These ranks are replicas that each have all parameters, as DistributedDataParallel trains
+    #: them: as it is called by default, with gradients that are views of its buckets, with a static
+    #: graph, or looking for parameters that take no part; "": FSDP shards them.
+    ddp: Literal["", "plain", "views", "static", "unused"] = ""
     #: So many in a row of these ranks share the experts: each has some, and gets the rows that go
     #: to these; 0: every rank has all of them.
     experts: Annotated[int, Meta(ge=0, le=4)] = 0
@@ -166,7 +170,8 @@ class Sharding(
     local_output: bool = True
     #: FSDP gathers parameters, codes of them, or codes whose scales are computed after each step.
     gathers: Literal["values", "codes", "precomputed"] = "values"
-    #: FSDP gathers all parameters at once, or those of each region, or linear, by themselves.
+    #: FSDP gathers all parameters at once, or those of each region, or linear, by themselves; DDP
+    #: adds up all gradients at once, or each parameter's by itself.
     units: Literal["whole", "each"] = "whole"
     #: FSDP adds gradients in fp32, whatever they are.
     reduces_fp32: bool = False
@@ -213,7 +218,7 @@ class Sharding(
     @property
     def resumed(self) -> Sharding:
         """How it is laid out where it resumes: on fewer ranks each has all experts."""
-        plain = {"replicas": 0, "experts": 0}
+        plain: dict[str, Any] = {"replicas": 0, "ddp": "", "experts": 0}
         ranks = {
             "fewer": {"data": self.data - 1, **plain},
             "swapped": {"data": self.tensor, "tensor": self.data, **plain},

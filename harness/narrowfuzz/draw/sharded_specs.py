@@ -80,7 +80,8 @@ def sharded_specs(
     compiled = draw(sampled(*compiles))
     # states in few bits cannot be copied (the ledger's low-bit-state-cannot-be-copied)
     low_bit = steps > 1 and not (compiled or sharding.resumes or recipe.models_of)
-    optimizer = draw(sampled(*_OPTIMIZERS, *(LOW_BIT if low_bit else ())))
+    alone = [name for name in LOW_BIT if not (sharding.replicas and name.endswith("_rounded"))]
+    optimizer = draw(sampled(*_OPTIMIZERS, *(alone if low_bit else ())))
     if optimizer in LOW_BIT:  # of fewer elements on a rank they keep plain moments
         spec = msgspec.structs.replace(spec, k=128, n=128)
     return fitting(
@@ -131,6 +132,14 @@ def _options(
 ) -> Sharding:
     """The Spec's sharding with what FSDP, tensor parallelism and experts leave to choose."""
     data, tensor = spec.sharding.data, spec.sharding.tensor
+    if data and not tensor and draw(sampled(*[False] * 7, True)):
+        return Sharding(
+            data=data,
+            replicas=data,
+            ddp=draw(sampled("plain", "views", "static", *["unused"] * (not spec.reentrant))),
+            units=draw(sampled("whole", "each")),
+            processes=processes or draw(sampled(*[False] * 9, True)),
+        )
     codes = "codes" in recipe.shards
     sequence = bool(tensor) and draw(sampled(False, True))
     narrow = codes and bool(tensor) and draw(sampled(False, True))

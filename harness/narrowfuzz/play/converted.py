@@ -49,7 +49,7 @@ def play(
         run.region = regions_of(job.device, job.autocast)
 
     def prepare() -> None:
-        run.call = called(run, job=job, taps=taps)
+        run.call = called(run, job=job, taps=taps, layout=layout)
         if taps.watch:
             watching.follow(linears(run.model, taps=taps))
 
@@ -112,9 +112,9 @@ def fill(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, job: Job) -> 
         parameter.grad = None
 
 
-def called(run: Training, *, job: Job, taps: Taps) -> Any:
-    """The model as it is called: recomputed, compiled, both or neither. Where calls are watched, a
-    recompute knows which forward it repeats."""
+def called(run: Training, *, job: Job, taps: Taps, layout: Any = None) -> Any:
+    """The model as it is called: recomputed, wrapped by its layout, compiled, all or nothing of it.
+    Where calls are watched, a recompute knows which forward it repeats."""
     call: Any = run.model
     if job.recompute.how:
         how: Any
@@ -128,13 +128,15 @@ def called(run: Training, *, job: Job, taps: Taps) -> Any:
         if taps.watch:
             how = numbered(how, run)
         call = recomputing(run.model, how, job.recompute.regions, job.recompute.whole)
+    if layout is not None:
+        call = layout.wrap(run, call)
     if job.compile.memory_budget < 1:
         from torch._functorch import config
 
         config.activation_memory_budget = job.compile.memory_budget
     if job.compile.backend:
         call = torch.compile(call, backend=job.compile.backend, **job.compile.options)
-    return call
+    return call if layout is None else layout.call(run, call)
 
 
 def linears(model: nn.Module, *, taps: Taps) -> dict[str, nn.Module]:

@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.play.converted import play
@@ -70,6 +71,14 @@ class OnMesh:
 
             run.stepped = precompute_float8_dynamic_scale_for_fsdp
             run.stepped(run.model)
+
+    def wrap(self, run: Training, call: Any) -> Any:
+        """The model as DistributedDataParallel has it; with another layout as it was called."""
+        return replica(run.model, call, self.mesh, self.laid) if self.laid.ddp else call
+
+    def call(self, run: Training, call: Any) -> Any:
+        """Calls that leave gradients where they are but in the last microbatch of a step."""
+        return synchronising(run, call, last_of_steps(self.events)) if self.laid.ddp else call
 
     def collect(self, trace: Trace, run: Training) -> None:
         """What ranks know together."""
@@ -170,7 +179,7 @@ def shard_model(model: nn.Module, mesh: Any, laid: Mesh) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(settled)
-    if data and own is None:
+    if data and own is None and not laid.ddp:
         policy = MixedPrecisionPolicy()
         if laid.reduces:
             policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, laid.reduces))
@@ -183,6 +192,47 @@ def shard_model(model: nn.Module, mesh: Any, laid: Mesh) -> None:
                 part.set_force_sum_reduction_for_comms(True)
             if not laid.averages or ranks.size() != data:
                 part.set_gradient_divide_factor(float(data) if laid.averages else 1.0)
+
+
+class Called(nn.Module):
+    """A model that is called in another way, as one module."""
+
+    def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.how = model, call
+
+    def forward(self, *args: Any) -> Any:
+        return self.how(*args)
+
+
+def replica(model: nn.Module, call: Any, mesh: Any, laid: Mesh) -> nn.Module:
+    """A model of which each rank has all."""
+    whole = call if call is model else Called(model, call)
+    group = mesh["replicas"].get_group()
+    return DistributedDataParallel(whole, process_group=group, **laid.ddp_options)
+
+
+def synchronising(run: Training, call: Any, last: Sequence[int]) -> Callable[..., Any]:
+    """Calls of DistributedDataParallel, of which these forwards have gradients added up."""
+
+    def called(*args: Any) -> Any:
+        ddp = getattr(call, "_orig_mod", call)
+        with contextlib.nullcontext() if run.forward in last else ddp.no_sync():
+            return call(*args)
+
+    return called
+
+
+def last_of_steps(events: Sequence[Event]) -> list[int]:
+    """The last forward before each step, and that before the end."""
+    last = -1
+    found: list[int] = []
+    for event, *how in (*events, ("step",)):
+        if event == "forward":
+            last = how[0]
+        if event == "step" and last not in (-1, *found):
+            found.append(last)
+    return found
 
 
 def settled(parameter: Any) -> None:

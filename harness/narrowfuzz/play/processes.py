@@ -81,7 +81,8 @@ def _collective(name: str, adds: bool) -> Callable[..., Any]:
         sent = given if adds else pytree.tree_map(_bytes, given)
         return getattr(group.inner, name)(*sent, **options)
 
-    return call
+    # DDP's reducer calls it while Dynamo watches the forward, and Dynamo cannot trace it
+    return torch.compiler.disable(call)  # type: ignore[no-any-return]
 
 
 def _each(name: str) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import gc
 import queue
 import sys
 import threading
@@ -115,7 +116,7 @@ def on_ranks(
                 dist.destroy_process_group()
             done.release()
 
-    with _modes_as_before(), _threaded_group(noted):
+    with _modes_as_before(), _without_collector(), _threaded_group(noted):
         for rank in range(ranks):
             _thread_of(rank).put(functools.partial(run, rank))
         for _ in range(ranks):
@@ -126,6 +127,20 @@ def on_ranks(
     if raised:
         raise raised[0]
     return results
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Garbage is collected afterwards. torch holds a random generator's lock where it makes a
+    tensor of its state: where a process group is collected there, it lets another thread run, which
+    may ask for that lock, and none runs ever again."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

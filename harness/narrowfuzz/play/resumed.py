@@ -174,7 +174,9 @@ def gathered(group: Any, model: nn.Module, optimizer: Any) -> dict[str, torch.Te
         everyone = [{} for _ in range(group.size())]
         dist.all_gather_object(everyone, own, group=group)
     wholes = {
-        name: torch.full(shape, torch.nan, dtype=t.dtype) for name, (shape, _, t) in own.items()
+        name: torch.full(shape, torch.nan, dtype=t.dtype)
+        for parts in everyone
+        for name, (shape, _, t) in parts.items()
     }
     for parts in everyone:
         for name, (_, where, t) in parts.items():

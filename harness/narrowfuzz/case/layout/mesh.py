@@ -79,6 +79,12 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"1 or 2 tensor-parallel ranks share each expert, not {sharding.tensor}"
     if sharding.experts and not sharding.data:
         yield "data-parallel ranks share experts, so data is 1 or more"
+    if sharding.ddp and sharding != _of_ddp(sharding):
+        yield f"DistributedDataParallel lays out no other than {_of_ddp(sharding)}; got {sharding}"
+    if sharding.ddp == "unused" and spec.checkpoint == "reentrant":
+        yield "DistributedDataParallel takes no reentrant checkpoint where it looks for parameters"
+    if sharding.replicas > 1 and spec.optimizer.endswith("_rounded"):
+        yield f"replicas would round by numbers of their own: optimizer is {spec.optimizer!r}"
     if sharding.data % (group := max(sharding.experts, 1) * max(sharding.replicas, 1)):
         yield (
             f"data is {sharding.data}, no multiple of {group}: of {sharding.replicas or 1} "
@@ -91,6 +97,23 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         )
 
 
+def _of_ddp(sharding: Sharding) -> Sharding:
+    """What may be chosen beside ``ddp``."""
+    names = "data", "ddp", "units", "processes", "resumes"
+    own = {name: getattr(sharding, name) for name in names}
+    return Sharding(**own, replicas=sharding.data)
+
+
+#: A bucket of so many MB is full with any parameter.
+_SMALL = 2.0**-20
+#: What DistributedDataParallel is called with.
+_DDP: dict[str, dict[str, Any]] = {
+    "views": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "unused": {"find_unused_parameters": True},
+}
+
+
 def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
     own = sharding
     if own.experts:
@@ -100,11 +123,22 @@ def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if smaller and (data, tensor) != (own.data, own.tensor) and (tensor <= own.tensor):
             yield (
                 f"{data}x{tensor} ranks",
-                {"data": data, "tensor": tensor, "experts": min(own.experts, data), "replicas": 0},
+                {
+                    "data": data,
+                    "tensor": tensor,
+                    "experts": min(own.experts, data),
+                    "replicas": data if own.ddp else 0,
+                    "ddp": own.ddp if data else "",
+                },
             )
+    if own.ddp:
+        yield "FSDP", {"ddp": "", "replicas": 0}
+    if own.ddp not in ("", "plain"):
+        yield "DDP as it is by default", {"ddp": "plain"}
+    elsewhere = "data", "tensor", "experts", "ddp", *(("replicas",) if own.ddp else ())
     for name in Sharding.__struct_fields__:
         value = getattr(ALONE, name)
-        if name not in ("data", "tensor", "experts") and getattr(own, name) != value:
+        if name not in elsewhere and getattr(own, name) != value:
             yield f"sharding {name}", {name: value}
 
 
@@ -127,6 +161,9 @@ def _placement(spec: Spec, linears: Sequence[str]) -> Mesh:
         forces_sums=sharding.forces_sums or not sharding.averages,
         replicas=sharding.replicas,
         experts=sharding.experts,
+        ddp=bool(sharding.ddp),
+        ddp_options=_DDP.get(sharding.ddp, {})
+        | ({"bucket_cap_mb": _SMALL} if sharding.units == "each" else {}),
     )
 
 

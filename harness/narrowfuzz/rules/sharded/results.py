@@ -145,9 +145,9 @@ def _ends_of_part(shape: tuple[int, ...], part: int, parts: int, ends: _Ends) ->
 
 def _by_backward(evidence: Evidence, trace: Trace, name: str) -> list[_Ends]:
     """What each backward before the first step gave a parameter, in one process: the ends between
-    which that lies. What is there is a sum that was rounded."""
+    which that lies. What is there is a sum that was rounded; DDP's ranks add up nothing else."""
     count, fmt = first_step(evidence)[1], FORMATS[evidence.spec.dtype]
-    if count == 1:
+    if count == 1 or evidence.spec.sharding.ddp:
         return [(trace.outputs[name].astype(np.float64),) * 2]
     sums = [x.astype(np.float64) for x in trace.added.get(name_of(name).gradient_of, ())[:count]]
     if len(sums) < count:
