@@ -70,9 +70,8 @@ class Mesh:
     shard parameters by FSDP, gathered by ``units`` ("" is the rest); ``tensor`` of them, next to
     each other, share the linears named in ``styles`` and cut input and output gradient along the
     dimension in ``cuts``. The ``data`` ones are so many ``replicas`` of each other; of a replica
-    so many in a row share ``experts``. With ``ddp`` each replica is one rank, which
-    DistributedDataParallel trains, called with ``ddp_options``. 0 ranks or dimension 0: not at
-    all."""
+    so many in a row share ``experts``. With ``ddp``, what DistributedDataParallel is
+    called with, that trains replicas of one rank each. 0 ranks or dimension 0: not at all."""
 
     data: int
     tensor: int
@@ -90,8 +89,7 @@ class Mesh:
     forces_sums: bool = False
     replicas: int = 0
     experts: int = 0
-    ddp: bool = False
-    ddp_options: Mapping[str, Any] = field(default_factory=dict)
+    ddp: Mapping[str, Any] | None = None
 
     @property
     def shape(self) -> dict[str, int]:

@@ -74,11 +74,14 @@ class OnMesh:
 
     def wrap(self, run: Training, call: Any) -> Any:
         """The model as DistributedDataParallel has it; with another layout as it was called."""
-        return replica(run.model, call, self.mesh, self.laid) if self.laid.ddp else call
+        options = self.laid.ddp
+        return call if options is None else replica(run.model, call, self.mesh, options)
 
     def call(self, run: Training, call: Any) -> Any:
         """Calls that leave gradients where they are but in the last microbatch of a step."""
-        return synchronising(run, call, last_of_steps(self.events)) if self.laid.ddp else call
+        if self.laid.ddp is None:
+            return call
+        return synchronising(run, call, last_of_steps(self.events))
 
     def collect(self, trace: Trace, run: Training) -> None:
         """What ranks know together."""
@@ -179,7 +182,7 @@ def shard_model(model: nn.Module, mesh: Any, laid: Mesh) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(settled)
-    if data and own is None and not laid.ddp:
+    if data and own is None and laid.ddp is None:
         policy = MixedPrecisionPolicy()
         if laid.reduces:
             policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, laid.reduces))
@@ -205,11 +208,11 @@ class Called(nn.Module):
         return self.how(*args)
 
 
-def replica(model: nn.Module, call: Any, mesh: Any, laid: Mesh) -> nn.Module:
+def replica(model: nn.Module, call: Any, mesh: Any, options: Mapping[str, Any]) -> nn.Module:
     """A model of which each rank has all."""
     whole = call if call is model else Called(model, call)
     group = mesh["replicas"].get_group()
-    return DistributedDataParallel(whole, process_group=group, **laid.ddp_options)
+    return DistributedDataParallel(whole, process_group=group, **options)
 
 
 def synchronising(run: Training, call: Any, last: Sequence[int]) -> Callable[..., Any]:

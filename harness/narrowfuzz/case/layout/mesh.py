@@ -104,14 +104,16 @@ def _of_ddp(sharding: Sharding) -> Sharding:
     return Sharding(**own, replicas=sharding.data)
 
 
-#: A bucket of so many MB is full with any parameter.
-_SMALL = 2.0**-20
-#: What DistributedDataParallel is called with.
-_DDP: dict[str, dict[str, Any]] = {
-    "views": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "unused": {"find_unused_parameters": True},
-}
+def _called_with(sharding: Sharding) -> dict[str, Any]:
+    """What DistributedDataParallel is called with; a bucket of so few MB is full with any
+    parameter."""
+    names = {
+        "views": "gradient_as_bucket_view",
+        "static": "static_graph",
+        "unused": "find_unused_parameters",
+    }
+    buckets = {"bucket_cap_mb": 2.0**-20} if sharding.units == "each" else {}
+    return {**({names[sharding.ddp]: True} if sharding.ddp in names else {}), **buckets}
 
 
 def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -161,9 +163,7 @@ def _placement(spec: Spec, linears: Sequence[str]) -> Mesh:
         forces_sums=sharding.forces_sums or not sharding.averages,
         replicas=sharding.replicas,
         experts=sharding.experts,
-        ddp=bool(sharding.ddp),
-        ddp_options=_DDP.get(sharding.ddp, {})
-        | ({"bucket_cap_mb": _SMALL} if sharding.units == "each" else {}),
+        ddp=_called_with(sharding) if sharding.ddp else None,
     )
 
 
