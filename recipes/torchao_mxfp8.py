@@ -324,10 +324,14 @@ def _seen(t: Any, *, transposed: bool) -> tuple[Any, Any]:
 
 @contextmanager
 def _tap_interpreted(emit: Emit) -> Iterator[None]:
-    """The same, where torchao must be imported for its kernels to run here."""
+    """The same, where torchao must be imported for its kernels to run here, unless whoever converts
+    has imported it without."""
+    import sys
+
     import triton_on_cpu
 
-    triton_on_cpu.install_torchao()
+    if "torchao.prototype.mx_formats.kernels" not in sys.modules:
+        triton_on_cpu.install_torchao()
     with _tap(emit):
         yield
 

@@ -159,7 +159,7 @@ def test_what_does_not_apply_hides_no_bug_of_a_narrow_choice(
         "--nf-no-ledger",
     )  # fmt: skip
     result.assert_outcomes(skipped=1, failed=1)
-    result.stdout.fnmatch_lines(["*mine.liar (emulated) / eager*O3*"])
+    result.stdout.fnmatch_lines(["*configuration: mine.liar (emulated), eager", "*fingerprint O3--*"])
 
 
 def test_a_choice_that_is_not_judged_for_another_reason_fails() -> None:
@@ -188,6 +188,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(
         "--nf-no-ledger", "--nf-out", "kept",
     )  # fmt: skip
     result.assert_outcomes(failed=1)
+    assert result.stdout.str().count("found by: narrowfuzz rule O3") == 1
     result.stdout.fnmatch_lines(
         [
             "*scale of the *: expected *, got *",

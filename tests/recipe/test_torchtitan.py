@@ -308,7 +308,11 @@ def test_what_converts_configurations_trains_and_is_judged(
 ) -> None:
     file = tmp_path / "case.json"
     file.write_text(python("-c", _BLOCK.format(fields=fields), env=configured).stdout)
-    assert "sound" in command("replay", file, env=configured, seconds=580).stdout
+    shown = command("replay", file, env=configured, code=None, seconds=580).stdout
+    # rows of one id may be summed in bf16, and nothing else
+    assert "sound" in shown or (
+        "known issue: embedding-narrow-sums" in shown and "found by: narrowfuzz rule O25" in shown
+    )
 
 
 @pytest.mark.heavy

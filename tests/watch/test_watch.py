@@ -177,6 +177,13 @@ def test_it_says_when_the_loss_became_nan_too(tmp_path: Path) -> None:
     assert f"in step {step}".encode() in done.stderr
 
 
+def test_who_asks_for_torch_and_imports_it_later_is_watched(tmp_path: Path) -> None:
+    """transformers does, before it imports torch."""
+    asks = "import importlib.util; assert importlib.util.find_spec('torch')\n" + GROWS
+    watch(tmp_path / "run", sys.executable, "-c", asks)
+    assert document(tmp_path / "run")["first"]["bad"] == "inf"
+
+
 @pytest.mark.heavy
 def test_a_training_without_nan_has_none(tmp_path: Path) -> None:
     watch(tmp_path / "run", sys.executable, "-c", TRAINING)

@@ -125,13 +125,14 @@ class Reports:
     texts: dict[str, str] = field(default_factory=dict)
 
     def of(self, case: Case, causes: Sequence[Verdict], *, seconds: float, out: Path) -> str:
-        """The reports of what a case shows, each after up to ``seconds`` of making it smaller; what
-        no script shows is a warning instead."""
+        """The reports of what a case shows, one of each fingerprint, each after up to ``seconds`` of
+        making it smaller; what no script shows is a warning instead."""
         family = self.session.judge.family(case.spec)
-        for verdict in causes:
-            if (name := fingerprint(verdict, family)) not in self.texts:
+        by_name = {fingerprint(verdict, family): verdict for verdict in reversed(causes)}
+        for name, verdict in by_name.items():
+            if name not in self.texts:
                 self.texts[name] = self._report(case, verdict, seconds, out)
-        texts = [self.texts[fingerprint(verdict, family)] for verdict in causes]
+        texts = [self.texts[name] for name in reversed(by_name)]
         return "\n\n".join(text for text in texts if text)
 
     def _report(self, case: Case, verdict: Verdict, seconds: float, out: Path) -> str:

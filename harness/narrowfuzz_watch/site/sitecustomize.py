@@ -59,11 +59,18 @@ class _ThenWatch(importlib.abc.Loader):
 
 
 class _Waits(importlib.abc.MetaPathFinder):
+    """Some ask whether there is torch before anybody imports it."""
+
+    asks = False
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self.asks:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.asks = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asks = False
         if spec is not None and spec.loader is not None:
             spec.loader = _ThenWatch(spec.loader)
         return spec
