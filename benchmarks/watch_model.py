@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from narrowfuzz.play.ranks import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -99,34 +100,4 @@ def train(dtype: torch.dtype, around: Callable[[int], AbstractContextManager[Any
 
 def threads(run: Callable[[], Any]) -> list[Any]:
     """``run`` as four ranks of a threaded process group; what each returned."""
-    from torch._C import _distributed_c10d as c10d
-    from torch.testing._internal.distributed import multi_threaded_pg as threaded
-
-    done: list[Any] = [None] * RANKS
-    failed: list[BaseException] = []
-
-    def one(rank: int, store: Any) -> None:
-        dist.init_process_group("threaded", rank=rank, world_size=RANKS, store=store)
-        try:
-            done[rank] = run()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  raised again below
-            failed.append(error)
-            threaded.ProcessLocalGroup.exception_handle(error)
-        finally:
-            dist.destroy_process_group()
-
-    with ExitStack() as ends:
-        threaded._install_threaded_pg()
-        ends.callback(threaded._uninstall_threaded_pg)
-        c10d._set_thread_isolation_mode(True)
-        ends.callback(c10d._set_thread_isolation_mode, False)
-        threaded.ProcessLocalGroup.reset()
-        store = dist.HashStore()
-        running = [threading.Thread(target=one, args=(rank, store)) for rank in range(RANKS)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-    if failed:
-        raise failed[0]
-    return done
+    return on_ranks({"ranks": RANKS}, lambda rank, mesh: run())

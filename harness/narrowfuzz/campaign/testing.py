@@ -125,8 +125,8 @@ class Reports:
     texts: dict[str, str] = field(default_factory=dict)
 
     def of(self, case: Case, causes: Sequence[Verdict], *, seconds: float, out: Path) -> str:
-        """The reports of what a case shows, one of each fingerprint, each after up to ``seconds`` of
-        making it smaller; what no script shows is a warning instead."""
+        """The reports of what a case shows, of each fingerprint one, each after up to ``seconds``
+        of making it smaller; what no script shows is a warning instead."""
         family = self.session.judge.family(case.spec)
         by_name = {fingerprint(verdict, family): verdict for verdict in reversed(causes)}
         for name, verdict in by_name.items():
