@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,8 +42,20 @@ def _backward(change: Callable[[Any, Any, int], Any]) -> Iterator[None]:
     """
     import torch
 
+    here = threading.local()
+
     def make(backward: Any) -> Any:
         def ran(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if getattr(here, "runs", False):  # a mode that overrides functions calls it again
+                backward(tensors, *args, **kwargs)
+                return
+            here.runs = True
+            try:
+                changed(tensors, *args, **kwargs)
+            finally:
+                here.runs = False
+
+        def changed(tensors: Any, *args: Any, **kwargs: Any) -> None:
             uses = {p: n for p, n in _parameters(tensors).items() if p.dtype is not torch.float64}
             before = {p: None if p.grad is None else p.grad.clone() for p in uses}
             backward(tensors, *args, **kwargs)
