@@ -103,9 +103,12 @@ def _bytes(x: Any) -> Any:
     return x.view(torch.uint8) if codes else x
 
 
-def _begin(group: Any, inner: Any, device: str) -> None:
+def _begin(group: Any, inner: Any, device: str, kind: Any, backend: Any) -> None:
     dist.ProcessGroup.__init__(group, inner.rank(), inner.size())
     group.inner, group.device, group.count = inner, torch.device(device), 0
+    # torch 2.15's flight recorder asks for its name, which a backend has
+    group._set_default_backend(kind)
+    group._register_backend(group.device, kind, backend)
 
 
 #: A group of torch's own, through which codes go as bytes, and whose collectives are noted.
@@ -141,7 +144,7 @@ def _group(device: str, store: Any, rank: int, ranks: int, timeout: datetime.tim
         kind = dist.ProcessGroup.BackendType.NCCL
     inner._set_default_backend(kind)
     inner._register_backend(torch.device(device), kind, backend)
-    return _Noted(inner, device)
+    return _Noted(inner, device, kind, backend)
 
 
 def start_ranks(ranks: int) -> None:

@@ -112,9 +112,13 @@ def on_ranks(
             _release()
         finally:
             noted.end(rank)
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            done.release()
+            try:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+            except Exception as error:
+                raised.append(error)
+            finally:
+                done.release()
 
     with _modes_as_before(), _without_collector(), _threaded_group(noted):
         for rank in range(ranks):
@@ -194,6 +198,8 @@ def _thread_of(rank: int) -> queue.SimpleQueue[Callable[[], None]]:
 def _threaded_group(noted: Collectives) -> Iterator[None]:
     """Threads may be ranks of a threaded group, and what they call is noted."""
     group, collective = threaded.ProcessLocalGroup, threaded.Collective
+    if not hasattr(threaded.ThreadLocalWorld, "comms"):  # torch 2.11 asks for it all the same
+        threaded.ThreadLocalWorld.comms = []
     start, end, join = group._start_coll, group._end_coll, collective.join
 
     def starting(own: Any, pg: Any) -> Any:
