@@ -73,6 +73,17 @@ def test_torch_clips_within_the_bound(dtype: str, kind: str, foreach: bool, orde
         assert outside(may, wrong.astype(np.float32)).all()
 
 
+def test_a_norm_that_is_subnormal_is_rounded_by_half_of_the_smallest() -> None:
+    smallest = FORMATS["fp16"].min_subnormal
+    parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
+    parameter.grad = torch.full((2,), smallest, dtype=torch.float16)
+    norm = float(torch.nn.utils.clip_grad_norm_([parameter], 1.0))
+    assert norm == smallest  # of 1.41 times it
+    grads = [unscaled(parameter.grad.float().numpy(), 1.0, FORMATS["fp16"])]
+    lo, hi = norm_between(grads, "fp16", 1, 1)
+    assert lo <= norm <= hi < 6.0 * smallest
+
+
 def test_a_gradient_that_need_not_be_clipped_stays_as_it_is() -> None:
     x = np.float32([0.125, -0.25, 2.0**-149])
     may = clipped(*unscaled(x, 1.0, FORMATS["fp32"]), 0.5, FORMATS["fp32"])

@@ -64,7 +64,8 @@ def norm_between(
     (2 e + u), add r positive terms ((r - 1) u) and take a root, which halves that and rounds (u):
     (r + 2) u / 2 for each dimension of the mesh. With R ranks in all that is at most (R + 4) u,
     second orders included, u of the gradients' dtype. Where experts have a mesh of their own the
-    norms of both are added so, too: 2 u. The largest absolute value is rounded nowhere.
+    norms of both are added so, too: 2 u. The largest absolute value is rounded nowhere. A rounding
+    to a subnormal moves by half the smallest at most: each piece's, and those R + 4.
     """
     sizes = [(np.maximum(np.abs(x) - radius, 0.0), np.abs(x) + radius) for x, radius in grads]
     if order == np.inf:
@@ -78,7 +79,8 @@ def norm_between(
         return np.nan, np.nan
     terms = max(x.size for x, _ in grads) + len(grads)
     far = (ranks + 4 + 2 * (meshes - 1)) * fmt.unit_roundoff + gamma(terms)
-    return float(lo * (1.0 - far)), float(hi * (1.0 + far))
+    small = (len(grads) * ranks + ranks + 4) * fmt.min_subnormal / 2.0
+    return float(lo * (1.0 - far) - small), float(hi * (1.0 + far) + small)
 
 
 def unscaled(grad: F32, scale: float, fmt: Format) -> tuple[F64, F64]:
