@@ -45,6 +45,8 @@ _LAYOUTS = (
 _OPTIMIZERS = ("sgd", "sgd", "adamw", "adamw", "adamw_foreach", "adamw_fused")
 #: Steps, and microbatches of each, of scales that the next step uses.
 _STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
+#: The same of DDP, which adds up what microbatches before the last have accumulated.
+_ACCUMULATED = ((1, 1), (2, 1), (1, 2), (2, 2))
 #: Models besides the linear that are drawn on ranks.
 SHARDABLE = tuple(name for name in MODELS if name != "linear" and layouts(name, get_args(Shards)))
 
@@ -74,6 +76,8 @@ def sharded_specs(
     sharding = draw(_options(spec, recipe, most, processes=bool(gpus)))
     compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
     schedules = _STEPPED if sharding.gathers == "precomputed" else SCHEDULES
+    if sharding.ddp:
+        schedules = _ACCUMULATED
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
         sharding = draw(_resumed(spec, recipe, sharding, most))
@@ -132,7 +136,7 @@ def _options(
 ) -> Sharding:
     """The Spec's sharding with what FSDP, tensor parallelism and experts leave to choose."""
     data, tensor = spec.sharding.data, spec.sharding.tensor
-    if data and not tensor and draw(sampled(*[False] * 7, True)):
+    if data and not tensor and draw(sampled(*[False] * 4, True)):
         return Sharding(
             data=data,
             replicas=data,

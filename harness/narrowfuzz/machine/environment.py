@@ -88,6 +88,7 @@ def prepare(fault: str = "") -> None:
     """Set the environment of this process and its children. Call before torch is imported."""
     root = artefacts(fault)
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(root / "hypothesis"))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # advice, once for each process
     os.environ.update(
         OMP_NUM_THREADS="1",
         # else asking whether there is a GPU starts CUDA, and workers could not be forked
