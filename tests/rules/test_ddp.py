@@ -10,6 +10,7 @@ from narrowfuzz.case.layout import check_sharding
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
+from narrowfuzz.models.catalog import MODELS, OF_PACKAGES
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.triage.verify import RunScript
@@ -127,4 +128,12 @@ def test_what_it_does_not_lay_out_is_said(
 ) -> None:
     spec = case("torch.bf16", sharding, **fields).spec
     with pytest.raises(ValueError, match=says):
+        check_sharding(spec, RECIPES["torch.bf16"].shards)
+
+
+def test_a_packages_own_model_is_not_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = OF_PACKAGES[1]
+    monkeypatch.setitem(MODELS, row.name, row)
+    spec = case("torch.bf16", {}, model=row.name).spec
+    with pytest.raises(ValueError, match="torchtitan shards it by FSDP"):
         check_sharding(spec, RECIPES["torch.bf16"].shards)

@@ -136,7 +136,8 @@ def _options(
 ) -> Sharding:
     """The Spec's sharding with what FSDP, tensor parallelism and experts leave to choose."""
     data, tensor = spec.sharding.data, spec.sharding.tensor
-    if data and not tensor and draw(sampled(*[False] * 4, True)):
+    replicated = data and not (tensor or MODELS[spec.model].package)
+    if replicated and draw(sampled(*[False] * 4, True)):
         return Sharding(
             data=data,
             replicas=data,

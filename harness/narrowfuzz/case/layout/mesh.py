@@ -79,7 +79,9 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"1 or 2 tensor-parallel ranks share each expert, not {sharding.tensor}"
     if sharding.experts and not sharding.data:
         yield "data-parallel ranks share experts, so data is 1 or more"
-    if sharding.ddp and sharding != _of_ddp(sharding):
+    if sharding.ddp and model.package:
+        yield f"DistributedDataParallel trains no {spec.model}: {model.package} shards it by FSDP"
+    elif sharding.ddp and sharding != _of_ddp(sharding):
         yield f"DistributedDataParallel lays out no other than {_of_ddp(sharding)}; got {sharding}"
     if sharding.ddp == "unused" and spec.checkpoint == "reentrant":
         yield "DistributedDataParallel takes no reentrant checkpoint where it looks for parameters"
