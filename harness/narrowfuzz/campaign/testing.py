@@ -128,11 +128,11 @@ class Reports:
         """The reports of what a case shows, of each fingerprint one, each after up to ``seconds``
         of making it smaller; what no script shows is a warning instead."""
         family = self.session.judge.family(case.spec)
-        by_name = {fingerprint(verdict, family): verdict for verdict in reversed(causes)}
-        for name, verdict in by_name.items():
-            if name not in self.texts:
+        names = dict.fromkeys(fingerprint(verdict, family) for verdict in causes)
+        for verdict in causes:
+            if (name := fingerprint(verdict, family)) not in self.texts:
                 self.texts[name] = self._report(case, verdict, seconds, out)
-        texts = [self.texts[name] for name in reversed(by_name)]
+        texts = [self.texts[name] for name in names]
         return "\n\n".join(text for text in texts if text)
 
     def _report(self, case: Case, verdict: Verdict, seconds: float, out: Path) -> str:

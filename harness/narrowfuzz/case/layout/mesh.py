@@ -80,13 +80,16 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     if sharding.experts and not sharding.data:
         yield "data-parallel ranks share experts, so data is 1 or more"
     if sharding.ddp and model.package:
-        yield f"DistributedDataParallel trains no {spec.model}: {model.package} shards it by FSDP"
+        yield f"ddp is '' with {spec.model}: {model.package} shards it by FSDP"
     elif sharding.ddp and sharding != _of_ddp(sharding):
-        yield f"DistributedDataParallel lays out no other than {_of_ddp(sharding)}; got {sharding}"
+        yield f"with ddp the sharding is {_of_ddp(sharding)}, not {sharding}"
     if sharding.ddp == "unused" and spec.checkpoint == "reentrant":
-        yield "DistributedDataParallel takes no reentrant checkpoint where it looks for parameters"
+        yield "ddp 'unused' (find_unused_parameters) takes no reentrant checkpoint; 'static' does"
     if sharding.replicas > 1 and spec.optimizer.endswith("_rounded"):
-        yield f"replicas would round by numbers of their own: optimizer is {spec.optimizer!r}"
+        yield (
+            f"optimizer {spec.optimizer!r} rounds stochastically, on each replica otherwise: give "
+            f"{spec.optimizer.removesuffix('_rounded')!r}"
+        )
     if sharding.data % (group := max(sharding.experts, 1) * max(sharding.replicas, 1)):
         yield (
             f"data is {sharding.data}, no multiple of {group}: of {sharding.replicas or 1} "
@@ -109,13 +112,13 @@ def _of_ddp(sharding: Sharding) -> Sharding:
 def _called_with(sharding: Sharding) -> dict[str, Any]:
     """What DistributedDataParallel is called with; a bucket of so few MB is full with any
     parameter."""
-    names = {
-        "views": "gradient_as_bucket_view",
-        "static": "static_graph",
-        "unused": "find_unused_parameters",
+    options: dict[str, dict[str, Any]] = {
+        "views": {"gradient_as_bucket_view": True},
+        "static": {"static_graph": True},
+        "unused": {"find_unused_parameters": True},
     }
     buckets = {"bucket_cap_mb": 2.0**-20} if sharding.units == "each" else {}
-    return {**({names[sharding.ddp]: True} if sharding.ddp in names else {}), **buckets}
+    return options.get(sharding.ddp, {}) | buckets
 
 
 def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
