@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 from narrowfuzz.case.arm import COMPILERS, Compile
-from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
 from narrowfuzz.draw.operator_specs import operator_specs
-from narrowfuzz.draw.specs import DIRECT, specs, trainings
+from narrowfuzz.draw.specs import DIRECT, FRAGILE, specs, trainings
 from narrowfuzz.draw.strategies import cases, data_specs, direct_cases
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.own_models import register
@@ -36,6 +36,8 @@ class Property:
     compiled: tuple[str, ...] = ()
     #: Compiled Specs that can show something.
     needs: Callable[[Spec], bool] | None = None
+    #: The models of such compiled Specs.
+    models: tuple[ModelName, ...] = ("linear",)
 
 
 def _called_twice(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
@@ -156,8 +158,8 @@ PROPERTIES = (
     Property("special values", "Inf and NaN come out where the plan says so, and nowhere else",
              ("O10", "O11"), compiled=("O10", "O11")),
     Property("checkpoint", "recomputation changes nothing, attention's statistics included",
-             ("O12", "O13", "O18"), compiled=("O13", "O18"),
-             needs=lambda spec: spec.checkpoint != "none"),
+             ("O12", "O13", "O18"), compiled=("O13", "O18"), models=FRAGILE,
+             needs=lambda spec: spec.checkpoint != "none" and spec.trains),
     Property("bias gradient", "a bias gradient is the sum of the output gradients", ("O16",),
              _with_a_bias, compiled=("O16",), needs=lambda spec: spec.bias),
     Property("gradient sum", "a parameter's gradient is the sum over the calls of its layer",
@@ -224,4 +226,4 @@ def test_rules(harness: Harness, promise: Property) -> None:
 @pytest.mark.parametrize("rung", COMPILERS)
 @pytest.mark.parametrize("promise", [p for p in PROPERTIES if p.compiled], ids=lambda p: p.name)
 def test_compiled_rules(harness: Harness, promise: Property, rung: Compile) -> None:
-    harness.check_compiled(promise.compiled, rung, promise.needs)
+    harness.check_compiled(promise.compiled, rung, promise.needs, promise.models)

@@ -17,7 +17,7 @@ from narrowfuzz.case.ladder import BY_NAME
 
 if TYPE_CHECKING:
     from narrowfuzz.case.arm import Compile
-    from narrowfuzz.case.spec import Spec
+    from narrowfuzz.case.spec import ModelName, Spec
 
 #: Eager cases per property, and compiled Specs per rung, which all properties share; of a compiler
 #: that has no number as many as of aot_eager.
@@ -164,18 +164,20 @@ class Harness:
         rules: tuple[str, ...],
         compile: Compile,
         needs: Callable[[Spec], bool] | None = None,
+        models: tuple[ModelName, ...] = ("linear",),
     ) -> None:
         """Fail with the full sentence of every first cause of these rules on a compiled rung.
 
-        Compiling is what costs, so all properties look at the same compiled cases, drawn and judged
-        by every rule once a session; where none of them was judged by ``rules``, some single
-        linears that have what these ``need``. Skips, with the reason, where the profile draws none.
+        Compiling is what costs, so all properties share the same compiled cases, drawn and judged
+        by every rule once a session. If ``rules`` judged none of them, a quarter as many Specs of
+        ``models`` that ``needs`` accepts are drawn for them. Skips, with the reason, if the profile
+        draws none.
         """
         __tracebackhide__ = True
         if not self.examples(compile):
             pytest.skip(f"profile {self.profile} draws no {compile} cases")
         said: Counter[str] = Counter()
-        for judgement in self._compiled(compile, rules, needs):
+        for judgement in self._compiled(compile, rules, needs, models):
             said += _said(judgement, rules, compiled=True)
             self._fail(judgement, rules)
         if not any(said[status] for status in JUDGED):
@@ -193,39 +195,45 @@ class Harness:
             pytest.fail(text, pytrace=False)
 
     def _compiled(
-        self, compile: Compile, rules: tuple[str, ...], needs: Callable[[Spec], bool] | None
+        self,
+        compile: Compile,
+        rules: tuple[str, ...],
+        needs: Callable[[Spec], bool] | None,
+        models: tuple[ModelName, ...],
     ) -> list[Any]:
-        """Judgements of this rung's cases, made when the first property asks."""
+        """Judgements of this rung's cases, made when the first property requests them."""
         from hypothesis import strategies as st
 
-        from narrowfuzz.draw.specs import DIRECT, FACTORS, of_rung
-        from narrowfuzz.draw.strategies import batches
+        from narrowfuzz.draw.specs import DIRECT, FACTORS, of_rung, specs
 
-        # some rules judge a single linear only: half of the Specs are one
-        both, direct = (
-            batches(of_rung(self.recipes, compile, vary=vary), draws=_DRAWS)
-            for vary in (FACTORS, DIRECT)
-        )
         if compile not in self._judgements:
+            # some rules judge a single linear only: half of the Specs are one
+            both, direct = (of_rung(self.recipes, compile, vary=vary) for vary in (FACTORS, DIRECT))
             drawn = self._drawn(st.one_of(both, direct), compile, self.examples(compile))
             self._judgements[compile] = drawn
         shared = self._judgements[compile]
         if needs is None or any(_judged(j, rules) for j in shared):
             return shared
-        fitting = direct.filter(lambda batch: needs(batch[0].spec))
-        return shared + self._drawn(fitting, compile, max(2, self.examples(compile) // 4))
+        if models == ("linear",):
+            fitting = of_rung(self.recipes, compile, vary=DIRECT)
+        else:
+            fitting = specs(self.recipes, compile=compile, models=models, linears=False, largest=64)
+        few = max(2, self.examples(compile) // 4)
+        return shared + self._drawn(fitting.filter(needs), compile, few)
 
-    def _drawn(self, batch: Any, compile: Compile, examples: int) -> list[Any]:
-        """So many batches, every case of them judged by all rules that rerun nothing."""
+    def _drawn(self, specs: Any, compile: Compile, examples: int) -> list[Any]:
+        """Judgements of ``examples`` Specs with ``_DRAWS`` cases each, by all rules that rerun
+        nothing."""
         from hypothesis import given, settings
 
+        from narrowfuzz.draw.strategies import batches
         from narrowfuzz.rules import RULES
 
         rules = [rule for rule in RULES if not rule.reruns]
         found: list[Any] = []
 
         @settings(self.settings(compile), max_examples=examples)
-        @given(batch)
+        @given(batches(specs, draws=_DRAWS))
         def draw(batch: tuple[Any, ...]) -> None:
             for case in batch:
                 found.append(self.judge.judge(case, rules))

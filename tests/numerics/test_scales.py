@@ -12,6 +12,7 @@ from narrowfuzz.numerics.scales import (
     max_over_amax,
     mx_exponent,
     mx_factor,
+    mx_rceil_by_log2,
     mx_scale,
     pow2_floor,
     pow2_floor_by_log2,
@@ -244,3 +245,9 @@ def test_mx_factor_is_exact_for_every_byte() -> None:
     assert got[0] == 2.0**-127  # not zero, and a subnormal in fp32
     assert all(Fraction(float(got[b])) == Fraction(2) ** (b - 127) for b in range(255))
     assert np.isnan(got[255])
+
+
+@pytest.mark.filterwarnings("error")
+def test_by_log2_a_quotient_that_underflows_has_byte_zero() -> None:
+    amax = np.array([1e-45, 1e-40, 2.0**-119], dtype=np.float32)
+    assert mx_rceil_by_log2(amax, E4M3FN).tolist() == [0, 0, 0]

@@ -130,7 +130,7 @@ MODELS: dict[str, Model] = {
         ),
         Model(
             "hooked", "a linear with hooks and attributes", "Hooked", _sides, "norm",
-            wide=True, pointwise=True,
+            wide=True, pointwise=True, often=2,
         ),
         Model(
             "own_forward", "a subclass of nn.Linear with its own forward", "OwnForward", _sides,

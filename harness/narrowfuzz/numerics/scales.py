@@ -207,7 +207,9 @@ def mx_rceil_by_log2(amax: F32, fmt: Format) -> NDArray[np.uint8]:
     """
     ordinary = np.isfinite(amax) & (amax > 0)
     quotient = np.where(ordinary, amax, np.float32(1.0)) / np.float32(fmt.max)
-    log2 = np.log2(quotient.astype(np.float64)).astype(np.float32)
+    # a quotient may underflow to 0; every exponent below -127 becomes byte 0
+    smallest = np.maximum(quotient.astype(np.float64), 2.0**-200)
+    log2 = np.log2(smallest).astype(np.float32)
     lower = np.ceil(np.nextafter(log2, np.float32(-np.inf))).astype(np.int64)
     byte = encode_e8m0(lower)
     rule = encode_e8m0(mx_exponent(np.where(ordinary, amax, np.float32(1.0)), fmt, "rceil"))
