@@ -87,16 +87,6 @@ class Factors:
                 aligned = np.where(values == 0.0, 0.0, np.maximum(size, cut.least))
         return cls(values, size, aligned, unit, np.isfinite(values))
 
-    def part(self, place: slice | int | tuple[slice | int, ...]) -> Factors:
-        """Some of them."""
-        return Factors(
-            self.values[place],
-            self.size[place],
-            self.aligned[place],
-            self.unit[place],
-            self.finite[place],
-        )
-
 
 @dataclass(frozen=True)
 class Cut:

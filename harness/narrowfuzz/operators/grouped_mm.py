@@ -73,7 +73,7 @@ def rows_of_groups(ends: list[int]) -> Iterator[tuple[int, slice]]:
         yield group, slice(start, end)
 
 
-def _groups(a: F64, b: F64, offs: F32 | None) -> Iterator[tuple[_Place, _Place, _Place]]:
+def _groups(a: F32 | F64, b: F32 | F64, offs: F32 | None) -> Iterator[tuple[_Place, _Place, _Place]]:
     """Of each group where its numbers are in the operands, and in the result."""
     form = _FORMS[a.ndim, b.ndim]
     ends = [0] * len(a) if offs is None else offs.astype(int).tolist()
@@ -89,22 +89,25 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     """Of each group as of ``torch.bmm``; of a group without products zeros. Of rows and columns
     behind the last group nothing is known: torch leaves them unwritten, and says that they are
     ignored."""
-    with np.errstate(invalid="ignore"):  # a NaN of memory that nobody wrote may signal
-        a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
+    a, b, offs = (call.tensors.get(name) for name in ("input", "mat2", "offs"))
+    assert a is not None and b is not None
     fmt, shape = FORMATS[call.dtypes["output"]], call.outputs["output"].shape
-    offs = call.tensors.get("offs")
     return {"output": products_of_groups(a, b, offs, shape, fmt, cut_of(call))}
 
 
 def products_of_groups(
-    a: F64, b: F64, offs: F32 | None, shape: tuple[int, ...], fmt: Format, cut: Cut
+    a: F32 | F64, b: F32 | F64, offs: F32 | None, shape: tuple[int, ...], fmt: Format, cut: Cut
 ) -> Expected:
-    """Of a result of this ``shape``, group by group as ``bmm.sums_of``."""
+    """The products of each group, within the bound of ``bmm.sums_of``, in a result of this
+    ``shape``. A group that multiplies nothing costs nothing: most experts may have no rows."""
     centre, radius, unknown = np.zeros(shape), np.zeros(shape), np.ones(shape, dtype=bool)
-    one, other = Factors.of(a, cut), Factors.of(b, cut)
     for left, right, place in _groups(a, b, offs):
-        found = sums_of(one.part(left), other.part(right), fmt, cut)
-        centre[place], radius[place], unknown[place] = found
+        if not a[left].size or not b[right].size:
+            unknown[place] = False
+            continue
+        with np.errstate(invalid="ignore"):  # a NaN of memory that nobody wrote may signal
+            one, other = (Factors.of(x.astype(np.float64), cut) for x in (a[left], b[right]))
+        centre[place], radius[place], unknown[place] = sums_of(one, other, fmt, cut)
     return Expected.within(centre, radius, fmt, unknown)
 
 
