@@ -170,7 +170,7 @@ class Collectives:
             went = screen.worst([screen.state(tensor) for tensor in seen])
         record |= {"came": came, "went": went, "left": True}
         if digests:
-            record["digest"] = sum(d * (31**i) for i, d in enumerate(digests)) % (1 << 63)
+            record["digest"] = sum(d * (31**i) for i, d in enumerate(digests)) % (1 << 64)
         observer.recorder.ring(entered.slot, record)
         if kept(record["step"]) or came == "bad" or went != "ok":
             observer.recorder.write("collective", **record)

@@ -268,7 +268,7 @@ class Observer:
             return
         self._told.add(key)
         self.worst = screen.worst([self.worst, bad])
-        tried = again(ran.what, ran.func, ran.args, ran.kwargs, ran.before, ran.results, bad)
+        tried = again(ran.what, ran.func, ran.args, ran.kwargs, ran.before, ran.results)
         if ran.versions and ran.versions != _versions(ran):
             tried = Again("", "its operands were written over before it was looked at")
         worst_result = ran.results[states.index(bad)]

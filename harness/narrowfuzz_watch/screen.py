@@ -133,7 +133,8 @@ def digest(tensors: Sequence[torch.Tensor]) -> int:
     found = 0
     for place, tensor in enumerate(tensors, 1):
         if tensor.layout is torch.strided and tensor.device.type != "meta" and tensor.numel():
-            found = (found * 31 + place + int(bits(tensor).sum(dtype=torch.int64))) % (1 << 63)
+            # 2^64: the sign of a float64 must count, too
+            found = (found * 31 + place + int(bits(tensor).sum(dtype=torch.int64))) % (1 << 64)
     return found
 
 

@@ -18,7 +18,7 @@ from narrowfuzz.case.events import Backward, Forward, Settings
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case
 from narrowfuzz.explain.asking import role
 from narrowfuzz.explain.command import Question, explain
-from narrowfuzz.explain.switches import alternatives, conditions
+from narrowfuzz.explain.switches import Switch, alternatives, conditions, together
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.recipe.recipe import load_every, load_recipes
 from narrowfuzz.report.causes import Count, Explained, Role, asked_in, lines, load
@@ -47,6 +47,23 @@ OWN_KERNELS = "PyTorch's own kernels (torch.backends.mkldnn.flags(enabled=False)
 )
 def test_what_a_count_says(own: Count, count: Count, found: Role) -> None:
     assert role(own, count) == found
+
+
+def test_changes_are_made_together_or_not_at_all() -> None:
+    case = Case(spec=Spec(recipe="torchao.float8.rowwise", m=7), data=DataSpec(values="tiny"))
+    plain = Switch("", msgspec.structs.replace(case, data=DataSpec()))
+    size, refused = (
+        Switch(
+            "", msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
+        )
+        for changes in ({"m": 64}, {"backend": "none"})
+    )
+    recipe = RECIPES["torchao.float8.rowwise"]
+    both = together(case, recipe, [plain, size])
+    assert both is not None
+    assert (both.spec.m, both.data) == (64, DataSpec())
+    assert together(case, recipe, [plain]) == plain.case
+    assert together(case, recipe, [plain, refused]) is None
 
 
 def test_each_condition_is_left_out_by_itself() -> None:

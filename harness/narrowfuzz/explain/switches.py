@@ -108,9 +108,11 @@ def together(case: Case, recipe: Recipe, switches: Sequence[Switch]) -> Case | N
     for switch in switches:
         spec = msgspec.structs.replace(spec, **_changed(case.spec, switch.case.spec))
         data = msgspec.structs.replace(data, **_changed(case.data, switch.case.data))
+    if spec == case.spec:
+        return _with(case, data) if data != case.data else None
     for found in _switch(case, recipe, "", _changed(case.spec, spec)):
         return _with(found.case, data)
-    return _with(case, data) if data != case.data else None
+    return None
 
 
 def _changed(one: Any, other: Any) -> dict[str, Any]:

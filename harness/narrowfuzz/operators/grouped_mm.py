@@ -73,7 +73,9 @@ def rows_of_groups(ends: list[int]) -> Iterator[tuple[int, slice]]:
         yield group, slice(start, end)
 
 
-def _groups(a: F32 | F64, b: F32 | F64, offs: F32 | None) -> Iterator[tuple[_Place, _Place, _Place]]:
+def _groups(
+    a: F32 | F64, b: F32 | F64, offs: F32 | None
+) -> Iterator[tuple[_Place, _Place, _Place]]:
     """Of each group where its numbers are in the operands, and in the result."""
     form = _FORMS[a.ndim, b.ndim]
     ends = [0] * len(a) if offs is None else offs.astype(int).tolist()
