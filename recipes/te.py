@@ -30,8 +30,8 @@ from te_on_cpu.v2_native import listening_to_extension
 from torch import nn
 
 Kind = Literal["delayed", "current", "mx"]
-#: There are two for bias and GELU, and a non-reentrant checkpoint changes to the other one for the
-#: rest of the process.
+#: Selects one of two kernels for bias and GELU: a non-reentrant checkpoint changes to the other one
+#: for the rest of the process.
 _ONE_KERNEL = {"NVTE_BIAS_GELU_NVFUSION": "0"}
 _META = (("forward", "scaling_fwd"), ("backward", "scaling_bwd"))
 _ROLES = {"TN": "output", "NN": "grad_input", "NT": "grad_weight"}
@@ -39,7 +39,7 @@ _LAYERS_V1 = ("linear", "layernorm_linear", "rmsnorm_linear")
 _LAYERS_V2 = (*_LAYERS_V1, "layernorm_mlp", "grouped_linear", "transformer_layer")
 #: te.checkpoint, reentrant or not.
 _OURS: tuple[AnyCheckpoint, ...] = ("reentrant", "full")
-#: A user's own amax algorithm, equal to "max"; what is saved with a model must be picklable.
+#: A user's own amax algorithm, equal to "max"; picklable, because it is saved with a model.
 _LARGEST = functools.partial(torch.amax, dim=0)
 
 
@@ -83,13 +83,13 @@ def _recipe(settings: Any, *, kind: Kind) -> Any:
 
 @functools.cache
 def _alone(world: Any) -> Any:
-    """The group of all ranks -> the one that this rank is alone in."""
+    """A group of this rank only, cached for each group of all ranks."""
     return dist.new_subgroups(1)[0]
 
 
 @contextmanager
 def _autocast(settings: Any, *, kind: Kind, v1: bool) -> Iterator[None]:
-    recipe = group = None  # of no group all ranks share their maxima, where there are ranks
+    recipe = group = None  # without a group, all ranks share their amaxes
     if settings is not None:
         recipe = _recipe(settings, kind=kind)
         if settings.reduces == "own" and dist.is_initialized():
@@ -145,7 +145,7 @@ def _module(spec: Any, *, kind: Kind) -> Any:
         groups = te.GroupedLinear(2, spec.k, spec.k, **options)
         return _InTwoGroups(groups, 32 if kind == "mx" else 16)
     if spec.layer == "transformer_layer":
-        # parameters of their own for q, k and v cannot be made in FP8
+        # separate parameters for q, k and v cannot be made in FP8
         options |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "fuse_qkv_params": True}
         with patch.dict(os.environ, _ONE_KERNEL):
             return _OfSequences(te.TransformerLayer(spec.k, 2 * spec.k, 2, **options))
@@ -153,20 +153,20 @@ def _module(spec: Any, *, kind: Kind) -> Any:
 
 
 class _InTwoGroups(nn.Module):
-    """GroupedLinear on rows of features."""
+    """GroupedLinear with two groups, on rows of features."""
 
     def __init__(self, layer: nn.Module, block: int) -> None:
         super().__init__()
         self.layer, self.block = layer, block
 
     def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> Any:
-        rows = len(x) // (2 * self.block) * self.block  # products want groups of whole blocks
+        rows = len(x) // (2 * self.block) * self.block  # products need groups of whole blocks
         splits = [len(x) - rows, rows]
         return self.layer(x, splits, is_first_microbatch=is_first_microbatch)
 
 
 class _OfSequences(nn.Module):
-    """TransformerLayer on rows of features."""
+    """TransformerLayer on rows of features, as two sequences."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def _pending(*, v1: bool) -> dict[str, int]:
 
 
 def _flags() -> Any:
-    """What checkpoints note of which layer is the first; None in versions that do not."""
+    """Checkpoints' record of which layer is the first; None in versions that have none."""
     distributed = importlib.import_module("transformer_engine.pytorch.distributed")
     context = getattr(distributed, "activation_recompute_forward", None)
     return getattr(context, "_is_first_fp8_module", None)
@@ -229,8 +229,8 @@ def _reset(*, v1: bool) -> None:
 
 @contextmanager
 def _listen(layers: Any, listener: Listener) -> Iterator[None]:
-    """Kernels of TransformerEngine's own extension that quantise what they compute hide it: of
-    layers that call such kernels only the formats of products are known."""
+    """Kernels of TransformerEngine's own extension that quantise their results hide these: for
+    layers that call such kernels, only the formats of products are reported."""
     own, te = real_extension(), _te()
     hidden = own and any(
         isinstance(module, (te.LayerNormLinear, te.LayerNormMLP)) for module in layers.modules()
@@ -263,7 +263,7 @@ def _slot(layers: Any, cell: torch.Tensor) -> tuple[str, str, int] | None:
 
 
 def _load(layers: Any, state: dict[str, Any]) -> None:
-    # scales are saved as a pickle, which 2.x refuses unless told that it is trusted
+    # scales are saved as a pickle, which 2.x refuses unless this marks it as trusted
     with patch.dict(os.environ, NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE="1"):
         layers.load_state_dict(state)
 
@@ -292,7 +292,7 @@ def _carries(kind: Kind) -> Carries:
     return Carries(
         layers=_LAYERS_V1 if _v1() else _LAYERS_V2,
         layouts=("chain", "twice", "frozen_first", "dangling", "branch"),
-        # torch's own is known not to see regions: once for two of the library's
+        # torch's own does not see regions, a known issue: drawn once for two of the library's
         checkpoints=(*_OURS, *_OURS, "by_torch", "by_torch_reentrant"),
         caching=True,
         quantized_init=True,

@@ -1,5 +1,5 @@
-"""The baselines: a plain nn.Linear in fp32, bf16 and fp16. Nothing is quantised; nothing may be
-found."""
+"""The baselines: a plain nn.Linear in fp32, bf16 and fp16. Nothing is quantised; any finding is a
+false alarm."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ALIGNMENT = 16
 
 def _plan(spec: Spec) -> Plan:
     scale = Fp32Scale(eps=1e-12, power_of_two=False)
-    # two reciprocals and two applications; the kernel may add the bias before it rounds
+    # two reciprocals and two multiplications; the kernel may add the bias before it rounds
     kw: dict[str, Any] = {"scale_roundings": 4}
     if spec.backend.startswith("rowwise"):
         row = OperandPlan(E4M3FN, "row", 0, scale)
@@ -99,7 +99,7 @@ def _refusal(spec: Spec, device: str) -> str:
 @cache
 def _rows_by_cublas() -> bool:
     """cuBLASLt has rowwise kernels, which return fp16 and fp32 as well: on Hopper since CUDA 12.9.
-    A machine without CUDA stands for the newest."""
+    A machine without CUDA counts as one that has them."""
     import torch
 
     if not torch.cuda.is_available():
@@ -110,8 +110,8 @@ def _rows_by_cublas() -> bool:
 
 @cache
 def _not_public() -> str:
-    """What F.scaled_mm says of ordinary matrices on a CPU, "" if it multiplies them: torch 2.11 has
-    it for GPUs alone."""
+    """Why F.scaled_mm does not multiply ordinary matrices on a CPU, "" if it does: torch 2.11 has
+    it for GPUs only."""
     import torch
     import torch.nn.functional as F
 
@@ -125,7 +125,7 @@ def _not_public() -> str:
 
 
 def _unavailable(backend: str, device: str) -> str:
-    """Not every CPU has a kernel for either scaling, nor every torch both operators."""
+    """Not every CPU has kernels for both scalings, and not every torch has both operators."""
     if device != "cpu":
         return ""
     lacks = machine().without("fp8_rowwise" if backend.startswith("rowwise") else "fp8")

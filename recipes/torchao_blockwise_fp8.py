@@ -6,11 +6,11 @@ Plan from torchao 0.18 ``prototype/blockwise_fp8_training/linear.py`` fp8_blockw
     weight               one scale for each 128 x 128 square
 
 The quantisers (``kernels.py``) are Triton only. On a CPU Triton's interpreter runs them, repaired
-(harness/triton_on_cpu: their codes and scales are those of an H200), where Triton is laid over:
-``--with triton==3.6.0``. The module also holds torch versions of them, and tests/numerics compares
-our reference with those. Backends:
+(harness/triton_on_cpu: their codes and scales are those of an H200), if Triton is added to the
+environment: ``--with triton==3.6.0``. The module also holds torch versions of them, with which
+tests/numerics compares our reference. Backends:
 
-    scaled_mm  torch.nn.functional.scaled_mm with block scales, which a CPU has no kernel for
+    scaled_mm  torch.nn.functional.scaled_mm with block scales, for which a CPU has no kernel
     triton     the library's own GEMM kernels (``use_triton``)
 """
 
@@ -33,7 +33,7 @@ BLOCK = 128
 _SCALE = Fp32Scale(eps=1e-12, power_of_two=False)
 _RUN = OperandPlan(E4M3FN, "block", BLOCK, _SCALE)
 _SQUARE = OperandPlan(E4M3FN, "tile", BLOCK, _SCALE)
-# two reciprocals, stored, and their two applications to each block's partial sum
+# two stored reciprocals, and two multiplications of each block's partial sum by them
 _WITH_WEIGHT = GemmPlan(_RUN, _SQUARE, scale_roundings=4)
 _PLAN = Plan(
     {
@@ -66,8 +66,8 @@ def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
     if on_cpu:
         linear.is_sm_at_least_90 = lambda: True
     for kernel in vars(kernels).values():
-        # all tile alike along K; to try each takes a minute a shape, and the interpreter is slow
-        # for many programs
+        # all have the same tile along K; to try each takes a minute a shape, and the interpreter is
+        # slow for many programs
         if hasattr(kernel, "configs"):
             kernel.configs = kernel.configs[-1:] if on_cpu else kernel.configs[:1]
     quantize_(model, Float8BlockwiseLinearConfig(), is_linear)
@@ -85,10 +85,10 @@ def _converted(module: Any) -> bool:
 
 @contextmanager
 def _tap(emit: Emit) -> Iterator[None]:
-    """Stand in front of the one function both backends multiply through.
+    """Stand in front of the one function through which both backends multiply.
 
-    It takes B^T with its scales transposed likewise; only grad_weight, which alone brings a second
-    scale tensor for Triton, passes the scales of B itself.
+    It takes B^T with its scales transposed likewise; only grad_weight passes the scales of B
+    itself, recognised by the second scale tensor for Triton, which no other product has.
     """
     from torchao.prototype.blockwise_fp8_training import linear
 

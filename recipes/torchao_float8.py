@@ -11,7 +11,7 @@ Plans follow torchao 0.18 ``float8/config.py``, ``float8_utils.py``, ``float8_op
 two backward GEMMs run on unit scales and are rescaled afterwards. ``emulated`` multiplies
 dequantised fp32 operands and rounds once.
 
-Of older releases, from 0.9 on: before 0.13 rowwise leaves the kernel in the layer's dtype,
+Older releases, from 0.9 on: before 0.13 rowwise leaves the kernel in the layer's dtype,
 tensorwise casts a weight before its input, and rowwise_gw_hp, which rounds no scale to a power of
 two, has no plan here.
 """
@@ -41,7 +41,7 @@ from packaging.version import Version
 EPS = 1e-12
 
 
-#: Of which release the plans are: that which is installed, or the newest that is known.
+#: The release that the plans describe: the installed one, or the newest known.
 RELEASE = installed("torchao", "0.18")
 BEFORE_0_13 = Version("0.13") > RELEASE
 
@@ -50,7 +50,7 @@ def _tensorwise(spec: Spec) -> Plan:
     scale = Fp32Scale(eps=EPS, power_of_two=False)
     e4m3 = OperandPlan(E4M3FN, "tensor", 0, scale)
     e5m2 = OperandPlan(E5M2, "tensor", 0, scale)
-    # real: two reciprocals and two applications; emulated: two quotients and one product
+    # real: two reciprocals and two multiplications; emulated: two quotients and one product
     emulated = _emulates(spec)
     kw: dict[str, Any] = {
         "scale_roundings": 3 if emulated else 4,
@@ -120,8 +120,8 @@ def _converted(module: Any) -> bool:
 def _tap(emit: Emit) -> Iterator[None]:
     """Stand in front of the float8 tensor's own mm: operands arrive with codes and scales.
 
-    The amax of the two operands is what the two latest calls of ``tensor_to_amax`` returned; there
-    are fewer than two since the mm before where an operand was kept, and then nothing is known.
+    The amaxes of the two operands are what the two latest calls of ``tensor_to_amax`` returned. If
+    there were fewer than two since the previous mm, an operand was reused, and they are unknown.
     """
     import threading
 
@@ -142,7 +142,7 @@ def _tap(emit: Emit) -> Iterator[None]:
         of_a, of_b = amaxes[-2:] if len(amaxes) > 1 else (None, None)
         a, b = args
         if hasattr(of_a, "placements") or hasattr(of_b, "placements"):
-            of_a = of_b = None  # of distributed tensors, while a and b are this rank's
+            of_a = of_b = None  # amaxes of distributed tensors, while a and b are this rank's
         if of_a is not None and of_b is not None:
             # a 3-D input's amax is [batch, m, 1], its scale [batch * m, 1]
             of_a = of_a.reshape(a._scale.shape)
@@ -159,8 +159,8 @@ def _tap(emit: Emit) -> Iterator[None]:
 
 @contextmanager
 def _tap_without_amax(emit: Emit) -> Iterator[None]:
-    """The same where a weight is cast before its input, and once for two products: which amax is
-    whose is not known."""
+    """The same without amaxes, if a weight is cast before its input, and once for two products:
+    which amax belongs to which operand is unknown."""
 
     def codes(a: Any, a_scale: Any, b: Any, b_scale: Any, *amax: Any) -> None:
         emit.take(a, a_scale, b, b_scale, None, None)
@@ -170,13 +170,13 @@ def _tap_without_amax(emit: Emit) -> Iterator[None]:
 
 
 def _lacks(recipe: str) -> str:
-    """Why this CPU multiplies nothing in the way of a recipe, "" if it does: not every one has a
-    kernel for one scale a tensor, and torch 2.11 has none for one a row."""
+    """Why this CPU cannot multiply as a recipe does, "" if it can: not every CPU has a kernel for
+    one scale a tensor, and torch 2.11 has none for one a row."""
     return machine().without("fp8" if recipe.endswith("tensorwise") else "fp8_rowwise")
 
 
 def _emulates(spec: Spec) -> bool:
-    """Without a backend in the Spec: where this CPU has no kernel that multiplies FP8."""
+    """True for "emulated" and, without a backend, where this CPU has no kernel for the recipe."""
     return spec.backend == "emulated" or (
         not spec.backend and bool(machine().without("fp8") or _lacks(spec.recipe))
     )
@@ -191,7 +191,7 @@ def _unavailable(backend: str, device: str, *, recipe: str) -> str:
 
 
 def _overflows(recipe: str) -> dict[str, str]:
-    """Before 0.13 products of unit-scaled codes are left in fp16, where a GPU's forward refuses."""
+    """Leaves out fp16 before 0.13: products of unit-scaled codes are fp16, which GPUs refuse."""
     if not BEFORE_0_13 or recipe == "tensorwise":
         return {}
     return {"dtype=fp16": "float8_ops.py: no rowwise kernel of a GPU returns fp16"}
@@ -199,7 +199,7 @@ def _overflows(recipe: str) -> dict[str, str]:
 
 def _autocast(device: str) -> frozenset[TensorName]:
     """float8_linear.py casts the input to the GPU's autocast dtype under the GPU's autocast only,
-    the weight never: it is quantised from what it is stored in. Autocast then makes every mm of the
+    and the weight never: it is quantised in its stored dtype. Autocast then makes every mm of the
     forward return its dtype (float8_ops.py autocast_to_copy), to which the bias is cast."""
     return frozenset({"bias"}) if device == "cpu" else frozenset({"input", "bias"})
 

@@ -9,12 +9,12 @@ whose grad_weight is not quantised (mx_mm.backward, ``wgrad_with_hp``). Backends
               weight's tensor class
     native    MXFP8Linear with KernelPreference.AUTO, its default: Triton and CUDA casts (floor and
               rceil only, bf16 only) and cuBLAS's MX GEMM, which always returns bf16
-    triton    the same on a CPU, where Triton is laid over (``--with triton==3.6.0``): Triton's
+    triton    the same on a CPU, if Triton is added (``--with triton==3.6.0``): Triton's
               interpreter casts, along dim 1 by the library's Triton kernel in place of its CUDA
               one, and harness/triton_on_cpu multiplies codes and tiled scales
 
-Of older releases: MXLinear is the module until 0.16, and scales by floor alone before 0.13; 0.17
-has no module, and is the first whose wrapper takes linears. Plans were read from each of them.
+Older releases: MXLinear is the module until 0.16, and has only the floor mode before 0.13; 0.17
+has no module, and is the first whose wrapper takes linears. Each has been read for its plans.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from packaging.version import Version
 BLOCK = 32
 #: Does Triton's interpreter run the kernels?
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-#: What triton_to_mxfp8_dim1 takes multiples of.
+#: triton_to_mxfp8_dim1 takes multiples of this size.
 TILE = 128
-#: The newest release whose names are here; what is installed, or that where nothing is.
+#: NEWEST: the newest release whose names are used here. RELEASE: the installed one, or NEWEST.
 NEWEST = Version("0.18")
 RELEASE = installed("torchao", str(NEWEST))
-#: Its module is MXLinear, not MXFP8Linear.
+#: The release has the module MXLinear, not MXFP8Linear.
 HAS_MXLINEAR = Version("0.17") > RELEASE
 
 
 @dataclass(frozen=True)
 class _Variant:
-    """What sets one MXFP8 recipe apart."""
+    """The settings in which the MXFP8 recipes differ."""
 
     name: str
     mode: MxMode
-    #: What a block with an Inf gets since torchao 0.10 (left to implementations by OCP MX v1.0);
-    #: 0.9 takes logarithms, whose largest it gets.
+    #: The scale byte of a block with an Inf since torchao 0.10 (OCP MX v1.0 leaves it to
+    #: implementations); 0.9 takes logarithms, and the byte is the largest one.
     inf_byte: int
     wgrad_with_hp: bool = False
 
@@ -156,7 +156,7 @@ def _convert_to_mxlinear(
 
 
 def _interpret() -> None:
-    """Casts along dim 1 by Triton, and products on this CPU, for the rest of the process."""
+    """Let Triton cast along dim 1, and this CPU multiply, for the rest of the process."""
     import triton_on_cpu
 
     triton_on_cpu.install_torchao()
@@ -183,8 +183,8 @@ def _convertible(module: Any, name: str, spec: Spec, *, only: tuple[str, ...] = 
 
 
 def _wrapped(module: Any, name: str) -> bool:
-    """quantize_'s default filter, quant_api.py _is_linear: not MultiheadAttention's out_proj; and
-    experts, as the filter of moe_training/README.md chooses them, by name."""
+    """True for what quantize_'s default filter takes (quant_api.py _is_linear: not
+    MultiheadAttention's out_proj), and for experts, by name, as in moe_training/README.md."""
     from torch import nn
 
     exempt = nn.modules.linear.NonDynamicallyQuantizableLinear
@@ -222,8 +222,8 @@ def _is_mxlinear(module: Any) -> bool:
 @cache
 def _not_wrapped() -> str:
     """Why torchao wraps no weight here, "" if it does. It asserts parts of torch that 2.11 lacks
-    (moe_training/conversion_utils.py), and is asked only on releases before the one that is known
-    to have them: asking imports all of it."""
+    (moe_training/conversion_utils.py). It is tried only before torch 2.13, which is known to have
+    them: trying imports all of it."""
     import torch
     from packaging.version import Version
     from torch import nn
@@ -243,7 +243,7 @@ def _not_wrapped() -> str:
 
 
 def _lacks(variant: _Variant, backend: str) -> str:
-    """What an older release lacks, "" for nothing that a backend needs."""
+    """The part that a backend needs and an older release lacks, "" if there is none."""
     if NEWEST <= RELEASE:
         return ""
     if not HAS_MXLINEAR:
@@ -299,7 +299,7 @@ def _tap(emit: Emit) -> Iterator[None]:
 
 
 def _multiplies() -> tuple[dict[Any, Any], Any]:
-    """Where torchao has the function that multiplies, and by which name."""
+    """The namespace that holds torchao's function that multiplies, and its key there."""
     import torch
     from torchao.prototype.mx_formats import mx_tensor
 
@@ -324,8 +324,8 @@ def _seen(t: Any, *, transposed: bool) -> tuple[Any, Any]:
 
 @contextmanager
 def _tap_interpreted(emit: Emit) -> Iterator[None]:
-    """The same, where torchao must be imported for its kernels to run here, unless whoever converts
-    has imported it without."""
+    """The same, if Triton's interpreter runs the kernels: torchao must be imported in a way that
+    lets it, unless a conversion has imported torchao before."""
     import sys
 
     import triton_on_cpu
@@ -387,7 +387,7 @@ RECIPES = [
         unavailable=partial(_unavailable, variant=variant),
         alignment=BLOCK,
         multiples={"triton": TILE},
-        autocast=lambda device: NOT_ROUNDED,  # mx_mm has no custom_fwd: it is told nothing
+        autocast=lambda device: NOT_ROUNDED,  # mx_mm has no custom_fwd: its inputs are not cast
         leaves_out={"dtype=fp16": "mx_tensor.py to_mx asserts bf16 or fp32"},
     )
     for variant in VARIANTS

@@ -8,10 +8,10 @@ Plan from torchao 0.18 ``prototype/moe_training/nvfp4_training/nvfp4_linear.py``
                  stochastically
 
 Every quantiser is a Triton kernel with Blackwell instructions. On a CPU Triton's interpreter runs
-them, with what PTX defines in place of these instructions (harness/triton_on_cpu), where Triton is
-laid over: ``--with triton==3.6.0``; the product of codes and tiled scales, for which a CPU has no
-kernel, is emulated there. torchao has ``nvfp4_quantize``, ``NVFP4Tensor`` and a weight-only linear
-for a CPU, too, which tests/numerics holds against our reference.
+them, with these instructions emulated as PTX defines them (harness/triton_on_cpu), if Triton is
+added to the environment: ``--with triton==3.6.0``; the product of codes and tiled scales, for which
+a CPU has no kernel, is emulated there. torchao has ``nvfp4_quantize``, ``NVFP4Tensor`` and a
+weight-only linear for a CPU, too, which tests/numerics compares with our reference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from narrowfuzz.recipe.recipe import MAY_CHANGE, Emit, Recipe, every_linear
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 #: nvfp4_mm_triton takes multiples of this for every dimension.
 ALIGNMENT = 128
-#: Fixed, so that a case is one experiment; the library draws them for each layer.
+#: Fixed, so that a case is reproducible; the library draws them for each layer.
 SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, 1, 1, -1, 1, -1, -1, -1, 1)
 
 _RUN = OperandPlan(E2M1, "block", 16, TwoLevelScale(eps=2.0**-6, arithmetic="encode"))
@@ -68,7 +68,7 @@ def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
 
 
 def _interpret() -> None:
-    """Kernels by Triton's interpreter, and products on this CPU, for the rest of the process."""
+    """Let Triton's interpreter run kernels, and this CPU multiply, for the rest of the process."""
     import triton_on_cpu
 
     triton_on_cpu.install_torchao()
@@ -89,8 +89,8 @@ def _converted(module: Any) -> bool:
 def _tap(emit: Emit) -> Iterator[None]:
     """Stand in front of scaled_mm, which gets packed codes, swizzled block scales and g.
 
-    The amax behind each g is what ``per_tensor_amax_to_scale`` was given; a weight's is known by
-    its storage, and there the 16 equal rows of block scales are one tile's.
+    The amax of each g is the argument of ``per_tensor_amax_to_scale``; a weight's is recognised by
+    its storage, and of its block scales each 16 equal rows belong to one row of tiles.
     """
     import torch
     from torch.nn import functional
@@ -135,7 +135,7 @@ def _tap(emit: Emit) -> Iterator[None]:
 
 @contextmanager
 def _tap_interpreted(emit: Emit) -> Iterator[None]:
-    """The same, where torchao must be imported for its kernels to run here."""
+    """The same, after torchao is imported in a way that Triton's interpreter runs its kernels."""
     _interpret()
     with _tap(emit):
         yield
@@ -188,7 +188,7 @@ RECIPES = [
         tap=_tap_interpreted if INTERPRETED else _tap,
         unavailable=_unavailable,
         converted=_converted,
-        # the seed of its random numbers and the signs of its transform, which a state dict holds
+        # a state dict holds the seed of its random numbers and the signs of its transform
         may_change=MAY_CHANGE | {"buffer added"},
         convertible=every_linear,
         alignment=ALIGNMENT,

@@ -1,9 +1,9 @@
 """narrowfuzz: find numerical bugs in FP8, MXFP8 and NVFP4 training before they spoil a long run.
 
-The data's way: draw -> case -> arms -> trace -> rules -> verdict -> triage -> report.
-Everything in ``__all__`` is the public face: what a file of recipes or plants needs, and what tests
-of a user's own model do.
-It is imported when it is first asked for, so importing this package loads neither torch nor numpy.
+Data flow: draw -> case -> arms -> trace -> rules -> verdict -> triage -> report.
+``__all__`` is the public API: what a file of recipes or plants needs, and what tests of a user's
+own model need.
+Its names are imported on first access, so importing this package loads neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "watch":  # a module that is called
+    if name == "watch":  # a module that can be called
         return importlib.import_module("narrowfuzz_watch")
     module = _MODULE_OF.get(name) or _deprecated(name)
     return getattr(importlib.import_module(f"narrowfuzz.{module}"), name)
 
 
 def _deprecated(name: str) -> str:
-    """The module of a name that is no longer public, which is said."""
+    """The module of a deprecated name, after a warning. Raises AttributeError for other names."""
     old = importlib.import_module("narrowfuzz.recipe.deprecated")
     if name not in old.NAMES:
         raise AttributeError(f"module 'narrowfuzz' has no attribute {name!r}")

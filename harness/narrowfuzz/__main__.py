@@ -1,4 +1,4 @@
-"""``python -m narrowfuzz``: the command line of this Python."""
+"""``python -m narrowfuzz``: the command line, run by this Python."""
 
 from narrowfuzz.cli import main
 

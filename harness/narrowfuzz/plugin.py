@@ -1,7 +1,7 @@
 """pytest plugin: options, profiles and fixtures for ``properties/``.
 
-Options start with ``--nf-``. The plugin costs nothing where they are not used: torch is imported by
-the fixtures, not here.
+Options start with ``--nf-``. The plugin costs nothing if unused: torch is imported by the fixtures,
+not here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from narrowfuzz.case.arm import Compile
     from narrowfuzz.case.spec import ModelName, Spec
 
-#: Eager cases per property, and compiled Specs per rung, which all properties share; of a compiler
-#: that has no number as many as of aot_eager.
+#: Eager cases per property, and compiled Specs per rung, which all properties share. A compiler
+#: without a number of its own has that of aot_eager.
 PROFILES = {
     "smoke": {"none": 12, "aot_eager": 3, "aot_eager_decomp_partition": 3, "inductor": 0},
     "ci": {"none": 150, "aot_eager": 24, "aot_eager_decomp_partition": 10, "inductor": 4},
@@ -28,9 +28,9 @@ PROFILES = {
 }
 #: Seconds of the campaign over recipes that run in processes of their own.
 PATCHED_SECONDS = {"smoke": 0.0, "ci": 30.0, "nightly": 300.0}
-#: So many seconds a finding is made smaller.
+#: Seconds for making a finding's case smaller.
 _MINIMISING = 20.0
-#: What a rule says that has judged; the plugin must not load ``narrowfuzz.campaign`` for it.
+#: Statuses of a rule that has judged; repeated here so that ``narrowfuzz.campaign`` is not loaded.
 JUDGED = ("ok", "diverged", "crashed", "known")
 #: Data draws on each compiled Spec.
 _DRAWS = 6
@@ -97,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _number(config: pytest.Config) -> int:
-    """Of this worker among those of pytest-xdist: 0 is the first, or the only process."""
+    """The number of this pytest-xdist worker: 0 is the first, or the only process."""
     name = getattr(config, "workerinput", {}).get("workerid", "gw0")
     return int(name.removeprefix("gw"))
 
@@ -131,7 +131,7 @@ class Harness:
             self.judge, self.reports = session.judge, Reports(session, session.unasked)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
-        #: The user's choice leaves recipes out: rules may have nothing to look at.
+        #: True if the user's selection leaves recipes out: rules may have nothing to judge.
         self.narrow = len(session.selected) < len(session.recipes)
         self.recipes, self.stateful = parted(here.values())
         #: Rung -> judgements of its cases.
@@ -168,7 +168,7 @@ class Harness:
     ) -> None:
         """Fail with the full sentence of every first cause of these rules on a compiled rung.
 
-        Compiling is what costs, so all properties share the same compiled cases, drawn and judged
+        Compiling is slow, so all properties share the same compiled cases, drawn and judged
         by every rule once a session. If ``rules`` judged none of them, a quarter as many Specs of
         ``models`` that ``needs`` accepts are drawn for them. Skips, with the reason, if the profile
         draws none.
@@ -187,7 +187,7 @@ class Harness:
             self._never_judged(rules, said, none)
 
     def _fail(self, judgement: Any, rules: tuple[str, ...]) -> None:
-        """With the report of what these rules show, made smaller, and the path of its script."""
+        """Fail with the report of these rules' findings on a smaller case, if they have any."""
         __tracebackhide__ = True
         bad = [verdict for verdict in judgement.causes if verdict.rule in rules]
         text = self.reports.of(judgement.case, bad, seconds=_MINIMISING, out=self.out)
@@ -201,7 +201,7 @@ class Harness:
         needs: Callable[[Spec], bool] | None,
         models: tuple[ModelName, ...],
     ) -> list[Any]:
-        """Judgements of this rung's cases, made when the first property requests them."""
+        """Judgements of this rung's cases, made when the first property needs them."""
         from hypothesis import strategies as st
 
         from narrowfuzz.draw.specs import DIRECT, FACTORS, of_rung, specs
@@ -242,7 +242,7 @@ class Harness:
         return found
 
     def check_schedules(self, rules: tuple[str, ...]) -> None:
-        """As ``check``, on schedules of the stateful recipes that patch nothing."""
+        """Like ``check``, on schedules of the stateful recipes that patch nothing."""
         from narrowfuzz.draw.strategies import schedule_cases
 
         __tracebackhide__ = True
@@ -252,8 +252,8 @@ class Harness:
         self.check(schedule_cases(here), rules)
 
     def check_patched(self) -> None:
-        """A short campaign, in processes of its own, over the recipes that have to patch a library.
-        Skips where it cannot be had, with the reason."""
+        """Run a short campaign, in processes of its own, over the recipes that patch a library.
+        Skips, with the reason, if that is not possible."""
         from narrowfuzz.cli import main
         from narrowfuzz.trace.words import options
 
@@ -276,8 +276,8 @@ class Harness:
     def check(self, strategy: Any, rules: tuple[str, ...]) -> None:
         """Draw eager cases and fail with the full sentence of every first cause of these rules.
 
-        Fails if no case was ever judged: a property that never applies is not one that holds. Where
-        the user chose recipes to none of which the rules apply, it skips and says so.
+        Fails if no case was ever judged: a property that never applies does not hold. If the rules
+        apply to none of the recipes that the user selected, it skips with that reason.
         """
         from hypothesis import given
 
@@ -301,9 +301,9 @@ class Harness:
             self._never_judged(rules, said, "no case was judged")
 
     def _never_judged(self, rules: tuple[str, ...], said: Counter[str], none: str) -> None:
-        """A rule that never applies is no promise that holds, so this fails. Only where the user
-        chose some recipes, and the rules say of every case that they do not apply to it, it skips:
-        what applies to none of these is judged on others."""
+        """Fail, as a rule that never applies proves nothing. Skip only if the user selected some
+        of the recipes, and the rules do not apply to any of their cases: such rules are judged on
+        other recipes."""
         __tracebackhide__ = True
         names = ", ".join(rules)
         if self.narrow and said and set(said) == {"not_applicable"}:
@@ -313,7 +313,7 @@ class Harness:
 
 
 def _said(judgement: Any, rules: tuple[str, ...], *, compiled: bool = False) -> Counter[str]:
-    """How often these rules said what (about a compiled arm)."""
+    """Status -> number of verdicts of these rules (with ``compiled``, only on compiled arms)."""
     return Counter(
         v.status
         for v in judgement.verdicts
@@ -322,13 +322,13 @@ def _said(judgement: Any, rules: tuple[str, ...], *, compiled: bool = False) -> 
 
 
 def _judged(judgement: Any, rules: tuple[str, ...]) -> bool:
-    """Did one of these rules say something about a compiled arm?"""
+    """True if one of these rules judged a compiled arm."""
     said = _said(judgement, rules, compiled=True)
     return any(said[status] for status in JUDGED)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Properties that share compiled cases run on one xdist worker."""
+    """Make properties that share compiled cases run on one xdist worker."""
     for item in items:
         rung = getattr(getattr(item, "callspec", None), "params", {}).get("rung")
         if rung:

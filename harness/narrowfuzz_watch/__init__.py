@@ -1,10 +1,11 @@
-"""The first bad value of a real training: ``narrowfuzz watch -- COMMAND``, or in a program
+"""Finds the first bad value (NaN, infinity, huge number) of a real training: run
+``narrowfuzz watch -- COMMAND``, or write in a program
 
     with narrowfuzz.watch() as watched:
         train()
     print(watched.report)
 
-The module itself is what is called, so it is importable without torch.
+The module itself can be called, and is importable without torch.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from narrowfuzz_watch.records import Report
 
-#: Set by ``narrowfuzz watch`` for its command: the folder of records, "full" or "", and what
-#: :mod:`narrowfuzz_watch.removed` takes away.
+#: Environment variables that ``narrowfuzz watch`` sets for its command: the folder of records,
+#: "full" or "", and what :mod:`narrowfuzz_watch.removed` disables.
 FOLDER, FULL = "NARROWFUZZ_WATCH_FOLDER", "NARROWFUZZ_WATCH_FULL"
 REMOVE = "NARROWFUZZ_WATCH_REMOVE"
 
 
 class Watched:
-    """What was seen, once the block has ended."""
+    """The folder of records and, once the block has ended, the report."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,12 +42,12 @@ def watched(
     full: bool = False,
     against: str | os.PathLike[str] | None = None,
 ) -> Iterator[Watched]:
-    """Watch this thread. The report stands in ``report`` and in first_bad.json in ``out``.
+    """Watch this thread. The report is in ``report`` and in ``out``/first_bad.json.
 
-    ``full`` records the digest of every operator's output; ``against`` is the folder of such a run
-    to compare with. On several ranks all name the same ``out``; each writes the report of what has
-    been written by then, so the last one's is whole. Under ``narrowfuzz watch`` it does nothing
-    more than that.
+    ``full`` records a digest of every operator's operands and results; ``against`` is the folder of
+    such a run to compare with. On several ranks all name the same ``out``; each writes a report of
+    what all have recorded by then, so the last rank's is complete. Under ``narrowfuzz watch`` this
+    does nothing, as the whole command is watched already.
     """
     if os.environ.get(FOLDER):
         yield Watched(Path(os.environ[FOLDER]))

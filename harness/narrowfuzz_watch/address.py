@@ -1,4 +1,4 @@
-"""The one way to point at something that a run left: in a verdict, a finding, a script.
+"""Addresses of values in a run, for verdicts, findings and scripts.
 
 >>> at = At(layer="layers.0.wq", phase="recompute", what="codes", name="output", side="a",
 ...         index=(3, 4))
@@ -15,13 +15,13 @@ from typing import Literal, get_args
 
 import msgspec
 
-#: result: an output, a gradient or a parameter. codes, scale, amax, values: what is seen of an
-#: operand. source: an operand before it is quantised. product: what one kernel returned.
-#: tensor: all of an operand, by its checksum. significand: of a code, without its exponent.
-#: attention: an argument of an attention kernel. state: scale and window of a slot. pending: what a
-#: library set aside. error: how a run ended. module: what a conversion made of a model.
-#: function: an argument of an autograd.Function. operator: a result of a call of an operator of
-#: torch, ``call`` being that operator's how many-th in the run.
+#: The kind of value. result: an output, a gradient or a parameter. codes, scale, amax, values: the
+#: observed parts of an operand. source: an operand before it is quantised. product: the result of
+#: one kernel. tensor: a whole operand, by its checksum. significand: a code without its exponent.
+#: attention: an argument of an attention kernel. state: scale and window of a slot. pending: data
+#: that a library holds back for later. error: how a run ended. module: what a conversion made of a
+#: model. function: an argument of an autograd.Function. operator: a result of a call of one of
+#: torch's operators; ``call`` then counts the calls of that operator in the run.
 What = Literal[
     "result",
     "codes",
@@ -46,33 +46,34 @@ Side = Literal["", "a", "b"]
 
 
 class At(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A place in a run. What is left at its default is not said."""
+    """A place in a run. ``str`` leaves out fields that have their default."""
 
     what: What = "result"
-    #: The run, where it is not the verdict's arm on the case itself: another arm, or another run by
-    #: its title; " + " between titles is their sum.
+    #: The run, if it is not that of the verdict's arm on the case itself: another arm, or the title
+    #: of another run; " + " between titles denotes the sum of these runs.
     run: str = ""
     rank: int = 0
     #: Index into the schedule; -1: none.
     event: int = -1
-    #: The training forward that it belongs to; -1: none.
+    #: Number of the training forward that it belongs to; -1: none.
     of: int = -1
-    #: Dotted name of a module, and how many-th call of it.
+    #: Dotted name of a module, and the number of its call, from 0.
     layer: str = ""
     call: int = 0
     phase: AtPhase = ""
-    #: A result's or a GEMM's name: output, grad_input, grad_weight, <parameter>.grad; an operator's
-    #: name; of attention its argument; of state its direction; of an error the function that
-    #: raised it.
+    #: A result's or a GEMM's name (output, grad_input, grad_weight, <parameter>.grad), an
+    #: operator's name, an argument of attention, the direction of a state, or the function that
+    #: raised an error.
     name: str = ""
+    #: Operand of a GEMM.
     side: Side = ""
-    #: Which of an operator's results, where it has several.
+    #: Name of an operator's result, if it has several.
     result: str = ""
-    #: An element; of state its slot.
+    #: Index of an element; of a state, its slot.
     index: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """The whole address in one line that ``parse`` reads."""
+        """The address in one line, which ``parse`` reads."""
         parts = [f"rank {self.rank}"] if self.rank else []
         parts += [f"event {self.event}"] if self.event >= 0 else []
         if self.layer:
@@ -99,7 +100,7 @@ _TEXT = re.compile(
 
 
 def parse(text: str) -> At:
-    """The address that ``str`` wrote. Raises ValueError if it is none."""
+    """The address that ``str`` wrote. Raises ValueError if the text is not an address."""
     found = _TEXT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no address: write it as {At(name='output', index=(0, 3))}")

@@ -1,4 +1,4 @@
-"""An operator's operands and results, and what comes if it is run again on the same operands."""
+"""An operator's operands and results, and what it returns if run again on the same operands."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import torch
 from narrowfuzz_watch import screen
 from narrowfuzz_watch.operators import Operator, tensors
 
-#: What an operator in place writes.
+#: ``Operator.writes`` of an in-place operator that writes only its first argument.
 _SELF = ((0, "self"),)
 
 
 @dataclass(frozen=True)
 class Again:
-    """same: the same bits. clean: nothing bad. other: bad in another way. "": not run, see why."""
+    """The outcome of running an operator again.
+
+    same: the same bits. clean: less bad than the first time. other: as bad or worse, but with other
+    bits. "": it could not be run again; ``why`` is the reason.
+    """
 
     how: Literal["same", "clean", "other", ""]
     why: str = ""
@@ -25,7 +29,7 @@ class Again:
 def readable(
     what: Operator, given: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> list[tuple[str, torch.Tensor]]:
-    """The operands that an operator reads, by name."""
+    """(name, tensor) of the operands that an operator reads."""
     args, kwargs = given
     skipped = {name for _, name in what.writes} if what.overwrites else set()
     named = [*zip(what.names, args, strict=False), *kwargs.items()]
@@ -41,7 +45,7 @@ def readable(
 def results(
     what: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> list[torch.Tensor]:
-    """What an operator has made or written, each once."""
+    """The tensors that an operator has returned or written, each once."""
     if isinstance(out, torch.Tensor) and (
         not what.writes or (what.writes == _SELF and args and out is args[0])
     ):
@@ -62,7 +66,11 @@ def again(
     before: dict[int, torch.Tensor],
     first: list[torch.Tensor],
 ) -> Again:
-    """Run it once more, on copies of what it writes."""
+    """Run the operator once more, on copies of the tensors that it writes.
+
+    ``before`` has their contents from before its first run, by the tensor's id; ``first`` are its
+    first results, with the worst state ``bad``.
+    """
     if what.random:
         return Again("", "it draws random numbers")
     if what.kind != "plain":

@@ -1,4 +1,4 @@
-"""Two runs of one training, both recorded in full: where does the second part from the first?"""
+"""Finds where two runs of one training, both recorded in full, first diverge."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import msgspec
 from narrowfuzz_watch.address import At, AtPhase
 from narrowfuzz_watch.records import Collective, Consequence, FirstBad, Op, Rank
 
-#: Both say what was read, what came, and where.
+#: Records with digests of what was read and of what came out, and with their place.
 Seen = Op | Collective
 
 
 def divergence(records: Sequence[Rank], earlier: Sequence[Rank]) -> FirstBad | None:
-    """The first operator whose digests are not those of the earlier run; None if all are equal.
-    Raises ValueError if a run was not recorded in full."""
+    """The first operator or collective whose digests differ from the earlier run; None if there is
+    none. A collective that only received other numbers is a consequence of another rank's
+    divergence. Raises ValueError if a run was not recorded in full."""
     for what, run in (("this run", records), ("--against", earlier)):
         if not any(rank.ops for rank in run):
             raise ValueError(f"{what} has no digests: record it with --full")
@@ -40,7 +41,8 @@ def divergence(records: Sequence[Rank], earlier: Sequence[Rank]) -> FirstBad | N
 
 
 def alike(run: Sequence[Rank], other: Sequence[Rank]) -> bool:
-    """Did each rank run as many operators and collectives in both?"""
+    """True if ``run`` was recorded in full, and each rank ran the same number of operators and
+    collectives in both runs."""
 
     def lengths(ranks: Sequence[Rank]) -> list[tuple[int, int]]:
         return sorted((rank.rank, len(_sequence(rank))) for rank in ranks)
@@ -49,9 +51,13 @@ def alike(run: Sequence[Rank], other: Sequence[Rank]) -> bool:
 
 
 def apart(runs: Mapping[int, Sequence[Rank]]) -> FirstBad | None:
-    """Where the first of several runs of one training, by number, parts from the others, which
-    differ from one another nowhere; None if all are equal. Without a majority it is where any two
-    part."""
+    """Where a minority of several runs of one training (number -> records) diverges; None if all
+    runs are equal.
+
+    Runs without a divergence between them form a group. Compared are the first run of a smallest
+    group and the first run of a largest one; the reason names the first, and states whether there
+    is a majority.
+    """
     groups: list[list[int]] = []
     for number, run in runs.items():
         for group in groups:

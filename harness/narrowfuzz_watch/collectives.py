@@ -1,7 +1,7 @@
-"""Where ranks meet: what each sent in, what it got out, and which collective it has not left.
+"""Records collectives: what each rank sent, what it received, and which one it has not left yet.
 
-A collective that runs in the background is complete when its work says so, or when an operator
-reads what it wrote: the program has then waited for it. Nothing here ever waits.
+A collective that runs in the background is complete when its work object reports so, or when an
+operator reads its result: the program has then waited for it. Nothing here ever waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from narrowfuzz_watch.observer import Observer
 from narrowfuzz_watch.operators import Operator, tensors
 from narrowfuzz_watch.recorder import kept
 
-#: What every rank of the group gets alike.
+#: Collectives (by the beginning of their names) whose result is the same on every rank.
 _REPLICATES = ("allreduce", "all_reduce", "allgather", "all_gather", "broadcast")
 
 
@@ -36,7 +36,7 @@ class Entered:
 
 
 class Collectives:
-    """Of one thread of training."""
+    """The collectives of one thread of training."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -46,7 +46,7 @@ class Collectives:
 
     @property
     def met(self) -> bool:
-        """Has there been a collective?"""
+        """True if there has been a collective."""
         return bool(self._counts)
 
     @property
@@ -65,12 +65,12 @@ class Collectives:
         name, ranks = _short(what), self._ranks(named)
         incoming, outgoing = _ends(named)
         functional = what.name.startswith("_c10d_functional")
-        if name in ("send", "recv"):  # two ranks meet, whatever their group
+        if name in ("send", "recv"):  # only two ranks take part, whatever the group's size
             at, own = named["dst" if name == "send" else "src"], self._observer.rank
             ranks = (own, ranks[at]) if name == "send" else (ranks[at], own)
             incoming, outgoing = (incoming, []) if name == "send" else ([], outgoing)
         entered = self._enter(name, ranks, incoming, named)
-        with self._observer.own():  # a group in Python is called by what is an operator already
+        with self._observer.own():  # a process group in Python must not record it a second time
             out = func(*args, **kwargs)
         entered.outputs = outgoing or (tensors(out) if functional else [])
         entered.work = None if functional else _work(out)
@@ -80,9 +80,9 @@ class Collectives:
         return out
 
     def called(self, call: Callable[[], Any], name: str, group: Any, named: dict[str, Any]) -> Any:
-        """Run a collective of a process group that is written in Python, which no operator tells
-        of: its threads meet inside."""
-        if self._observer.quiet:  # one that another is made of
+        """Run a collective of a process group that is written in Python, and whose threads
+        synchronise inside it: no operator shows such a collective."""
+        if self._observer.quiet:  # part of another collective
             return call()
         ranks = tuple(torch.distributed.get_process_group_ranks(group))
         incoming, outgoing = _ends(named)
@@ -115,7 +115,7 @@ class Collectives:
         root = _root(named)
         one_sends = root is not None and name.startswith(("broadcast", "scatter"))
         if one_sends and ranks[root : (root or 0) + 1] != (observer.rank,):
-            incoming = []  # only the root's is read
+            incoming = []  # only the root's input is read
         read = [tensor for tensor in incoming if screen.looked_at(tensor)]
         observer.ran += 1
         record["n"] = observer.ran
@@ -126,17 +126,18 @@ class Collectives:
         return Entered(record, observer.recorder.entered(record), [], sums, len(sums), None)
 
     def settle(self, reads: Sequence[torch.Tensor] = ()) -> None:
-        """Look at collectives that are complete by now, before an operator reads what they wrote.
+        """Judge the results of collectives that are complete by now; to be called before an
+        operator reads the tensors ``reads``.
 
-        Whoever writes over that may be the collective itself: gloo's reduce-scatter copies its
-        result when it is waited for, and never says that it is complete.
+        A result that is only written does not count as read, as the collective itself may write it:
+        gloo's reduce-scatter copies its result when it is waited for, and never reports completion.
         """
         read = {_memory(tensor) for tensor in reads}
         for entered in list(self._open):
-            if entered.work is None:  # a functional one: its wait is an operator
+            if entered.work is None:  # a functional collective: its wait is an operator
                 continue
             completed = entered.work.is_completed()
-            if completed and not entered.work.is_success():  # it has raised: never left
+            if completed and not entered.work.is_success():  # it raised: it counts as never left
                 self._open.remove(entered)
             elif completed or any(_memory(t) in read for t in entered.outputs):
                 self._leave(entered)
@@ -208,7 +209,8 @@ class Collectives:
 
 
 def _ranks_of(group: Any) -> tuple[int, ...]:
-    """The ranks of a group; of one that only a group in Python knows, that one's; else none."""
+    """The ranks of a process group; for one that is only known as an attribute of a group in
+    Python, that group's ranks; else none."""
     known = torch.distributed.distributed_c10d._world.pg_group_ranks
     for outer, ranks in known.items():
         if outer is group or any(part is group for part in getattr(outer, "__dict__", {}).values()):
@@ -217,12 +219,12 @@ def _ranks_of(group: Any) -> tuple[int, ...]:
 
 
 def _short(what: Operator) -> str:
-    """``allreduce_`` for ``c10d.allreduce_``: names without their namespace."""
+    """The name without its namespace and underscores: ``allreduce`` for ``c10d.allreduce_``."""
     return what.name.rpartition(".")[2].strip("_")
 
 
 def _ends(named: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What goes in and what comes out, by the names of the arguments."""
+    """The tensors that are sent and those that are received, by the names of the arguments."""
     incoming, outgoing = [], []
     for name, value in named.items():
         found = tensors(value)
@@ -237,7 +239,7 @@ def _ends(named: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]
 
 
 def _work(out: Any) -> Any:
-    """The work object among what a c10d operator returned, None if there is none."""
+    """The work object among the results of a c10d operator; None if there is none."""
     for item in out if isinstance(out, list | tuple) else [out]:
         if isinstance(item, torch.ScriptObject):
             return torch.distributed.Work.unbox(item)
@@ -281,7 +283,8 @@ _SEEN: set[type] = set()
 
 
 def see_python_groups(current: Callable[[], Collectives | None]) -> None:
-    """See the collectives of process groups that are Python classes, so far."""
+    """Patch the collectives of process groups that are Python classes, and exist by now, so that
+    they are recorded by the thread's ``current()``."""
     for kind in torch.distributed.ProcessGroup.__subclasses__():
         if kind in _SEEN:
             continue

@@ -1,6 +1,6 @@
-"""``narrowfuzz watch``: start the command, let everything pass, and say what was seen.
+"""``narrowfuzz watch``: starts the command, passes on signals, and prints the report at its end.
 
-The parent knows neither torch nor what the command prints.
+The parent process neither imports torch nor reads what the command prints.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from narrowfuzz_watch.records import Cause, FirstBad, Report, Rerun
 from narrowfuzz_watch.removals import REMOVALS, UNCHANGED, Change, variant
 from narrowfuzz_watch.words import lines, more_times, place
 
-#: Exit codes: of a command that went well, and where ``--fail`` finds something.
+#: Exit codes: of a command that succeeded, and if ``--fail`` is given and something was found.
 CLEAN, FOUND = 0, 1
 _SITE = Path(__file__).resolve().parent / "site"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -35,7 +35,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asked for."""
+    """Options of ``narrowfuzz watch``."""
 
     command: tuple[str, ...]
     against: Path | None = None
@@ -48,8 +48,9 @@ class Asked:
 
 
 def watch_command(asked: Asked) -> int:
-    """Run the command under watch; its exit code, or 1 if ``--fail`` has something to fail for. A
-    command that a signal killed takes this process with it."""
+    """Run the command under watch. Returns the command's exit code, or 1 if it succeeded and
+    ``--fail`` is given and something was found. If a signal killed the command, this process ends
+    by the same signal. Raises ValueError for invalid options."""
     if shutil.which(asked.command[0]) is None:
         raise ValueError(f"{asked.command[0]!r} is no command that can be run: give it after --")
     if asked.repeat < 0:
@@ -88,7 +89,7 @@ def _environment(asked: Asked, folder: Path, change: Change) -> Mapping[str, str
 
 
 def _run(asked: Asked, folder: Path, log: Path | None = None, change: Change = UNCHANGED) -> int:
-    """The command's return code; negative if a signal killed it."""
+    """Run the command; returns its return code, which is negative if a signal killed it."""
     environment = _environment(asked, folder, change)
     command = (*asked.command, *change.arguments)
     if log is None:
@@ -103,7 +104,7 @@ def _run(asked: Asked, folder: Path, log: Path | None = None, change: Change = U
 
 @contextmanager
 def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Signals are the command's. A terminal's Ctrl-C reaches it without us."""
+    """Forward signals to the command, except a terminal's Ctrl-C, which reaches it anyway."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         if not (number == signal.SIGINT and _from_terminal()):
@@ -118,7 +119,8 @@ def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _from_terminal() -> bool:
-    """Are we in the foreground of a terminal? Its Ctrl-C goes to every process there."""
+    """True if this process is in the foreground of a terminal, whose Ctrl-C goes to every process
+    there."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):  # no terminal, or no stdin
@@ -126,7 +128,7 @@ def _from_terminal() -> bool:
 
 
 def _die(number: int) -> None:
-    """End as the command did, without a core of our own."""
+    """End this process by the signal that killed the command, without another core dump."""
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, most))
     signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
@@ -134,7 +136,7 @@ def _die(number: int) -> None:
 
 
 def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
-    """Run it again: is the first bad value at the same place?"""
+    """Run the command again, and report how often the first bad value is at the same place."""
     assert report.first is not None
     places: list[FirstBad | None] = []
     for number in range(1, asked.repeat + 1):
@@ -150,7 +152,7 @@ def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
     words = f"{more_times(len(places))}, it came at the same place {_how_often(same, len(places))}"
     cause: Cause = "software or data" if same == len(places) else "hardware or race"
     if report.first.cause in ("hardware or race", "software or data", "data"):
-        cause = report.first.cause  # what the operator itself has shown is nearer
+        cause = report.first.cause  # running the operator again is stronger evidence
     first = msgspec.structs.replace(
         report.first, cause=cause, because=f"{report.first.because}; {words}"
     )
@@ -158,7 +160,8 @@ def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
 
 
 def _compared(asked: Asked, folder: Path, report: Report) -> Report:
-    """Where nothing was bad, run it again: which run makes other numbers than most?"""
+    """After a run without bad values, run the command again, and report the run whose numbers
+    differ from most others."""
     runs, notes = {1: read(folder)}, list(report.notes)
     for number in range(1, asked.repeat + 1):
         again = prepared(folder / f"again-{number}")
@@ -184,9 +187,9 @@ def _how_often(same: int, runs: int) -> str:
 
 
 def same_place(first: FirstBad, other: FirstBad) -> bool:
-    """Is it the same step, pass, module and operator? Where several ranks make it at once, any of
-    them may be the first to tell; and what a fault of one device makes does not go on to another
-    rank, at the same operator of the same step."""
+    """True if both are at the same step, phase, module and operator. The rank is ignored: if
+    several ranks make the value at once, any of them may report it first; and a value that a faulty
+    device makes on one rank does not come on another rank at the same operator of the same step."""
     return _without_rank(first) == _without_rank(other)
 
 
@@ -197,8 +200,8 @@ def _without_rank(first: FirstBad) -> At:
 def _changed(
     asked: Asked, folder: Path, first: FirstBad, changes: Sequence[Change]
 ) -> Iterator[Rerun]:
-    """Run it again with one thing changed each time. The first time nothing is: a value that is
-    gone then, too, comes by chance, and no change would show anything."""
+    """Run the command again with one thing changed each time. First nothing is changed: if the bad
+    value is gone even then, it comes by chance, and the changes would prove nothing."""
     for number, change in enumerate((UNCHANGED, *changes)):
         again = prepared(folder / f"changed-{number}")
         code = _run(asked, again, again / "output.log", change)

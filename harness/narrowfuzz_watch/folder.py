@@ -1,4 +1,4 @@
-"""Where a run goes that is not told."""
+"""The default folder of runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import time
 from pathlib import Path
 
-#: The source tree that this would lie in: <checkout>/harness/narrowfuzz_watch.
+#: Root of the checkout, if this file is in one: <checkout>/harness/narrowfuzz_watch.
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def home() -> Path:
-    """Where the folders of runs stand: in a checkout's reports, else below the place where the
-    user is."""
+    """The folder for folders of runs, relative to the current one: reports/runs in a checkout's
+    root, else narrowfuzz-runs."""
     inside = (
         Path.cwd().resolve() == _CHECKOUT
         and Path("harness/narrowfuzz_watch").is_dir()
@@ -23,5 +23,5 @@ def home() -> Path:
 
 
 def new_folder() -> Path:
-    """One of them, of a run that names no other."""
+    """A new folder for a run for which the user names none."""
     return home() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Watching inside a process: of one thread for a while, or of all of a command's threads."""
+"""Starts and stops watching in a process: one thread for a while, or all threads of a command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from narrowfuzz_watch.watching import Watching
 _THREAD = threading.local()
 _LOCK = threading.Lock()
 _HOOKED: list[Any] = []
-#: In which threads that wait for the interpreter get it: many times what they need.
+#: Time for gloo's threads to get the interpreter lock that they wait for; many times what they
+#: need.
 _SECONDS_FOR_GLOO = 0.1
 
 
@@ -57,7 +58,7 @@ def _forked() -> None:
 
 
 def _hook() -> None:
-    """What a process has once, for all of its threads."""
+    """Install the hooks that a process needs only once, for all of its threads."""
     with _LOCK:
         if not _HOOKED:
             _HOOKED.append(register_optimizer_step_pre_hook(_before_step))
@@ -110,8 +111,9 @@ def begin_process(folder: Path, full: bool) -> None:
 
 
 def _end_process() -> None:
-    """Threads of gloo destroy what they were called with, which holds Python's objects in a watched
-    process, and abort it if they still wait for the interpreter when that ends."""
+    """Stop watching, then wait a moment if there were collectives. Gloo's threads destroy the
+    arguments of their calls, which hold Python objects in a watched process; they abort the process
+    if they still wait for the interpreter lock when the interpreter ends."""
     watching = _current()
     if watching is not None:
         end()

@@ -1,4 +1,5 @@
-"""Of all ranks' records, the first bad value: where it was made, and whom it reached from there."""
+"""Finds the first bad value in the records of all ranks: where it was made, and which ranks it
+reached."""
 
 from __future__ import annotations
 
@@ -11,8 +12,12 @@ from narrowfuzz_watch.records import Cause, Collective, Consequence, Event, Firs
 
 
 def first_bad(records: Sequence[Rank]) -> tuple[FirstBad, bool] | None:
-    """The first bad value, and whether it counts: NaN does, and what could not be repeated, and an
-    infinity or a huge number if a bad value then stood in a gradient or became NaN."""
+    """The first bad value, and whether it counts as a finding; None if there was none.
+
+    A value counts if its operator gave other bits when it was run again. Otherwise it counts, in a
+    step that no loss scaler checked, if a gradient had a bad value in that step, or if it is NaN
+    that did not come from memory that was never written. If no value counts, the first is returned.
+    """
     events = sorted((e for rank in records for e in rank.events), key=lambda e: (e.step, e.time))
     if not events:
         return None
@@ -23,7 +28,7 @@ def first_bad(records: Sequence[Rank]) -> tuple[FirstBad, bool] | None:
 
 
 def first_nan(records: Sequence[Rank], first: FirstBad) -> At | None:
-    """Where NaN came first, after a first bad value that was none."""
+    """Where NaN came first after a first bad value that was not NaN; None if it did not."""
     if first.bad == "nan":
         return None
     events = [e for rank in records for e in rank.events if e.bad == "nan"]
@@ -37,14 +42,14 @@ def _counts(event: Event, records: Sequence[Rank]) -> bool:
         return True
     own = next(r for r in records if r.rank == event.rank and event in r.events)
     if any(scaled.step == event.step for scaled in own.scaled):
-        return False  # the loss scaler has seen it and left the step out
+        return False  # the loss scaler has seen it and skipped the step
     reached = any(seen.step == event.step for rank in records for seen in rank.reached)
     empty = event.made == "given" and any(operand.unwritten for operand in event.operands)
     return reached or (event.bad == "nan" and not empty)
 
 
 def _origin(event: Event, records: Sequence[Rank]) -> Event:
-    """The event that this one follows from."""
+    """The first event of the chain of events that led to this one."""
     seen = []
     while event not in seen:
         seen.append(event)
@@ -114,7 +119,7 @@ def _place(event: Event) -> tuple[int, str, str, str]:
 
 
 def at(event: Event) -> At:
-    """An event's address: the step is its event, the operator its name."""
+    """An event's address: its field ``event`` is the step, ``name`` the operator."""
     return At(
         rank=event.rank,
         event=event.step,

@@ -1,8 +1,8 @@
-"""One thread's eyes: every operator that runs is looked at, and what is bad is told at once.
+"""Checks the results of every operator that one thread runs, and records bad values at once.
 
-On a CPU an operator's results are looked at as soon as it has run. On a GPU their sums stay on the
+On a CPU an operator's results are checked as soon as it has run. On a GPU their sums stay on the
 device, in the order of the operators, and are fetched together; until then operands and results
-are kept.
+are held.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from narrowfuzz_watch.recorder import Recorder
 from narrowfuzz_watch.scratch import Scratch
 from narrowfuzz_watch.screen import State
 
-#: What an operator writes over is kept until it has been looked at, up to so many bytes.
+#: Operands that an operator overwrites are copied until its results have been checked, if they have
+#: at most this many bytes in all.
 _KEPT_BYTES = 4 << 20
-#: Of -inf they never make +inf: what masks go through.
+#: Operators that never make +inf out of -inf; masks pass through them.
 _KEEPS_SIGNS = {
     "aten.add.Tensor",
     "aten.add_.Tensor",
@@ -38,15 +39,16 @@ _KEEPS_SIGNS = {
     "aten.amax",
     "aten.maximum",
 }
-#: On a GPU so many operators are looked at together.
+#: On a GPU, this many operators are checked together.
 _TOGETHER = 32
-#: Different places with a bad value that are told of; after that only collectives are looked at.
+#: The number of different places with a bad value that are recorded; after that, operators are no
+#: longer checked unless all digests are recorded, and collectives still are.
 _MOST_EVENTS = 64
 
 
 @dataclass(slots=True)
 class Ran:
-    """An operator that has run, until its results are looked at."""
+    """An operator whose results have not been checked yet."""
 
     number: int
     what: Operator
@@ -54,23 +56,23 @@ class Ran:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: list[torch.Tensor]
-    #: What it has written over, as it was before: by the tensor's id.
+    #: Copies of the operands that it overwrites, from before it ran, by the tensor's id.
     before: dict[int, torch.Tensor]
-    #: Of what was not kept, what was worst in it.
+    #: If these operands were not copied: their worst state before it ran.
     before_state: State
-    #: Step, phase and module, where they must be noted at once.
+    #: Step, phase and module, noted when it ran if its results are checked later.
     place: tuple[int, str, str] | None
     versions: list[int] = field(default_factory=list)
 
 
 class Observer:
-    """Of one thread of training."""
+    """Checks the operators of one thread of training."""
 
     def __init__(self, folder: Path, full: bool) -> None:
         self.full = full
         self.place = Place()
         self.recorder = Recorder(folder)
-        #: Nothing that runs now is the program's own.
+        #: True while operators run that are not the program's own.
         self.quiet = False
         self.ran = self.looked = self.backwards = 0
         self.seconds = 0.0
@@ -78,7 +80,7 @@ class Observer:
         self.worst: State = "ok"
         self._told: set[tuple[str, str, str, State]] = set()
         self._deliberate = False
-        #: The backward pass whose loss was looked at last, and whether a NaN was told of.
+        #: The backward pass whose loss was checked last, and whether a NaN loss was recorded.
         self._task = -1
         self._loss_told = False
         self._unwritten: dict[int, int] = {}
@@ -99,7 +101,7 @@ class Observer:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """What runs now is no operator of the program."""
+        """A context whose operators are not the program's own, and are not checked."""
         quiet, self.quiet = self.quiet, True
         try:
             yield
@@ -109,7 +111,7 @@ class Observer:
     def operator(
         self, what: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an operator and look at what came out."""
+        """Run an operator and check its results."""
         start = time.perf_counter()
         self.begun = self.begun or start
         ran = self._before(what, func, args, kwargs)
@@ -145,7 +147,7 @@ class Observer:
         return ran
 
     def _see_loss(self) -> None:
-        """After a first bad value: is what this backward pass began with NaN?"""
+        """After a first bad value: record if the loss that this backward pass began with is NaN."""
         task = torch._C._current_graph_task_id()
         if task == self._task:
             return
@@ -198,7 +200,7 @@ class Observer:
             self._unwritten[storage.data_ptr()] = storage.nbytes()
 
     def _note_written(self, ran: Ran, seen: list[torch.Tensor]) -> None:
-        """New memory, and memory that is written as a whole, holds what operators made."""
+        """Note that memory is written now: memory that is new, or was written as a whole."""
         if self._unwritten:
             for tensor in seen:
                 memory = tensor.untyped_storage()
@@ -227,13 +229,13 @@ class Observer:
         digests: list[torch.Tensor],
         done: Callable[[list[float], list[int]], None],
     ) -> None:
-        """Fetch these numbers, and tell ``done``: on a CPU now, on a GPU with others."""
+        """Fetch these numbers and call ``done`` with them: on a CPU now, on a GPU with others."""
         self._queue.append((sums, digests, done))
         if not any(item.is_cuda for item in (*sums, *digests)) or len(self._queue) >= _TOGETHER:
             self.flush()
 
     def flush(self) -> None:
-        """Look at all that has not been looked at yet."""
+        """Fetch and check everything in the queue."""
         queue, self._queue = self._queue, []
         found = _fetched([item for sums, _, _ in queue for item in sums], torch.float64)
         counted = _fetched([item for _, more, _ in queue for item in more], torch.int64)
@@ -245,7 +247,7 @@ class Observer:
             self._judge(ran)
 
     def _judge(self, ran: Ran) -> None:
-        """Something may be bad in an operator's results: is it new, and where is it from?"""
+        """Check an operator's results for bad values; record one that is new, with its origin."""
         states = [screen.state(tensor) for tensor in ran.results]
         bad = screen.worst(states)
         if bad == "ok":
@@ -290,17 +292,17 @@ class Observer:
         )
 
     def _known(self, bad: State, ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:
-        """Is a bad value that came in with the operands no news?"""
+        """True if a bad value that came in with the operands need not be recorded."""
         if screen.WORST.index(bad) <= screen.WORST.index(self.worst) or bad == "huge":
             return True
         if bad == "inf":
-            # a mask's -inf may come as a tensor of one number
+            # a mask's -inf may be given as a tensor with a single element
             self._deliberate |= all(
                 item.dim() == 0 for _, item in operands if screen.state(item) == "inf"
             )
             if self._deliberate:
                 return True
-        # a buffer that is filled piece by piece
+        # bad values in the unwritten rest of a buffer that is filled piece by piece
         partly = {id(item) for item in self._written(ran)}
         came = [item for _, item in readable(ran.what, args_of(ran)) if screen.state(item) == bad]
         return bool(came) and all(id(item) in partly and self._is_unwritten(item) for item in came)
@@ -319,7 +321,7 @@ class Observer:
         made: str,
         **more: Any,
     ) -> None:
-        """Write down that a bad value was seen."""
+        """Record that a bad value was seen."""
         step, phase, layer = place
         self.recorder.write(
             "event",
@@ -335,7 +337,7 @@ class Observer:
         )
 
     def tally(self) -> None:
-        """How much was looked at, and what that took."""
+        """Record how much was checked, and how long that took."""
         self.recorder.write(
             "tally",
             rank=self.rank,
@@ -349,7 +351,8 @@ class Observer:
 
 
 def _new_infinity(ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:
-    """Has an operator that keeps signs made +inf where its operands had -inf only, as masks do?"""
+    """True if an operator that keeps signs made +inf although its operands only had -inf, as masks
+    do."""
     if ran.what.name not in _KEEPS_SIGNS:
         return False
     seen = [item for _, item in operands if screen.looked_at(item)]
@@ -359,7 +362,7 @@ def _new_infinity(ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:
 
 
 def _versions(ran: Ran) -> list[int]:
-    """How often each operand has been written; of tensors that do not count it, 0."""
+    """How often each operand has been written; 0 for tensors that do not count this."""
     operands = readable(ran.what, args_of(ran))
     return [0 if item.is_inference() else item._version for _, item in operands]
 

@@ -1,4 +1,4 @@
-"""What is known of an operator before it runs, from its schema and its name."""
+"""Facts about an operator that are known before it runs, from its schema and its name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-#: skip: its output is a view, or memory that holds nothing yet. collective: ranks meet in it.
-#: wait: what a functional collective returned is complete after it.
+#: skip: not checked, as its output is a view or no numbers. unwritten: it returns memory that is
+#: not written yet. plain: its results are checked. collective: several ranks take part. wait: the
+#: result of a functional collective is complete after it. scaler: a loss scaler's check for
+#: infinities.
 Kind = Literal["skip", "unwritten", "plain", "collective", "wait", "scaler"]
 
-#: Stand in for tensors while shapes are worked out, or a graph is made.
+#: Tensor classes without numbers, used while shapes are inferred or a graph is made.
 NO_NUMBERS = (FakeTensor, FunctionalTensor)
 
 _UNWRITTEN = {
@@ -25,7 +27,7 @@ _UNWRITTEN = {
     "new_empty",
     "new_empty_strided",
 }
-#: Their first operand is written without being read.
+#: Operators that write their first operand without reading it.
 _OVERWRITES = {
     "copy_",
     "fill_",
@@ -42,8 +44,8 @@ _OVERWRITES = {
     "log_normal_",
     "cauchy_",
 }
-#: Views that are not said to be some, what says nothing of numbers, and FSDP's copy into a buffer
-#: the rest of which is still empty.
+#: Views whose schema does not declare them as views, operators without results to check, and FSDP's
+#: copy into a buffer whose rest is not written yet.
 _SKIPPED = {
     "_unsafe_view",
     "_reshape_alias",
@@ -62,24 +64,24 @@ class Operator:
 
     name: str
     kind: Kind
-    #: Positions of positional arguments, and names of all, that it writes.
+    #: (position, name) of the arguments that it writes.
     writes: tuple[tuple[int, str], ...] = ()
-    #: What it writes it does not read first.
+    #: True if it writes its arguments without reading them.
     overwrites: bool = False
-    #: What it writes it reads first.
+    #: True if it reads the arguments that it writes.
     rewrites: bool = False
     random: bool = False
-    #: Of a collective, the names of its arguments that come in and that go out.
+    #: The names of all its arguments, in order.
     names: tuple[str, ...] = ()
 
 
-#: What is known already, by the identity of what is kept beside it: an ``OpOverload``'s hash is
-#: written in Python.
+#: Cache: id of an operator -> the operator itself (so that the id stays valid) and its facts. The
+#: key is the id because an ``OpOverload``'s hash is slow, being written in Python.
 _KNOWN: dict[int, tuple[Any, Operator]] = {}
 
 
 def operator(func: Any) -> Operator:
-    """What is known of an ``OpOverload``, or of an operator that takes functions."""
+    """The facts about an ``OpOverload`` or a higher-order operator."""
     known = _KNOWN.get(id(func))
     if known is None:
         known = _KNOWN[id(func)] = (func, _facts(func))
@@ -121,7 +123,7 @@ def _kind(namespace: str, name: str, schema: Any, writes: tuple[tuple[int, str],
         return "unwritten"
     if name in _SKIPPED or namespace in ("prim", "profiler", "prims"):
         return "skip"
-    # a list of views (split, chunk) aliases its operand as a view does
+    # a list of views (split, chunk) aliases its operand just as a single view does
     views = [item.alias_info for item in schema.returns if item.alias_info is not None]
     is_view = bool(views) and not writes and len(views) == len(schema.returns)
     return "skip" if is_view else "plain"
@@ -139,7 +141,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def read_by(what: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors among its arguments, but for those that it overwrites."""
+    """The tensors among its arguments, without those that it overwrites."""
     if not what.overwrites:
         return tensors((args, kwargs))
     positions, names = zip(*what.writes, strict=True)
@@ -148,7 +150,8 @@ def read_by(what: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
 
 
 def has_infinite_scalar(args: Any, kwargs: Any) -> bool:
-    """Was the operator told to make what is not an ordinary number, as a mask of -inf does?"""
+    """True if a scalar argument is NaN, infinite or at least 2**64 in magnitude, as the -inf of a
+    mask: the operator is then meant to make such values."""
     return any(_extraordinary(item) for item in (*args, *kwargs.values()))
 
 

@@ -1,8 +1,8 @@
-"""Where the program is: step, phase, module. Asked of Python's own stack, so a program is not
-changed by it: no hook stands on a module, and nothing is added to a graph.
+"""Determines where the program is: step, phase, module. This is read from Python's stack, so that
+the program is not changed: there are no hooks on modules, and nothing is added to a graph.
 
-In a backward pass the node that runs knows its number, and the forward has noted which module each
-number was given out in.
+In a backward pass, the running graph node has a sequence number; the forward has noted in which
+module each number was assigned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_NOTED = 200_000
 _LIBRARY = sysconfig.get_paths()
 _PACKAGES = tuple(_LIBRARY[name] + os.sep for name in ("purelib", "platlib"))
 _OWN = tuple(_LIBRARY[name] + os.sep for name in ("stdlib", "platstdlib"))
-#: Files of torch, of this package, and what Python starts a program with.
+#: Files of torch and of this package, and Python's own frozen modules that start a program.
 _NOT_THE_PROGRAMS = (
     str(Path(torch.__file__).parent) + os.sep,
     str(Path(__file__).parent) + os.sep,
@@ -34,7 +34,7 @@ _NOT_THE_PROGRAMS = (
 
 
 class Place:
-    """Of one thread of training."""
+    """The place of one thread of training."""
 
     def __init__(self) -> None:
         self.step = 1
@@ -49,14 +49,14 @@ class Place:
         self._following = torch._C._autograd._get_sequence_nr()
 
     def note(self) -> None:
-        """In a forward: graph nodes that were made since the last operator belong to the module
-        that runs now. An operator's node is made just before it runs."""
+        """Note, in a forward, that graph nodes made since the last operator belong to the module
+        that runs now. An operator's node is made just before the operator runs."""
         following = torch._C._autograd._get_sequence_nr()
         if following == self._following:
             return
         begin, self._following = min(self._following, following - 1), following
         layer = self.layer()
-        if self._numbers and self._numbers[-1] > begin:  # numbers of another thread's
+        if self._numbers and self._numbers[-1] > begin:  # numbers of another thread
             keep = bisect.bisect_left(self._numbers, begin)
             del self._numbers[keep:], self._modules[keep:]
         if not self._modules or self._modules[-1] != layer:
@@ -78,7 +78,7 @@ class Place:
         return self.step, "forward" if torch.is_grad_enabled() else "", ""
 
     def layer(self) -> str:
-        """Dotted name of the innermost module whose forward is running; "" outside of all."""
+        """Dotted name of the innermost module whose forward is running; "" if there is none."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -90,9 +90,9 @@ class Place:
         return ""
 
     def lines(self) -> tuple[str, ...]:
-        """Where the program called the operator that is running: its innermost line of Python
-        outside of torch, and if that is in a package, the innermost one outside of packages. None
-        in a backward pass, where that would be the call of ``backward``."""
+        """Where the program called the running operator: the innermost line of Python outside of
+        torch and, if that is in an installed package, also the innermost line outside of packages.
+        Callers of ``backward`` are left out, so operators of a backward pass have no lines."""
         frame: FrameType | None = sys._getframe(1)
         found: list[str] = []
         while frame is not None and frame.f_code is not _ENGINE:
@@ -107,8 +107,8 @@ class Place:
         return tuple(found)
 
     def loss(self) -> tuple[torch.Tensor, ...]:
-        """What the backward pass that is running began with; none where it runs in a thread of the
-        engine's own."""
+        """The tensors that the running backward pass began with; none if the pass runs in a thread
+        of the autograd engine."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code is _ENGINE:
@@ -128,7 +128,7 @@ class Place:
             up = up.f_back
         for name, part in root.named_modules():
             old = self._names.get(id(part))
-            # a part that ran by itself first gets its longer name from the whole
+            # a module that first ran by itself gets its longer name once its parent runs
             if old is None or old[0]() is not part or len(old[1]) < len(name):
                 self._names[id(part)] = (weakref.ref(part), name or type(root).__name__)
         self._parameters[root] = {id(p): name for name, p in root.named_parameters()}
@@ -137,15 +137,15 @@ class Place:
 
     @property
     def roots(self) -> list[torch.nn.Module]:
-        """Modules whose forward ran inside of no other."""
+        """Modules whose forward did not run inside that of another module."""
         return list(self._parameters)
 
     def parameter(self, tensor: torch.Tensor) -> str:
-        """A parameter's dotted name, "" if no module that ran has it."""
+        """A parameter's dotted name; "" if no module that ran has it."""
         for names in self._parameters.values():
             if name := names.get(id(tensor)):
                 return name
-        for root in list(self._parameters):  # sharding has put others in their place
+        for root in list(self._parameters):  # sharding may have replaced the parameters
             names = {id(p): name for name, p in root.named_parameters()}
             self._parameters[root] = names
             if name := names.get(id(tensor)):
@@ -167,7 +167,8 @@ class Place:
         return self._modules[at] if at >= 0 else ""
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has ended its step. Of several the first one counts."""
+        """Note that an optimizer has ended its step. If there are several optimizers, only the
+        steps of the first are counted."""
         self.optimizing = False
         if self._counts is None:
             self._counts = id(optimizer)
@@ -176,6 +177,6 @@ class Place:
 
 
 def _short(file: str) -> str:
-    """As it is named from where the program was started."""
+    """The file's path, relative to the current folder if it is inside."""
     here = os.getcwd() + os.sep
     return file.removeprefix(here)

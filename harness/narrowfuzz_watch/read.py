@@ -1,4 +1,4 @@
-"""A run's folder: what its ranks have written is read, and the report is made of it."""
+"""Reads the records that ranks have written to a run's folder, and makes the report of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from narrowfuzz_watch.records import (
 )
 from narrowfuzz_watch.votes import stuck, votes
 
-#: In a run's folder: what each rank has written, and the report.
+#: In a run's folder: the folder of the ranks' records, and the report.
 RECORDS, REPORT = "ranks", "first_bad.json"
 
 _KINDS: dict[str, tuple[str, type[msgspec.Struct]]] = {
@@ -44,7 +44,8 @@ _KINDS: dict[str, tuple[str, type[msgspec.Struct]]] = {
 
 
 def prepared(out: Path | None, *, fresh: bool = True) -> Path:
-    """The folder that a run writes its records into. Raises ValueError if it cannot be that."""
+    """Create the folder of a run's records; a default one if ``out`` is None. Raises ValueError if
+    it is a file or, if it is to be ``fresh``, if it has records of an earlier run."""
     folder = new_folder() if out is None else out
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file: name a folder")
@@ -72,7 +73,7 @@ def read(folder: Path) -> list[Rank]:
 def _rank(file: Path) -> Rank:
     rank = Rank(rank=0, source=file.stem)
     for line in _lines(file):
-        # the rank is known once the processes have met
+        # the rank may be unknown until torch.distributed is initialised
         rank.rank = line.get("rank", rank.rank)
         kind = line.pop("kind")
         if kind == "tally":
@@ -84,8 +85,8 @@ def _rank(file: Path) -> Rank:
 
 
 def _add_ring(rank: Rank, lines: Iterable[dict[str, Any]]) -> None:
-    """The last collectives; those that were left stand among the lines already, while these were
-    written down."""
+    """Add the last collectives from the ring, except those that ``rank`` has already: a collective
+    that was left is usually among the lines, too."""
     there = {part.n for part in rank.collectives}
     for line in lines:
         part = msgspec.convert(line, Collective)
@@ -98,12 +99,12 @@ def _add_ring(rank: Rank, lines: Iterable[dict[str, Any]]) -> None:
 def _lines(file: Path) -> Iterable[dict[str, Any]]:
     for line in file.read_bytes().splitlines():
         text = line.strip(b" \0")
-        if text.endswith(b"}"):  # a line that its process died in is no line
+        if text.endswith(b"}"):  # skip a line that is cut off, as its process died
             yield json.loads(text)
 
 
 def reported(folder: Path, earlier: Path | None = None, exit_code: int | None = None) -> Report:
-    """The report of a run; it is written into its folder, too."""
+    """Make the report of a run, and write it to the run's folder."""
     records = read(folder)
     report = report_of(records, None if earlier is None else read(earlier), exit_code)
     write(folder, report)
@@ -113,7 +114,7 @@ def reported(folder: Path, earlier: Path | None = None, exit_code: int | None = 
 def report_of(
     records: Sequence[Rank], earlier: Sequence[Rank] | None, exit_code: int | None
 ) -> Report:
-    """What is said of these records."""
+    """The report on these records."""
     first = first_bad(records)
     tallies = [rank.tally for rank in records if rank.tally is not None]
     seconds = sum(tally.seconds for tally in tallies)
@@ -147,7 +148,7 @@ def _notes(records: Sequence[Rank]) -> Iterable[str]:
 
 
 def write(folder: Path, report: Report) -> None:
-    """Write first_bad.json, at once as a whole."""
+    """Write first_bad.json atomically."""
     partial = folder / f"{REPORT}.{os.getpid()}-{threading.get_ident()}"
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     partial.replace(folder / REPORT)

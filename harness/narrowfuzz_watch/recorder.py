@@ -1,6 +1,6 @@
-"""What a rank leaves: a line of JSON for each thing that happened, and a small ring of its last
-collectives that survives however the process ends. Standard library only: it runs in the Python of
-the user's command."""
+"""Writes a rank's records: a line of JSON for each event, and a small ring buffer of its last
+collectives, which survives however the process ends. Uses the standard library only, as it runs in
+the Python of the user's command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: The ring: so many collectives, each a line of so many bytes.
+#: The ring's number of collectives, and the bytes of each one's line.
 RING, SLOT = 256, 320
-#: Steps whose collectives and parameters are all written down; later ones are each hundredth.
+#: Collectives and parameters are recorded in each of the first ``EVERY`` steps, later only in every
+#: ``THEN``-th.
 EVERY, THEN = 1000, 100
 
 _ORDINAL_LOCK = threading.Lock()
@@ -21,8 +22,8 @@ _ORDINALS: dict[int, int] = {}
 
 
 class Recorder:
-    """The files of one thread of training: ``<pid>-<n>.jsonl`` and ``<pid>-<n>.ring``. They are
-    made when there is something to write."""
+    """Writes the files of one thread of training: ``<pid>-<n>.jsonl`` and ``<pid>-<n>.ring``. They
+    are created when there is something to write."""
 
     def __init__(self, folder: Path) -> None:
         with _ORDINAL_LOCK:
@@ -33,7 +34,7 @@ class Recorder:
         self._slot = 0
 
     def write(self, kind: str, **what: Any) -> None:
-        """One line, at once: what follows may kill the process."""
+        """Write one line at once, as what follows may kill the process."""
         if self._lines is None:
             self._stem.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -42,7 +43,7 @@ class Recorder:
         os.write(self._lines, json.dumps(line).encode() + b"\n")
 
     def entered(self, record: dict[str, Any]) -> int:
-        """A collective is entered; returns its slot of the ring."""
+        """Record that a collective is entered; returns its number in the ring."""
         slot, self._slot = self._slot, self._slot + 1
         self.ring(slot, {**record, "left": False})
         return slot
@@ -53,7 +54,7 @@ class Recorder:
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             self._ring = os.open(self._stem.with_suffix(".ring"), flags, 0o644)
         line = json.dumps({"slot": slot, **record}).encode()
-        if len(line) > SLOT - 1:  # a group of very many ranks: its first ones tell which it is
+        if len(line) > SLOT - 1:  # a group of very many ranks: its first ones identify it
             line = json.dumps({"slot": slot, **record, "group": record["group"][:8]}).encode()
         os.pwrite(self._ring, line[: SLOT - 1].ljust(SLOT - 1) + b"\n", slot % RING * SLOT)
 
@@ -65,5 +66,5 @@ class Recorder:
 
 
 def kept(step: int) -> bool:
-    """Are the collectives and parameters of this step written down?"""
+    """True if the collectives and parameters of this step are recorded."""
     return step <= EVERY or step % THEN == 0

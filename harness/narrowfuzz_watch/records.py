@@ -1,4 +1,4 @@
-"""What ranks have written down, and what is said of it: plain data."""
+"""Plain data: the records that ranks write, and the report that is made of them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import msgspec
 from narrowfuzz_watch.address import At
 
 Bad = Literal["ok", "huge", "inf", "nan"]
-#: made: all operands were ordinary. given: it came in with an operand, and no operator that was
-#: seen had made it. crossed: it came out of a collective into which this rank sent ordinary
-#: numbers.
+#: Where a bad value is from. made: the operator made it of operands that were less bad. given: it
+#: came in with an operand, and no operator that was seen had made it. crossed: it came out of a
+#: collective into which this rank sent ordinary numbers.
 Made = Literal["made", "given", "crossed"]
-#: What was shown of the cause; unknown: nothing was.
+#: The cause as far as it could be shown. not seen: code that is not watched, such as a compiled
+#: graph, made the value. unknown: nothing could be shown.
 Cause = Literal["hardware or race", "software or data", "data", "not seen", "unknown"]
 
 
@@ -25,24 +26,24 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
     nan: int = 0
     inf: int = 0
-    #: The largest magnitude of its finite elements, and from where to where they go.
+    #: Of its finite elements: the largest magnitude, the least and the largest value.
     largest: float = 0.0
     least: float = 0.0
     most: float = 0.0
-    #: How many elements are zero, and how many there are.
+    #: Number of zeros, and of all elements.
     zeros: int = 0
     count: int = 0
-    #: The first bad element.
+    #: Index of the first bad element.
     index: tuple[int, ...] = ()
-    #: The graph node that it came from.
+    #: Name of the autograd node that made it.
     maker: str = ""
     state: Bad = "ok"
-    #: Its memory came from an operator that leaves it empty, and was not written as a whole since.
+    #: True if its memory is uninitialised (from ``empty``), and was not written as a whole since.
     unwritten: bool = False
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """A bad value where it was new to a rank."""
+    """A bad value that a rank had not seen before."""
 
     n: int
     rank: int
@@ -55,11 +56,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     made: Made
     operands: tuple[Tensor, ...] = ()
     output: Tensor
-    #: What came when the operator was run again at once on the same operands; "": see why.
+    #: The outcome of running the operator again at once on the same operands (``Again``); "": it
+    #: was not, ``why`` is the reason.
     again: Literal["same", "clean", "other", ""] = ""
     why: str = ""
-    #: The lines of Python that called the operator, the innermost first; none where it was looked
-    #: at later.
+    #: The lines of Python that called the operator, the innermost first; none if its results were
+    #: checked later (on a GPU).
     lines: tuple[str, ...] = ()
     during: str = ""
     group: tuple[int, ...] = ()
@@ -67,7 +69,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's part in a collective: the seq-th of this group."""
+    """A rank's part in a collective, which is number ``seq`` of its group, from 1."""
 
     n: int
     rank: int
@@ -92,7 +94,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Op(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's digests, of what it read and of what it made."""
+    """The digests of an operator's operands and results."""
 
     n: int
     rank: int
@@ -106,7 +108,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a rank was looked at, and the seconds that took."""
+    """How many operators of a rank ran and were checked, and the seconds that took."""
 
     rank: int
     step: int
@@ -118,7 +120,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """A bad value stood in a gradient when the optimizer got it."""
+    """A gradient had a bad value when the optimizer received it."""
 
     rank: int
     step: int
@@ -127,7 +129,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters that other ranks hold, too: name, those ranks, digest."""
+    """Parameters that several ranks hold: (name, these ranks, digest)."""
 
     rank: int
     step: int
@@ -135,21 +137,21 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backward pass began with was NaN, for the first time."""
+    """The loss that a backward pass began with was NaN, for the first time."""
 
     rank: int
     step: int
 
 
 class Scaler(msgspec.Struct, frozen=True, kw_only=True):
-    """A loss scaler has looked for infinities itself in this step."""
+    """A loss scaler checked for infinities itself in this step."""
 
     rank: int
     step: int
 
 
 class Rank(msgspec.Struct, kw_only=True):
-    """All that one thread of training has written."""
+    """All records of one thread of training."""
 
     rank: int
     source: str = ""
@@ -174,7 +176,7 @@ class Consequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstBad(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the first bad value stood, and what was shown of its cause."""
+    """The place of the first bad value (or difference), and its cause as far as it was shown."""
 
     at: At
     bad: Literal["huge", "inf", "nan", "differs"]
@@ -182,30 +184,30 @@ class FirstBad(msgspec.Struct, frozen=True, kw_only=True):
     operands: tuple[Tensor, ...] = ()
     output: Tensor | None = None
     cause: Cause = "unknown"
-    #: What the cause rests on.
+    #: The evidence for the cause, in words.
     because: str = ""
     #: The first collective that took the bad value to other ranks.
     through: Consequence | None = None
     consequences: tuple[Consequence, ...] = ()
-    #: Other ranks on which the same operator made one by itself.
+    #: Other ranks on which the same operator independently made a bad value.
     also: tuple[int, ...] = ()
     #: The lines of Python that called the operator, the innermost first.
     lines: tuple[str, ...] = ()
 
 
 class Rerun(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the first bad value in a run with one thing changed."""
+    """Whether the first bad value came in a run with one thing changed."""
 
     change: str
-    #: unknown: it ended before the step in which the bad value had come.
+    #: unknown: the run failed before the bad value's step, or was no training.
     came: Literal["gone", "still there", "unknown"]
-    #: Its place then, or why nothing is known.
+    #: The place of its first bad value, or why the outcome is unknown.
     told: str = ""
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks that should hold the same and do not. ``sick`` is the minority, empty if there is
-    none."""
+    """A group of ranks that should hold the same numbers and do not. ``sick`` is the minority,
+    empty if no digest has a majority."""
 
     what: str
     step: int
@@ -214,13 +216,13 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a run was, as first_bad.json holds it."""
+    """The report on a run, as in first_bad.json."""
 
     first: FirstBad | None = None
-    #: Is it a finding, or did it pass without reaching a gradient?
+    #: True if ``first`` is a finding; False if, for example, it reached no gradient.
     counts: bool = False
-    #: The first NaN, where another bad value came before it; and the step from which on the loss
-    #: was NaN.
+    #: The first NaN, if another kind of bad value came before it; and the first step whose loss was
+    #: NaN.
     first_nan: At | None = None
     loss_nan: int | None = None
     #: The first divergence from another run.
@@ -228,19 +230,20 @@ class Report(msgspec.Struct, kw_only=True):
     votes: tuple[Vote, ...] = ()
     #: Runs with one thing changed each; the first is unchanged.
     reruns: tuple[Rerun, ...] = ()
-    #: Who waits where, who has not come, which ranks disagree on the program.
+    #: Sentences: which ranks wait in a collective, which never entered it, and where ranks ran
+    #: different collectives.
     stuck: tuple[str, ...] = ()
     trained: bool = False
     ranks: tuple[int, ...] = ()
     steps: int = 0
     looked: int = 0
-    #: Of the run's time, the share that watching took in its own code.
+    #: The share of the run's time that watching took in its own code.
     overhead: float = 0.0
     exit_code: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def found(self) -> bool:
-        """Is there anything that ``--fail`` fails for?"""
+        """True if there is anything for which ``--fail`` fails."""
         bad = (self.first is not None and self.counts) or self.divergence is not None
         return bad or bool(self.votes)

@@ -1,5 +1,5 @@
-"""What a training is run without, to see whether its first bad value goes away: one thing at a
-time, by its environment or its arguments."""
+"""Changes with which a training is run again, to see whether its first bad value goes away: one at
+a time, made by its environment or its arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from narrowfuzz_watch import REMOVE
 
 @dataclass(frozen=True)
 class Change:
-    """What is different in a run: its environment, and arguments after its own."""
+    """A change of a run: environment variables, and arguments that follow the command's own."""
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -21,7 +21,7 @@ class Change:
 
 
 UNCHANGED = Change("unchanged")
-#: What needs no word of the user's.
+#: The changes of ``--remove``, which the user need not specify.
 REMOVALS = (
     Change("without torch.compile", {"TORCH_COMPILE_DISABLE": "1"}),
     Change("without activation checkpointing", {REMOVE: "checkpointing"}),
@@ -36,8 +36,8 @@ REMOVALS = (
 
 
 def variant(text: str) -> Change:
-    """A user's own: NAME=VALUE of the environment, anything else is arguments. Raises ValueError
-    if it is neither."""
+    """The change of ``--variant``: NAME=VALUE sets an environment variable, anything else is
+    arguments. Raises ValueError if it is neither."""
     if set_ := re.fullmatch(r"([A-Z_][A-Z0-9_]*)=(.*)", text, re.DOTALL):
         return Change(f"with {text}", {set_[1]: set_[2]})
     try:

@@ -1,4 +1,4 @@
-"""Takes a part of torch away in a watched process, which no variable of torch's own does."""
+"""Disables parts of torch in a watched process for which torch has no environment variable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch.utils.checkpoint
 
 
 def remove(what: str) -> None:
-    """Right after torch was imported, before anybody has taken a name from it."""
+    """Disable a part; to be called right after torch was imported, before other modules have
+    imported names from it. Raises ValueError for an unknown part."""
     if what == "checkpointing":
         torch.utils.checkpoint.checkpoint = _call
     elif what == "nondeterminism":
@@ -30,5 +31,5 @@ def _call(
     preserve_rng_state: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """What stands for torch.utils.checkpoint.checkpoint: nothing is recomputed."""
+    """Replaces torch.utils.checkpoint.checkpoint: nothing is recomputed."""
     return function(*args, **kwargs)

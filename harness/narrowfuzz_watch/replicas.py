@@ -1,5 +1,5 @@
-"""What several ranks hold alike after a step: parameters that are replicated over a mesh, and those
-of DistributedDataParallel."""
+"""Parameters that should be the same on several ranks after a step: those replicated over a device
+mesh, and those of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from narrowfuzz_watch.place import Place
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor."""
+    """This rank's shard of a distributed tensor, or the tensor itself."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
 def replicated(
     optimizer: torch.optim.Optimizer, place: Place
 ) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Of each parameter that other ranks hold, too: its name, the ranks, the digest."""
+    """(name, ranks, digest) of each parameter that several ranks hold."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return
@@ -35,8 +35,8 @@ def replicated(
 
 
 def _meshes(parameter: torch.Tensor) -> list[tuple[int, ...]]:
-    """The ranks that hold the same shard of a distributed tensor, for each dimension of its mesh
-    that it is replicated over."""
+    """The ranks that hold the same shard of a distributed tensor, for each dimension of its device
+    mesh over which it is replicated."""
     placements = getattr(parameter, "placements", None)
     if placements is None:
         return []

@@ -1,4 +1,5 @@
-"""Memory that is used again for each operator: a copy of what it writes over costs no new pages."""
+"""Memory that is reused for each operator, so that copies of overwritten operands need no new
+pages."""
 
 from __future__ import annotations
 
@@ -12,17 +13,19 @@ _ALIGNED = 64
 
 
 class Scratch:
-    """So many bytes on the CPU, of one thread of training."""
+    """``size`` bytes of CPU memory, for one thread of training."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._memory: torch.Tensor | None = None
-        #: By offset, dtype, shape and strides; None: it cannot lie there as it lies elsewhere.
+        #: (offset, dtype, shape, strides) -> view of the memory; None: such a tensor does not fit,
+        #: or has gaps or overlaps.
         self._views: dict[tuple[Any, ...], torch.Tensor | None] = {}
 
     def copies(self, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """A copy of each, by its id, with the same strides; they hold until the next call. What
-        takes part on a GPU is looked at later, so its copies are its own."""
+        """Id -> copy of each tensor, with the same strides; copies are valid until the next call.
+        If a tensor is on a GPU, results are checked later, so the copies get memory of their own.
+        """
         found, start = {}, 0
         at_once = all(tensor.is_cpu for tensor in tensors)
         with torch._C._AutoDispatchBelowAutograd():
@@ -44,7 +47,7 @@ class Scratch:
         start, dtype, shape, strides = key
         reach = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         view = None
-        # with gaps or overlaps it is as far as it reaches that is not its number of elements
+        # a tensor with gaps or overlaps spans another number of elements than it has
         if reach == tensor.numel() and start + tensor.nbytes <= self._size:
             with torch.inference_mode(False):
                 if self._memory is None:

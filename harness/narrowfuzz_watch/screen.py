@@ -1,7 +1,8 @@
-"""Is every number of a tensor an ordinary one? A sum tells at once; what it leaves open is counted.
+"""Checks whether a tensor has bad values: NaN, infinities or huge numbers. A sum is enough to rule
+out NaN and infinity.
 
-A sum over NaN or infinity is never finite, so no bad value passes; a sum that is not finite, or
-huge, may still come from ordinary numbers, and then the elements themselves are looked at.
+A sum over NaN or infinity is never finite, so none of these passes. A sum that is huge or not
+finite may still come from ordinary numbers; then the elements themselves are checked.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from narrowfuzz_watch.operators import NO_NUMBERS
 
-#: huge: larger than 2**64, as a flipped high bit of an exponent makes it, and nothing worse.
+#: The worst value in a tensor. huge: at least 2**64, as after a flip of a high exponent bit.
 State = Literal["ok", "huge", "inf", "nan"]
 WORST: tuple[State, ...] = ("ok", "huge", "inf", "nan")
 _HUGE = 2.0**64
@@ -32,7 +33,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def looked_at(tensor: torch.Tensor) -> bool:
-    """Can the tensor hold a bad number, and can it be read?"""
+    """True if the tensor can hold a bad value, and can be read."""
     return (
         tensor.dtype in _LOOKED_AT
         and tensor.layout is torch.strided
@@ -43,7 +44,7 @@ def looked_at(tensor: torch.Tensor) -> bool:
 
 
 def total(tensor: torch.Tensor) -> torch.Tensor:
-    """A sum that is finite only if every element is; it stays on the device."""
+    """A sum, on the tensor's device, that is finite only if every element is."""
     dtype = tensor.dtype
     if dtype in _WIDE:
         return tensor.sum()
@@ -51,19 +52,19 @@ def total(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a dtype that has isnan."""
+    """The same numbers in a real dtype that supports isnan."""
     if tensor.dtype.is_complex:
         return torch.view_as_real(tensor.resolve_conj())
     return tensor.float() if tensor.dtype in _NARROW or tensor.dtype is _SCALE else tensor
 
 
 def suspect(sum_: float) -> bool:
-    """Does such a sum leave open whether all numbers are ordinary ones?"""
+    """True if a tensor with this sum may have bad values."""
     return not abs(sum_) < _HUGE
 
 
 def state(tensor: torch.Tensor) -> State:
-    """What is worst in a tensor."""
+    """The state of a tensor's worst element."""
     if not looked_at(tensor) or not suspect(float(total(tensor))):
         return "ok"
     least, most = ends(tensor)
@@ -87,7 +88,7 @@ def worst(states: Sequence[State]) -> State:
 
 
 def described(tensor: torch.Tensor, name: str) -> dict[str, Any]:
-    """What a report says of a tensor: shape, dtype, counts, the first bad element."""
+    """The fields of ``records.Tensor`` that describe a tensor."""
     found: dict[str, Any] = {
         "name": name,
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -129,7 +130,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> int:
-    """Changes if any one bit does: a sum of the bits taken as integers, with their place in it."""
+    """A sum of the elements' bits taken as integers, combined over the tensors in order.
+
+    It changes if a single bit does, except for the highest bit of an 8-byte element; it does not
+    change if elements of one tensor are exchanged.
+    """
     found = 0
     for place, tensor in enumerate(tensors, 1):
         if tensor.layout is torch.strided and tensor.device.type != "meta" and tensor.numel():

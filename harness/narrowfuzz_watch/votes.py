@@ -1,5 +1,5 @@
-"""What is known from ranks holding, or doing, the same: who is alone with other bits, who waits for
-whom, where their programs part."""
+"""Compares ranks that should hold or do the same: which rank has other bits, which waits for which,
+and where their sequences of collectives differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from narrowfuzz_watch.records import Collective, Rank, Vote
 
 
 def votes(records: Sequence[Rank], before: int | None) -> tuple[Vote, ...]:
-    """The first disagreement of each group of ranks, of steps ``before`` this one."""
+    """The first disagreement of each group of ranks; with ``before``, only in steps before it."""
     found: dict[tuple[int, ...], Vote] = {}
     for step, what, group, digests in sorted(_ballots(records), key=lambda b: (b[0], b[1])):
         open_ = group not in found and (before is None or step < before)
@@ -20,7 +20,7 @@ def votes(records: Sequence[Rank], before: int | None) -> tuple[Vote, ...]:
 
 
 def _minority(digests: Mapping[int, int]) -> tuple[int, ...]:
-    """The ranks without the majority's digest; none if no digest has a majority."""
+    """The ranks without the majority's digest; empty if no digest has a majority."""
     (most, count), *_ = Counter(digests.values()).most_common()
     if 2 * count <= len(digests):
         return ()
@@ -28,7 +28,7 @@ def _minority(digests: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _ballots(records: Sequence[Rank]) -> Iterator[tuple[int, str, tuple[int, ...], dict[int, int]]]:
-    """Step, what, the group, and the digest of each of its ranks."""
+    """(step, what is compared, group, rank -> digest) for all that a group should hold alike."""
     held: dict[tuple[int, str, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
     for rank in records:
         for after in rank.held:
@@ -53,13 +53,13 @@ def _met(records: Sequence[Rank]) -> dict[tuple[tuple[int, ...], int], list[Coll
     met: dict[tuple[tuple[int, ...], int], list[Collective]] = defaultdict(list)
     for rank in records:
         for part in rank.collectives:
-            if part.group:  # of a group that nobody knows, who meets whom is not known
+            if part.group:  # without a known group, the parts of a collective cannot be matched
                 met[part.key].append(part)
     return met
 
 
 def parted(records: Sequence[Rank]) -> str:
-    """The first collective in which ranks did not do the same, "" if there is none."""
+    """A sentence on the first collective in which ranks did different things; "" if none did."""
     for (group, seq), parts in sorted(_met(records).items(), key=lambda m: (m[1][0].step, m[0])):
         asked = {part.rank: _asked(part) for part in parts}
         if len(group) == 2 and parts[0].op in ("send", "recv"):
@@ -78,7 +78,7 @@ def _asked(part: Collective) -> str:
 
 
 def stuck(records: Sequence[Rank]) -> tuple[str, ...]:
-    """Who waits in which collective, and who never came."""
+    """Sentences: which ranks wait in which collective, and which never entered it."""
     lines = [line] if (line := parted(records)) else []
     last = {rank.rank: max(rank.collectives, key=lambda p: p.n, default=None) for rank in records}
     for rank, part in sorted(last.items()):

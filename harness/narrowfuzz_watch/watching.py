@@ -1,4 +1,4 @@
-"""The dispatch mode of one thread of training, and what is looked at around an optimizer's step."""
+"""The dispatch mode of one thread of training, and the checks around an optimizer's step."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _OPAQUE = torch._C._disabled_torch_dispatch_impl
 
 
 def _compiled() -> bool:
-    """Has anything been compiled? Then gradients may come from where no operator is seen."""
+    """True if anything has been compiled: operators that are not seen may then make gradients."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters.get("stats"))
 
 
 class Watching(TorchDispatchMode):
-    """Sees every operator of one thread. Compiled graphs are compiled and run as without it."""
+    """Sees every operator of one thread; graphs are compiled and run as they are without it."""
 
     supports_higher_order_operators = True
 
@@ -45,24 +45,25 @@ class Watching(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Nothing is compiled otherwise because this mode stands around it."""
+        """True: this mode must not change what is compiled."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """It is skipped by its code, below: torch's way costs each operator a wrapper in Python."""
+        """False, as torch's way of skipping costs each operator a wrapper in Python; Dynamo is made
+        to skip ``__torch_dispatch__`` at the end of this file instead."""
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if _mode_of(_FAKE) is not None:
-            return func(*args, **(kwargs or {}))  # what is made there has no numbers
+            return func(*args, **(kwargs or {}))  # fake tensors have no numbers
         for kind in types:
             if kind in NO_NUMBERS:
                 return func(*args, **(kwargs or {}))
             if kind.__torch_dispatch__ is not _OPAQUE:
-                return NotImplemented  # its own operators come here, with plain tensors
+                return NotImplemented  # the subclass then calls operators on plain tensors
         kwargs = kwargs or {}
         observer = self.observer
         if observer.quiet:
@@ -78,7 +79,7 @@ class Watching(TorchDispatchMode):
         return observer.operator(what, func, args, kwargs)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients as the optimizer gets them: a bad value in one has come to the end."""
+        """Check the gradients that the optimizer receives, and record the first bad one."""
         observer = self.observer
         observer.place.optimizing = True
         with torch.no_grad(), self.observer.own():
@@ -109,7 +110,7 @@ class Watching(TorchDispatchMode):
         observer.recorder.write("reached", rank=observer.rank, step=step, name=name, bad=bad)
         self._reached = True
         if screen.WORST.index(observer.worst) < screen.WORST.index(bad):
-            # nothing that ran operator by operator made it: a compiled backward, for one
+            # no operator that was seen made it, but for example a compiled backward
             observer.worst = bad
             observer.tell(
                 observer.ran,
@@ -124,7 +125,7 @@ class Watching(TorchDispatchMode):
             )
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The next step begins; what other ranks hold, too, is noted."""
+        """Record the parameters that other ranks hold, too, and begin the next step."""
         observer, step = self.observer, self.observer.place.step
         with torch.no_grad(), self.observer.own():
             observer.flush()
@@ -136,12 +137,12 @@ class Watching(TorchDispatchMode):
             observer.tally()
 
     def forked(self) -> None:
-        """A child process goes on with files of its own."""
+        """Make a forked child process write to files of its own."""
         self.observer.recorder = Recorder(self.folder)
         self.observer.ran = 0
 
     def end(self) -> None:
-        """Write down what is left to say."""
+        """Write the remaining records, and close the files."""
         with torch.no_grad(), self.observer.own():
             self.collectives.settle()
             self.observer.flush()
@@ -150,7 +151,7 @@ class Watching(TorchDispatchMode):
         self.observer.recorder.close()
 
 
-# what is compiled leaves alone this function and all that it calls
+# Dynamo compiles neither this function nor anything that it calls
 set_code_exec_strategy(
     Watching.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 )

@@ -1,4 +1,4 @@
-"""A report as the few lines that people read."""
+"""A report as a few lines of text for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BAD = {"nan": "NaN", "inf": "infinity", "huge": "huge number", "differs": "diff
 
 
 def lines(report: Report, folder: Path) -> Iterator[str]:
-    """What ``narrowfuzz watch`` ends with."""
+    """The lines that ``narrowfuzz watch`` prints at its end."""
     if not report.trained:
         yield "no training was seen: no backward pass and no optimizer step in a Python with torch"
     if report.first is not None:
@@ -46,7 +46,7 @@ def _count(number: int, word: str) -> str:
 
 
 def of_first(first: FirstBad) -> Iterator[str]:
-    """Where the first bad value stood, and what was shown of its cause."""
+    """Lines on the place of the first bad value, and on its cause as far as it was shown."""
     return _first("first", first, "")
 
 
@@ -69,14 +69,14 @@ def _first(word: str, first: FirstBad, more: str) -> Iterator[str]:
 
 
 def place(at: At) -> str:
-    """Where something stood, in the words of a training."""
+    """An address in words: step, rank, phase, layer, operator."""
     parts = [f"step {at.event}", f"rank {at.rank}", at.phase or "outside of a pass"]
     parts += [f"layer {at.layer}"] if at.layer else []
     return f"{', '.join(parts)}, operator {at.name}"
 
 
 def more_times(number: int) -> str:
-    """What was done so many times again."""
+    """``run once more``, or ``run 3 more times``."""
     return "run once more" if number == 1 else f"run {number} more times"
 
 
@@ -90,7 +90,7 @@ def _tensor(tensor: Tensor) -> str:
 
 
 def _numbers(tensor: Tensor) -> str:
-    """Its finite elements: from where to where, and how many are zero."""
+    """Words on its finite elements: their range, and how many are zero."""
     if tensor.count <= tensor.nan + tensor.inf:
         return ""
     if tensor.count == 1:

@@ -1,9 +1,10 @@
-"""The converters of torchtitan 0.3, which change the configuration that a model is built of.
+"""The converters of torchtitan 0.3, which change the configuration that a model is built from.
 
-So what is converted is the configuration that a decoder keeps, and a decoder is built of that
-anew, which takes over parameters and buffers. torchtitan lays layers out over ranks after it has
-converted them: each has the layout of the layer that it stands for. MXFP8Linear casts with Triton
-and CUDA kernels and multiplies with cuBLAS: it is told to emulate all three, as torchao has it.
+Therefore the configuration that a decoder stores is converted, and a new decoder is built from it,
+which takes over parameters and buffers. torchtitan lays layers out over ranks after it has
+converted them: each new layer has the layout of the one that it replaces. MXFP8Linear casts with
+Triton and CUDA kernels and multiplies with cuBLAS: here it emulates all three, by an option of
+torchao's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ONLY = "only linears inside of a torchtitan Decoder are supported"
 def convert(
     model: Any, spec: Spec, *, recipe: str, filters: tuple[str, ...], only: tuple[str, ...] = ()
 ) -> Any:
-    """Every decoder in a model built anew, as torchtitan's converter wants it."""
+    """The model with every decoder built anew from its converted configuration."""
     import copy
 
     from narrowfuzz.recipe.recipe import named
@@ -51,7 +52,7 @@ def convert(
 def _converted(
     config: Any, left_out: list[str], spec: Spec, *, recipe: str, filters: tuple[str, ...]
 ) -> Any:
-    """torchtitan's converter on a configuration; layers are named to it as users name them."""
+    """A configuration after torchtitan's converter, which gets layers' names as users give them."""
     import dataclasses
 
     from torchtitan.components.quantization import float8, mx
@@ -65,7 +66,7 @@ def _converted(
                 every = [fqn for fqn, _, _, _ in config.traverse(Linear.Config)]
                 fqns = [fqn for fqn in every if _among(fqn, filters) and fqn not in left_out]
                 if not fqns:
-                    return config  # no names would be all layers
+                    return config  # an empty list would mean all layers
             told: Any = {"fqns": fqns, "model_compile_enabled": True}  # else it warns
             return mx.MXFP8LinearConverter.Config(**told).build().convert(config)
         told = {"recipe_name": recipe, "filter_fqns": [*filters, *left_out]}
@@ -108,8 +109,8 @@ def convertible(
     filters: tuple[str, ...],
     only: tuple[str, ...] = (),
 ) -> bool:
-    """As documented: float8 leaves out what is filtered, and linears whose dimensions are no
-    multiples of 16; MXFP8 takes what is named, or all."""
+    """As documented: float8 skips filtered names and linears with a dimension that is no multiple
+    of 16; MXFP8 takes the named linears, or all."""
     from narrowfuzz.recipe.recipe import named
     from torchtitan.models.common.linear import Linear
 
@@ -129,8 +130,8 @@ def refusal(
     filters: tuple[str, ...],
     only: tuple[str, ...] = (),
 ) -> str:
-    """A user's model that has no decoder; and what the MX casts of some layer refuse: sizes that
-    are not of whole blocks."""
+    """Why this case is refused, "" if it is not: a user's model has no decoder, or the MX casts of
+    some layer refuse sizes that are not of whole blocks."""
     from narrowfuzz.recipe.recipe import named
 
     if spec.model in MODELS and MODELS[spec.model].own and not _has_decoder(spec):

@@ -1,8 +1,8 @@
 """The converters of torchtitan 0.1 and 0.2, which change a model.
 
-Each is built of torchtitan's own job configuration. Two things are not as on the machine that
-torchtitan wants, and both are set where its converter reads them: it may run without a GPU, and MX
-products are emulated (NAME_MAP says mxfp8_cublas, which a CPU has no kernel for).
+Each is built from torchtitan's own job configuration. Two things differ from the machine that
+torchtitan requires, and both are set where its converter reads them: it may run without a GPU, and
+MX products are emulated (NAME_MAP has mxfp8_cublas, for which a CPU has no kernel).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _cast_by_torch(section: Any) -> None:
 
 def _interpret() -> None:
     """Import torchao's MX modules with their Triton kernels, for Triton's interpreter; from then on
-    the cast along dim1 runs once for each shape, and gives what PyTorch's does."""
+    the kernel that casts along dim1 runs once per shape, and PyTorch's cast gives the result."""
     if "torchao.prototype.mx_formats.custom_cast" in sys.modules:
         return
     import torch.utils._triton as machine
@@ -99,7 +99,7 @@ def _interpret() -> None:
     tune = triton.autotune
     with (
         patch.object(machine, "has_triton", lambda: True),
-        # there is nothing to tune by: the last is the largest tile
+        # nothing is timed: the last is the largest tile
         patch.object(triton, "autotune", lambda configs, key, **how: tune(configs[-1:], key)),
     ):
         from torchao.prototype.mx_formats import custom_cast, mx_linear
@@ -119,7 +119,7 @@ def _interpret() -> None:
 
 
 def prepare() -> None:
-    """What is imported without the kernels stays without them."""
+    """Import torchao with its kernels first: modules that are imported without stay without."""
     if not unavailable_mx("interpreted", "cpu"):
         _interpret()
 
@@ -133,7 +133,7 @@ def convertible(
     filters: tuple[str, ...] | None,
     only: tuple[str, ...] = (),
 ) -> bool:
-    """As documented: linears whose dimensions are multiples of 16, but for the filtered ones."""
+    """As documented: linears whose dimensions are multiples of 16, except the filtered ones."""
     from narrowfuzz.recipe.recipe import named
     from torch import nn
 
@@ -182,7 +182,7 @@ def tap(emit: Emit) -> contextlib.AbstractContextManager[None]:
 
 
 def tap_float8(emit: Emit) -> contextlib.AbstractContextManager[None]:
-    """The float8 tensor's own mm; the order of maxima is not torchao 0.13's."""
+    """The float8 tensor's own mm, without amaxes: their order is not that of torchao 0.13."""
     from torchao.float8.float8_ops import FLOAT8_OPS_TABLE
 
     def show(a: Any, b: Any) -> None:

@@ -1,4 +1,5 @@
-"""What torchtitan's converters promise to take, and which of their releases runs where."""
+"""The layers that torchtitan's converters promise to take, and where each of their releases
+runs."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import named
 from packaging.version import Version
 
-#: Triton's interpreter runs a kernel of the largest of the tiles that it may be tuned to.
+#: The largest tile that the kernel may be tuned to, which Triton's interpreter runs.
 TILE = 128
 
 
 def refusal(
     spec: Spec, device: str, *, filters: tuple[str, ...] | None, only: tuple[str, ...] = ()
 ) -> str:
-    """What the casts of some layer refuse: the kernel wants whole tiles, the largest at that."""
+    """Why the casts of some layer refuse, "" if none does: the kernel needs whole tiles."""
     multiple = TILE if spec.backend == "interpreted" else 32
     for name, (out, features) in linears(spec).items():
         if not _promised(name, out, features, filters=filters, only=only):
@@ -36,7 +37,7 @@ def refusal(
 
 
 def linears(spec: Spec) -> dict[str, tuple[int, int]]:
-    """Name and weight's shape of every linear of the Spec's model."""
+    """Name and weight shape of every linear of the Spec's model."""
     if spec.model not in MODELS:
         return {}
     shapes = parameter_shapes(spec)
@@ -77,7 +78,7 @@ def version(package: str) -> str:
 
 
 def release(package: str) -> tuple[int, ...]:
-    """The first two numbers of its version, zeros where it is not installed."""
+    """The first two numbers of its version, zeros if it is not installed."""
     return Version(version(package) or "0.0").release[:2]
 
 
@@ -92,7 +93,7 @@ def configured() -> bool:
 
 
 def unavailable_mx(backend: str, device: str) -> str:
-    """Each builds the MXFP8 configuration of one torchao."""
+    """Each torchtitan builds the MXFP8 configuration of one torchao."""
     wanted, here = "0.11" if old() else "0.15", version("torchao")
     if not here.startswith(f"{wanted}."):
         return f"its MXFP8 is torchao {wanted}'s, and {here or 'none'} is installed"

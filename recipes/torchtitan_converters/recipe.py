@@ -1,18 +1,18 @@
 """torchtitan's own model converters, on its own Llama 3: ``--with torchtitan==0.1.0``.
 
-Each converter is built as torchtitan builds it, with its default filter or with one of those that
-users write. What it converts to is torchao's, so plans, taps and all that is known are those of
-torchao's recipes. Two things are not as on the machine that torchtitan wants: it may run without a
-GPU, and MX products are emulated.
+Each converter is built as torchtitan builds it, with its default filter or with one that users
+write. It converts to torchao's layers, so plans, taps and known issues are those of torchao's
+recipes. Two things differ from the machine that torchtitan requires: it may run without a GPU, and
+MX products are emulated.
 
-    torch        MXFP8, all casts torchao's own PyTorch code; of 0.3 "linear", as torchao's recipes
-                 call it
+    torch        MXFP8, all casts torchao's own PyTorch code; in 0.3 this backend is "linear", as in
+                 torchao's recipes
     interpreted  MXFP8 with the cast along dim1 as torchtitan has it by default: a Triton kernel,
                  which Triton's interpreter runs once for each shape. That shows whether it runs or
-                 refuses; numbers are the PyTorch cast's, as the interpreter rounds otherwise than
-                 a GPU does.
+                 refuses; numbers are the PyTorch cast's, because the interpreter rounds differently
+                 from a GPU.
 
-From 0.3 on converters change configurations, and other layers can be named to them.
+From 0.3 on converters change configurations, and get other lists of layers' names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from narrowfuzz.recipe.recipe import Recipe
 from . import configurations, jobs, promises
 
 _INTERPRETS = {"TRITON_INTERPRET": "1"}
-#: Of 0.1 and 0.2, as torchtitan's documentation has them; None: the converter's default.
+#: Filters for 0.1 and 0.2, as in torchtitan's documentation; None: the converter's default.
 _LEFT_OUT: dict[str, tuple[str, ...] | None] = {
     "": None,
     ".unfiltered": (),
@@ -61,7 +61,7 @@ def _recipe(theirs: Recipe, name: str, how: str, **fields: Any) -> Recipe:
 
 
 def _of_jobs(theirs: Recipe, recipe: str, which: str, **fields: Any) -> Recipe:
-    """One of 0.1 and 0.2."""
+    """A recipe for 0.1 and 0.2."""
     filters = _LEFT_OUT[which]
     how = "torchtitan's default filter" if filters is None else f"filter_fqns={list(filters)}"
     return _recipe(
@@ -88,7 +88,7 @@ def _mxfp8_of_jobs(which: str) -> Recipe:
         eager=("interpreted",),
         refusal=partial(promises.refusal, filters=_LEFT_OUT[which]),
         tap=jobs.tap if promises.old() else theirs.tap,
-        # the tensors of the torchao of 0.1 mix with DTensors in their scales, and raise
+        # with the torchao of 0.1, tensors mix with DTensors in their scales, and raise
         shards=("fsdp",) if promises.old() else ("fsdp", "tensor"),
         converted=jobs.converted_to_mx,
         unavailable=promises.unavailable_mx,
@@ -98,8 +98,8 @@ def _mxfp8_of_jobs(which: str) -> Recipe:
 
 
 def _shards(recipe: str) -> tuple[Literal["fsdp", "tensor", "codes"], ...]:
-    """Of one scale a tensor, ``apply_tp`` communicates codes; torchao's tensors know how in torch
-    2.11 and newer from 0.17 on."""
+    """With one scale a tensor, ``apply_tp`` communicates codes; torchao's tensors support that in
+    torch 2.11 and newer from torchao 0.17 on."""
     newer = promises.release("torchao") >= (0, 17)
     return ("fsdp", "tensor", "codes") if recipe == "tensorwise" and newer else ("fsdp", "tensor")
 
@@ -120,7 +120,7 @@ def _all_of_jobs() -> list[Recipe]:
 
 
 def _of_configurations(theirs: Recipe, name: str, option: str, **fields: Any) -> Recipe:
-    """One of 0.3: ``option`` is the field of the converter that names layers."""
+    """A recipe for 0.3: ``option`` is the field of the converter that names layers."""
     given = {"recipe": fields.pop("recipe"), "filters": fields.pop("filters")}
     how = f"{option}={list(given['filters'])}"
     return _recipe(
@@ -135,7 +135,7 @@ def _of_configurations(theirs: Recipe, name: str, option: str, **fields: Any) ->
 
 
 def _all_of_configurations() -> list[Recipe]:
-    """With the converter's default, and with what torchtitan's own configurations name."""
+    """Recipes with the converter's default and with the layers in torchtitan's configurations."""
     mxfp8 = [
         _of_configurations(
             _torchao("torchao_mxfp8.py", "torchao.mxfp8.rceil"),
@@ -144,7 +144,7 @@ def _all_of_configurations() -> list[Recipe]:
             recipe="mxfp8",
             filters=filters,
             backends=("linear",),  # torchao's MXFP8Linear, emulated
-            # which loses how a DTensor is sharded, and torchtitan asserts that
+            # MXFP8Linear loses how a DTensor is sharded, and torchtitan asserts that
             shards=("fsdp",),
             unavailable=configurations.unavailable_mx,
         )

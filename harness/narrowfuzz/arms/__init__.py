@@ -1,1 +1,1 @@
-"""Arms: the ways to run a case. Each leaves a Trace; none of them judges."""
+"""Arms: the ways to run a case. Each run returns a Trace; judging it is the task of the rules."""

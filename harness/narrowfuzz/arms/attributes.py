@@ -1,4 +1,4 @@
-"""Which attributes of a model's modules and parameters something reads while the model runs."""
+"""Finds out which attributes of modules and parameters are read while a model runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.trace.trace import Change
 
-#: A module's or parameter's name, and an attribute's.
+#: (name of a module or parameter, name of its attribute).
 Attribute = tuple[str, str]
 
 
 def still_read(change: Change, read: frozenset[Attribute]) -> Change | None:
-    """A change of the census without the attributes that are not ``read``; None if nothing is left
-    of it."""
+    """A change of the census reduced to those of its attributes that are in ``read``; None if none
+    of them is."""
     if not change.attributes:
         return change
     kept = tuple(a for a in change.attributes if (change.parameter or change.module, a) in read)
@@ -27,15 +27,15 @@ def still_read(change: Change, read: frozenset[Attribute]) -> Change | None:
 
 
 def lost_by(changes: Iterable[Change]) -> frozenset[Attribute]:
-    """What these changes of the census took away or changed."""
+    """The attributes that these changes of the census removed or changed."""
     return frozenset((c.parameter or c.module, a) for c in changes for a in c.attributes)
 
 
 def read_of(
     program: Program, tensors: dict[str, F32], wanted: frozenset[Attribute]
 ) -> frozenset[Attribute]:
-    """Of these attributes, those that a run of this unconverted ``program`` reads or asks for. All
-    of them if it does not come to its end."""
+    """Those of the ``wanted`` attributes that a run of this unconverted ``program`` reads or tests
+    for; all of them if the run fails."""
     if program.error is not None:
         return wanted
     read: set[Attribute] = set()
@@ -48,7 +48,8 @@ def read_of(
 
 
 def _listen(held: Any, attributes: frozenset[str], note: Callable[[str], Any]) -> None:
-    """From now on this object, whose class becomes one of its own, notes who reads these."""
+    """Make this object call ``note`` with the name of any of these attributes that is read. The
+    object gets a subclass of its class for that."""
     kind: Any = type(held)
 
     def reading(self: Any, name: str) -> Any:

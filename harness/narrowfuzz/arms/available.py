@@ -1,4 +1,4 @@
-"""Which arms run here: on this machine, and on a device."""
+"""Which arms can run on this machine and on a given device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def select_arms(globs: Sequence[str]) -> frozenset[str]:
 
 
 def none_runs(globs: Sequence[str], device: str) -> str:
-    """Why none of the arms that match these globs runs here, or "" if one does."""
+    """Why none of the arms that match these globs can run here, or "" if one can."""
     lacking = {name: unavailable(BY_NAME[name], device) for name in sorted(select_arms(globs))}
     if not all(lacking.values()):
         return ""
@@ -41,8 +41,8 @@ def none_runs(globs: Sequence[str], device: str) -> str:
 
 
 def rungs_of(arms: Collection[str], device: str = "cpu") -> tuple[Compile, ...]:
-    """The values of ``Spec.compile`` with which one of these arms runs here; eager if none does.
-    What runs on ranks alone has none."""
+    """The values of ``Spec.compile`` whose ladders contain at least one of these arms that can run
+    here; ("none",), which is eager, if there are none. Empty if all these arms are sharded."""
     if all(BY_NAME[name].sharded for name in arms):
         return ()
     stages = {BY_NAME[name].stage for name in arms if not unavailable(BY_NAME[name], device)}
@@ -54,46 +54,47 @@ def rungs_of(arms: Collection[str], device: str = "cpu") -> tuple[Compile, ...]:
     return tuple(rung for rung, wanted in own.items() if stages & wanted) or ("none",)
 
 
-#: What eager's roundings need besides where Triton generates the code: it divides by approximation
-#: and flushes what is subnormal.
+#: Further Inductor options that reproduce eager's rounding in Triton code, which by default divides
+#: by approximation and flushes subnormal numbers to zero.
 _EXACT = {"eager_numerics.division_rounding": True, "eager_numerics.disable_ftz": True}
 
 
 def options_on(arm: Arm, device: str) -> dict[str, object]:
-    """The arm's compile options on a device, as torch calls it."""
+    """The arm's options for torch.compile on a device ("cpu", "cuda")."""
     exact = _EXACT if arm.options and device != "cpu" else {}
     return dict(arm.options) | exact
 
 
 def approximate(arm: Arm, device: str) -> bool:
     """May the arm's code on a device divide by approximation? Source: ``div.full.f32`` of the PTX
-    ISA, up to 2 units in the last place off. A reciprocal is one even where division is exact:
-    Inductor divides an integer 1, and rounds quotients of two floats only."""
+    ISA, up to 2 units in the last place off. A reciprocal is approximate even where division is
+    exact: Inductor divides an integer 1, and rounds quotients of two floats only."""
     return arm.compiler == "inductor" and device != "cpu"
 
 
 def keeps_generators(arm: Arm, spec: Spec, device: str) -> bool:
-    """Does the arm's graph draw random numbers that it draws again in backward from generators of
+    """Does the arm's graph draw random numbers, and draw them again in backward, from generators of
     its own, which manual_seed does not reach? Source: torch/_functorch/partitioners.py,
-    ``apply_graphsafe_rng_functionalization`` (pytorch#146878): of CUDA alone."""
+    ``apply_graphsafe_rng_functionalization`` (pytorch#146878), for CUDA only."""
     recomputes = bool(arm.checkpoint) or spec.memory_budget < 100
     draws = MODELS[spec.model].random
     return bool(arm.compiler) and recomputes and draws and device != "cpu"
 
 
 def natives(arms: Collection[str], device: str) -> bool:
-    """May PyTorch's own kernels run in place of oneDNN's here?"""
+    """Do ``arms`` include the one with PyTorch's own kernels in place of oneDNN's, and can it run
+    here?"""
     return EAGER_NATIVE.name in arms and not unavailable(EAGER_NATIVE, device)
 
 
 def on_ranks(arms: Collection[str], device: str) -> bool:
-    """May cases be laid out over ranks here?"""
+    """Do ``arms`` include a sharded one that can run here?"""
     laid_out = (arm for name in arms if (arm := BY_NAME[name]).sharded)
     return any(not unavailable(arm, device) for arm in laid_out)
 
 
 def _no_ranks(arm: Arm, device: str) -> str:
-    """Why ranks that are these do not compute on a device that is no CPU, or "" if they do."""
+    """Why a sharded arm cannot run on a device other than the CPU, or "" if it can."""
     if not arm.processes:
         return "threads are no ranks there: torch runs a GPU's backward in a thread of its own"
     if device == "simulated":

@@ -1,4 +1,4 @@
-"""The census: what a conversion did to a model, apart from the GEMMs it was asked to quantise."""
+"""The census: what a conversion did to a model besides quantising the GEMMs it should quantise."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.trace.trace import Census, Change, ChangeKind
 
-#: Forwards a quantised linear stands in for; any other is a subclass's own.
+#: Forwards that a quantised linear replaces legitimately; any other is a subclass's own.
 PLAIN_FORWARDS = frozenset({"torch.nn.modules.linear.Linear.forward"})
-#: What a subclass loses along with its own forward.
+#: Changes that are consequences of a subclass losing its own forward.
 _FOLLOWS: frozenset[ChangeKind] = frozenset(
     {"module missing", "parameter missing", "buffer missing", "attributes lost"}
 )
@@ -24,7 +24,8 @@ _QUANTISED = "a quantised layer"
 
 
 def convert(recipe: Recipe, model: nn.Module, spec: Spec) -> tuple[Any, Census | None]:
-    """``model`` converted by the recipe, and what that did to it besides, if the recipe can say."""
+    """``model`` converted by the recipe, and the census of it; None if the recipe does not define
+    which modules it converts."""
     if recipe.converted is None:
         with torch.no_grad():
             return recipe.convert(model, spec), None
@@ -40,9 +41,10 @@ def convert(recipe: Recipe, model: nn.Module, spec: Spec) -> tuple[Any, Census |
 def compare(
     before: Snapshot, after: Snapshot, may_change: frozenset[ChangeKind]
 ) -> tuple[Change, ...]:
-    """Every difference that conversion was not asked for.
+    """Every difference that was not requested of the conversion.
 
-    ``before`` chose what should be converted, ``after`` what was: there ``may_change`` holds.
+    ``before.chosen`` are the modules that should be converted, ``after.chosen`` those that were:
+    at these, the kinds of changes in ``may_change`` are allowed.
     """
     differences = (
         *_coverage(before, after),
@@ -61,7 +63,8 @@ def compare(
 
 
 def _one_with(change: Change, before: Snapshot) -> set[str]:
-    """The module of a change, and of something that was shared, the others that had it."""
+    """The module of a change and, where it concerns something shared, the modules that shared it
+    first."""
     together = {change.module}
     if change.kind == "second name left unconverted":
         together.add(before.modules[change.module].first)
@@ -99,7 +102,7 @@ def _modules(before: Snapshot, after: Snapshot) -> Iterator[Change]:
     for name, old in before.modules.items():
         new = after.modules.get(name)
         if new is None:
-            if owner(name) in after.modules:  # else its parent's loss says it already
+            if owner(name) in after.modules:  # else the loss of its parent is reported already
                 yield Change("module missing", owner(name), name)
             continue
         if old.type != new.type:
@@ -196,7 +199,7 @@ def _presence(
     after: Snapshot,
     what: str,
 ) -> Iterator[Change]:
-    """Losses and additions that no lost or added module explains."""
+    """Parameters or buffers that were lost or added in modules that exist before and after."""
     for name in old:
         if name not in new and owner(name) in after.modules:
             yield Change(f"{what} missing", owner(name), name)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How each compiler makes its graphs, with a tap inside of every artefact it makes."""
+"""The torch.compile backend of each compiled arm, with a tap inside every graph it compiles."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from narrowfuzz.arms.operators import GraphWatch
 from narrowfuzz.machine import isa as vectors
 from narrowfuzz.play.watches import let_rng_pass
 
-#: Innermost last: the taps whose programs are running now.
+#: The taps of the programs that are running now, the innermost last.
 _recording: list[CompiledTap] = []
 
 
 class CompiledTap:
-    """Switch and store of one program's compiled artefacts."""
+    """Counts the calls of one program's compiled graphs and, while recording is on, records the
+    operators that run in them."""
 
     def __init__(self) -> None:
         self.watch = GraphWatch()
@@ -35,7 +36,7 @@ class CompiledTap:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """The context to run a compiled artefact in."""
+        """The context in which a compiled graph runs."""
         self.calls += 1
         with ExitStack() as stack:
             if self._on:
@@ -44,7 +45,7 @@ class CompiledTap:
 
 
 def tapped_backend(compiler: str, tap: CompiledTap, memory_budget: float) -> Any:
-    """The torch.compile backend of that name, with ``tap`` inside every artefact it makes."""
+    """The torch.compile backend of that name, with ``tap`` inside every graph it compiles."""
     from torch._functorch import config as functorch_config
 
     let_rng_pass(GraphWatch)
@@ -53,7 +54,7 @@ def tapped_backend(compiler: str, tap: CompiledTap, memory_budget: float) -> Any
         vectors.ask()
 
     def backend(graph: Any, example_inputs: Any, *, options: Any = None) -> Any:
-        # a budget of 1 is the default: then what a user has set holds
+        # a budget of 1 is the default: it must not override a user's setting
         limited = {"activation_memory_budget": memory_budget} if memory_budget < 1 else {}
         with functorch_config.patch(limited):
             if compiler == "inductor":
@@ -98,7 +99,7 @@ def _partitioned(run: Any) -> Any:
     )
 
 
-#: By the compiler's name, given what runs a graph: what makes forward and backward graphs.
+#: Compiler's name -> function that makes a backend of a function that runs a graph.
 _GRAPHS: dict[str, Callable[[Any], Any]] = {
     "aot_eager": _traced,
     "aot_eager_decomp_partition": _partitioned,
@@ -106,7 +107,7 @@ _GRAPHS: dict[str, Callable[[Any], Any]] = {
 
 
 def _watch_inductor() -> None:
-    """Let CompiledFxGraph.__call__ run inside the tap that is recording, if any. Idempotent."""
+    """Make CompiledFxGraph.__call__ run inside the innermost tap, if there is one. Idempotent."""
     from torch._inductor.output_code import CompiledFxGraph
 
     plain: Callable[..., Any] = CompiledFxGraph.__call__

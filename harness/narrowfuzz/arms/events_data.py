@@ -1,5 +1,5 @@
-"""The tensors of a training of a library's layers: inputs, output gradients and parameters, each a
-function of the seed, its own name and its position."""
+"""The tensors for a training of a library's layers: inputs, output gradients and parameters. Each
+element is a function of the seed, the tensor's name and the element's position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from narrowfuzz.case.spec import Case
 from narrowfuzz.numerics.formats import F64
 from narrowfuzz.play.dtypes import DTYPES
 
-#: How far a spike stands out.
+#: Magnitude of a spike; the other values are about normal.
 SPIKE = 2.0**12
 
 
@@ -41,14 +41,15 @@ def stimuli(case: Case) -> dict[str, torch.Tensor]:
 
 
 def of_rank(tensors: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
-    """A rank's own: those of the first, each times a power of two of its own, so that now one rank
-    has the largest values and now another."""
+    """A rank's tensors: those of rank 0, each multiplied by a power of two (2^-3 to 2^3) that
+    depends on its name and the rank, so that different ranks have the largest values."""
     ends = {name: zlib.crc32(f"{name}/{rank}".encode()) % 7 if rank else 3 for name in tensors}
     return {name: t * 2.0 ** (ends[name] - 3) for name, t in tensors.items()}
 
 
 def names_of(event: Event, number: int) -> list[tuple[str, str]]:
-    """Of each tensor that a forward or backward takes its name, and the one that it is drawn by."""
+    """For each tensor that a forward or backward takes: its name, and the name that is hashed to
+    draw its values."""
     if isinstance(event, Backward):
         return [(f"grad_output@{number}/{f}", f"g{number}/{f}") for f in event.of]
     return [(f"input@{number}", f"x{number}")]
@@ -57,7 +58,8 @@ def names_of(event: Event, number: int) -> list[tuple[str, str]]:
 def stimulus(
     name: str, *, values: str, shift: int, seed: int, shape: tuple[int, int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Normal values, or zeros, times 2^shift; with a spike or an infinity somewhere."""
+    """Normal values, or zeros, times 2^shift; for ``values`` "spike" or "inf", one element is a
+    spike or an infinity."""
     x = normal(name, shape, seed=seed)
     if values == "zero":
         x = np.zeros_like(x)
@@ -76,7 +78,7 @@ def filled(layers: Any, *, seed: int) -> Any:
 
 
 def value(name: str, parameter: torch.Tensor, *, seed: int) -> torch.Tensor:
-    """A parameter's: weights scaled by about 1 / sqrt(fan-in), norms near 1."""
+    """A parameter's value: weights scaled by about 1 / sqrt(fan-in), biases small, norms near 1."""
     x = normal(name, tuple(parameter.shape), seed=seed)
     if x.ndim > 1:
         x = np.ldexp(x, -(x.shape[-1].bit_length() // 2))
@@ -86,5 +88,5 @@ def value(name: str, parameter: torch.Tensor, *, seed: int) -> torch.Tensor:
 
 
 def normal(name: str, shape: tuple[int, ...], *, seed: int) -> F64:
-    """About normal values: a hash of the seed, the tensor's name and the position."""
+    """Approximately normal values, hashed from the seed, the tensor's name and the position."""
     return gaussian(hash_bits(seed, name, math.prod(shape[:-1]), shape[-1])).reshape(shape)

@@ -1,7 +1,7 @@
-"""Which library a frame of a traceback belongs to, wherever that library lies.
+"""Which library a frame of a traceback belongs to, wherever that library is stored.
 
-A library may be installed, or imported from a checkout: what names a frame is the package its file
-is in, not the folder that the package is in.
+A library may be installed, or imported from a checkout, so a frame is named after the package that
+contains its file, not after the folder that contains the package.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sysconfig
 from pathlib import Path
 from traceback import FrameSummary
 
-#: Ours; and Triton, which an error passes on its way from a kernel to whoever launches it.
+#: Our own packages, and Triton, through which an error passes from a kernel to its caller.
 _OURS = frozenset({"narrowfuzz", "narrowfuzz_watch", "te_on_cpu", "triton", "triton_on_cpu"})
-#: Modules of torch by which a kernel's call reaches a dispatch mode, and by which it leaves it.
+#: Modules of torch through which a call enters a dispatch mode, and through which it leaves it.
 _ENTERS = frozenset({"torch._compile", "torch._dynamo.eval_frame"})
 _LEAVES = frozenset({"torch._ops"})
 _STANDARD = Path(sysconfig.get_path("stdlib"))
@@ -21,8 +21,8 @@ _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 @functools.cache
 def module_of(filename: str) -> str:
-    """Dotted name of the library's module in a file; "" for the standard library, for what is
-    ours or Triton's, and for a file that belongs to no package."""
+    """Dotted name of the library module in a file; "" for the standard library, for our own
+    packages and Triton, and for a file that belongs to no package."""
     path = Path(filename)
     installed = path.parent.name == "site-packages"
     parts = [path.stem] if path.stem != "__init__" else []
@@ -38,8 +38,8 @@ def module_of(filename: str) -> str:
 
 
 def in_libraries(frames: list[FrameSummary]) -> list[FrameSummary]:
-    """Those of the frames that are in a library, but for what calls a watch of ours and what that
-    calls a kernel by: whoever is watched is where the error is, as without a watch."""
+    """The frames that are in a library, without torch's frames around a dispatch mode of ours: an
+    error is attributed to the same function as in a run without that mode."""
     found: list[FrameSummary] = []
     watched = False
     for frame in frames:

@@ -1,5 +1,5 @@
-"""The derivatives of a user's own ``autograd.Function``s, once for each model, not for each case:
-they rest on no data of one."""
+"""The checks of a user's own ``autograd.Function``s by finite differences, once for each model and
+not for each case, as they do not use a case's data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _FOUND: dict[tuple[str, str, str], tuple[Derivative, ...]] = {}
 
 
 def derivatives_of(spec: Spec, device: str) -> tuple[Derivative, ...]:
-    """Of every Function that a user's unconverted model calls, where it was asked for a gradient;
-    one that says why, where the model does not run on numbers of ours. None of other models."""
+    """The derivatives of every Function that a user's unconverted model calls. If the model fails
+    on generated inputs, a single one whose ``why`` states the error. Empty for models that are not
+    a user's."""
     if not MODELS[spec.model].own:
         return ()
     key = spec.model, spec.dtype, device
@@ -25,7 +26,7 @@ def derivatives_of(spec: Spec, device: str) -> tuple[Derivative, ...]:
         own = MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device=device)
         try:
             _FOUND[key] = tuple(Derivative(*one) for one in derivatives(own, ids_of(spec)))
-        except Exception as error:  # noqa: BLE001 - a user's code, and what it raised is told
+        except Exception as error:  # noqa: BLE001 - a user's code; its error is reported
             said = f"{type(error).__name__}: {shortened(message_of(error).strip(), 200)}"
             why = f"a forward on normal numbers raised {said}"
             _FOUND[key] = (Derivative("the model", "", "", why, *(math.nan,) * 6, 0),)
@@ -33,5 +34,5 @@ def derivatives_of(spec: Spec, device: str) -> tuple[Derivative, ...]:
 
 
 def ids_of(spec: Spec) -> int:
-    """How many token ids there are, 0 where the input is features."""
+    """The number of different token ids, 0 where the input is features."""
     return spec.n if MODELS[spec.model].takes_ids else 0

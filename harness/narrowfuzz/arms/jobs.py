@@ -1,4 +1,4 @@
-"""The Job of a Spec on an arm: what the player plays."""
+"""Translates a Spec and an arm into a Job, the description of a training that ``play/`` runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.job import Compile, Event, Job, Layers, Recompute
 
 T = TypeVar("T")
-#: What a relation may let happen to a program, with which the same data must leave the same.
+#: Sequences of events that a rule runs in place of a plain forward and backward, by name. On the
+#: same data, the last forward and backward must give the same results.
 AFTER: dict[str, tuple[Event, ...]] = {
     "steps": (
         ("forward", 0, 0, "train", False),
@@ -59,19 +60,19 @@ _NO_STEP: tuple[str, dict[str, Any]] = "SGD", {"lr": 0.0}
 
 
 def named(spec: Spec, tensors: Mapping[str, T]) -> Mapping[str, T]:
-    """The tensors with parameters called as in the model."""
+    """The tensors by name, where parameters have their names in the model."""
     called = {own: name for name, own in spec.parameters.items()}
     return {called.get(name, name): t for name, t in tensors.items()}
 
 
 def events_of(spec: Spec) -> tuple[Event, ...]:
-    """One event of the player for each of a converted model's."""
+    """The events of a converted model's training, as the player takes them."""
     return tuple(_events(spec, lambda used: ()))
 
 
 def events_of_layers(spec: Spec) -> tuple[Event, ...]:
-    """One event of the player for each of a library's own layers': these are handed their settings
-    where they come, which a converted model has."""
+    """The events of a training of a library's own layers, as the player takes them. They carry the
+    settings of the layers; a converted model contains its own."""
     return tuple(_events(spec, lambda used: (plain(used),)))
 
 
@@ -93,8 +94,8 @@ def _events(
                 narrow = not handed and (spec.autocast or inside)
                 yield "forward", forwards, turn, mode, narrow
                 forwards += 1
-                # each microbatch of a model is the same rows, turned by one more; who only looks
-                # turns none
+                # each microbatch of a model has the same rows, rotated by one more; forwards that
+                # do not train use the current rotation
                 turn += mode == "train" and not handed
             case Backward(of=of, retain=retain):
                 yield "backward", backwards, of, retain
@@ -111,8 +112,8 @@ def _events(
 
 
 def job_of(spec: Spec, arm: Arm, device: str, events: tuple[Event, ...] | None = None) -> Job:
-    """The training of a converted model on an arm in one process, its ``tied`` names left out:
-    whoever builds the model asks it. Of other ``events`` than the Spec's the optimizer's steps
+    """The training of a converted model on an arm in one process. ``tied`` is not set: the caller
+    that builds the model does that. If ``events`` replace those of the Spec, optimizer steps
     change nothing."""
     stepping = OPTIMIZERS[spec.optimizer] if events is None else _NO_STEP
     return replace(
@@ -127,7 +128,7 @@ def job_of(spec: Spec, arm: Arm, device: str, events: tuple[Event, ...] | None =
 def _job(
     spec: Spec, device: str, events: tuple[Event, ...], stepping: tuple[str, dict[str, Any]]
 ) -> Job:
-    """What is trained on, and how, of any Spec; ``stepping``: the optimizer and its options."""
+    """The part of a Job that all Specs have in common; ``stepping``: optimizer and its options."""
     steps = any(event == "step" for event, *_ in events)
     narrow = [how[-1] for event, *how in events if event in ("open", "forward")]
     optimizer, options = stepping if steps else ("", {})
@@ -152,14 +153,14 @@ def _job(
 def _compiled(spec: Spec, arm: Arm, device: str) -> Compile:
     options = options_on(arm, device)
     if arm.compiler == "inductor" and MODELS[spec.model].random:
-        options["fallback_random"] = True  # eager's numbers, else no two arms agree
+        options["fallback_random"] = True  # eager's random numbers, else no two arms agree
     given = {"dynamic": spec.dynamic, "fullgraph": spec.fullgraph, "options": options}
     given = {name: value for name, value in given.items() if value != {}}
     return Compile(arm.compiler, given, spec.memory_budget / 100)
 
 
 def job_of_layers(spec: Spec, device: str, *, recomputed: bool, caching: bool) -> Job:
-    """The training of a library's own layers; ``caching`` says whether they take
+    """The training of a library's own layers; ``caching``: whether they take
     is_first_microbatch."""
     names = [str(i) for i in range(spec.layers)]
     layers = Layers(
@@ -180,12 +181,12 @@ def job_of_layers(spec: Spec, device: str, *, recomputed: bool, caching: bool) -
 
 
 def plain(settings: Settings) -> library.Settings:
-    """The settings as the player hands them to a library's verbs."""
+    """The settings as the player passes them to a library's functions."""
     return library.Settings(*(getattr(settings, name) for name in library.Settings._fields))
 
 
 def _hows(spec: Spec) -> dict[int, dict[str, Any]]:
-    """How each forward calls a library's layers, by its number."""
+    """Number of a forward -> how it calls the library's layers."""
     events = with_settings(spec.training, spec.settings)
     forwards = [(event, used) for event, used in events if isinstance(event, Forward)]
     return {

@@ -1,4 +1,4 @@
-"""The calls of a model's linears as plain data, and the names of what they multiplied."""
+"""The recorded calls of a model's linears as plain data, with their GEMMs assigned to roles."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from narrowfuzz.trace.trace import LayerCall, Site, SiteTrace
 
 
 def layers_of(model: nn.Module, names: tuple[str, ...], focus: int | None) -> dict[str, nn.Module]:
-    """The named linears, by name; with a ``focus`` one of them, this many-th in turn."""
+    """The named linears, by name; with a ``focus`` only one, number ``focus`` in alphabetical order
+    (counted around)."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    # a module that replaced its linear's forward by its own is no linear to judge
+    # a linear whose forward was replaced by a user's need not compute a linear
     layers = {n: modules[n] for n in names if n in modules and _is_linear(modules[n])}
     if focus is not None and layers:
         name = sorted(layers)[focus % len(layers)]
@@ -38,8 +39,12 @@ def calls_of(
     *,
     inverse: bool,
 ) -> tuple[LayerCall, ...]:
-    """What was recorded of linears; parameters named in ``shared`` get gradients from others, too,
-    ``rounds`` are what a layer rounds under autocast, and scales of operands may be ``inverse``."""
+    """The recorded calls of linears as plain data. Calls that did not finish are left out.
+
+    Parameters in ``shared`` receive gradients from other modules, too, so theirs are dropped.
+    ``rounds`` are the tensors that a layer rounds under autocast; ``inverse``: recorded scales are
+    1 / scale.
+    """
     closed = []
     for call in calls:
         for role in ("weight", "bias"):
@@ -77,7 +82,8 @@ def _close(call: Call, plan: Plan, rounds: frozenset[TensorName], inverse: bool)
 
 
 def _sites(call: Call, plan: Plan, inverse: bool) -> tuple[tuple[SiteTrace, ...], str]:
-    """Name the GEMMs: one in forward, and in backward those of the plan that are quantised."""
+    """The call's GEMMs with their roles (one in forward; in backward those that the plan
+    quantises), or why they cannot be assigned."""
     gradients: tuple[Role, ...] = ("grad_input", "grad_weight")
     expected = [role for role in gradients if plan.gemms[role].a.format is not None]
     if not plan.quantised:
@@ -105,8 +111,8 @@ def _rows(t: torch.Tensor) -> F32:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """True unless somebody gave this linear a forward of its own."""
-    # scaled_linear stands for a library that has no linear of its own
+    """True unless a user gave this linear a forward or a class of its own."""
+    # scaled_linear takes the place of a library's linear for recipes without a library
     libraries = ("torch.", "torchao.", "torchtitan.", "narrowfuzz.arms.scaled_linear")
     user_made = not type(module).__module__.startswith(libraries)
     return not user_made and "forward" not in vars(module) and hasattr(module, "weight")

@@ -1,5 +1,5 @@
-"""The models and jobs of a Spec on ranks, and of what one process runs for comparison. What a
-layout is, is said in ``case/layout/``."""
+"""The models and jobs of a Spec that runs on ranks, and of the run in one process that it is
+compared with. The layouts are defined in ``case/layout/``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from narrowfuzz.play.job import Event, Job
 from narrowfuzz.play.names import name_of
 from narrowfuzz.recipe.recipe import Recipe
 
-#: What stands before names of a model that is all there is.
+#: The name prefixes where there is a single model: one, which is empty.
 _ONE_MODEL = ("",)
 
 
@@ -37,11 +37,11 @@ def job_on_ranks(spec: Spec, arm: Arm, device: str) -> Job:
 
 
 def job_alone(spec: Spec, device: str) -> Job:
-    """The same training in one process, of one data-parallel rank's piece of the rows, or of those
-    of the ranks that share experts."""
+    """The same training in one process, on the rows of one data-parallel rank or, where ranks share
+    experts, on those of all these ranks."""
     own = spec if copies_of(spec) else on_its_own(spec)
     job = replace(job_of(own, EAGER, device), tied=_filled_from(spec, prefixes(spec)))
-    if spec.sharding.experts:  # its inputs are turned rank by rank, before they are given
+    if spec.sharding.experts:  # the caller has already rotated each rank's rows
         job = replace(job, events=tuple(map(_unturned, job.events)))
     return job
 
@@ -52,16 +52,16 @@ def _unturned(event: Event) -> Event:
 
 
 def _filled_from(spec: Spec, models: tuple[str, ...]) -> dict[str, str]:
-    """Parameter -> the tensor that it is filled with, where that has another name: several models
-    all begin alike."""
+    """Parameter -> name of the tensor with which it is filled, where that differs: several models
+    all start with the same values."""
     if models == _ONE_MODEL:
         return ties(spec)
     return {f"{before}{name}": name for before in models for name in parameter_shapes(spec)}
 
 
 def prefixes(spec: Spec) -> tuple[str, ...]:
-    """What stands before the names of each of the models that one process trains together, as the
-    stages of a pipeline are, and those of ranks that share experts."""
+    """The name prefix of each model that one process trains together with others: the stages of a
+    pipeline, or the models of ranks that share experts."""
     return tuple(f"models.{rank}." for rank in range(spec.sharding.experts)) or _stages(spec)
 
 
@@ -70,13 +70,13 @@ def _stages(spec: Spec) -> tuple[str, ...]:
 
 
 def copies_of(spec: Spec) -> int:
-    """How often its model stands in a row, as stages of a pipeline; 0: it stands alone."""
+    """The number of copies of the model that form the stages of a pipeline; 0: no pipeline."""
     copies = layout_of(spec).copies
     return 0 if copies is None else copies(spec.sharding)
 
 
 def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
-    """The converted model: of a pipeline all stages in a row."""
+    """The converted model; for a pipeline, all its stages in sequence."""
 
     def build() -> nn.Module:
         return MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device=device)
@@ -87,15 +87,17 @@ def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
 
 
 def made_alone(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
-    """What one process trains in its place: of ranks that share experts one for each."""
+    """The converted model that one process trains for comparison; where ranks share experts, one
+    model for each rank, in a single module."""
     model = made(spec if copies_of(spec) else on_its_own(spec), recipe, device)
     experts, parts = spec.sharding.experts, max(spec.sharding.tensor, 1)
     return Together(model, experts, parts) if experts else model
 
 
 def pieces_of(spec: Spec) -> tuple[Spec, ...]:
-    """Specs of the linears that a rank may multiply: of its data-parallel rows uncut, and with K or
-    N divided by the tensor-parallel ranks, where it resumes of those as well."""
+    """Specs of the linears that a rank may run, on the rows of its data-parallel group: with K and
+    N whole, and with K or N divided by the number of tensor-parallel ranks, both of the first
+    layout and of the one on which the training resumes."""
     own, layouts = on_its_own(spec), (spec.sharding, spec.sharding.resumed)
     cut = [
         msgspec.structs.replace(own, **{name: getattr(own, name) // max(layout.tensor, 1)})
@@ -106,15 +108,16 @@ def pieces_of(spec: Spec) -> tuple[Spec, ...]:
 
 
 def on_its_own(spec: Spec) -> Spec:
-    """The Spec of one data-parallel rank's piece of the rows, in one process; of ranks that share
-    experts of all their pieces."""
+    """The Spec of a run in one process on the rows of one data-parallel rank; where ranks share
+    experts, on the rows of all these ranks."""
     size = "batch" if spec.batch else "m"
     rows = getattr(spec, size) // spec.sharding.groups
     return msgspec.structs.replace(spec, sharding=ALONE, checkpoint="none", **{size: rows})
 
 
 def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F32]:
-    """The tensors of that: all parameters, and its rows of inputs and output gradients."""
+    """The tensors for ``on_its_own``: all parameters, and the rows of inputs and output gradients
+    that belong to this piece."""
 
     def cut(name: str, x: F32) -> F32:
         rows = name_of(name).kind in ("input", "grad_output")
@@ -124,6 +127,6 @@ def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F3
 
 
 def laid_out(spec: Spec) -> Any:
-    """What each rank must know of the layout."""
-    tied = {name.rpartition(".")[0] for name in ties(spec)}  # these stay in one unit
+    """The layout's data that each rank needs."""
+    tied = {name.rpartition(".")[0] for name in ties(spec)}  # must not become units of their own
     return layout_of(spec).placement(spec, [name for name in layer_names(spec) if name not in tied])

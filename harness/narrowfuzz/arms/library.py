@@ -1,4 +1,4 @@
-"""Run a library's layers, event by event, and write down what happened."""
+"""Runs a library's layers, event by event, and records a trace."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ def run_library(
     reset: bool = True,
     rank: int = 0,
 ) -> Trace:
-    """The trace of the case, on a rank's rows. What the library raises ends it and is its
-    ``error``.
+    """The trace of the case, on a rank's rows. An exception of the library ends the run and becomes
+    the trace's ``error``.
 
     ``checkpointed`` False runs the same events, with regions in the same places, and recomputes
-    nothing. ``reset`` False leaves what earlier models of this process left behind.
+    nothing. ``reset`` False does not clear the library's global state from earlier models of this
+    process.
     """
     spec = case.spec
     if reset:
@@ -96,7 +97,8 @@ def run_library(
 
 
 def _verbs(subject: Subject, spec: Spec) -> Subject:
-    """The subject, whose layers are the Spec's, and whose errors in reading are told apart."""
+    """The subject with the Spec's layers; an error in reading the library's state becomes
+    Unread."""
 
     def read(verb: Callable[[], T]) -> T:
         try:
@@ -113,7 +115,7 @@ def _verbs(subject: Subject, spec: Spec) -> Subject:
 
 
 def _moments(played: Played) -> Iterator[Moment]:
-    """What happened in each event that ended, and how things stood then."""
+    """The calls, casts and products of each completed event, and the state after it."""
     seen: defaultdict[int, list[CallSeen | CastSeen | ProductSeen]] = defaultdict(list)
     for event, where, one in (*played.calls, *played.recorded):
         if event < len(played.states):
@@ -133,13 +135,13 @@ def _moments(played: Played) -> Iterator[Moment]:
 
 
 def _seen(at: At, one: Any) -> CallSeen | CastSeen | ProductSeen:
-    """A call, a cast or a product as the trace has it."""
+    """A live call, cast or product as the record for a trace."""
     if isinstance(one, Called):
         return CallSeen(at, one.name)
     if isinstance(one, Cast):
         return see_cast(one, at)
     if at.phase == "backward" and one.role == "output":
-        one = one._replace(role="gradient")  # where all products are called alike
+        one = one._replace(role="gradient")  # the library gives all its products this role
     return see_product(one, at)
 
 

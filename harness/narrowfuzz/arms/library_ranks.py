@@ -1,7 +1,8 @@
-"""Run a library's layers on ranks: processes, for what it keeps for a process threads would share.
+"""Runs a library's layers on ranks. The ranks are processes, because threads would share the state
+that the library keeps per process.
 
-Each rank trains a model of its own on rows of its own. Gradients are not reduced: what ranks share
-is what the library itself shares.
+Each rank trains a model of its own on rows of its own. Gradients are not reduced: the ranks share
+only what the library itself shares.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def run_on_ranks(
     prepare: Callable[[], None] = lambda: None,
     device: str = "cpu",
 ) -> Trace:
-    """The trace with one for each rank; its error is that of a rank. ``prepare`` makes a process
-    ready for the library."""
+    """A trace whose ``ranks`` are the traces of the ranks; if a rank fails, it has that rank's
+    error. ``prepare`` runs first in every process."""
     ranks = case.spec.sharding.ranks
     results, where = in_processes(
         ranks,
@@ -38,7 +39,7 @@ def run_on_ranks(
     failed = [trace for trace in results.values() if trace.error is not None]
     for trace in failed:
         assert trace.error is not None
-        if TRANSPORT not in trace.error.message:  # the others miss the one that raised
+        if TRANSPORT not in trace.error.message:  # else it only lost contact with a failed rank
             return Trace(arm.name, error=trace.error)
     if len(results) == ranks and not failed:
         return Trace(arm.name, ranks=tuple(results[rank] for rank in range(ranks)))
@@ -56,7 +57,7 @@ def _on_rank(
     arm: Arm,
     prepare: Callable[[], None],
 ) -> Trace:
-    """What this rank leaves."""
+    """This rank's trace."""
     prepare()
     own: list[Trace] = []
 

@@ -1,5 +1,5 @@
-"""Errors that say nothing of a library's arithmetic: of a device that is lost, or has no memory
-left, and our own in reading what a library does."""
+"""Errors that are not about a library's arithmetic: a lost device, a device without free memory,
+and our own failure to read a library's calls or state."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ EXIT_LOST = 75
 
 
 class DeviceLost(BaseException):
-    """This process computes no more on its device; no ``except Exception`` may go on."""
+    """The device of this process has stopped working. A BaseException, so that no ``except
+    Exception`` catches it."""
 
 
 class Unread(Exception):
-    """We cannot read a library's call or state: a mistake of ours or of a recipe's, and no error of
-    the library's, whoever's code it passes."""
+    """A library's call or state cannot be read: a mistake of ours or of a recipe, never an error of
+    the library, even if it is raised through the library's code."""
 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """What is raised inside is our mistake, but for a ValueError, which says why it is not read."""
+    """Turns exceptions inside into Unread, except for a ValueError, which states why a call is not
+    judged."""
     try:
         yield
     except ValueError:
@@ -33,18 +35,18 @@ def reading(what: str) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True where another case may run once memory has been given back."""
+    """True for an error after which other cases can run once memory has been freed."""
     typed = isinstance(error, torch.AcceleratorError) and "out of memory" in str(error)
     return typed or isinstance(error, torch.OutOfMemoryError)
 
 
-#: What a device says of one call that it did not begin, and goes on after.
+#: Messages about a single call that the device rejected; it continues to work.
 _OF_A_CALL = ("invalid argument", "invalid configuration")
 
 
 def raise_if_lost(error: BaseException, device: str) -> None:
-    """Raises DeviceLost if nothing runs any more on the process's ``device`` after this error,
-    whoever raised it: a library's kernels lose it under many types."""
+    """Raises DeviceLost if the ``device`` no longer works after this error. The type of the error
+    does not matter: a library's kernels can break the device under many types."""
     if out_of_memory(error):
         return
     if isinstance(error, torch.AcceleratorError):

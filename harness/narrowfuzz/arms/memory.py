@@ -1,7 +1,7 @@
-"""Memory that holds NaN before a library gets it: what it never writes then shows.
+"""Fills free memory with NaN before a library allocates it, so that elements it never writes show.
 
-A kernel that leaves its output unwritten returns what the allocator's memory happens to hold, which
-mostly is the result of the run before, or zeros: two runs agree and a repetition says nothing.
+A kernel that does not write its output returns what the allocator's memory happens to hold. That is
+mostly the result of the run before, or zeros: two runs agree, and a repetition detects nothing.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any
 
 import torch
 
-#: glibc, mallopt(3): from here on fill what is allocated with the complement of this byte. Any
-#: number but 0 switches it on, and the byte 0 makes the filling 0xff: NaN in every float format.
+#: glibc, mallopt(3): fill allocated memory with the complement of the value's lowest byte. Any
+#: value but 0 switches it on, and a lowest byte of 0 fills with 0xff: NaN in every float format.
 M_PERTURB, NAN_BYTES = -6, 0x100
-#: Bytes an element of a result may take, and blocks of each size that are filled and given back.
+#: Bytes an element of a result may take, and how many blocks of each size are filled and freed.
 _WIDTHS, _BLOCKS = (1, 2, 4), 8
 
 
-#: glibc's ``tcache_max``, 1032, and what alignment may add.
+#: glibc's ``tcache_max``, 1032 bytes, and what alignment may add.
 _SET_ASIDE = 1032 + 128
 
 
 @cache
 def _mallopt() -> Any:
-    """glibc's function; None where there is none."""
+    """glibc's mallopt; None where the C library has none."""
     return getattr(ctypes.CDLL(None), "mallopt", None)
 
 
 def _leave_behind(size: int, device: str) -> None:
-    """Blocks of so many bytes, filled and given back."""
+    """Allocate blocks of ``size`` bytes, fill them with 0xff and free them."""
     blocks = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BLOCKS)]
     for block in blocks:
         block.fill_(255)
@@ -40,11 +40,11 @@ def _leave_behind(size: int, device: str) -> None:
 
 @contextmanager
 def poisoned(sizes: Iterable[int], device: str = "cpu") -> Iterator[None]:
-    """Memory that is allocated inside holds NaN, not what was there before.
+    """Memory that is allocated inside holds NaN instead of its previous content.
 
-    On a CPU with glibc that is all memory but what it had set aside by size, up to ``_SET_ASIDE``
-    bytes, which is why blocks of these ``sizes`` (in elements, those of the results) are filled and
-    given back first; elsewhere it is those blocks alone.
+    On a CPU with glibc, that is all memory except blocks of up to ``_SET_ASIDE`` bytes in its
+    cache (tcache). Therefore blocks of these ``sizes`` (the results', in elements) are filled and
+    freed first. Elsewhere, only those blocks hold NaN.
     """
     mallopt = _mallopt() if device == "cpu" else None
     if mallopt is not None:

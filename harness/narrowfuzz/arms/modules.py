@@ -1,5 +1,5 @@
-"""Every module of a user's model, call by call: whose own output differs first, and which have
-parameters that no gradient reaches."""
+"""Checks on every call of every module of a user's model: which module's output differs first, and
+which gradients are missing with good reason."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from narrowfuzz.trace.verdict import Verdict
 
 
 def at_its_module(program: Program, tensors: dict[str, F32], verdict: Verdict) -> Verdict:
-    """The same divergence at the module whose own output differs first while what it was given
-    agrees: between forward and recompute, or, of a rule that repeats a run (its expectation names
-    that one), between two runs. Unchanged where there is no such module, or the runs fail."""
+    """The verdict, placed at the first module whose output differs although its inputs agree.
+
+    A checkpointed arm's recompute is compared with its forward; otherwise two runs are compared,
+    the second named by the verdict's expectation. The verdict is returned unchanged where there is
+    no such module or a run fails.
+    """
     calls = program.watched(tensors)[1]
     again = verdict.expect.at.run if isinstance(verdict.expect, Same) else ""
     pairs = repeated(calls) if program.arm.recomputes else _same_calls(calls, program, tensors)
@@ -50,7 +53,7 @@ def at_its_module(program: Program, tensors: dict[str, F32], verdict: Verdict) -
 def _same_calls(
     calls: Iterable[Call], program: Program, tensors: dict[str, F32]
 ) -> Iterator[tuple[Call, Call]]:
-    """Each call of a run behind the same call of another run of the same program."""
+    """Pairs of a call of a first run and the same call of another run of the same program."""
     others = {(c.module, c.index): c for c in program.watched(tensors)[1]}
     for call in calls:
         if (call.module, call.index) in others:
@@ -58,8 +61,8 @@ def _same_calls(
 
 
 def _difference(first: Call, later: Call) -> tuple[int, ...] | None:
-    """Where the first output differs of two calls that were given the same; None: nowhere, or they
-    were given something else."""
+    """The index of the first element in which the outputs of two calls with equal inputs differ;
+    None if there is none or the inputs differ."""
     x, y = first.outputs.get("output"), later.outputs.get("output")
     if x is None or y is None or x.shape != y.shape or not x.is_floating_point():
         return None
@@ -77,17 +80,17 @@ def _same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(t: torch.Tensor) -> torch.Tensor:
-    """As scripts look at a result: in fp32, all but the last dimension as one."""
+    """[..., C] as fp32 [rows, C], as scripts compare results."""
     return (t.flatten(0, -2) if t.dim() > 1 else t).float()
 
 
 def excused(program: Program, tensors: dict[str, F32], names: frozenset[str]) -> frozenset[str]:
-    """Of these gradients, those that the unconverted model of this ``program`` does not leave on
-    the same tensors, either, and has no need to: nothing called the module that they belong to (an
-    expert without tokens, a branch that is not taken), or no gradient came back to it.
+    """Those of the gradients ``names`` that the unconverted model of this ``program`` does not
+    produce on the same tensors either, for a good reason: the module that they belong to was not
+    called (an expert without tokens, a branch that is not taken), or its output got no gradient.
 
-    A module of torch's own kind that ran, and whose output got a gradient, leaves one for its
-    parameters: where it does not, the model itself has lost it.
+    One of torch's modules that ran, and whose output got a gradient, must produce gradients of its
+    parameters: where it does not, the model itself has lost them, which is no excuse.
     """
     trace, calls = program.watched(tensors)
     if trace.error is not None or trace.void:

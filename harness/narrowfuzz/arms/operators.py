@@ -1,4 +1,4 @@
-"""Seeing which operators run: watches that keep their calls, and the calls as plain data."""
+"""Dispatch modes (watches) that record calls of operators, and the calls as plain data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from narrowfuzz.play.layers import in_backward
 from narrowfuzz.play.watches import AttentionWatch, KernelWatch, by_name, copied, unseen
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Tensors that are nobody's subclass.
+#: The tensor classes that are not a library's subclass.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: Kernels, by name without overload, that need no reference: they copy or create values, or make
 #: one or two operations that IEEE 754 rounds correctly.
@@ -46,18 +46,19 @@ _EXACT = frozenset((
     "sub", "take", "threshold", "topk", "tril", "triu", "trunc", "uniform", "unsqueeze", "where",
     "zero", "zeros", "zeros_like",
 ))  # fmt: skip
-#: Why nobody judges the call of any other.
+#: Why calls of other kernels are not judged: there is no reference, or an operator that has one was
+#: called in a variant that writes into an existing tensor.
 NO_REFERENCE = "no reference"
 IN_PLACE = "in place, or into a tensor that is given"
-#: Kernels that are judged, whatever overload.
+#: Kernels that are judged in at least one overload.
 _JUDGED = frozenset(name.partition(".")[0] for name in BY_KERNEL)
-#: What of an optimizer is not judged, whatever it is.
+#: The key in ``unjudged`` for steps of optimizers.
 _STEPS = "steps of optimizers"
 
 
 @dataclass
 class LiveCall:
-    """One call of an operator, live."""
+    """One call of an operator with live tensors; ``OperatorCall`` is the same as plain data."""
 
     operator: str
     phase: str
@@ -72,25 +73,26 @@ class LiveCall:
 
 
 class OperatorWatch(AttentionWatch):
-    """Records the calls of attention kernels, and those of operators that are judged by
-    themselves."""
+    """Records the calls of attention kernels, of operators that are judged one by one, and steps of
+    optimizers."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.operators: list[LiveCall] = []
-        #: What nobody judges, and why: an operator in words, or a kernel by its name.
+        #: Operators (in words) and kernels (by name) that are not judged -> why not.
         self.unjudged: dict[str, str] = {}
         self._times: Counter[str] = Counter()
-        #: Steps of optimizers that have begun: of each parameter its call, without results.
+        #: Steps of an optimizer that have begun: each parameter and its call, without results yet.
         self._begun: list[tuple[Any, LiveCall]] = []
-        #: While an optimizer steps, whose kernels are no forward's.
+        #: True while an optimizer steps: its kernels do not belong to a forward.
         self._stepping = False
-        #: Of parameters that low-bit optimizers step, what they began as and their gradients.
+        #: Parameter of a low-bit optimizer -> its initial value and all its gradients so far.
         self._stepped: dict[Any, tuple[torch.Tensor, list[torch.Tensor]]] = {}
         self._hooks: list[Any] = []
-        #: Of a kernel that runs what it will have overwritten, by name.
+        #: Copies of the arguments that the running kernel will overwrite, by name.
         self._before: dict[str, Any] = {}
-        #: What a function calls that may be judged as one call; None outside of such functions.
+        #: While a function runs that is judged as a whole: the unjudged kernels in it, which count
+        #: only if the function's call cannot be recorded. None outside of such functions.
         self.within: dict[str, str] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -126,12 +128,14 @@ class OperatorWatch(AttentionWatch):
             self.record(operator, named, result)
 
     def of_linear(self) -> bool:
-        """May a product be a linear's, which is judged elsewhere? In compiled graphs all are."""
+        """May the product that runs belong to a linear, whose products other rules judge? In
+        compiled graphs, every product may."""
         return True
 
     def record(self, operator: Operator, named: Any, result: Any) -> LiveCall | None:
-        """Record one call of a kernel or function, given its arguments by name; a call on lists of
-        tensors is recorded as one for each. Returns the last that was recorded, or None."""
+        """Record one call of a kernel or function, given its arguments by name. A call on lists of
+        tensors is recorded as one call for each element. Returns the last call that was recorded,
+        or None."""
         phase = "backward" if in_backward() else "forward"
         try:
             with unseen(), reading(f"a call of {operator.name}"):
@@ -151,8 +155,9 @@ class OperatorWatch(AttentionWatch):
         return call
 
     def _called(self, name: str, phase: str, read: Read) -> LiveCall | None:
-        """None where a tensor is float64, of whole numbers, in a library's own format, or has no
-        numbers in rows: sparse, nested, or of a device that holds none."""
+        """The call with copies of its tensors. None where a tensor has a dtype that rules do not
+        know (float64, integers), is of a library's own class, or is not dense: sparse, nested or
+        on the meta device."""
         live = {**read.tensors, **read.outputs}
         if not all(t.dtype in DTYPE_NAME and _dense(t) for t in live.values()):
             return None
@@ -189,7 +194,7 @@ class OperatorWatch(AttentionWatch):
         for group in stepping.param_groups:
             for parameter in group["params"]:
                 if type(parameter.grad) not in _PLAIN:
-                    continue  # none, or a library's own
+                    continue  # there is no gradient, or it is a library's own tensor
                 state = stepping.state.get(parameter, {})
                 try:
                     with reading(f"a step of {kind}"):
@@ -206,7 +211,8 @@ class OperatorWatch(AttentionWatch):
     def _low_bit(
         self, stepping: Any, group: Any, parameter: Any, state: Any
     ) -> tuple[str, Read] | None:
-        """The same of torchao's; None where its earlier steps were not seen."""
+        """The step of one of torchao's low-bit optimizers; None where its earlier steps were not
+        recorded. Raises ValueError for a parameter that is too large."""
         if parameter.numel() > LARGEST_PARAMETER:
             raise ValueError(f"a parameter of more than {LARGEST_PARAMETER} elements")
         if not parameter.numel():
@@ -225,7 +231,7 @@ class OperatorWatch(AttentionWatch):
 
     def _end(self, stepping: Any, args: Any, kwargs: Any) -> None:
         for parameter, call in self._begun:
-            state = stepping.state.get(parameter, {})  # to ask for an entry would make one
+            state = stepping.state.get(parameter, {})  # indexing would create an entry
             names = BY_NAME[call.operator].results[1:]
             kept = {name: state[name] for name in names if state.get(name) is not None}
             call.outputs.update({n: copied(t) for n, t in {"param": parameter, **kept}.items()})
@@ -240,12 +246,12 @@ def _dense(t: torch.Tensor) -> bool:
 
 
 def _copies(given: Any) -> Any:
-    """Of a tensor, or of each of a list."""
+    """A copy of a tensor, or of each tensor of a list."""
     return [copied(t) for t in given] if isinstance(given, (list, tuple)) else copied(given)
 
 
 def _derive(call: LiveCall) -> None:
-    """Make the results that are derived of those that are there."""
+    """Add the results that the operator defines as derived from the recorded ones."""
     derived = BY_NAME[call.operator].derived
     if derived is not None:
         with unseen():
@@ -253,20 +259,21 @@ def _derive(call: LiveCall) -> None:
 
 
 class EagerWatch(OperatorWatch):
-    """The same, and calls of functions that torch composes of kernels. Of other kernels it is noted
-    that nobody judges them, where a forward calls them outside of the ``linears``."""
+    """An OperatorWatch for eager runs. It also records calls of functions that torch composes of
+    kernels, and notes in ``unjudged`` the other kernels that a forward calls outside of the
+    ``linears``."""
 
     def __init__(
         self, running: Callable[[], str] = lambda: "", linears: Collection[str] = ()
     ) -> None:
         super().__init__(running)
         self._linears = frozenset(linears)
-        #: The products of no linear that have a backward: autograd's numbers of them.
+        #: Autograd sequence numbers of the products outside of linears that have a backward.
         self._products: set[int] = set()
 
     def of_linear(self) -> bool:
-        """A gradient's product belongs to what autograd's node was made for. With gradients on it
-        is a forward's, or a recompute's."""
+        """A product in backward belongs to the forward product for which autograd made the running
+        node. Where gradients are enabled, even in backward, it is a forward's or a recompute's."""
         if in_backward() and not torch.is_grad_enabled():
             node = torch._C._current_autograd_node()
             return node is None or node._sequence_nr() not in self._products
@@ -300,14 +307,18 @@ class EagerWatch(OperatorWatch):
 
 
 class FunctionWatch(TorchFunctionMode):
-    """Records calls of functions, and the gradients of their results. Autograd adds the gradients
-    of their arguments to those of other uses of the same tensors, so each call is run once more by
-    itself for these; a hook in the graph would change the order in which autograd adds them."""
+    """Records calls of functions, and the gradients of their results and arguments.
+
+    Autograd adds the gradients of arguments to those of other uses of the same tensors, so for
+    these each call is run once more by itself. A hook in the graph would change the order in which
+    autograd adds them.
+    """
 
     def __init__(self, watch: EagerWatch) -> None:
         super().__init__()
         self.watch = watch
-        #: Of each call, what it is called with again and whose gradients are asked for.
+        #: For each call to repeat: its record, the function, the arguments, and the names of the
+        #: arguments whose gradients are required.
         self._again: list[tuple[LiveCall, Any, dict[str, Any], tuple[str, ...]]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -330,7 +341,7 @@ class FunctionWatch(TorchFunctionMode):
         self._stack.close()
 
     def call(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call it, and record that."""
+        """Call ``func``, record the call and return the result."""
         inside: dict[str, str] = {}
         self.watch.within = inside
         try:
@@ -351,7 +362,7 @@ class FunctionWatch(TorchFunctionMode):
         return made
 
     def repeat(self) -> None:
-        """Call each again whose result had a gradient."""
+        """Repeat each call whose result got a gradient, to record its arguments' gradients."""
         for call, func, held, trains in self._again:
             if "grad_output" not in call.tensors:
                 continue
@@ -363,12 +374,12 @@ class FunctionWatch(TorchFunctionMode):
 
 
 def _home(module: str) -> Any:
-    """A module of torch; of a library only where somebody has imported it."""
+    """A module: one of torch's is imported, any other is returned only if it is loaded already."""
     return import_module(module) if module.startswith("torch.") else sys.modules.get(module)
 
 
 def _keep(call: LiveCall, gradient: torch.Tensor) -> None:
-    """Of the first gradient that comes: a graph may be walked twice."""
+    """Record the first gradient of a call's result only: a graph may run backward twice."""
     if "grad_output" not in call.tensors and type(gradient) in _PLAIN:
         call.tensors["grad_output"] = copied(gradient)
         call.strides["grad_output"] = tuple(gradient.stride())
@@ -376,7 +387,8 @@ def _keep(call: LiveCall, gradient: torch.Tensor) -> None:
 
 @contextmanager
 def held_everywhere(function: Any, call: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
-    """Whoever has imported this function of a library calls ``call(function, args, kwargs)``."""
+    """Inside, every module that has imported this function of a library calls
+    ``call(function, args, kwargs)`` instead."""
 
     def standing_in(*args: Any, **kwargs: Any) -> Any:
         return call(function, args, kwargs)
@@ -393,7 +405,8 @@ def held_everywhere(function: Any, call: Callable[[Any, Any, Any], Any]) -> Iter
 
 @cache
 def _holders(function: Any, loaded: int) -> tuple[Any, ...]:
-    """The modules, of so many that are loaded, that have it by its name."""
+    """The modules that hold the function under its name. ``loaded``, the number of loaded modules,
+    is only part of the cache's key."""
     named = (
         (m, getattr(m, "__dict__", {}).get(function.__name__)) for m in [*sys.modules.values()]
     )
@@ -402,10 +415,11 @@ def _holders(function: Any, loaded: int) -> tuple[Any, ...]:
 
 @cache
 def _rounds(func: Any) -> str:
-    """The name of a kernel of no operator and of which IEEE 754 does not fix every bit, or ""."""
+    """The name of a kernel that is not judged and whose bits IEEE 754 does not fix; "" for any
+    other kernel."""
     name: str = func.overloadpacket.__name__.removesuffix("_")
     if func.is_view or func.name() in BY_KERNEL or func.name() == "aten::embedding":
-        return ""  # it moves numbers, is judged, or looks rows up
+        return ""  # it is a view, is judged, or copies rows
     if func.namespace != "aten":
         return f"{func.namespace}::{name}"
     return "" if name in _EXACT and "reduce" not in func._overloadname else name
@@ -417,11 +431,12 @@ def _floating(result: Any) -> bool:
 
 
 class GraphWatch(OperatorWatch, KernelWatch):
-    """The same inside compiled graphs, and every matrix multiply."""
+    """An OperatorWatch for compiled graphs, which also records every matrix multiply."""
 
 
 def operators_of(calls: Iterable[LiveCall]) -> tuple[OperatorCall, ...]:
-    """Every call that was seen; of functions last, behind the kernels that may be to blame."""
+    """All recorded calls as plain data. Calls of functions are last, after the kernels that may be
+    the cause of a wrong result."""
     return tuple(map(_call, sorted(calls, key=lambda one: bool(BY_NAME[one.operator].functions))))
 
 

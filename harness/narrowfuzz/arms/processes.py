@@ -1,7 +1,7 @@
-"""Ranks that are processes: started once, and handed one run after the other.
+"""Ranks that are processes: started once, and given one run after the other.
 
-They are forked from a process of their own that has imported torch and trained nothing. A run that
-one of them does not end is a trace that names where each rank is, and those processes are replaced.
+They are forked from a fork server that has imported torch and trained nothing. If a rank does not
+finish a run, the caller learns in which collective each rank is, and the processes are replaced.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.play import processes
 from narrowfuzz.recipe.content import folders
 
-#: Seconds after which ranks are stuck, and after one of them has ended.
+#: Seconds that a run may take, and seconds that the others may take after one rank has finished.
 PATIENCE, AFTER_ONE = 120.0, 5.0
-#: Runs after which processes are replaced. What compiled over a mesh is kept alive by its guards,
-#: torch._dynamo.reset() or not, and with it the mesh's groups, each with three threads of gloo.
+#: Runs after which processes are replaced. Guards keep code that was compiled over a mesh alive
+#: even after torch._dynamo.reset(), and with it the mesh's groups, each with three gloo threads.
 MOST_RUNS = 100
-#: What gloo says where it has waited too long for another rank, or that is gone.
+#: Text in gloo's error message where another rank is gone or did not answer in time.
 TRANSPORT = "gloo/transport"
 
 
 def _as_code(cached: Any) -> tuple[Any, ...]:
-    """A cached function of a recipe's file goes to another process as its code."""
+    """Pickles a cached function of a recipe's file by the function it wraps."""
     return _cached, (cached.__wrapped__, cached.cache_parameters())
 
 
@@ -55,31 +55,35 @@ copyreg.pickle(type(functools.lru_cache(_cached)), _as_code)
 class _Rank:
     process: Any
     channel: Connection
-    #: The collective that it entered last.
+    #: Shared memory with the name of the last collective that the rank entered.
     last: Any
     runs: int = 0
 
 
-#: By rank; they live as long as this process, or until something else is planted.
+#: Rank -> its process. They live as long as this process, or until the contexts to enter change
+#: (other planted faults).
 _ranks: dict[int, _Rank] = {}
-#: What they have entered.
+#: The contexts that these processes have entered.
 _entered: list[Callable[[], AbstractContextManager[None]]] = []
 
 
 def in_processes(
     ranks: int, run: Callable[[Callable[..., list[Any]]], Any], device: str = "cpu"
 ) -> tuple[dict[int, Any], str]:
-    """What ``run(on)`` returns in each of so many processes, where ``on`` is ``on_processes`` as
-    they meet: by rank, in the order in which they came to their end. And where each of them is, or
-    was last. One that has ended has a few seconds' patience with the others; those that do not
-    end are missing, and replaced.
+    """Call ``run(on)`` in each of ``ranks`` processes, where ``on`` is ``on_processes`` with their
+    common store.
 
-    Raises what of ours one of them raised, and RuntimeError where a process did not come up.
+    Returns the results by rank, in the order in which the ranks finished, and a text that names the
+    last collective of each. Once a rank has finished, the others have ``AFTER_ONE`` seconds; those
+    that do not finish are missing from the results, and all processes are replaced.
+
+    Raises an exception that ``run`` raised in a process, and RuntimeError where a process did not
+    start.
     """
     if _entered != processes.around or any(r.runs >= MOST_RUNS for r in _ranks.values()):
         end()
         _entered[:] = processes.around
-    for module in folders:  # what a recipe's folder defines goes as its code, too
+    for module in folders:  # definitions in a recipe's folder are pickled as code, too
         cloudpickle.register_pickle_by_value(module)
     with tempfile.TemporaryDirectory() as folder:
         task = cloudpickle.dumps((run, str(Path(folder) / "store"), ranks))
@@ -101,7 +105,7 @@ def in_processes(
 
 
 def end() -> None:
-    """End these processes."""
+    """Kill all rank processes."""
     for rank in _ranks.values():
         rank.process.kill()
         rank.process.join()
@@ -111,9 +115,9 @@ def end() -> None:
 
 def _start(number: int, device: str) -> _Rank:
     context = mp.get_context("forkserver")
-    modules = ["campaign.preload", "arms.sharded"]  # what libraries log is off first
+    modules = ["campaign.preload", "arms.sharded"]  # the first switches off libraries' logging
     modules += [f"play.{layout.name}" for layout in LAYOUTS if layout is not ONE]
-    if device == "cpu":  # torchao asks CUDA what is there, which no fork survives
+    if device == "cpu":  # importing torchao initialises CUDA, which does not survive a fork
         modules.append("campaign.preload_torchao")
     context.set_forkserver_preload([f"narrowfuzz.{name}" for name in modules])
     here, there = context.Pipe()
@@ -127,7 +131,8 @@ def _start(number: int, device: str) -> _Rank:
 
 
 def _come_up(number: int) -> None:
-    """Wait until it serves: what ends, or hangs, before that is no case's doing."""
+    """Wait until the process is ready. If it ends or hangs before that, no case is to blame:
+    raises RuntimeError."""
     rank = _ranks[number]
     try:
         if rank.channel.poll(PATIENCE):
@@ -145,7 +150,7 @@ def _come_up(number: int) -> None:
 
 
 def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: str) -> None:
-    """Run what comes until nobody is there who sends it."""
+    """The loop of a rank's process: run what the channel delivers until it is closed."""
     import torch
 
     if device == "cuda":
@@ -167,7 +172,7 @@ def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: s
             try:
                 store = torch.distributed.FileStore(file, ranks)
                 results = run(partial(processes.on_processes, store=store, device=device))
-            except Exception as error:  # noqa: BLE001 (it is raised where this was asked for)
+            except Exception as error:  # noqa: BLE001 (it is raised again in the calling process)
                 results = error
             channel.send_bytes(cloudpickle.dumps(results))
 

@@ -1,7 +1,7 @@
-"""Build one program for (Spec, arm) and run it on any number of data draws.
+"""Builds one program for (Spec, arm) and runs it on any number of data draws.
 
 The program is built, converted and compiled once; every draw overwrites its parameters in place.
-Exceptions of the library under test become the Trace's error; exceptions of ours are not caught.
+Exceptions of the library under test become the Trace's error; our own are not caught.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace, message_of
 
 
 class Program:
-    """A built, converted and (where the arm says so) compiled model."""
+    """A model that is built, converted and, on a compiled arm, compiled."""
 
     def __init__(self, spec: Spec, recipe: Recipe, arm: Arm, *, device: str = "cpu") -> None:
         self.spec, self.recipe, self.arm, self.device = spec, recipe, arm, device
         self.description = MODELS[spec.model]
         self.error: RunError | None = None
         self._tap = CompiledTap()
-        #: The first run of a compiled program is what compiles it.
+        #: Whether it has run: the first run of a compiled program compiles it.
         self.ran = False
         try:
             with torch.no_grad():
                 self._model = self._build()
             changing = self.description.changing
-            #: What forwards of a user's model change, as it is built.
+            #: Initial values of the buffers that forwards of a user's model change.
             self._buffers = {n: b.clone() for n, b in self._model.named_buffers() if n in changing}
-            #: Shared with what it calls: a recompute tells which forward it repeats.
+            #: Shared with the callable below: a recompute reports which forward it repeats.
             self._training = player.Training(self._model)
             self._prepare()
             self._call = self._training.call
@@ -91,7 +91,7 @@ class Program:
         return self.recipe.convert(self._plain(), self.spec)  # type: ignore[no-any-return]
 
     def _prepare(self) -> None:
-        """How the model that is trained is called, with a tap in what a compiler makes."""
+        """Set how the trained model is called; compiled graphs get the tap."""
         job = self.job
         if self.arm.compiler:
             # the tap's backend sets the budget itself
@@ -103,16 +103,16 @@ class Program:
 
     @cached_property
     def plan(self) -> Plan:
-        """The recipe's plan of its own Spec."""
+        """The recipe's plan for the program's own Spec."""
         return self.recipe.plan(self.spec)
 
     @cached_property
     def job(self) -> Job:
-        """Its own Spec's training."""
+        """The training of the program's own Spec."""
         return self.job_of(self.spec)
 
     def job_of(self, spec: Spec, events: tuple[Event, ...] | None = None) -> Job:
-        """The training of a Spec that its model can run, or of other events."""
+        """The training of a Spec that the program's model can run; ``events`` replace its own."""
         return replace(job_of(spec, self.arm, self.device, events), tied=self._shared)
 
     def run(
@@ -124,11 +124,11 @@ class Program:
         focus: int | None = None,
         events: tuple[Event, ...] | None = None,
     ) -> Trace:
-        """Run the Spec's events, or the player's if given; with ``tap``, what was multiplied is
-        recorded.
+        """Run the Spec's events, or ``events`` if given; with ``tap``, operands of GEMMs and calls
+        of layers and operators are recorded.
 
-        ``spec`` may differ from the program's in rows where the graph is dynamic. ``focus`` limits
-        an eager model's recording to one of its linears.
+        ``spec`` may differ from the program's in the number of rows where the graph is dynamic.
+        ``focus`` limits the recording of an eager model to one of its linears (``layers_of``).
         """
         if self.error is not None:
             return Trace(self.arm.name, error=self.error)
@@ -138,8 +138,8 @@ class Program:
         return _Run(self, tensors, spec or self.spec, tap, focus, events).trace()
 
     def watched(self, tensors: dict[str, F32]) -> tuple[Trace, list[Call]]:
-        """An eager model's run, and the calls of all its modules: what they were given and
-        returned; none where it fails."""
+        """An eager run of the model, and the calls of all its modules with their inputs and
+        outputs; no calls where the run fails."""
         if self.error is not None:
             return Trace(self.arm.name, error=self.error), []
         run = _Run(self, tensors, self.spec, True, None, None)
@@ -159,9 +159,9 @@ class Program:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What a run has recorded: results by name, calls of layers, GEMMs as a tap emits them,
-    attention kernels, calls of operators and products of compiled code; live tensors, or on the
-    host."""
+    """The recordings of a run: results by name, calls of layers, GEMMs as a tap emits them,
+    attention kernels, calls of operators and products of compiled code. The tensors are live, or
+    copies on the host."""
 
     results: dict[str, torch.Tensor]
     calls: list[Call]
@@ -195,8 +195,8 @@ class _Run:
         self.plan = program.plan if spec == program.spec else program.recipe.plan(spec)
         self.training = program._training
         self.played = player.Trace()
-        #: Operands, live, of the GEMMs that a single linear has run since its last forward began,
-        #: as the recipe's tap emits them; so many of them belong to that forward.
+        #: Live operands of the GEMMs that a single linear has run since its last forward began, as
+        #: the recipe's tap emits them; the first ``forward_count`` belong to that forward.
         self.seen: list[tuple[Any, ...]] = []
         self.forward_count, self.forward = 0, 0
         self.layers: LayerWatch | None = None
@@ -205,11 +205,12 @@ class _Run:
         if tap and not self.arm.compiler and kind_of(spec).one_by_one:
             self.layers = LayerWatch(self.training)
             # a dispatch mode runs Python for every kernel, and emulated formats run thousands. So
-            # it is entered on a Spec's first draw, on every fourth if the model has attention, and
-            # always for a model that is one operator. A checkpoint's arm runs the kernels of the
-            # plain one again: there it is entered only if the model has attention
+            # it is entered on a Spec's first draw (which has no focus), on every fourth if the
+            # model has attention, and always for a model that is one operator. A checkpointed arm
+            # runs the same kernels as the plain one: it is entered there only for these two kinds
+            # of models
             attends, alone = program.description.attends, spec.alone
-            # on a GPU always with attention: the order in which that adds up may not be fixed
+            # on a GPU always with attention: the order of its sums may not be fixed
             fourth = program.device != "cpu" or (focus or 0) % 4 == 0
             every = focus is None or alone or (attends and fourth)
             if every and (attends or alone or not self.arm.checkpoint):
@@ -228,7 +229,7 @@ class _Run:
             with self._watching():
                 self._train()
             if program.device != "cpu":
-                torch.cuda.synchronize()  # what kernels raise, they raise late
+                torch.cuda.synchronize()  # errors of kernels are raised asynchronously
         except Unread:
             raise
         except Exception as error:
@@ -242,7 +243,7 @@ class _Run:
             if self.layers is not None and (call := self.layers.running()) is not None:
                 failed = replace(failed, layer=call.module, sizes=call.sizes)
             if self.arm.compiler:
-                program.error = failed  # a compiler that failed once fails as slowly every time
+                program.error = failed  # a second attempt would fail again, just as slowly
             return Trace(self.arm.name, error=failed)
         ran, needed = program._tap.calls, sum(map(_graphs, self.job.events))
         if self.arm.compiler and ran < needed:
@@ -263,7 +264,8 @@ class _Run:
         return self._trace_of(recorded)
 
     def _load(self) -> None:
-        """The case's values in the parameters, no gradients, and nothing of runs before."""
+        """Load the case's values into the parameters, and clear gradients and the state of earlier
+        runs."""
         program, run = self.program, self.training
         run.model, run.call, run.optimizer, run.began = program._model, program._call, None, None
         run.backward, run.load = torch.autograd.backward, nn.Module.load_state_dict
@@ -274,7 +276,7 @@ class _Run:
         with torch.no_grad():
             converted.fill(run.model, self.tensors, job=self.job)
             for name, began in program._buffers.items():
-                run.model.get_buffer(name).data.copy_(began)  # a graph may have kept it
+                run.model.get_buffer(name).data.copy_(began)  # .data: a graph may have saved it
 
     def _train(self) -> None:
         events = self.job.events
@@ -296,7 +298,7 @@ class _Run:
             self.layers.follow(layers_of(model, self.program._linears, self.focus))
 
     def _trace_of(self, recorded: _Recorded) -> Trace:
-        """The trace of what a run has left."""
+        """The trace of the recordings of a run."""
         program, spec = self.program, self.spec
         called = spec.gradients
         outputs = {
@@ -306,7 +308,7 @@ class _Run:
         plan, census = self.plan, program._census
         if self.layers is not None:
             shared = frozenset((*program._shared, *program._shared.values()))
-            autocast = program.recipe.autocast  # which a model may enter by itself
+            autocast = program.recipe.autocast  # a model may enter autocast by itself
             rounds = ROUNDED if autocast is None else autocast(program.device)
             calls = calls_of(
                 recorded.calls, plan, shared, rounds, inverse=program.recipe.inverse_scales
@@ -367,7 +369,7 @@ class _Run:
         self.seen.append(gemm)
 
     def _array(self, name: str, t: torch.Tensor) -> F32:
-        """A result as float32, inputs and outputs by rows."""
+        """A result as float32; outputs and input gradients as [rows, features]."""
         spec, widths = self.spec, {"output": self.spec.width, "grad_input": self.spec.k}
         kind = name_of(name).kind
         if kind in widths:
@@ -387,7 +389,7 @@ def _graphs(event: Event) -> int:
 
 
 def run_error(error: BaseException, phase: ErrorPhase) -> RunError:
-    """What a library raised, with the innermost of *its* functions."""
+    """The record of a library's exception, with the innermost of *its* functions."""
     theirs = in_libraries(tb.extract_tb(error.__traceback__))
     where = f"{module_of(theirs[-1].filename)}.{theirs[-1].name}" if theirs else "?"
     return RunError(

@@ -16,7 +16,7 @@ def quantise(
     x: torch.Tensor, dtype: torch.dtype, rowwise: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [rows, C] and fp32 inverse scales, [rows, 1] or a scalar, of ``x`` [rows, C]."""
-    padded = F.pad(x.abs(), (0, 1, 0, 0 if rowwise else 1))  # so that nothing has an amax, 0
+    padded = F.pad(x.abs(), (0, 1, 0, 0 if rowwise else 1))  # so that the amax of no elements is 0
     amax = padded.amax(1, keepdim=True) if rowwise else padded.amax()
     largest = torch.finfo(dtype).max
     # the quotient in fp64, then one rounding: the same bits eager and compiled
@@ -61,7 +61,7 @@ class scaled_linear(torch.autograd.Function):
         out = gemm(rows, weight, torch.float8_e4m3fn, backend, inside)
         if bias is not None and inside is None:
             out = out + bias
-        return out  # [rows, N]: of a view that a Function returns nobody may change a value
+        return out  # [rows, N]: autograd forbids in-place changes of a view that a Function returns
 
     @staticmethod
     def backward(ctx, grad_output):  # type: ignore[no-untyped-def]

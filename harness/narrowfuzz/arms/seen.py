@@ -1,4 +1,4 @@
-"""Live casts and products -> what a trace keeps of them."""
+"""Converts live casts and products into the records of a trace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def see_cast(raw: play.Cast, at: At) -> CastSeen:
 
 
 def _wrong_codes(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
-    """The first code that is not the saturating cast of tensor times scale."""
+    """The first code that differs from the saturating cast of tensor times scale."""
     dtype, largest = _FLOAT8[raw.format]
     want = (x * raw.scale).clamp(-largest, largest).to(dtype)
     got = raw.codes.view(dtype).reshape(want.shape)
@@ -47,8 +47,8 @@ def _wrong_codes(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
 
 
 def _wrong_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
-    """The first byte, or else code, that is not the rule's for its block of 32, whether blocks lie
-    along rows or columns."""
+    """The first scale byte, or else the first code, that differs from the MX definition for blocks
+    of 32, which may lie along rows or along columns."""
     fmt, block = _BLOCKED[raw.format], 32
     matrix, codes, scale = host(x), _codes(raw.codes), host(raw.scale)
     across = scale.shape == (matrix.shape[0] // block, matrix.shape[1])
@@ -69,7 +69,7 @@ def _wrong_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
 
 
 def _first(got: NDArray[Any], want: NDArray[Any], form: str) -> Wrong | None:
-    """The first code that is another; all NaNs are alike."""
+    """The first code that differs; all NaNs are equal."""
     nan = np.isin(got & 0x7F, _NAN[form]) & np.isin(want & 0x7F, _NAN[form])
     bad = np.argwhere((got != want) & ~nan)
     if not len(bad):

@@ -1,6 +1,7 @@
-"""Run a case on the ranks of its sharding, and the piece of each data-parallel rank in one process.
+"""Runs a case on the ranks of its layout and, for comparison, each data-parallel rank's rows in one
+process.
 
-Both are played by the same functions, so what differs is the sharding.
+Both are run by the same functions, so that they differ only in the sharding.
 """
 
 from __future__ import annotations
@@ -47,15 +48,17 @@ from narrowfuzz.play.ranks import Disagree, on_ranks
 from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace
 
-#: DTensor asks fake tensors for shapes, and torch keeps what they answered for the life of the
-#: process. A library's tensor that is a new key each time fills that without an end.
+#: Size at which torch's cache of fake tensor results, which DTensor fills for shapes, is cleared.
+#: Torch never does: a library's tensor that is a new key each time would fill it without end.
 MOST_SHAPES = 4096
 
 
 def sharded_traces(
     spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], arms: Sequence[Arm], device: str
 ) -> dict[str, Trace]:
-    """The traces of these arms, by name, up to the first that raised where it need not."""
+    """The traces of the eager run in one process and of the sharded ones of these arms, by name, up
+    to the first sharded arm that raised. If eager raised, the others run only where the model is
+    one that is expected to raise."""
     traces = {EAGER.name: run_alone(spec, recipe, tensors, device)}
     if traces[EAGER.name].error is None or MODELS[spec.model].forbidden:
         for arm in arms:
@@ -67,12 +70,12 @@ def sharded_traces(
 
 
 def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: str) -> Trace:
-    """The trace of the unsharded model; ``ranks`` has one for each data-parallel rank's piece.
-    Those that share experts are trained together."""
+    """The trace of the unsharded model; its ``ranks`` are the traces of the data-parallel ranks'
+    rows. The models of ranks that share experts are trained together."""
     ranks: list[Played] = []
     for piece in range(spec.sharding.groups):
         played, shared = Played(), spec.sharding.experts
-        # stages are not looked into
+        # the linears of a pipeline's stages are not recorded
         taps = Taps() if copies_of(spec) else _taps(spec, _emitting(recipe), EAGER)
         watch = tuple(f"{before}{name}" for before in prefixes(spec) for name in taps.watch)
         given = _given(spec, piece_of(spec, tensors, piece))
@@ -99,7 +102,8 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
 def run_sharded(
     spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], arm: Arm, device: str
 ) -> Trace:
-    """The trace of the sharded one, with one for each rank; an error says on which rank."""
+    """The trace of the sharded model, with a trace for each rank in ``ranks``; an error names its
+    rank."""
     if not arm.processes:
         return _play(on_ranks, spec, recipe, tensors, arm, device)
     results, where = in_processes(
@@ -110,7 +114,7 @@ def run_sharded(
     phase: ErrorPhase = "forward"
     for trace in results.values():
         if trace.error is not None:
-            if TRANSPORT not in trace.error.message:  # the others miss the one that raised
+            if TRANSPORT not in trace.error.message:  # else it only lost contact with a failed rank
                 return trace
             phase = trace.error.phase
     if len(results) == spec.sharding.ranks and results[0].error is None:
@@ -127,7 +131,7 @@ def _play(
     arm: Arm,
     device: str,
 ) -> Trace:
-    """The trace where ``on`` runs a function on every rank."""
+    """The trace of a sharded run; ``on`` runs a function on every rank (threads or processes)."""
     make, job = partial(made, spec, recipe, device), job_on_ranks(spec, arm, device)
     layout = layout_of(spec)
     taps = Taps() if layout.together else _taps(spec, of_this_thread, arm)
@@ -135,8 +139,8 @@ def _play(
     if taps.tap is not None:
         taps = replace(taps, shared=_emitting(recipe))
     if arm.compiler:
-        torch._dynamo.reset()  # it gives up compiling what it has compiled for many Specs
-        _clear_sharding_prop_cache()  # or results are laid out over the mesh of a run before
+        torch._dynamo.reset()  # else it stops compiling a function after many Specs
+        _clear_sharding_prop_cache()  # else results are laid out over the mesh of an earlier run
     graphs = counters["stats"]["unique_graphs"]
     try:
         played = layout.play(make, _given(spec, tensors), job=job, taps=taps, on=on)
@@ -153,12 +157,12 @@ def _play(
 
 
 def _taps(spec: Spec, tap: Any, arm: Arm) -> Taps:
-    """Every linear's calls, and what they multiply; nobody looks inside of what is compiled."""
+    """Taps that record every linear's calls and GEMMs; none inside compiled code."""
     return Taps() if arm.compiler else Taps(watch=layer_names(spec), tap=tap)
 
 
 def _emitting(recipe: Recipe) -> Any:
-    """The recipe's tap, as the player enters it."""
+    """The recipe's tap in the form that the player takes."""
     return lambda take: recipe.tap(Emit(take))
 
 
@@ -167,9 +171,9 @@ def _given(spec: Spec, tensors: Mapping[str, F32]) -> dict[str, torch.Tensor]:
 
 
 def _trace_of(arm: str, spec: Spec, recipe: Recipe, played: Played) -> Trace:
-    """One rank's, or one piece's."""
+    """The trace of one rank, or of one data-parallel rank's rows."""
     outputs, added = {}, dict[str, tuple[F32, ...]]()
-    for name, t in played.results.items():  # those of a kind in their order
+    for name, t in played.results.items():  # in the order of the backwards
         x, parameter = fp32_array(t).copy(), name_of(name).added_of
         if parameter:
             added[parameter] = (*added.get(parameter, ()), x)

@@ -1,4 +1,4 @@
-"""Naming what a single linear multiplied: which recorded GEMM is which of its three."""
+"""Assigns the recorded GEMMs of a single linear to its three roles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from narrowfuzz.trace.trace import Phase, Seen, Site, SiteTrace
 
 
 def expected_sites(spec: Spec, arm: Arm, plan: Plan) -> tuple[tuple[Role, Phase], ...]:
-    """The GEMMs one forward and backward of a linear must show, in order; where it does not train,
-    those of the forward.
+    """The GEMMs that must be recorded for one forward and backward of a linear, in order; where it
+    does not train, only the forward's.
 
-    An eager recipe's tap sees the quantised ones; inside a compiled artefact every multiply shows.
+    An eager recipe's tap records the quantised ones only; in compiled code every multiply is
+    recorded.
     """
     recompute: tuple[tuple[Role, Phase], ...] = (("output", "recompute"),) if arm.checkpoint else ()
     every: tuple[tuple[Role, Phase], ...] = (
@@ -28,12 +29,12 @@ def expected_sites(spec: Spec, arm: Arm, plan: Plan) -> tuple[tuple[Role, Phase]
 def name_sites(
     records: list[tuple[Seen, Seen]], forward_count: int, spec: Spec, arm: Arm, plan: Plan
 ) -> tuple[tuple[SiteTrace, ...], str]:
-    """Name the recorded GEMMs, or say why they cannot be named.
+    """The sites of the recorded GEMMs, or no sites and the reason why they cannot be assigned.
 
-    Eager runs them in the order the recipe's code does; a compiled backward may reorder, so there
-    the two gradients are told apart by exposure where only one is quantised, else by shape, and
-    not at all where the shapes coincide. A high-precision GEMM gets no site: its operands are the
-    layer's own tensors, which the rules have.
+    Eager runs them in the order of the recipe's code. A compiled backward may reorder them, so
+    there the two gradients are distinguished by which is in codes if only one is quantised, else
+    by shape, and not at all where the shapes coincide. A high-precision GEMM gets no site: its
+    operands are the layer's own tensors, which the rules have.
     """
     expected = expected_sites(spec, arm, plan)
     keeps_products = arm.compiler or arm.checkpoint == "selective"
@@ -60,7 +61,8 @@ def name_sites(
 def _grad_input_first(
     one: tuple[Seen, Seen], other: tuple[Seen, Seen], spec: Spec, plan: Plan
 ) -> tuple[tuple[Seen, Seen], tuple[Seen, Seen]] | None:
-    """The two backward GEMMs in the order grad_input, grad_weight, or None where both fit both."""
+    """The two backward GEMMs in the order grad_input, grad_weight; None where either could be
+    either."""
     in_codes = tuple(record[0].codes is not None for record in (one, other))
     if in_codes[0] != in_codes[1]:
         one_is_first = in_codes[0] == plan.gemms["grad_input"].quantised

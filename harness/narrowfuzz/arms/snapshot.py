@@ -1,6 +1,6 @@
-"""A model written down as plain data: no live tensors, only what a conversion may touch.
+"""A snapshot of a model as plain data without tensors: everything that a conversion could change.
 
-Sharing is kept as the first name an object is registered under.
+Shared objects are recognised by the first name under which they are registered.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _INTERNAL = frozenset(vars(nn.Module()))
 
 @dataclass(frozen=True)
 class ModuleRecord:
-    """One registered name of a module."""
+    """A module under one of its registered names."""
 
-    #: The first name the same object is registered under; this one, unless it is shared.
+    #: The first name under which the same object is registered; this one, unless it is shared.
     first: str
     type: str
-    #: ``module.qualname`` of what is called, with "instance " before one set on the object.
+    #: ``module.qualname`` of its forward, with "instance " before one that is set on the object.
     forward: str
     training: bool
-    #: Kind of hook -> how many.
+    #: Kind of hook -> number of hooks.
     hooks: dict[str, int]
     #: Plain attributes set on the object -> repr of a simple value, else its type.
     attributes: dict[str, str]
@@ -48,7 +48,7 @@ class ModuleRecord:
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """One registered name of a parameter or buffer."""
+    """A parameter or buffer under one of its registered names."""
 
     first: str
     type: str
@@ -57,7 +57,7 @@ class TensorRecord:
     dtype: str
     device: str
     requires_grad: bool
-    #: Gradient hooks on the tensor itself.
+    #: Number of gradient hooks on the tensor itself.
     hooks: int
     #: Python attributes set on the tensor, as parallel and optimizer code does.
     attributes: frozenset[str]
@@ -70,14 +70,14 @@ class Snapshot:
     modules: dict[str, ModuleRecord]
     parameters: dict[str, TensorRecord]
     buffers: dict[str, TensorRecord]
-    #: None where a lazy parameter forbids asking.
+    #: Keys of the state_dict; None where a lazy parameter prevents making one.
     state_dict: tuple[str, ...] | None
-    #: Names of modules that satisfy the predicate.
+    #: Names of the modules that satisfy the predicate ``choose``.
     chosen: frozenset[str]
 
 
 def snapshot(model: nn.Module, choose: Callable[[Any, str], bool]) -> Snapshot:
-    """Write ``model`` down; runs its state_dict hooks, as any checkpoint would."""
+    """The snapshot of ``model``; runs its state_dict hooks, as any checkpoint would."""
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters = dict(model.named_parameters(remove_duplicate=False))
     lazy = any(is_lazy(p) for p in parameters.values())

@@ -1,8 +1,8 @@
-"""What taps and watches (``play/watches.py``) saw, as plain data: numpy arrays, no live tensors.
+"""The recordings of taps and watches (``play/watches.py``) as plain data: numpy arrays.
 
 In eager runs ``program.py`` records linears through the recipe's tap, and attention and other
 operators through ``EagerWatch`` (``operators.py``); attention's q, k, v and log-sum-exp are copied
-in ``AttentionWatch.note``. In what a compiler makes they are seen by the tap of ``compilers.py``.
+in ``AttentionWatch.note``. In compiled code all are recorded by the tap of ``compilers.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}
 
 
 def multiplied_of(products: Iterable[Product]) -> tuple[Multiplied, ...]:
-    """Every multiply that was seen whose result has a dtype that rules know."""
+    """Every recorded multiply whose result has a dtype that rules know."""
     return tuple(_multiplied(p) for p in products if p.result.dtype in DTYPE_NAME)
 
 
@@ -43,13 +43,14 @@ def _seen(operand: torch.Tensor, inverse: torch.Tensor | None) -> Seen:
 
 
 def seen_of(gemm: tuple[Any, ...], *, inverse: bool) -> tuple[Seen, Seen]:
-    """Both operands of a GEMM as a recipe's tap emits it; its scales may be ``inverse``."""
+    """Both operands of a GEMM from a recipe's tap; ``inverse``: its scales are 1 / scale."""
     a, a_scale, b, b_scale, a_amax, b_amax = gemm
     return _tapped(a, a_scale, a_amax, inverse), _tapped(b, b_scale, b_amax, inverse)
 
 
 def _tapped(codes: torch.Tensor, scale: Any, amax: Any, inverse: bool) -> Seen:
-    """E8M0 scales as their bytes, a pair of block scales and amax as one record."""
+    """An operand; E8M0 scales are stored as bytes, a pair of block scales and amax as one record
+    array."""
     held: Any
     if isinstance(scale, tuple):
         blocks = fp8_codes(scale[0])
@@ -62,7 +63,7 @@ def _tapped(codes: torch.Tensor, scale: Any, amax: Any, inverse: bool) -> Seen:
 
 
 def attention_of(attention: Iterable[Attended]) -> tuple[AttentionCall, ...]:
-    """Every attention kernel that was seen."""
+    """Every recorded call of an attention kernel."""
     return tuple(_attention(one) for one in attention)
 
 

@@ -1,4 +1,4 @@
-"""torch <-> numpy at the edges of an arm, bit for bit."""
+"""Conversion of torch tensors to numpy arrays, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPE_NAME = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def host(t: torch.Tensor) -> NDArray[Any]:
-    """The values of a tensor of any device; on the CPU its memory."""
+    """The values of a tensor on any device; the array shares the memory of a tensor on the CPU."""
     return np.asarray(t.detach().cpu().numpy())
 
 
@@ -28,7 +28,7 @@ def fp32_array(t: torch.Tensor) -> F32:
             return host(t).astype(np.float32)
         if t.dtype == torch.bfloat16:
             wide = host(t.detach().view(torch.int16)).astype(np.uint32)
-            wide <<= np.uint32(16)  # the sign went into the upper half, and leaves it
+            wide <<= np.uint32(16)  # sign extension filled the upper half; the shift drops it
             return wide.view(np.float32)
         assert t.dtype == torch.float32, t.dtype
         return host(t)

@@ -1,6 +1,6 @@
-"""Records of live tensors -> the same on the host, in one copy.
+"""Copies records of tensors from a device to the host in one transfer.
 
-Reading a GPU's tensors one by one waits for it each time.
+Reading a GPU's tensors one by one would wait for the GPU each time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-#: Where tensors begin in the copy: the largest element's size, and a power of two.
+#: Alignment of tensors in the copy, in bytes: the size of the largest element.
 _ALIGNED = 16
 Tensors = dict[int, torch.Tensor]
 
 
 def on_host(held: Any) -> Any:
-    """Lists, tuples, dicts and records of a device's tensors, with their values on the host. What
-    is a library's own tensor stays as it is."""
+    """The same lists, tuples, dicts and dataclasses, with all tensors on the host. Tensors of a
+    library's own class are not copied."""
     live = {id(t): t.detach() for t in _tensors(held)}
     if not live:
         return held

@@ -1,6 +1,6 @@
 """The float64 twin of a model: unquantised, never compiled, on the same data and events.
 
-It is the reference for everything but the quantised GEMMs; those have one of their own.
+It is the reference for everything but the quantised GEMMs, which have a reference of their own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from narrowfuzz.play.player import Trace
 
 
 def twin_outputs(spec: Spec, tensors: dict[str, F32]) -> dict[str, F64]:
-    """What the Spec's events give in float64, under the names a Trace uses; nothing of a user's
-    model that names a precision itself and does not run in another, nor where a library lacks an
-    operation."""
+    """The results of the Spec's events in float64, under the names that a Trace uses. Empty where a
+    user's model does not run in float64, or an operation is not implemented for it."""
     model, job = MODELS[spec.model], job_of(spec, EAGER, "cpu")
     job = replace(job, dtype="float64", autocast=False, tied=ties(spec))
     try:
@@ -39,7 +38,8 @@ def twin_outputs(spec: Spec, tensors: dict[str, F32]) -> dict[str, F64]:
                 taps=Taps(),
             )
     except Exception as error:
-        # what a library lacks its float64 twin may meet alone: eager skips a step that overflows
+        # the twin may be the only run that reaches an operation that is not implemented: eager
+        # skips a step that overflows
         if not model.own and not isinstance(error, NotImplementedError):
             raise
         return {}

@@ -1,4 +1,4 @@
-"""What a Spec's model consists of, asked of the module: parameters, linears, ties, gradients."""
+"""The parameters, linears, ties and gradients of a Spec's model, read from the module itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from narrowfuzz.models.catalog import MODELS
 
 @cache
 def parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter, tied ones once."""
+    """The shape of every parameter; tied ones are listed once."""
     return {name: tuple(p.shape) for name, p in _bare(spec).named_parameters()}
 
 
@@ -31,7 +31,7 @@ def ties(spec: Spec) -> dict[str, str]:
 
 @cache
 def gradient_names(spec: Spec) -> frozenset[str]:
-    """Names, as a Trace uses them, of every gradient that a backward must leave."""
+    """Names, as a Trace uses them, of every gradient that a backward must produce."""
     if not spec.trains:
         return frozenset()
     model = MODELS[spec.model]
@@ -41,9 +41,8 @@ def gradient_names(spec: Spec) -> frozenset[str]:
 
 
 def _bare(spec: Spec) -> nn.Module:
-    """The Spec's model, to be asked only. A user's is built on the CPU, and there it stays: on its
-    way to another kind of tensor a module gives each of its names a parameter of its own, and what
-    was tied is not."""
+    """The Spec's model, for inspection only. A user's model is built on the CPU and not moved to
+    the meta device: moving would give each name a parameter of its own and untie tied ones."""
     model = MODELS[spec.model]
     return model.build(spec, dtype=torch.float32, device="cpu" if model.own else "meta")
 
@@ -54,7 +53,7 @@ def linear_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
-    """Parameters that are another one under a second name -> that one's first name."""
+    """Further names of tied parameters -> the parameter's first name."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):

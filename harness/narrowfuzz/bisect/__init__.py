@@ -1,1 +1,1 @@
-"""Since which release, or which commit, a script shows what it is about."""
+"""Finds the release, or the commit, since which a script shows its divergence."""

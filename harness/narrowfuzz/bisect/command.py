@@ -1,5 +1,5 @@
-"""``narrowfuzz bisect``: the first release, or commit, of a package that shows something, and the
-last that does not."""
+"""``narrowfuzz bisect``: find the first release, or commit, of a package that shows a divergence,
+and the last that does not."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from narrowfuzz.bisect.search import Asked, Change, Line, change, oldest
 from narrowfuzz.report.lifetime import Database, Kind, record_releases
 from narrowfuzz.report.terminal import console
 
-#: What is recorded of an answer; nothing of a release that cannot tell.
+#: Answer -> the event that is recorded for it; none is for a release that cannot tell.
 _KINDS: dict[str, Kind] = {"shows": "seen", "gone": "gone"}
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the command line asks."""
+    """Options of the command line."""
 
     target: str
     package: str
@@ -33,18 +33,19 @@ class Question:
     bad: str = ""
     #: A checkout whose commits are tried instead of releases.
     repo: Path | None = None
-    #: PACKAGE==VERSION that every try has besides.
+    #: Further packages, as PACKAGE==VERSION, that every tried version runs with.
     others: tuple[str, ...] = ()
-    #: How often a version that does not show it is asked; 0: as the finding needs.
+    #: How often the script runs before a version counts as not showing it; 0: as the finding needs.
     runs: int = 0
-    #: Where the answers of releases are recorded; "": beside the runs.
+    #: File or URL of the database for the answers of releases; "": the default one, if the finding
+    #: is in narrowfuzz's own folder of runs.
     database: str = ""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What came of it: versions in their order with their answers, the changes among them, and
-    sentences about these."""
+    """The result: the tried versions in their order with their answers, the changes between them,
+    and sentences about these."""
 
     package: str
     title: str
@@ -54,17 +55,18 @@ class Found:
 
     @property
     def code(self) -> int:
-        """125 where no version can tell."""
+        """The exit code: 125 if no version can tell, else 0."""
         return 125 if all(one.answer == "cannot tell" for one in self.asked) else 0
 
 
 def bisect(question: Question, say: Callable[[str], None] = lambda line: None) -> Found:
-    """Raises ValueError for what cannot be asked for; ``say`` hears of each version."""
+    """Try versions to find where the answer changes; ``say`` gets a line for each of them. Raises
+    ValueError for invalid options."""
     script = script_of(question.target, question.runs)
     say(f"{script.title}")
     if question.repo is not None:
         return _of_commits(question, script, Checkout(question.repo, question.package), say)
-    of = script.finding  # of a known issue, or a bare script, nothing is recorded
+    of = script.finding  # nothing is recorded for a known issue or a bare script
     database = Database.of(question.database, of.folder) if of is not None else None
     found = _of_releases(question, script, say)
     if database is not None and of is not None:
@@ -111,7 +113,8 @@ def _of_releases(question: Question, script: Script, say: Callable[[str], None])
 
 
 def _known(package: str, text: str, versions: list[str]) -> str:
-    """A version that a user names, as the index spells it."""
+    """The version that a user names, as the index spells it; "" for "". Raises ValueError if the
+    index does not have it."""
     if not text:
         return ""
     try:
@@ -125,7 +128,8 @@ def _known(package: str, text: str, versions: list[str]) -> str:
 
 
 def _between(line: Line, one: int, other: int) -> Change:
-    """Raises ValueError where the ends do not differ, or one cannot tell."""
+    """The change between two places. Raises ValueError if their answers do not differ, or if one
+    cannot tell."""
     low, high = sorted((one, other))
     ends = line.at(low), line.at(high)
     for end in ends:
@@ -140,8 +144,8 @@ def _between(line: Line, one: int, other: int) -> Change:
 
 
 def _around(line: Line, bad: str) -> Iterator[Change]:
-    """Where it came, and where it went again, around a version that shows it. Raises ValueError if
-    that one does not."""
+    """The changes around the version ``bad``, which must show the divergence: where it appears, and
+    where it is gone again. Raises ValueError if that version does not show it."""
     if bad not in line.versions:
         bad = line.versions[-1]
     shown, newest = line.versions.index(bad), len(line.versions) - 1
@@ -189,7 +193,7 @@ def _of_commits(
                 folder = checkout.path_in(tree, commit)
             except ValueError as error:
                 return Asked(commit, "cannot tell", str(error))
-            # of two commits a second apart a file may have the same size, and time, as its cache
+            # a file of two commits a second apart may have the size and time of a stale cache
             place = Place((folder,), {"PYTHONDONTWRITEBYTECODE": "1"})
             return script.ask(commit, place.environment)
 
@@ -216,13 +220,13 @@ def _found(
 
 
 def bisect_command(question: Question) -> Found:
-    """The same, saying of each version what it answers."""
+    """As ``bisect``, printing the answer of each version."""
     page = console(markup=False)
     return bisect(question, partial(page.print, soft_wrap=True))
 
 
 def print_found(found: Found) -> None:
-    """For people."""
+    """Print the result for people."""
     page = console(markup=False)
     for sentence in found.sentences or ("no release can tell",):
         page.print(sentence, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Commits of a checkout, each tried in a work tree of its own: the checkout stays as it is."""
+"""Commits of a checkout, tried in a separate work tree: the checkout is not changed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Where a checkout has its package, below its root.
+#: Folders below a checkout's root that may hold the package.
 _ROOTS = ("", "src", "python")
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """A repository, and the folder that goes onto the path, below its root."""
+    """A git repository, and the name of the package in it."""
 
     repository: Path
     package: str
@@ -41,8 +41,8 @@ class Checkout:
         return found
 
     def between(self, one: str, other: str) -> list[str]:
-        """From the older of two commits to the newer, along first parents. Raises ValueError if
-        neither descends from the other."""
+        """The commits from the older of the two to the newer, along first parents. Raises
+        ValueError if neither descends from the other."""
         one, other = self.commit(one), self.commit(other)
         for old, new in ((one, other), (other, one)):
             if self._git("merge-base", old, new, check=False) == old:
@@ -56,7 +56,7 @@ class Checkout:
 
     @contextmanager
     def tree(self) -> Iterator[Path]:
-        """A work tree for commits to be checked out in."""
+        """A temporary work tree in which commits are checked out."""
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-bisect-") as folder:
             tree = Path(folder) / "tree"
             self._git("worktree", "add", "--detach", "--force", str(tree), "HEAD")
@@ -66,7 +66,8 @@ class Checkout:
                 self._git("worktree", "remove", "--force", str(tree))
 
     def path_in(self, tree: Path, commit: str) -> Path:
-        """The folder of the package, as this commit has it. Raises ValueError if it has none."""
+        """Check out the commit; the folder in it that holds the package. Raises ValueError if there
+        is none."""
         Checkout(tree, self.package)._git("checkout", "--quiet", "--force", "--detach", commit)
         for root in _ROOTS:
             if (tree / root / self.package).is_dir():

@@ -1,4 +1,4 @@
-"""Releases of a package on the index, and where each of them runs."""
+"""Releases of a package on the index, and the environment that runs each of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _OFFERED = "Available versions: "
 
 @dataclass(frozen=True)
 class Place:
-    """What a script's process has before all else on its path, and its variables."""
+    """The folders that come first on the path of a script's process, and its environment
+    variables."""
 
     folders: tuple[Path, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -36,8 +37,8 @@ class Place:
 
 
 def releases(package: str) -> list[str]:
-    """What of a package the index offers this Python, from the oldest to the newest, without
-    previews and builds of its own. Raises ValueError where it offers none."""
+    """The releases of a package that the index offers this Python, from the oldest to the newest,
+    without pre-releases and local versions. Raises ValueError if it offers none."""
     command = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check"]
     done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
     offered = [line for line in done.stdout.splitlines() if line.startswith(_OFFERED)]
@@ -59,7 +60,7 @@ def _is_release(text: str) -> bool:
 
 
 def here(package: str) -> str:
-    """The version that runs here, without what says how it was built; "" if none does."""
+    """The version that is used here, without its local part; "" if there is none."""
     if package == TRANSFORMER_ENGINE:
         return chosen_version()
     try:
@@ -69,8 +70,8 @@ def here(package: str) -> str:
 
 
 def place_of(package: str, version: str, others: Sequence[str]) -> Place:
-    """Where this release runs, over ``others`` (PACKAGE==VERSION) and what is installed. Raises
-    ValueError if it cannot be installed, or the emulated extension does not carry it."""
+    """The place where this release runs, over ``others`` (PACKAGE==VERSION) and what is installed.
+    Raises ValueError if it cannot be installed, or the emulated extension does not carry it."""
     folders = tuple(folder_of(other) for other in others)
     variables = {}
     if any((folder / "triton").is_dir() for folder in folders) or package == "triton":
@@ -80,7 +81,7 @@ def place_of(package: str, version: str, others: Sequence[str]) -> Place:
             raise ValueError(
                 f"the emulation does not carry transformer_engine {version}: {', '.join(CARRIED)}"
             )
-        worker_environment(version, {})  # it is installed
+        worker_environment(version, {})  # this installs it
         return Place(folders, {**variables, CHOICE: version})
     if version == here(package):
         return Place(folders, variables)
@@ -88,8 +89,8 @@ def place_of(package: str, version: str, others: Sequence[str]) -> Place:
 
 
 def compared(package: str, before: str, after: str) -> str:
-    """Where what changed between two releases can be read; "" if the package does not say where
-    its repository is."""
+    """URL of the changes between two releases; "" if the package does not name a repository on
+    GitHub."""
     try:
         said = importlib.metadata.metadata(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The script that is asked: of a finding, of a known issue, or a file."""
+"""The script that is run on each version: of a finding, of a known issue, or a file."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from narrowfuzz.triage.verify import (
     script_ran,
 )
 
-#: How often a script runs whose finding does not show in every process.
+#: How often the script of a finding runs that does not show in every process.
 FLAKY_RUNS = 10
 _SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Script:
-    """A script, what it is about in a sentence, the device it runs on, how many runs without the
-    divergence mean that it is gone, what is planted: (file or "", id), and the finding that it is
-    of."""
+    """A script, its divergence in a sentence, the device it runs on, how many runs without the
+    divergence mean that it is gone, the planted fault: (file or "", id), and the finding that it
+    belongs to."""
 
     path: Path
     title: str
@@ -39,7 +39,7 @@ class Script:
     finding: OnDisk | None = None
 
     def ask(self, version: str, variables: Mapping[str, str]) -> Asked:
-        """What it says in a process with these variables, which has the version."""
+        """The answer of the script in a process with these variables, which select the version."""
         done = None
         for _ in range(self.runs):
             with tempfile.TemporaryDirectory(prefix="narrowfuzz-bisect-") as cache:
@@ -58,7 +58,7 @@ class Script:
 
 
 def script_of(target: str, runs: int = 0) -> Script:
-    """What a user names: a finding's id or folder, a known issue's id, or a script's file.
+    """The script that a user names: by a finding's id or folder, a known issue's id, or its file.
 
     Raises ValueError if it is none of these, or a finding without a script.
     """

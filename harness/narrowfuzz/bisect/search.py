@@ -1,4 +1,4 @@
-"""Where along a line of versions an answer changes. Nothing here runs anything."""
+"""Finds where the answer changes along a line of versions. Nothing here runs a script."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Answer = Literal["shows", "gone", "cannot tell"]
-#: So many versions below the oldest that can tell are asked whether they can, after all.
+#: Number of versions below the oldest one that can tell that are tried all the same.
 _BELOW = 3
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What one version says; ``why`` it cannot tell."""
+    """The answer of one version; ``why``: the reason if it cannot tell."""
 
     version: str
     answer: Answer
@@ -22,8 +22,8 @@ class Asked:
 
 @dataclass
 class Line:
-    """Versions from the oldest to the newest. Each is asked once, and what was asked is kept in
-    that order."""
+    """Versions from the oldest to the newest. Each is tried at most once; ``answers`` maps the
+    places of the tried ones to their answers."""
 
     versions: Sequence[str]
     ask: Callable[[str], Asked]
@@ -46,13 +46,13 @@ class Change:
 
     @property
     def appears(self) -> bool:
-        """Is it the newer one that shows it?"""
+        """True if the newer one shows the divergence."""
         return self.after.answer == "shows"
 
 
 def change(line: Line, low: int, high: int) -> Change:
-    """Where the answer changes between two places whose answers are known and differ. Of several
-    changes it is one of them."""
+    """Where the answer changes between two places whose answers are known and differ. If there are
+    several changes, one of them is found."""
     first, last = line.at(low), line.at(high)
     assert {first.answer, last.answer} == {"shows", "gone"}, (first, last)
     while middle := next(_from_middle(line, low, high), None):
@@ -73,11 +73,11 @@ def _from_middle(line: Line, low: int, high: int) -> Iterator[int]:
 
 
 def oldest(line: Line, high: int) -> int | None:
-    """The place of a version that no longer shows what the one at ``high`` shows, by halves
-    downwards; None where every older one that can tell shows it.
+    """The place of an older version that does not show what the one at ``high`` shows, found by
+    bisection; None if every tried one that can tell shows it.
 
-    Old releases lack what a script calls: what cannot tell is taken for the end of those that can,
-    and a few below it are asked all the same.
+    Old releases lack functions that a script calls: a version that cannot tell is taken for the end
+    of those that can, and a few below it are tried all the same.
     """
     floor = -1
     while floor + 1 < high:

@@ -1,4 +1,4 @@
-"""``narrowfuzz compare --accept``: what a change is meant to do, in a file for ``--suppress``."""
+"""``narrowfuzz compare --accept``: write intended changes into a file for ``--suppress``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from narrowfuzz.campaign.comparison import LETTERS, Comparison, Difference
 from narrowfuzz.report.accepted import suppressions
 
-#: So long an intended change is accepted if no day is given.
+#: Days for which an intended change is accepted if --until is not given.
 _DAYS = 90
 
 
 @dataclass(frozen=True)
 class Accepting:
-    """Options: the file to write, why, and the day from which on it counts again."""
+    """Options: the file to write, the reason, and the day from which the change counts again."""
 
     file: Path | None = None
     reason: str = ""
@@ -26,8 +26,8 @@ class Accepting:
 
 
 def check_accepting(asked: Accepting) -> None:
-    """Raises ValueError for an acceptance without a reason, a day that is none or past, or a file
-    that cannot be added to."""
+    """Raises ValueError for an acceptance without a reason, an invalid or past day, a file that
+    cannot be extended, and for a reason or a day without a file."""
     if asked.file is None:
         if asked.reason or asked.until:
             raise ValueError("--reason and --until say why and how long --accept FILE accepts")
@@ -42,8 +42,9 @@ def check_accepting(asked: Accepting) -> None:
 
 
 def write_accepted(comparison: Comparison, asked: Accepting) -> tuple[Comparison, Sequence[str]]:
-    """Add what B alone shows to the file; the comparison without it, and what was done. What A
-    alone shows is gone with B: accepting it would only hide its return."""
+    """Add the counting differences that only B shows to the file. Returns the comparison with these
+    marked as accepted, and lines that report what was done. A divergence that only A shows is gone
+    with B: accepting it would only hide its return."""
     if asked.file is None:
         return comparison, ()
     until = _until(asked)
@@ -52,7 +53,7 @@ def write_accepted(comparison: Comparison, asked: Accepting) -> tuple[Comparison
     if wanted:
         text = "\n".join(_entry(one, asked.reason, until) for one in wanted)
         asked.file.write_text(f"{before.rstrip()}\n\n{text}" if before.strip() else text)
-        suppressions(asked.file)  # what we write we can read
+        suppressions(asked.file)  # raises if it cannot be read back
     why = f"accepted until {until}: {asked.reason}"
     differences = [replace(d, accepted=why) if d in wanted else d for d in comparison.differences]
     return replace(comparison, differences=differences), [
@@ -85,5 +86,5 @@ def _entry(one: Difference, reason: str, until: datetime.date) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML: JSON's, but for DEL."""
+    """The text as a basic string of TOML: a JSON string, except that DEL is escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

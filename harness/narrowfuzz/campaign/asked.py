@@ -1,4 +1,4 @@
-"""What the command line asks of a campaign, as it was typed."""
+"""Options of a campaign as they were typed on the command line."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from narrowfuzz.trace.words import options
 
 @dataclass(frozen=True)
 class Asked:
-    """Options of ``narrowfuzz run`` and ``check``; what is left out is decided where it is used."""
+    """Options of ``narrowfuzz run`` and ``check``; defaults of omitted ones are set where used."""
 
     minutes: float | None = None
-    #: So many cases instead; 0: by time.
+    #: Number of cases after which the run ends; 0: it ends by time.
     cases: int = 0
-    #: 0: one per core or GPU.
+    #: Number of worker processes; 0: one per core or GPU.
     workers: int = 0
     recipes: tuple[str, ...] = ()
     recipe_files: tuple[Path, ...] = ()
     arms: tuple[str, ...] = ()
-    #: Names of models, or FILE.py:build and package.module:build of a user's own; none: all.
+    #: Globs of models, or FILE.py:build and package.module:build of a user's own; none: all.
     models: tuple[str, ...] = ()
-    #: Globs of operators: models of nothing else are drawn.
+    #: Globs of operators: models that consist of a matching operator only are added to ``models``.
     operators: tuple[str, ...] = ()
     device: str = ""
     seed: int | None = None
     out: Path | None = None
     resume: bool = False
-    #: Cases that are tried beside the shipped ones; what finds something is added.
+    #: Folder of cases that are tried besides the shipped ones; minimal cases of findings are added.
     corpus: Path | None = None
     ledger: bool = True
-    #: Folders of entries of one's own.
+    #: Folders with a user's own entries of the ledger.
     ledgers: tuple[Path, ...] = ()
     plant: str = ""
     te_version: str = ""
     fail_on: str = "low"
-    #: Exit with 4 if a smaller share, in per cent, of what can run here was judged.
+    #: Exit with 4 if less than this, in per cent, of what can run here was judged.
     min_judged: float = 0.0
-    #: The folders of earlier runs, and a file of findings that are accepted: what is in any of them
-    #: makes this one not fail.
+    #: The folders of earlier runs, and a file of accepted findings: findings in any of them do not
+    #: make this run fail.
     baseline: tuple[Path, ...] = ()
     suppress: Path | None = None
-    #: File or URL of the database of many runs' findings; "": the one beside the runs, if this run
-    #: is one of these.
+    #: File or URL of the database of many runs' findings; "": the default one in narrowfuzz's own
+    #: folder of runs, if this run is written there.
     database: str = ""
-    #: Say of each new finding what it needs and what makes it go away, after the search.
+    #: After the search, report for each new finding what it needs and what makes it go away.
     explain: bool = False
-    #: Tables of rules and pairs of features as well.
+    #: Print tables of rules and pairs of features as well.
     verbose: bool = False
-    #: The verdict and the findings only.
+    #: Print the verdict and the findings only.
     quiet: bool = False
-    #: The run of the other side of a comparison.
+    #: The folder of the run of the other side of a comparison.
     beside: Path | None = None
-    #: Judged before anything is drawn, in this order, and the arms that are meant: others run only
-    #: to tell which is the first to show something. None: all.
+    #: Cases that are judged before any is drawn, in this order; and the arms on which they are
+    #: judged: others run only to tell which arm is the first to show a divergence. Empty: all arms.
     first: tuple[Case, ...] = ()
     meant: tuple[str, ...] = ()
-    #: Single linears are drawn, too.
+    #: Whether single linears are drawn, too.
     linears: bool = True
-    #: What holds of the configuration that was asked for: the ledger's entries that it rules out
-    #: are not named. Empty where all kinds of cases are.
+    #: Facts about the requested configuration: entries of the ledger that they rule out are not
+    #: named. Empty where cases of all kinds are requested.
     configuration: Mapping[str, Fact] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Asked:
 
     @property
     def list_known(self) -> str:
-        """The command that lists what is known of the recipes and arms that were asked for."""
+        """The command that lists the known issues of the requested recipes and arms."""
         if not (self.recipes or self.arms):
             return "narrowfuzz list known"
         given = {"--recipe": self.recipes, "--arm": self.arms, "--recipe-file": self.recipe_files}

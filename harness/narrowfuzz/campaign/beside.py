@@ -1,7 +1,7 @@
-"""A run beside another one of the same cases, in the process of a worker.
+"""One side of a comparison: what a worker of a run beside another run of the same cases does.
 
-What every case gave is written down, so that the two can be compared case by case. What a case
-shows is looked into after the last one, and only if the other side does not show it as well.
+It writes the result of every case to a file, so that the two runs can be compared case by case.
+Divergences are triaged after the last case, and only those that the other side does not show.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from narrowfuzz.trace.hashes import Hashes, hashes_of
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 
-#: Below a run's folder: what its cases gave, line by line, and that a process has judged its last.
+#: Folder below a run's folder, suffix of the files with the results of its cases, one a line, and
+#: suffix of the files that mark that a process has judged its last case.
 _FOLDER, _LINES, _END = "beside", ".jsonl", ".end"
-#: Cases of one divergence that are kept until it is looked into: one may show it where another
+#: Number of cases of one divergence that are stored for triage: one may show it where another
 #: cannot.
 _TRIES = 3
 _POLL_SECONDS = 0.2
-#: What such a run says of itself.
+#: The note in the summary of such a run.
 NOTE = "one side of a comparison: what the other side shows, too, is not among these findings"
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """One first cause of one case, as its rule says it."""
+    """One first cause of one case, with the sentence of its rule."""
 
     sentence: str
     rule: str
@@ -41,25 +42,26 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class CaseSeen(msgspec.Struct, frozen=True):
-    """What one case gave on one side."""
+    """The result of one case on one side."""
 
     case: str
     recipe: str
     model: str
     #: Arm -> the rules that judged there.
     rules: dict[str, list[str]]
-    #: Of them, the arms where one judged that looks at a cast, a multiply or ranks.
+    #: The arms where one of these rules checks a cast, a multiply or ranks.
     arms: list[str]
-    #: Entries of the ledger that explain something of it.
+    #: Ids of the entries of the ledger that explain a divergence of the case.
     known: list[str]
-    #: Fingerprint -> what no entry explains.
+    #: Fingerprint -> first cause that no entry explains.
     causes: dict[str, Shown]
+    #: Arm -> hashes of the results of its first run.
     results: dict[str, Hashes]
 
 
 @dataclass(frozen=True)
 class Later:
-    """A divergence that is still to be looked into: its case, and what ran before that."""
+    """A divergence that is still to be triaged: its case, and the cases that ran before it."""
 
     case: Case
     verdict: Verdict
@@ -68,13 +70,13 @@ class Later:
 
 @dataclass
 class Beside:
-    """What one worker's process saw, for the other side to read."""
+    """Writes the results of one worker's process, for the other side to read."""
 
     own: Path
     other: Path
     place: Place
     later: dict[str, list[Later]] = field(default_factory=dict)
-    #: The case that is judged now, and the hashes of its first runs, arm by arm.
+    #: Id of the case that is judged now, and arm -> hashes of its first run.
     _current: str = ""
     _results: dict[str, Hashes] = field(default_factory=dict)
 
@@ -88,12 +90,12 @@ class Beside:
         self._current, self._results = case.id, {}
 
     def observed(self, case: Case, traces: Mapping[str, Trace]) -> None:
-        """What the arms left of a case; rules may run others in between."""
+        """Store the hashes of a case's traces. Cases that rules run in between are ignored."""
         if case.id == self._current:
             self._results = hashes_of(traces) | self._results
 
     def judged(self, case: Case, judgement: Judgement, past: Sequence[Case]) -> None:
-        """Write down what the case gave, and keep what it shows for later."""
+        """Write the result of the case to the file, and store its first causes for triage."""
         named = {fingerprint(v, judgement.family): v for v in judgement.causes}
         for name, verdict in named.items():
             kept = self.later.setdefault(name, [])
@@ -109,8 +111,9 @@ class Beside:
     def differing(
         self, deadline: float, alive: Callable[[], None]
     ) -> list[tuple[str, list[Later]]]:
-        """The fingerprints that this process has seen and the other side has not, and the cases
-        that show them; waits, saying that it is ``alive``, until the other has judged as far."""
+        """The fingerprints that this process has seen and the other side has not, with the cases
+        that show them. Waits until the other side has judged as far, or until the ``deadline``, and
+        calls ``alive`` meanwhile."""
         self._end.touch()
         while not self._met() and time.monotonic() < deadline:
             alive()
@@ -119,14 +122,15 @@ class Beside:
         return [(name, kept) for name, kept in self.later.items() if name in alone]
 
     def _met(self) -> bool:
-        """Is the same worker of the other side as far, or that side over?"""
+        """Has the same worker of the other side judged as far, or has that side's run ended?"""
         ended = (self.other / _FOLDER).glob(f"{self.place.number}.*{_END}")
         reached = (int(path.name.split(".")[1]) for path in ended)
         return any(there >= self.place.generation for there in reached) or is_over(self.other)
 
 
 def read_seen(run: Path) -> list[CaseSeen]:
-    """What the cases of a run gave so far, worker by worker. A last line may be half written."""
+    """The results of a run's cases so far, worker by worker. Half-written last lines are
+    skipped."""
     files = sorted((run / _FOLDER).glob(f"*{_LINES}"), key=_number)
     return [
         msgspec.json.decode(line, type=CaseSeen)
@@ -142,12 +146,12 @@ def count_seen(run: Path) -> int:
 
 
 def case_file(run: Path, case: str) -> Path:
-    """Where a case that showed something is kept."""
+    """The file of a case that showed a divergence."""
     return run / _FOLDER / "cases" / f"{case}.json"
 
 
 def is_over(run: Path) -> bool:
-    """Has a run written what it ends with?"""
+    """Has a run written its summary, with which it ends?"""
     return (run / "summary.json").is_file()
 
 
@@ -178,7 +182,8 @@ def _seen(
 
 
 def numbered(seen: Iterable[CaseSeen]) -> dict[tuple[str, int], CaseSeen]:
-    """By case and its how many-th turn: one may be drawn twice, and meet other rules then."""
+    """The results by case id and turn, counted from 0: a case may be drawn twice, and other rules
+    may judge it the second time."""
     turns: Counter[str] = Counter()
     found: dict[tuple[str, int], CaseSeen] = {}
     for one in seen:
@@ -188,9 +193,9 @@ def numbered(seen: Iterable[CaseSeen]) -> dict[tuple[str, int], CaseSeen]:
 
 
 def known_there(one: CaseSeen, name: str, twin: CaseSeen | None) -> frozenset[str]:
-    """The entries that explain on the other side what a case shows on this one, where both gave
-    the same bits: the ledger differs, for an entry's script may not show it in a changed library,
-    and the libraries do not."""
+    """Ids of the entries that explain the first cause ``name`` of the case on the other side only
+    (``twin``), although both sides gave the same bits. Then the ledgers differ, since an entry's
+    script may not show its issue in a changed library, and the results do not."""
     arm = one.causes[name].arm
     if twin is None or not one.results.get(arm) or one.results[arm] != twin.results.get(arm):
         return frozenset()
@@ -198,7 +203,8 @@ def known_there(one: CaseSeen, name: str, twin: CaseSeen | None) -> frozenset[st
 
 
 def shown_alone(mine: Iterable[CaseSeen], other: Iterable[CaseSeen]) -> set[str]:
-    """Fingerprints that one side shows and the other does not."""
+    """Fingerprints that only ``mine`` shows, without those that the other side's ledger explains on
+    the same bits."""
     twins = numbered(other)
     there = {name for seen in twins.values() for name in seen.causes}
     return {

@@ -1,4 +1,4 @@
-"""One run: what it says at its head, while it goes on and at its end, and what it writes."""
+"""One run: its output at the beginning, while it runs and at its end, and the files it writes."""
 
 from __future__ import annotations
 
@@ -49,23 +49,24 @@ from narrowfuzz.triage.finding import Finding
 
 @dataclass(frozen=True)
 class Campaign:
-    """One run: what it is asked, with what, and what comes of it."""
+    """One run: its options, the objects it uses, and its results."""
 
     asked: Asked
     config: Config
     store: Store
     recipes: dict[str, Recipe]
-    #: Why some of what was asked for does not run here, in lines.
+    #: Lines that state why some of the requested recipes, models or cases do not run here.
     lacking: list[str]
     ledger: Ledger
     device: Device
-    #: What does not make it fail.
+    #: Decides which findings do not make the run fail.
     accepted: Accepted
-    #: Where what it finds is recorded beside what other runs found.
+    #: Records the findings beside those of other runs.
     database: Database | None = None
 
     def run(self) -> tuple[Tally, dict[str, Any]]:
-        """Run it, say and write what came of it; returns also what ``summary.json`` holds."""
+        """Run the workers, print and write the results. Returns the tally and the content of
+        ``summary.json``."""
         from narrowfuzz.campaign.supervisor import run_campaign  # imports torch
 
         verdict, around = consoles(self.asked)
@@ -111,8 +112,8 @@ class Campaign:
         return tally, summary
 
     def explain(self, around: Console) -> Iterator[str]:
-        """Ask of each new finding what it needs, in a process of its own; yields a note for each of
-        which that could not be said."""
+        """Run ``narrowfuzz explain`` on each new finding, in a process of its own; yields a note
+        for each finding that could not be explained."""
         new = [one for one in self.accepted.counting(self.store.findings()) if not one.known_issue]
         for finding in new:
             around.print(f"asking what it needs: {finding.sentence}", soft_wrap=True, markup=False)
@@ -136,7 +137,8 @@ class Campaign:
         }
 
     def applying(self) -> list[Entry]:
-        """The entries that what was asked for may show; none where all count as new."""
+        """The entries of the ledger that the requested recipes, arms and models may show; none
+        where known issues count as new."""
         if not self.config.ledger:
             return []
         arms = [BY_NAME[name] for name in select_arms(self.config.arms)]
@@ -152,13 +154,14 @@ class Campaign:
         )
 
     def entries(self) -> Sequence[Entry]:
-        """What a finding may resemble: the entries that were asked, or every one if none was."""
+        """The entries that a finding may resemble: those of this run's ledger, or all if it has
+        none."""
         if self.config.ledger:
             return (*self.ledger.entries, *self.ledger.unnamed)
         return load_entries(self.config.ledgers)
 
     def judged(self, tally: Tally) -> Judged:
-        """What was judged of what was asked for and can run here."""
+        """Which combinations of recipe, arm and model that can run here were judged."""
         return judged(
             tally.counts,
             self.recipes,
@@ -168,13 +171,13 @@ class Campaign:
         )
 
     def options(self) -> list[str]:
-        """What a replay needs besides the finding's folder."""
+        """The options that a replay needs besides the finding's folder."""
         given = {"--recipe-file": self.asked.recipe_files, "--model": self.config.own}
         version = [self.asked.te_version] if self.asked.te_version else []
         return options(given) + options({"--with": laid(), "--te-version": version})
 
     def summary(self, ended: Ended) -> dict[str, Any]:
-        """What ``summary.json`` holds."""
+        """The content of ``summary.json``."""
         tally, whole, share = ended.tally, ended.whole, ended.share
         seen = pairs_seen(tally.counts)
         return {
@@ -220,8 +223,8 @@ class Campaign:
 
 
 def _linears_judged(share: Judged) -> Iterator[dict[str, Any]]:
-    """Of a user's model, on each recipe and arm: the linears that rules looked at one by one, and
-    how many there are."""
+    """For a user's model, on each recipe and arm: the linears that rules checked one by one, and
+    how many linears there are."""
     for recipe, arm, name in sorted(share.met):
         model = MODELS.get(name)
         if model is not None and model.own:
@@ -237,8 +240,8 @@ def _linears_judged(share: Judged) -> Iterator[dict[str, Any]]:
 
 
 def consoles(asked: Asked) -> tuple[Console, Console]:
-    """Where a run says its verdict and its findings, and where it says all that stands around them:
-    nowhere if it is to be quiet."""
+    """The console for the verdict and the findings, and the one for all other output, which prints
+    nothing with --quiet."""
     return console(), console(quiet=asked.quiet)
 
 
@@ -257,7 +260,7 @@ def _print_head(
     environment: dict[str, Any],
     lacking: list[str],
 ) -> None:
-    """What runs, on what, and what does not."""
+    """Print versions, device and recipes of the run, and what is not tested."""
     versions = environment["versions"]
     console.print(
         f"narrowfuzz {versions['narrowfuzz']}  torch {versions['torch']}  "
@@ -276,14 +279,14 @@ def _print_head(
 
 
 def _print_probed(console: Console, environment: dict[str, Any], profile: list[str]) -> None:
-    """How this machine casts and adds, as ``narrowfuzz doctor`` says, too."""
+    """Print how this machine casts and adds, as ``narrowfuzz doctor`` does, too."""
     probed = "; ".join(f"{k}: {v}" for k, v in environment["policies"].items())
     console.print(f"how it casts (probed): {probed}")
     console.print(f"how it adds (measured): {'; '.join(profile)}")
 
 
 def _brief(finding: Finding) -> dict[str, str]:
-    """A finding in ``summary.json``; its folder holds the rest."""
+    """A finding as ``summary.json`` lists it; the finding's folder holds the rest."""
     names = ("id", "fingerprint", "severity", "recipe", "arm", "sentence", "why_suspected")
     said = {name: getattr(finding, name) for name in names}
     return said | {"known_issue": finding.known_issue or ""}

@@ -1,4 +1,5 @@
-"""``narrowfuzz check``: a user's own model, first as it is trained, then its neighbours."""
+"""``narrowfuzz check``: judge a user's own model, first as it is trained, then in configurations
+near that."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ _TRAINING = (
     Backward(of=(2,)),
     Step(),
 )
-#: The kinds of data that the user's configuration meets first, tamest first.
+#: The kinds of data on which the user's configuration is judged first, from tame to wild.
 _VALUES: tuple[ValueClass, ...] = (
     "gaussian",
     "outlier",
@@ -56,36 +57,36 @@ _VALUES: tuple[ValueClass, ...] = (
     "inf_nan",
 )
 
-#: Seconds that a compiler takes on a quiet core without anything cached: at all, and for each
-#: linear, as tests/own_models took with torchao.float8.rowwise.
+#: Seconds that a compiler takes on an idle core with empty caches: a constant, and the increase for
+#: each linear. Measured on tests/own_models with torchao.float8.rowwise.
 _COMPILES = {"aot_eager": (3.0, 0.6), "inductor": (10.0, 3.0)}
-#: How long a check goes on.
+#: Minutes that a check takes if --minutes is not given.
 _MINUTES = 2.0
-#: The share of a run's time that the first compiling may take.
+#: The share of a run's time that the first compilation may take without a warning.
 _SHARE = 0.6
-#: Parameters that are named.
+#: How many buffers or parameters a note names.
 _NAMED = 6
 
 
 @dataclass(frozen=True)
 class _Configuration:
-    """A user's model as it is trained."""
+    """A user's model and the configuration in which it is trained."""
 
     asked: Asked
     model: Model
-    #: The same with other values of its parameters.
+    #: The same model, built with other values of the parameters of ``build``.
     others: Sequence[Model]
     compile: Compile
     checkpoint: Checkpoint
     #: Globs of the linears that the recipes convert, as ``recipe.named`` reads them.
     only: tuple[str, ...]
-    #: The recipes that were asked for, and those that run here.
+    #: Names of the requested recipes, and the recipes of them that run here.
     wanted: tuple[str, ...]
     recipes: Sequence[Recipe]
 
     @property
     def facts(self) -> dict[str, Fact]:
-        """What holds of all that was asked for."""
+        """Facts about the requested configuration, for the ledger to rule out entries."""
         return {
             "dtype": self.model.fixed["dtype"],
             "checkpoint": self.checkpoint,
@@ -101,9 +102,9 @@ class _Configuration:
 def check_command(
     asked: Asked, compile: str, checkpoint: str, only: tuple[str, ...] = ()
 ) -> tuple[int, dict[str, Any]]:
-    """Check ``asked.models[0]``; returns as ``run_command``. ``only``: globs of the linears that
-    the recipes convert. Raises ValueError for a model that cannot be judged, or an option that does
-    not exist."""
+    """Check ``asked.models[0]``; returns the same as ``run_command``. ``only``: globs of the
+    linears that the recipes convert. Raises ValueError for a model that cannot be judged, or an
+    option value that does not exist."""
     device = torch_name(asked.device or "cpu")
     one = _configuration(asked, device, compile, checkpoint, only)
     asked_of, pace = _specs(one.model, one.recipes, one.compile, one.checkpoint), {}
@@ -165,15 +166,15 @@ def _configuration(
 
 
 def _unfiltered(asked: Asked, recipes: Iterable[Recipe], device: str) -> dict[str, Recipe]:
-    """The same without a filter, by name."""
+    """The same recipes without a filter of linears, by name."""
     names = {recipe.name.partition(FILTERED)[0] for recipe in recipes}
     every = select(load_recipes(asked.recipe_files), sorted(names))
     return {name: here for name, one in every.items() if (here := runnable(one, device))}
 
 
 def _filtered(model: Model, recipes: Iterable[str], only: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the recipes with this filter. Raises ValueError if it leaves nothing, or if a
-    part of it names nothing."""
+    """The names of the recipes with this filter. Raises ValueError if the filter leaves no linear,
+    or if one of its globs matches none."""
     idle = [glob for glob in only if not any(named(n, (glob.lstrip("!"),)) for n in model.linears)]
     names = ", ".join(name.removeprefix("model.") for name in model.linears)
     linears = f"the linears of {model.title} are {names}"
@@ -187,8 +188,8 @@ def _filtered(model: Model, recipes: Iterable[str], only: tuple[str, ...]) -> tu
 
 
 def _takes_parameters_of(model: Model, recipes: Iterable[Recipe]) -> None:
-    """Raises ValueError for a recipe that takes parameters of other dtypes: the model is a user's,
-    and is not cast."""
+    """Raises ValueError for a recipe that does not take parameters of the model's dtype: the model
+    is a user's, and is not cast."""
     dtype = model.fixed["dtype"]
     for recipe in recipes:
         if dtype not in recipe.dtypes:
@@ -202,7 +203,8 @@ def _takes_parameters_of(model: Model, recipes: Iterable[Recipe]) -> None:
 def _specs(
     model: Model, recipes: Sequence[Recipe], compile: Compile, checkpoint: Checkpoint
 ) -> list[Spec]:
-    """The configuration that was asked for, on each backend."""
+    """The requested configuration as a Spec for each recipe and backend; if it is compiled, without
+    the backends that run eagerly only."""
     return [
         fixed(
             Spec(
@@ -222,15 +224,16 @@ def _specs(
 
 
 def _meant(rungs: Sequence[Arm]) -> Iterator[Arm]:
-    """What was asked for, of the rungs that it climbs over: the eager ones, that what is recomputed
-    or compiled is held against, and the last."""
+    """The arms that the request is about, out of all rungs up to it: the uncompiled ones, which
+    recomputed and compiled ones are compared with, and the last."""
     yield from (arm for arm in rungs if not arm.compiler)
     yield rungs[-1]
 
 
 def _first(asked: Sequence[Spec]) -> Iterator[Case]:
-    """These on every kind of data, then what happens around them; backend by backend, as a
-    compiled program serves all data and is forgotten once another is compiled."""
+    """Cases of these Specs on every kind of data, then, uncompiled, with several steps,
+    microbatches, evaluation and reload. Backend by backend: a compiled program serves all data, and
+    is discarded once another is compiled."""
     around: tuple[dict[str, Any], ...] = (
         {"events": _TRAINING},
         {"steps": 3},
@@ -239,7 +242,7 @@ def _first(asked: Sequence[Spec]) -> Iterator[Case]:
     )
     for spec in asked:
         eager = msgspec.structs.replace(spec, compile="none")
-        # what needs no compiler is judged even where there is no time for one
+        # first, so that it is judged even where there is no time to compile
         yield Case(spec=eager, data=DataSpec())
         if spec != eager:
             yield Case(spec=spec, data=DataSpec())
@@ -249,14 +252,16 @@ def _first(asked: Sequence[Spec]) -> Iterator[Case]:
 
 
 def _other_sizes(models: Sequence[Model], recipes: Sequence[Recipe]) -> Iterator[Case]:
-    """What ``build`` makes of its parameters' other values, each once."""
+    """One uncompiled case of each model that ``build`` returns for other values of its
+    parameters."""
     for model in models:
         for spec in _specs(model, recipes[:1], "none", "none")[:1]:
             yield Case(spec=spec, data=DataSpec(seed=3))
 
 
 def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
-    """What is checked, for how long, and what of it may not fit."""
+    """The text at the beginning: what is checked, for how long, whether compiling fits into that
+    time, and notes about the model."""
     asked, model, wanted = one.asked, one.model, one.wanted
     minutes = asked.minutes or _MINUTES
     then = (
@@ -307,7 +312,7 @@ def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
 
 
 def _compiling(compiler: str, linears: int, programs: int, seconds: float | None) -> str:
-    """How long compiling takes, and whether there is time for it."""
+    """A sentence on how long compiling takes, and whether there is time for it."""
     starts, more = _COMPILES["inductor" if compiler == "inductor" else "aot_eager"]
     each = starts + more * linears
     said = f"compiled {plural(programs, 'time')}, each in about {each:.0f} seconds"

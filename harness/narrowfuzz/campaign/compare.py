@@ -25,15 +25,16 @@ from narrowfuzz.machine.overlay import folder_of
 from narrowfuzz.report import terminal
 from narrowfuzz.trace.words import options
 
-#: What a run ends with if it came to its end.
+#: Exit codes of a run that came to its end.
 _ENDED = (0, 1)
-#: How often the two are looked at, and how often a line is said where there is no terminal.
+#: Seconds between two polls of the runs, and between two progress lines where there is no terminal.
 _POLL_SECONDS, _SAY_SECONDS = 0.2, 10.0
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: a Python, and what is put before its packages."""
+    """One side of the comparison: a Python interpreter, and a folder that is put before its
+    packages on the path."""
 
     title: str
     python: str
@@ -49,7 +50,7 @@ class Asked:
     seed: int = 1
     #: Worker processes of each side; 0: half of the cores.
     workers: int = 1
-    #: Options of ``run``, for both sides.
+    #: Further options of ``narrowfuzz run``, for both sides.
     more: Sequence[str] = ()
     accepting: Accepting = field(default_factory=Accepting)
 
@@ -67,8 +68,8 @@ def _stop() -> None:
 
 
 def side_of(text: str) -> Side:
-    """A Python, the folder of an environment, a folder of packages to lay over this one's, or
-    PACKAGE==VERSION of one.
+    """The side that the text names: a Python interpreter, the folder of an environment, a folder of
+    packages to lay over those of this environment, or PACKAGE==VERSION of one package.
 
     Raises ValueError if it is none of these.
     """
@@ -87,10 +88,10 @@ def side_of(text: str) -> Side:
 
 
 def compare_command(first: str, second: str, asked: Asked) -> tuple[int, dict[str, Any]]:
-    """Run the same cases on both at the same time; returns the exit code, and what
-    ``compare.json`` holds: 0 if both show the same, 1 if not, 3 if a run did not come to its end, 4
-    if nothing was judged on both. Raises ValueError for a side that is none, a folder that is used,
-    or what the runs refuse."""
+    """Run the same cases on both sides at the same time. Returns the exit code and the content of
+    ``compare.json``. Exit codes: 0 if both show the same, 1 if not, 3 if a run did not come to its
+    end, 4 if nothing was judged on both. Raises ValueError for a text that names no side, an output
+    folder that exists, or options that the runs refuse."""
     check_accepting(asked.accepting)
     sides = [side_of(first), side_of(second)]
     if asked.out.exists():
@@ -117,7 +118,7 @@ def compare_command(first: str, second: str, asked: Asked) -> tuple[int, dict[st
 
 
 def _conclude(console: Console, comparison: Comparison, asked: Asked) -> tuple[int, dict[str, Any]]:
-    """Say and write what came of it."""
+    """Print and write the result; returns the same as ``compare_command``."""
     comparison, written = write_accepted(comparison, asked.accepting)
     code = FOUND if comparison.differ else TOO_LITTLE if comparison.empty else CLEAN
     for line in lines_of(comparison, asked.out):
@@ -138,7 +139,7 @@ def _last_line(log: Path) -> str:
 
 
 def _run_both(console: Console, sides: Sequence[Side], asked: Asked) -> list[int]:
-    """The exit codes of both runs. Where one fails the other is stopped: there is nothing to
+    """The exit codes of both runs. If one fails the other is stopped: there is nothing to
     compare."""
     asked.out.mkdir(parents=True)
     folders = [asked.out / letter for letter in LETTERS]
@@ -158,7 +159,7 @@ def _run_both(console: Console, sides: Sequence[Side], asked: Asked) -> list[int
             for process in stopped:
                 process.terminate()
             codes = [process.wait() for process in processes]
-    # who was stopped for the other's sake is not to blame
+    # a run that was stopped because the other one failed counts as clean
     return [CLEAN if p in stopped else code for p, code in zip(processes, codes, strict=True)]
 
 
@@ -175,17 +176,17 @@ def _start(side: Side, own: Path, other: Path, asked: Asked) -> subprocess.Popen
 
 @dataclass
 class _HowFar:
-    """How far both runs are."""
+    """Progress of both runs."""
 
     folders: Sequence[Path]
     cases: int
     processes: int
     began: float = field(default_factory=time.monotonic)
-    #: When both had their first case, and how many the slower one had then.
+    #: The time at which both had judged a case, and how many the slower one had judged by then.
     first: tuple[float, int] | None = None
 
     def said(self) -> str:
-        """What both have done, and how long it will take."""
+        """The progress line: how many cases both have judged, and how long the rest will take."""
         now, done = time.monotonic(), [count_seen(folder) for folder in self.folders]
         whole = -(-self.cases // self.processes) * self.processes
         least = min(done)
@@ -203,7 +204,7 @@ class _HowFar:
 
 
 def _left_over(folders: Sequence[Path]) -> str:
-    """How much of what one side shows alone is looked into already."""
+    """How many of the divergences that only one side shows have been triaged."""
     seen = [read_seen(folder) for folder in folders]
     alone = [shown_alone(mine, other) for mine, other in zip(seen, reversed(seen), strict=True)]
     parts = [
@@ -216,7 +217,8 @@ def _left_over(folders: Sequence[Path]) -> str:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[Callable[[], str]], None]]:
-    """Says a line now and then: on a terminal in place, each second; elsewhere every ten."""
+    """Yields a function that prints a line unless the last one is too recent: on a terminal, in
+    place, at most once a second; elsewhere every ten seconds."""
     last = time.monotonic()
     status = console.status("starting") if console.is_terminal else None
 

@@ -1,4 +1,4 @@
-"""What two runs of the same cases gave, side by side: plain data, for terminal, page and JSON."""
+"""The results of two runs of the same cases, compared: plain data, for terminal, page and JSON."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.report.judged import Combination
 from narrowfuzz.trace.hashes import KINDS, Hashes, Kind
 
-#: The sides, as they are called in all that is written.
+#: Names of the two sides in all output.
 LETTERS = ("A", "B")
 
 
 @dataclass(frozen=True)
 class SideRun:
-    """What one side's run left."""
+    """The results of one side's run."""
 
     #: As the user named it.
     title: str
-    #: It is called like the side: A or B.
+    #: Its name is that of the side: A or B.
     folder: Path
     seen: Sequence[CaseSeen]
     #: Rows of ``findings.jsonl``, by fingerprint.
     rows: Mapping[str, dict[str, Any]]
-    #: Fingerprint -> the finding that it is a part of.
+    #: Fingerprint of a sighting -> id of the finding whose cause it shares.
     parts: Mapping[str, str]
     summary: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -63,12 +63,12 @@ class SideRun:
         return found
 
     def case(self, one: CaseSeen) -> str:
-        """The file of a case that showed something, below the comparison's folder."""
+        """The file of a case that showed a divergence, relative to the comparison's folder."""
         return f"{self.letter}/{case_file(self.folder, one.case).relative_to(self.folder)}"
 
     @property
     def versions(self) -> str:
-        """What was under test there, in words."""
+        """The tested versions and checkouts, in words."""
         versions, checkouts = self.environment["versions"], self.environment["checkouts"]
         named = [f"{name} {versions[name]}" for name in ("torch", "torchao") if name in versions]
         return "  ".join([*named, *(f"{name} from {path}" for name, path in checkouts.items())])
@@ -76,12 +76,12 @@ class SideRun:
 
 @dataclass(frozen=True)
 class Difference:
-    """What one side shows and the other does not."""
+    """A divergence that one side shows and the other does not."""
 
     fingerprint: str
     #: A or B.
     side: str
-    #: new: a script shows it; suspected: none does.
+    #: new: a script shows it; suspected: no script does.
     status: str
     severity: str
     sentence: str
@@ -89,10 +89,10 @@ class Difference:
     arm: str
     #: How many of its side's cases show it.
     cases: int
-    #: Files of the run, below the comparison's folder; "" where there is none.
+    #: Files of the run, relative to the comparison's folder; "" if there is none.
     case: str = ""
     script: str = ""
-    #: Why no script shows it, and why it does not count; "" otherwise.
+    #: Why no script shows it, and why it is accepted and does not count; "" otherwise.
     why_suspected: str = ""
     accepted: str = ""
 
@@ -103,10 +103,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Common:
-    """What both sides show: nobody looked into it."""
+    """A divergence that both sides show. It is not triaged."""
 
     fingerprint: str
-    #: Of the first case that shows it on both; alike unless it got worse or better.
+    #: On A and on B, of the first case that shows it on both; they differ if it got worse or
+    #: better.
     sentences: tuple[str, str]
     recipe: str
     arm: str
@@ -122,39 +123,41 @@ class Known:
     id: str
     #: On how many cases, on A and on B.
     cases: tuple[int, int]
-    #: Where one side alone has it, the other shows the same on the same bits.
+    #: True if only one side's ledger explains it while both sides gave the same bits.
     by_ledger: bool = False
 
     @property
     def one_side(self) -> str:
-        """The side that alone shows it; "" where both do."""
+        """The only side that shows it; "" if both do, or if only the ledgers differ."""
         return "" if all(self.cases) or self.by_ledger else LETTERS[self.cases[0] == 0]
 
 
 @dataclass(frozen=True)
 class Bits:
-    """How many results were compared bit for bit, how many differ, and where the first is."""
+    """How many results were compared bit for bit, how many differ, and the first that differs."""
 
     compared: Mapping[Kind, int]
     differ: Mapping[Kind, int]
-    #: How many cases have one that differs.
+    #: How many cases have a result that differs.
     cases: int
     first: str = ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of it."""
+    """The result of a comparison."""
 
     sides: tuple[SideRun, SideRun]
-    #: How many cases were judged on both, on A alone and on B alone.
+    #: How many cases were judged on both sides, on A only and on B only.
     cases: tuple[int, int, int]
-    #: Rule -> the cases it judged on both sides.
+    #: Rule -> the number of cases that it judged on both sides.
     rules: Mapping[str, int]
+    #: Combinations of recipe, arm and model that were judged on both sides, and all others, in
+    #: words.
     met: Sequence[Combination]
     never: Sequence[str]
     bits: Bits
-    #: The gravest first; those that count before those that do not.
+    #: Those that count come first, then the most severe.
     differences: Sequence[Difference]
     common: Sequence[Common]
     known: Sequence[Known]
@@ -166,7 +169,7 @@ class Comparison:
 
     @property
     def known_apart(self) -> list[Known]:
-        """The entries that one side alone shows."""
+        """The entries that only one side shows."""
         return [one for one in self.known if one.one_side]
 
     @property
@@ -175,12 +178,12 @@ class Comparison:
 
     @property
     def empty(self) -> bool:
-        """Nothing was judged on both."""
+        """True if nothing was judged on both sides."""
         return not self.rules
 
 
 def side_run(title: str, folder: Path) -> SideRun:
-    """Read what a run beside another one left."""
+    """Read the files of one side's run."""
     lines = (folder / "findings.jsonl").read_text().splitlines()
     rows = {row["fingerprint"]: row for row in map(json.loads, lines)}
     with closing(sqlite3.connect(folder / "findings.db")) as db:
@@ -201,7 +204,7 @@ def side_run(title: str, folder: Path) -> SideRun:
 
 
 def compared(a: SideRun, b: SideRun) -> Comparison:
-    """Hold one side's run against the other's, case by case."""
+    """Compare one side's run with the other's, case by case."""
     pairs = [(one, b.turns[key]) for key, one in a.turns.items() if key in b.turns]
     met = sorted({c for one, other in pairs for c in _combinations(one) & _combinations(other)})
     asked = {*a.summary["never_judged"], *b.summary["never_judged"]}
@@ -262,7 +265,7 @@ def _bits(pairs: Iterable[tuple[CaseSeen, CaseSeen]]) -> Bits:
 
 
 def _paired(one: Hashes, other: Hashes) -> dict[Kind, dict[str, bool]]:
-    """Of each kind: what either side has, and whether both have the same."""
+    """Per kind: the name of each result that either side has -> whether both have the same hash."""
     return {
         kind: {
             name: one.get(kind, {}).get(name) == other.get(kind, {}).get(name)
@@ -273,8 +276,8 @@ def _paired(one: Hashes, other: Hashes) -> dict[Kind, dict[str, bool]]:
 
 
 def _alone(side: SideRun, other: SideRun) -> Iterable[Difference]:
-    """What this side shows alone. A part of another finding is told with that one; what its process
-    did not come to look into is suspected."""
+    """The differences that only this side shows. One that is part of another finding is reported
+    with that finding; one that its process had no time to triage is suspected."""
     alone = shown_alone(side.seen, other.seen) | (side.rows.keys() - side.causes.keys())
     for name in sorted(alone - other.causes.keys() - other.rows.keys()):
         cases = side.causes.get(name, [])
@@ -301,10 +304,10 @@ def _alone(side: SideRun, other: SideRun) -> Iterable[Difference]:
 
 
 def _common(a: SideRun, b: SideRun) -> list[Common]:
-    """What both show, without what each looked into: that would have been known to the other."""
+    """The divergences that cases of both sides show, and findings of both that no case shows."""
     found = [_both(name, a, b) for name in sorted(a.causes.keys() & b.causes.keys())]
     for name in sorted((a.rows.keys() & b.rows.keys()) - {one.fingerprint for one in found}):
-        row = a.rows[name]  # a lost process is told by the run, not by a case
+        row = a.rows[name]  # a lost process is reported by the run, not by a case
         found.append(
             Common(
                 name,
@@ -335,8 +338,8 @@ def _both(name: str, a: SideRun, b: SideRun) -> Common:
 
 
 def _by_ledger(side: SideRun, other: SideRun) -> Iterator[tuple[str, CaseSeen, frozenset[str]]]:
-    """What this side shows, the cases that do, and the entries that explain it on the other side
-    alone, on the same bits."""
+    """Each fingerprint that this side shows and only the other side's ledger explains, on the same
+    bits; the case; and the ids of the entries that explain it."""
     for key, one in side.turns.items():
         for name in one.causes:
             if entries := known_there(one, name, other.turns.get(key)):
@@ -344,7 +347,7 @@ def _by_ledger(side: SideRun, other: SideRun) -> Iterator[tuple[str, CaseSeen, f
 
 
 def _known_on_one(side: SideRun, other: SideRun) -> Iterator[Common]:
-    """What this side shows, and the other's ledger explains."""
+    """The divergences that this side shows as new and the other side's ledger explains."""
     apart = other.causes.keys() | shown_alone(side.seen, other.seen)
     found: dict[str, tuple[CaseSeen, frozenset[str]]] = {}
     for name, one, entries in _by_ledger(side, other):
@@ -364,7 +367,7 @@ def _known_on_one(side: SideRun, other: SideRun) -> Iterator[Common]:
 
 
 def _known(a: SideRun, b: SideRun, pairs: Sequence[tuple[CaseSeen, CaseSeen]]) -> list[Known]:
-    """On the cases that both judged: others say nothing of a difference."""
+    """The known issues of the cases that both sides judged: other cases prove no difference."""
     told = (*_by_ledger(a, b), *_by_ledger(b, a))
     by_ledger = {entry for *_, entries in told for entry in entries}
     on_a, on_b = (Counter(name for pair in pairs for name in pair[i].known) for i in (0, 1))

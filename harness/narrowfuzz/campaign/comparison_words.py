@@ -1,4 +1,4 @@
-"""What a comparison says: on a terminal, as Markdown, as a page, as JSON."""
+"""The output of a comparison: on a terminal, as Markdown, as a page, as JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from narrowfuzz.rules.texts import title_of
 from narrowfuzz.trace.hashes import KINDS, Kind
 from narrowfuzz.trace.words import few, plural
 
-#: Of ``compare.json``; it grows when a field changes its sense, not when one is added.
+#: Format version of ``compare.json``; raised if a field changes its meaning, not if one is added.
 SCHEMA = 1
-#: Combinations that were never judged, and what both sides show: so many are named.
+#: How many never judged combinations, and how many divergences of both sides, are named.
 _NEVER, _COMMON = 6, 10
 _KINDS: dict[Kind, str] = {
     "results": "outputs and gradients",
@@ -81,7 +81,8 @@ def judged_said(comparison: Comparison) -> str:
 
 
 def lines_of(comparison: Comparison, out: Path) -> Iterator[str]:
-    """What a terminal is told, as rich's markup: differences first, then what they are of."""
+    """The lines for a terminal, in rich's markup: the verdict and the extent of the comparison,
+    then differences, known issues, and the divergences that both sides show."""
     yield f"\n[bold]{escape(verdict(comparison))}[/]"
     yield escape(bits_said(comparison.bits))
     yield escape(judged_said(comparison)) + _never_said(comparison.never)
@@ -120,7 +121,7 @@ def difference_said(one: Difference) -> str:
 
 
 def common_said(one: Common) -> list[str]:
-    """One line; two where the sides do not show the same of the same case."""
+    """One line, or two if the sentences of the sides differ."""
     a, b = one.sentences
     place = f"({one.recipe}, {one.arm}, {_on_both(one.cases)})"
     return [f"A, B: {a} {place}"] if a == b else [f"A: {a} {place}", f"B: {b} {place}"]
@@ -139,7 +140,7 @@ def _on_both(cases: tuple[int, int]) -> str:
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """What ``compare.json`` holds, without the exit code."""
+    """The content of ``compare.json``, without the exit code."""
     both, only_a, only_b = comparison.cases
     return {
         "schema": SCHEMA,
@@ -168,12 +169,12 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def write_summary(comparison: Comparison, out: Path) -> None:
-    """``summary.md``, for a pull request."""
+    """Write ``summary.md``, for a pull request."""
     (out / "summary.md").write_text("\n\n".join(_parts(comparison)) + "\n")
 
 
 def write_page(comparison: Comparison, out: Path, document: dict[str, Any]) -> None:
-    """``report.html``, a page without a network, and ``compare.json`` beside it."""
+    """Write ``report.html``, a page that needs no network, and ``compare.json`` beside it."""
     (out / "compare.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
     html = rendered(
         __package__,

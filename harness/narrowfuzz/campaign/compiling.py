@@ -1,4 +1,4 @@
-"""What a worker compiles, and for how long, told as it begins and as it ends."""
+"""Messages to the supervisor when a worker begins to compile, and when it has compiled."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from narrowfuzz.campaign.messages import Compiled, Compiling, Message
 
 @dataclass(frozen=True)
 class Compiles:
-    """Says ``Compiling`` and ``Compiled`` around whatever Dynamo compiles: forwards, backwards and
-    what it compiles once more."""
+    """Sends ``Compiling`` before and ``Compiled`` after each compilation by Dynamo: of forwards, of
+    backwards, and recompilations."""
 
     send: Callable[[Message], None]
-    #: What it is for, in words.
+    #: Returns in words for which case it compiles.
     what: Callable[[], str]
 
     def listen(self) -> None:
-        """From now on, until ``torch._dynamo.reset`` forgets who listens."""
+        """Register the callbacks; they stay until ``torch._dynamo.reset`` removes them."""
         if self._begin not in callback_handler.start_callbacks:
             callback_handler.register_start_callback(self._begin)
             callback_handler.register_end_callback(self._end)

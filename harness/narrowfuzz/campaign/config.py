@@ -1,4 +1,4 @@
-"""What a campaign is asked to do. Plain and picklable: workers get a copy."""
+"""The configuration of a campaign. Plain and picklable: workers get a copy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's place in a campaign, as one of its processes finds it."""
+    """A worker's place in a campaign, at the start of one of its processes."""
 
     number: int
-    #: How many processes had it before, and the cases that they have judged.
+    #: Number of processes that had the place before, and of cases that these have judged.
     generation: int
     judged: int
-    #: On the monotonic clock, which processes share.
+    #: Time on the monotonic clock, which all processes share.
     deadline: float
 
 
@@ -35,40 +35,40 @@ class Config:
     ledgers: tuple[Path, ...] = ()
     #: Distinguishes the draws of a resumed run from those before it.
     part: int = 0
-    #: Plant this in every worker, and in the scripts of what they find: (file or "", id).
+    #: Fault to plant in every worker and in the scripts of its findings: (file or "", id).
     plant: tuple[str, str] | None = None
     #: Models drawn besides the linear; none: all. With nothing but "linear", that one only.
     models: tuple[str, ...] = ()
     #: Those of them that are a user's own, as FILE.py:build or package.module:build.
     own: tuple[str, ...] = ()
-    #: Single linears are drawn, too.
+    #: Whether single linears are drawn, too.
     linears: bool = True
     #: Cases, as JSON, that are judged before any is drawn: the workers share them, Spec by Spec.
     first: tuple[bytes, ...] = ()
-    #: The arms that these run on; none: all. What shows is judged on those beneath, too.
+    #: The arms that these run on; none: all. Divergences are judged on lower rungs, too.
     first_arms: tuple[str, ...] = ()
-    #: Cases, as JSON, that have shown something: they, and what is near them, have their slices.
+    #: Cases, as JSON, that have shown a divergence before: they and their neighbours have slices.
     corpus: tuple[bytes, ...] = ()
-    #: Sizes off the grid of the recipe's blocks, and empty ones, are drawn as well.
+    #: Whether sizes that are no multiple of the recipe's blocks, and empty ones, are drawn as well.
     wild_shapes: bool = True
-    #: Stop after so many judged cases, all workers together; 0: when the time is up. Where they are
-    #: counted no clock steers the draws: equal versions and arms give equal cases on any machine.
+    #: Stop after this number of judged cases, all workers together; 0: when the time is up. With a
+    #: number no clock steers the draws: equal versions and arms give equal cases on any machine.
     cases: int = 0
     #: A worker silent for this long is killed and its case becomes a finding.
     hang_seconds: float = 600.0
-    #: Data draws per Spec: eager, and at most per compiled artefact, which is drawn on until that
-    #: has taken as long as compiling it.
+    #: Data draws per eager Spec; and at most per compiled program, which serves draws until these
+    #: have taken about as long as compiling it.
     draws: int = 16
     compiled_draws: int = 5000
-    #: A worker that has compiled so much is replaced by a fresh process: each costs 2-3 MB.
+    #: A worker is replaced by a fresh process after this many compilations: each costs 2-3 MB.
     recycle_compiles: int = 150
-    #: Where recipes need processes of their own, a worker tests one kind this long, then is
-    #: replaced by one that tests the next; where cases are counted, after so many.
+    #: Where recipes need processes of their own, a process tests one kind of recipes for so many
+    #: seconds (or cases, if their number is given), then is replaced by one that tests the next.
     turn_seconds: float = 60.0
     turn_cases: int = 100
-    #: End after so many findings; 0: when the time is up.
+    #: End after this number of findings; 0: when the time is up.
     stop_after: int = 0
-    #: The run of the other side of a comparison: what it shows as well is not looked into.
+    #: The run of the other side of a comparison: divergences that it shows as well are not triaged.
     beside: Path | None = None
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Config:
             raise ValueError(f"--cases must be at least 0, got {self.cases}")
 
     def asks(self, model: str) -> bool:
-        """Is a model by this name among those that are drawn?"""
+        """Is the model of this name among those that are drawn?"""
         return not self.models or model in self.models
 
     @property

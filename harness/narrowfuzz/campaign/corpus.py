@@ -1,5 +1,5 @@
-"""Cases that have shown something: a folder of case files that runs try first, with what is near
-them, and add to."""
+"""The corpus: a folder of files of cases that have shown a divergence. Runs try them and their
+neighbours, and add to them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from narrowfuzz.recipe.recipe import Recipe
 
 @dataclass(frozen=True)
 class Corpus:
-    """The cases of a folder, by name of their file, and a sentence for each file that holds none
-    that this version reads."""
+    """The cases of a folder, in the order of their file names, and a sentence for each file that
+    this version cannot read as a case."""
 
     cases: tuple[Case, ...] = ()
     unread: tuple[str, ...] = ()
 
 
 def shipped() -> Path:
-    """The folder that every run tries, whatever else it is given."""
+    """The folder of the corpus that is shipped with narrowfuzz."""
     return content_dir("reports") / "corpus"
 
 
 def load(folder: Path) -> Corpus:
-    """All case files of a folder. Raises ValueError if it is none."""
+    """All cases of a folder. Raises ValueError if the path is a file."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--corpus {folder} is a file: name a folder of cases")
     cases, unread = [], []
@@ -42,8 +42,8 @@ def load(folder: Path) -> Corpus:
 
 
 def keep(folder: Path, cases: Iterable[Case]) -> int:
-    """Write these cases into a folder, each into a file that is named after it; returns how many it
-    did not have. Raises ValueError if it cannot be written to."""
+    """Write these cases into a folder, each into a file that is named after it; returns how many
+    were new. Raises ValueError if the folder cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         new = {case.id: case for case in cases if not (folder / f"{case.id}.json").exists()}
@@ -57,7 +57,7 @@ def keep(folder: Path, cases: Iterable[Case]) -> int:
 def playable(
     cases: Iterable[Case], recipes: Mapping[str, Recipe], arms: tuple[str, ...]
 ) -> tuple[Case, ...]:
-    """Those that one of these recipes can play on one of the arms, each once."""
+    """The cases without history that one of these recipes can run on one of the arms, each once."""
     able = select_arms(arms)
     return tuple(
         case
@@ -73,5 +73,5 @@ def _plays(case: Case, recipes: Mapping[str, Recipe]) -> bool:
     try:
         recipe.check(case.spec)
     except ValueError:
-        return False  # of another release, or a backend that is not here
+        return False  # a case of another release, or of a backend that is not available here
     return case.spec.backend in ("", *recipe.backends)

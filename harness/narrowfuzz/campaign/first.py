@@ -1,4 +1,4 @@
-"""The cases that a run begins with: which worker judges which, and which others wait for."""
+"""How the cases that a run begins with are dealt to its workers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from narrowfuzz.case.spec import Case, compile_key
 
 
 def dealt(cases: Sequence[Case], number: int, workers: int) -> Iterator[tuple[Case, bool]]:
-    """This worker's part of the cases, and for each whether the first that is compiled is still to
-    come. What is compiled once serves all cases of its Spec, so one worker has them all."""
+    """This worker's part of the cases, each with a flag that is True until the last case of the
+    part's first compiled Spec comes: triage should wait until then. One compilation serves all
+    cases of a Spec, so one worker gets them all."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(compile_key(case.spec) if compiled(case) else case.id, []).append(case)
@@ -20,5 +21,5 @@ def dealt(cases: Sequence[Case], number: int, workers: int) -> Iterator[tuple[Ca
 
 
 def compiled(case: Case) -> bool:
-    """True where a compiler makes its code."""
+    """True if the case is compiled."""
     return case.spec.compile != "none"

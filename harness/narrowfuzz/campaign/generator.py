@@ -1,8 +1,8 @@
-"""What a worker draws: batches of one Spec's cases, slice by slice, and schedules.
+"""Draws a worker's cases: batches of cases that share a Spec, slice by slice, and schedules.
 
-Hypothesis generates only; left to itself it favours some recipes and models for hours. So few of
-them are dealt to a slice, some factors stand still in it, and of several drawn batches that one is
-taken which shows most that this worker has not seen.
+Hypothesis is used for generation only; by itself it favours some recipes and models for hours. So
+each slice is dealt only a few of them, some factors stay constant in it, and of several drawn
+batches the one with the most pairs of features that are new to this worker is taken.
 """
 
 from __future__ import annotations
@@ -45,31 +45,32 @@ from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe.recipe import Recipe, unconverted
 
-#: Data drawn for an eager model: they take longer than a linear's, and what is wrong with a model
-#: seldom hangs on them, so more Specs find more.
+#: Data draws per Spec of an eager model: they take longer than a linear's, and bugs of a model
+#: seldom depend on the data, so more Specs find more.
 MODEL_DRAWS = 4
-#: A batch of models is the most novel of so many drawn ones, compiled and eager.
+#: Number of drawn batches of models of which the most novel one is taken: compiled, and eager.
 _CANDIDATES, _EAGER_CANDIDATES = 6, 3
-#: How many cases close to their bounds are remembered for compiled rungs, and how often one is
-#: taken.
+#: How many eager cases with results close to their bounds are remembered for compiled rungs, and
+#: the chance that one of them is taken in place of a drawn batch.
 _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
-#: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
+#: Chance that a factor may vary in a slice: rare pairs need the other factors to stay constant.
 _SWARM = 0.6
-#: Examples in a slice where the number of cases is given: many slices see many models. Of compiled
-#: ones the first is the simplest, and left out.
+#: Examples in a slice where the number of cases is given: few, as many slices see many models. The
+#: first compiled example is the simplest, and is left out.
 _FEW_LINEARS, _FEW_MODELS, _FEW_SCHEDULES, _FEW_COMPILED, _FEW_SHARDED = 2, 8, 20, 2, 8
-#: Draws of a sharded Spec: what is wrong hangs on how it is laid out.
+#: Data draws of a sharded Spec: its bugs depend on the layout.
 _SHARDED_DRAWS = 1
-#: Draws of a Spec of one operator, each of which takes as long as the first; examples of each
-#: operator in a slice, of which the first is the simplest, and left out; and of how many a slice is
-#: where the cases are counted.
+#: Data draws of a Spec of one operator, each of which takes as long as the first; examples of each
+#: operator in a slice, of which the first is the simplest, and is left out; and the number of
+#: operators in a slice where the number of cases is given.
 _OPERATOR_DRAWS, _FEW_OPERATORS, _COUNTED_OPERATORS = 2, 2, 6
-#: How many neighbours an eager case of the corpus, one of ranks, and a compiled one has in a slice,
-#: after the simplest, which is left out; and how many cases a slice tries where they are counted.
+#: How many neighbours an eager case of the corpus has in a slice, and how many a case has that is
+#: compiled or runs on ranks, after the simplest, which is left out; and how many cases of the
+#: corpus a slice tries where the number of cases is given.
 _NEAR, _FEW_NEAR, _COUNTED_CORPUS = 3, 1, 4
-#: Models that are one operator, which is no linear.
+#: Models that consist of one operator other than a linear.
 ALONE = of_kind("operator")
-#: Recipes, and models besides the linear, in one slice.
+#: Number of recipes in one slice, and of models besides the linear.
 _TOGETHER = 4
 _SCHEDULE_SECONDS = 10.0
 
@@ -77,7 +78,8 @@ Serve = Callable[[tuple[Case, ...]], None]
 
 
 class Generator:
-    """The draws of one worker: the same for the same ``rng``, where the clock does not cut them."""
+    """The draws of one worker: the same for the same ``rng``, unless the clock cuts a slice
+    short."""
 
     def __init__(
         self,
@@ -90,21 +92,23 @@ class Generator:
     ) -> None:
         self.config, self.recipes, self.stateful, self.rng = config, recipes, stateful, rng
         self.linears = config.linears and any(recipe.takes("linear") for recipe in recipes)
-        #: What a Spec multiplies on the run's device, and how that is added.
+        #: The plan of a Spec: what it multiplies on the run's device, and how products are added.
         self.plan_of = plan_of
         named = (*filter(config.asks, WIDE), *(m for m in config.models if MODELS[m].own))
         self.models = tuple(m for m in named if any(recipe.takes(m) for recipe in recipes))
-        #: The recipes that leave operators as torch has them.
+        #: The recipes that do not convert operators.
         self.plain = [recipe for recipe in recipes if unconverted(recipe)]
-        #: They are drawn by themselves: other slices draw what they drew without them.
+        #: Used for single operators and neighbours of the corpus only, so that the draws of other
+        #: slices do not depend on these.
         self.apart = copy.copy(rng)
-        #: Those that compile in a few seconds, and those that partial recompute may break.
+        #: Models that compile in a few seconds, and models that partial recompute may break.
         of_blocks = {m for m in self.models if MODELS[m].kind == "block"}
         self.small = tuple(m for m in self.models if MODELS[m].compiled and m not in of_blocks)
         self.fragile = tuple(m for m in FRAGILE if m in self.models)
-        #: Those that a compiled rung has time for.
+        #: Models that a compiled rung has time for.
         self.quick = tuple(m for m in self.models if MODELS[m].compiled)
-        #: Recipes and models of each rung: all have their turn on the most expensive one.
+        #: Per rung: decks of recipes, of models, of small and of fragile models. So each of them
+        #: has its turn even on the most expensive rung.
         compilable = [recipe for recipe in recipes if recipe.compiles]
         self.decks: dict[Compile, tuple[Deck[Any], ...]] = {
             kind: (
@@ -117,41 +121,43 @@ class Generator:
         }
         self.alone = self._alone()
         self.shown = self._shown(copy.copy(rng))
-        #: Those of the corpus that have run as they are.
+        #: Ids of the cases of the corpus that have run unchanged.
         self.tried: set[str] = set()
         arms = select_arms(config.arms)
         ranks = on_ranks(arms, config.device)
-        #: Each has a rank of its own; 0: ranks compute on the CPU.
+        #: Number of GPUs, one for each rank; 0: ranks compute on the CPU.
         self.gpus = len(gpus()) if ranks and not forks(config.device) else 0
-        #: How many ranks a library's own layers run on: processes, and a machine has those.
+        #: Numbers of ranks to draw from for a library's own layers. There a rank is a process, so
+        #: this does not depend on GPUs.
         self.ranks = RARELY if SHARDED_PROCESSES.name in arms else (0,)
         if all(BY_NAME[name].sharded for name in arms):
             self.ranks = ALWAYS
         #: Recipes and models that run on ranks.
         self.shardable = [recipe for recipe in recipes if recipe.shards and ranks]
         self.shared = tuple(filter(config.asks, SHARDABLE))
-        #: Cases are counted: no clock steers the draws, nor what a machine makes of them, and there
-        #: are too few for factors to stand still.
+        #: True if the number of cases is given: then neither the clock nor this machine's results
+        #: steer the draws, and there are too few cases for factors to stay constant.
         self.counted = bool(config.cases)
-        #: What the slices may vary of a Spec.
+        #: Factors of a Spec that slices may vary.
         self.vary = FACTORS if self.models else FACTORS - {"model"}
         if not natives(arms, config.device):
             self.vary -= {"kernels"}
-        if config.device.startswith("cuda"):  # where a CPU multiplies nothing
+        if config.device.startswith("cuda"):  # the CPU multiplies nothing there
             self.vary -= {"threads"}
-        #: Who has had which seconds of eager slices; None where cases are counted.
+        #: Seconds of eager slices by recipe and model; None if the number of cases is given.
         self.shares = None if config.cases else Shares(clock)
         self.garbage = Collector()
         #: Pairs of features that have run.
         self.seen: set[Pair] = set()
-        #: Compiled Specs that have had their draws, and schedules that have been played.
+        #: Keys of the compiled Specs that have been drawn, and of the schedules that have been
+        #: played.
         self.served: set[str] = set()
         self.played: set[str] = set()
         #: Eager cases whose results came closest to their bounds: (share of the radius, case).
         self.close: list[tuple[float, Case]] = []
 
     def _alone(self) -> dict[Compile, Deck[Any]]:
-        """Of each rung the recipes and the models of one operator that run there."""
+        """Per rung, a deck of the pairs of a recipe and a model of one operator that run there."""
         here = asked_here(self.config.device)
         pairs = [
             (recipe, model)
@@ -165,7 +171,7 @@ class Generator:
         }
 
     def _shown(self, rng: random.Random) -> dict[str, Deck[Case]]:
-        """The corpus, in what is compiled, what ranks share and all else."""
+        """Decks of the corpus: of cases that are compiled, of cases on ranks, and of all others."""
         kinds: dict[str, list[Case]] = {"none": [], "sharded": [], "inductor": []}
         recipes = {recipe.name for recipe in (*self.recipes, *self.stateful)}
         for case in map(load_case, self.config.corpus):
@@ -176,7 +182,8 @@ class Generator:
         return {kind: Deck(cases, rng) for kind, cases in kinds.items()}
 
     def slices(self, order: Iterable[Slice], rungs: Collection[Compile]) -> list[Slice]:
-        """Those of ``order`` for which there are recipes, models and rungs."""
+        """The slices of ``order`` for which there are recipes, models and rungs; before them one of
+        schedules, if there are stateful recipes."""
         few = {
             "models": self.models,
             "small": self.small,
@@ -201,16 +208,17 @@ class Generator:
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
 
     def layers(self, kind: Compile, wanted: Models, more: Callable[[], bool], serve: Serve) -> None:
-        """Serve one slice's batches on the rung ``kind`` while there may be ``more``."""
+        """Draw one slice's batches on the rung ``kind``, and pass them to ``serve`` while
+        ``more()``."""
         eager = kind == "none"
         draws = MODEL_DRAWS if eager and wanted != "linears" else self.config.draws
         vary = self.vary - {"model"} if wanted == "linears" else self.vary
         if wanted == "linears" and not eager and self.rng.random() < 0.5:
-            vary &= DIRECT  # one that runs once meets all rules, operand by operand
+            vary &= DIRECT  # a linear that is trained once meets all rules, operand by operand
         largest = 128 if eager and self.rng.random() < 0.3 else 64
         if not self.counted and self.rng.random() < 0.75:
             vary = self._swarm(vary)
-        # where no single linear is drawn, a model is: whatever the swarm has left out
+        # without single linears a model is drawn, even if the swarm has left out that factor
         wider = wanted in ("models", "small") or "model" in vary or not self.linears
         candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
         deck, several = self._models(kind, wanted, wider)
@@ -220,13 +228,13 @@ class Generator:
         met: set[str] = set()
 
         def worth(batch: tuple[Case, ...]) -> tuple[bool, bool, int]:
-            # what only some graphs show, shows with most of what else is drawn
+            # a bug that only some graphs have shows with most other factors: new models come first
             new = self._novelty(batch)
             return new >= 0, not eager and batch[0].spec.model not in met, new
 
         def take(drawn: list[tuple[Case, ...]]) -> None:
-            # an engine's first example is the simplest, over and over: on these rungs it takes as
-            # long as any, and shows least
+            # Hypothesis' first example repeats the simplest batch: on compiled rungs it takes as
+            # long as any other, and shows least
             if not more() or (not eager and drawn.count(drawn[0]) == len(drawn)):
                 return
             chosen = max(drawn, key=worth)
@@ -249,14 +257,14 @@ class Generator:
             deck.unused([model for model in models if model not in met])
 
     def operators_alone(self, kind: Compile, more: Callable[[], bool], serve: Serve) -> None:
-        """The same with Specs of one operator, one of each recipe and operator while there may be
-        more: there are many of them, and each is small."""
+        """As ``layers``, with Specs of one operator, one Spec for each recipe and operator while
+        ``more()``: there are many of them, and each is small."""
         eager = kind == "none"
         many = _COUNTED_OPERATORS if self.counted else len(self.alone[kind].cards)
         hand = self.alone[kind].hand(many if eager else 1)
 
         def take(drawn: list[tuple[Case, ...]]) -> None:
-            if more() and drawn.count(drawn[0]) < len(drawn):  # the simplest, over and over
+            if more() and drawn.count(drawn[0]) < len(drawn):  # else it repeats the simplest
                 serve(max(drawn, key=self._novelty))
 
         while hand and more():
@@ -268,8 +276,8 @@ class Generator:
         self.alone[kind].unused(hand)
 
     def corpus(self, kind: str, more: Callable[[], bool], serve: Serve) -> None:
-        """The same with cases that have shown something, each as it is, then with their neighbours;
-        one that is compiled, or runs on ranks, has these when its turn comes again."""
+        """As ``layers``, with cases of the corpus: each unchanged, then its neighbours. A case that
+        is compiled, or runs on ranks, has its neighbours when its turn comes again."""
         deck, eager = self.shown[kind], kind == "none"
         draws = _SHARDED_DRAWS if kind == "sharded" else _OPERATOR_DRAWS
         recipes = {recipe.name: recipe for recipe in self.recipes}
@@ -301,7 +309,7 @@ class Generator:
         self._generate(some, take, many + 1, self.apart)
 
     def sharded(self, more: Callable[[], bool], serve: Serve) -> None:
-        """The same on ranks."""
+        """As ``layers``, with models on ranks."""
         specs = sharded_specs(self.shardable, self.shared, gpus=self.gpus)
         some = batches(specs, draws=_SHARDED_DRAWS)
 
@@ -312,7 +320,7 @@ class Generator:
         self._generate(some, take, _FEW_SHARDED if self.counted else 40)
 
     def schedules(self, more: Callable[[], bool], serve: Serve) -> None:
-        """The same with stateful cases, one at a time."""
+        """As ``layers``, with stateful cases, one at a time."""
         vary = SCHEDULE_FACTORS
         if not self.counted and self.rng.random() < 0.5:
             vary = self._swarm(vary)
@@ -328,7 +336,8 @@ class Generator:
         self._generate(some, take, many)
 
     def remember(self, case: Case, judgement: Judgement) -> None:
-        """What has run is less novel; what came close to its bound may be worth compiling."""
+        """Record the case's pairs of features, which are not novel any more, and the case itself if
+        it came close to its bound: it may be worth compiling."""
         self.seen.update(pairs(case))
         if self.counted or case.spec.compile != "none" or case.spec.events:
             return  # a graph cannot play every event
@@ -341,13 +350,13 @@ class Generator:
             self.close.remove(min(self.close, key=lambda item: item[0]))
 
     def _models(self, kind: Compile, wanted: Models, wider: bool) -> tuple[Deck[ModelName], int]:
-        """Where a slice's models come from, and how many."""
+        """The deck that a slice's models are dealt from, and how many are dealt."""
         _, every, small, fragile = self.decks[kind]
         if wanted == "recomputed":
             return fragile, 1
         if not wider:
             return every, 0
-        # of a model such a slice has time for one Spec: then each model has its turn
+        # such a slice has time for one Spec: with one model a slice, each model has its turn
         alone = kind == "inductor" and wanted in ("models", "small")
         return small if wanted == "small" else every, 1 if alone else _TOGETHER
 
@@ -396,18 +405,19 @@ class Generator:
         self.garbage.collect()
 
     def _ladders(self, spec: Spec) -> int:
-        """So many in a hundred have ladder data: more where they show what no lattice does."""
+        """Percentage of Specs that get ladder data: higher if an accumulator is known to the bit,
+        as they then show errors that lattice data do not."""
         gemms = self.plan_of(spec).gemms.values()
         known = any(gemm.accumulator.to_the_bit for gemm in gemms)
         return often(spec) if known else rarely(spec)
 
     def _swarm(self, vary: frozenset[str]) -> frozenset[str]:
-        """What may vary for now: some factors stand still."""
+        """A random subset of the factors, which may vary; the others stay constant."""
         return frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
 
     def _examples(self, eager: bool, wanted: Models) -> int:
-        """How many Specs a slice has at most: few where the cases are counted, so that they see
-        linears and models alike."""
+        """How many Specs a slice has at most: few if the number of cases is given, so that these
+        include both linears and models."""
         if not self.counted:
             return 40 if eager else 6
         if not eager:
@@ -415,14 +425,15 @@ class Generator:
         return _FEW_LINEARS if wanted == "linears" else _FEW_MODELS
 
     def _novelty(self, batch: tuple[Case, ...]) -> int:
-        """Pairs of features that this worker has not run yet, none for a Spec that had its turn."""
+        """Number of the batch's pairs of features that this worker has not run yet; -1 for a
+        compiled Spec that has been drawn before."""
         if compile_key(batch[0].spec) in self.served:
             return -1
         return len({p for case in batch for p in pairs(case)} - self.seen)
 
     def _closest(self, kind: Compile, wanted: Models) -> tuple[Case, ...]:
-        """The eager case nearest to its bound that such a slice may compile, taken to a compiled
-        rung; each is taken once. Empty without one."""
+        """The eager case nearest to its bound among those that such a slice may compile, as a batch
+        of one on the rung ``kind``. Each is returned once. Empty if there is none."""
         able = {"linears": ("linear",), "small": self.small, "models": self.quick}
         some = (*self.quick, "linear") if wanted == "either" else able.get(wanted, ())
         near = max(
@@ -439,9 +450,10 @@ class Generator:
 
 @contextmanager
 def _wherever_files_lie() -> Iterator[None]:
-    """Hypothesis draws constants that stand in modules it takes for the user's own, which are those
-    outside site-packages: a checkout of a library would have other cases than its release."""
-    if not hasattr(providers, "_get_local_constants"):  # before 6.131 it did not
+    """Make draws independent of where modules are installed. Hypothesis also draws constants from
+    the source of modules that it takes for the user's own, which are those outside site-packages:
+    with a checkout of a library it would draw other cases than with its release."""
+    if not hasattr(providers, "_get_local_constants"):  # before 6.131 it did not do that
         yield
         return
     none = providers.Constants()

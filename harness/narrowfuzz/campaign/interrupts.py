@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM."""
+"""Handling of Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 @contextmanager
 def on_interrupt(do: Callable[[], None]) -> Iterator[None]:
-    """Either does this inside, and what it did before afterwards."""
+    """Call ``do`` on Ctrl-C and SIGTERM inside the block; afterwards restore the former
+    handlers."""
 
     def handler(signum: int, frame: Any) -> None:
         do()

@@ -1,5 +1,5 @@
-"""Which case a worker runs, on which arm, and since when: written by it, and read where it ends or
-takes long."""
+"""Which case a worker runs, on which arm, and since when: written by the worker, and read by the
+supervisor when the worker ends or takes long."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, dump_case, load_case
 
-#: Seconds after which a case is named.
+#: Seconds after which a running case is named.
 _LONG = 2.0
-#: How often a file is read that another process is writing.
+#: How often a file is read anew if another process was writing it.
 _TRIES = 5
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Of one worker's place, whichever process has it."""
+    """The journal of one worker's place, whichever process has the place."""
 
     file: Path
 
     @classmethod
     def of(cls, out: Path, number: int) -> Journal:
-        """In the folder of a run."""
+        """The journal of the worker with this number, in the folder of a run."""
         return cls(out / "journal" / f"{number}.json")
 
     @property
@@ -35,20 +35,20 @@ class Journal:
 
     @property
     def case(self) -> Case | None:
-        """What was begun last; None before the first."""
+        """The case that was begun last; None before the first."""
         for _ in range(_TRIES):
             text = self.file.read_bytes() if self.file.exists() else b""
             if not text.strip():
                 return None
             try:
                 return load_case(text)
-            except ValueError:  # half of it is written
+            except ValueError:  # it is half written
                 time.sleep(0.01)
         return load_case(text)
 
     @property
     def silent(self) -> float:
-        """Seconds since it was begun."""
+        """Seconds since the file was written or touched last; 0 before the first case."""
         begun = self.file.stat() if self.file.exists() else None
         return time.time() - begun.st_mtime if begun and begun.st_size else 0.0
 
@@ -64,36 +64,36 @@ class Journal:
         return what, time.monotonic() - seconds
 
     def lose(self, case: Case) -> Path:
-        """Keep the case that ended its worker; where it is then."""
+        """Set aside the case that ended its worker; returns the file that now holds it."""
         return self.file.rename(self.file.with_name(f"lost-{case.id}.json"))
 
     def __str__(self) -> str:
-        """How far it is, in words."""
+        """How far the worker has come, in words."""
         if (case := self.case) is None:
             return "before its first case"
         return f"on or after case {case.id} ({case.spec.recipe}, {case.spec.model}), {self.file}"
 
 
 class Writing:
-    """The journal of a process that writes it. Its files stay open: opening one takes as long as a
-    small case where files are slow."""
+    """Writes the journal. Its files stay open: where file systems are slow, opening a file takes as
+    long as a small case."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self._case, self._arm = _Line(journal.file), _Line(journal.arm)
 
     def begin(self, case: Case) -> None:
-        """This case runs from here on."""
+        """Record that this case runs from here on."""
         self._case.write(dump_case(case))
         self.note_arm("")
 
     def note_arm(self, name: str) -> None:
-        """The case is run on this arm from here on; "": none yet."""
+        """Record that the case runs on this arm from here on; "": on none yet."""
         self._arm.write(name.encode())
 
 
 class _Line:
-    """A file of one line, which is written over; what was longer is filled up with blanks."""
+    """A file of one line that is overwritten; a shorter line is padded with blanks."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_CREAT | os.O_RDWR)

@@ -1,4 +1,4 @@
-"""What a run says while it goes on."""
+"""Progress output of a run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 class Live:
-    """One line that keeps moving: on a terminal in place, elsewhere every ten seconds. Each finding
-    is named as it comes."""
+    """Prints a progress line, on a terminal in place, elsewhere every ten seconds; and a line for
+    each finding as it arrives."""
 
     def __init__(self, console: Console, config: Config) -> None:
         self.console, self.config, self.last = console, config, 0.0
-        #: Fingerprints of the findings that were named: a smaller case is the same.
+        #: Fingerprints of the findings that were printed; one with a smaller case is not printed
+        #: again.
         self.named: set[str] = set()
         self.status = console.status("starting workers") if console.is_terminal else None
         self.every = 0.25 if self.status else 10.0
@@ -36,7 +37,7 @@ class Live:
                 self.named.add(found.fingerprint)
                 how = BY_NAME[found.arm].words
                 where = f"{found.recipe}, {how}"
-                if found.case == found.minimal:  # a smaller one may err otherwise
+                if found.case == found.minimal:  # with a smaller case the numbers may differ
                     where += "; as first found"
                 self.console.print(escape(f"found: {found.sentence} ({where})"))
         if time.monotonic() - self.last < self.every:
@@ -54,7 +55,7 @@ class Live:
 
 
 def progress(tally: Tally, config: Config) -> str:
-    """How far a run is, and what takes longest."""
+    """The progress line: how far a run is, and what takes longest."""
     counts, seconds = tally.counts, tally.seconds
     asked, minutes = config.cases, config.minutes
     of_time, of_cases = ("", f" of {asked}") if asked else (f" of {minutes * 60:.0f}", "")
@@ -71,13 +72,13 @@ def progress(tally: Tally, config: Config) -> str:
 
 
 def _rate(per_second: float) -> str:
-    """Cases in a second; "" while each takes longer."""
+    """Cases per second, in words; "" if that is less than one."""
     return f" ({per_second:.0f}/s)" if per_second >= 1 else ""
 
 
 def _doing(tally: Tally) -> Iterator[str]:
-    """What takes longest now: a finding that is confirmed, something that is compiled, and a case
-    of a worker that does neither."""
+    """The longest current activities: confirming a finding, compiling, and running a case in a
+    worker that does neither."""
     if not tally.ready:
         yield "starting"
     busy = {*tally.confirming, *tally.compiling}

@@ -53,13 +53,13 @@ from narrowfuzz.report.lifetime import Database
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.tally import Tally
 
-#: A run that counts cases ends when these are judged.
+#: Time limit of a run that ends after a number of cases.
 _MOST_MINUTES = 60.0 * 24 * 7
 
 
 def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
-    """Run a campaign; returns the exit code and what ``summary.json`` holds. Raises ValueError for
-    what cannot be asked for."""
+    """Run a campaign; returns the exit code and the content of ``summary.json``. Raises ValueError
+    for invalid options."""
     fail_on = next((level for level in FAIL_ON if level == asked.fail_on), None)
     if fail_on is None:
         raise ValueError(unknown("level", asked.fail_on, FAIL_ON, of="--fail-on"))
@@ -115,7 +115,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
         beside=asked.beside,
         first_arms=asked.meant,
     )
-    # what is planted, and the sides of a comparison, are nobody's findings
+    # findings of planted faults and of the sides of a comparison are not recorded
     apart = bool(asked.plant) or asked.beside is not None
     database = None if apart else Database.of(asked.database, folder)
     store = Store(folder)
@@ -128,20 +128,22 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
 
 
 def _corpus(asked: Asked, recipes: Mapping[str, Recipe]) -> Corpus:
-    """The cases of the shipped corpus, and of the one that was named, that can be played; none in a
-    comparison, whose sides draw alike, and for a user's own model, which has none."""
+    """The cases of the shipped corpus and of --corpus that can run here. None in a comparison,
+    whose sides must draw alike, and none with a user's own model, of which the corpus has no
+    cases."""
     if asked.beside or any(":" in name for name in asked.models):
         return Corpus()
     found = load(shipped())
     if asked.corpus is not None:
         own = load(asked.corpus)
-        keep(asked.corpus, ())  # that it cannot be written to is said before the run
+        keep(asked.corpus, ())  # raises before the run if it cannot be written to
         found = Corpus((*own.cases, *found.cases), (*own.unread, *found.unread))
     return Corpus(playable(found.cases, recipes, asked.arms), found.unread)
 
 
 def _first(recipes: Iterable[Recipe], models: tuple[str, ...]) -> Iterator[Case]:
-    """Of packages with models of their own: each configuration on each model, as it is trained."""
+    """For recipes of packages with models of their own: one case, as the model is trained, for each
+    model and backend."""
     for recipe in recipes:
         for model in recipe.models(models) if recipe.models_of else ():
             for backend in recipe.backends:
@@ -152,8 +154,8 @@ def _first(recipes: Iterable[Recipe], models: tuple[str, ...]) -> Iterator[Case]
 
 
 def _incomplete(campaign: Campaign, tally: Tally) -> bool:
-    """Workers were lost before anything was judged, or fewer cases were judged than were counted
-    out, and no clock was to end it."""
+    """Were workers lost before anything was judged, or were fewer cases judged than requested in a
+    run without a time limit?"""
     judged, asked = tally.counts["cases"], campaign.asked
     counted = asked.cases if asked.minutes is None else 0
     return not tally.enough and (judged < counted or (not judged and tally.lost_workers > 0))
@@ -162,8 +164,8 @@ def _incomplete(campaign: Campaign, tally: Tally) -> bool:
 def _code(
     campaign: Campaign, tally: Tally, fail_on: FailOn, *, lacking: Collection[str] = ()
 ) -> int:
-    """The exit code of a campaign that has ended so; ``lacking``: what it takes to say that a
-    user's model shows nothing."""
+    """The exit code of a campaign that has ended. ``lacking``: what is missing for the claim that a
+    user's model shows no divergence."""
     if tally.interrupted:
         return INTERRUPTED
     if tally.broken or _incomplete(campaign, tally):
@@ -177,8 +179,8 @@ def _code(
 
 
 def _as_planted(asked: Asked, planted: tuple[str, str]) -> Asked:
-    """On the recipes, arms and device of what is planted, where none are named: it may patch a
-    library that others run on, or be of a device."""
+    """The options, with the recipes, arms and device of the planted fault where none are named: it
+    may patch a library that others run on, or be specific to a device."""
     what = find_plant(*planted)
     return dataclasses.replace(
         asked,
@@ -190,8 +192,9 @@ def _as_planted(asked: Asked, planted: tuple[str, str]) -> Asked:
 
 
 def _of_operators(asked: Asked) -> Asked:
-    """Operators that are named stand for the models of nothing else, under the recipes that leave
-    them as torch has them. Raises ValueError for a glob that names none."""
+    """The options, with the models that consist of one of the named operators, and, if no recipe is
+    named, the recipes that do not convert operators. Raises ValueError for a glob that matches no
+    operator."""
     if not asked.operators:
         return asked
     models = (*asked.models, *models_of_operators(asked.operators))
@@ -199,7 +202,7 @@ def _of_operators(asked: Asked) -> Asked:
 
 
 def _models(named: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The models by name, and which of them are to be registered as a user's own."""
+    """The names of the models, and the texts that name a user's own models."""
     own = tuple(text for text in named if ":" in text)
     names = tuple(name for text in named for name in _named(text))
     return tuple(dict.fromkeys(names)), own
@@ -214,7 +217,8 @@ def _named(text: str) -> list[str]:
 
 
 def _recipes(asked: Asked, device: str) -> tuple[dict[str, Recipe], list[str]]:
-    """What is asked for and can run here, and a line for each that cannot, or is not asked."""
+    """The requested recipes that can run here, and a line for each recipe that cannot, or that runs
+    only if it is named."""
     there = load_every(asked.recipe_files, asked.recipes)
     meant = any(glob != "*" for glob in asked.recipes)
     over = {release.partition("==")[0] for release in laid()}
@@ -238,8 +242,8 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, Recipe], list[str]]:
 def _models_that_cannot(
     models: Collection[str], recipes: Mapping[str, Recipe], device: str
 ) -> list[str]:
-    """A line for each reason why a model that is asked for runs under none of the recipes. Raises
-    ValueError where that is all of them."""
+    """A line for each reason why a requested model runs under none of the recipes. Raises
+    ValueError if none of the models can run."""
     reasons: dict[str, list[str]] = {}
     for name in models:
         taking = [recipe for recipe in recipes.values() if recipe.takes(name)]
@@ -253,8 +257,9 @@ def _models_that_cannot(
 
 
 def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:
-    """Every entry, those that workers may try apart: what is installed in a worker's process only
-    is absent here, and may have entries, too."""
+    """The ledger for the output: every entry. Those that name other versions than are installed,
+    which workers may try, are the unnamed ones. Entries of packages that are absent here are
+    included, as a package may be installed in a worker's process only."""
     every = standing(device, folders)
     return Ledger(
         [entry for entry, how in every if how != "other"],
@@ -263,8 +268,8 @@ def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:
 
 
 def _runnable(chosen: dict[str, Recipe], device: str) -> tuple[dict[str, Recipe], list[str]]:
-    """The recipes that run here, and a line for each reason why one, or a backend, does not. Raises
-    ValueError if none does."""
+    """The recipes that run here, and a line for each reason why a recipe or a backend does not.
+    Raises ValueError if no recipe runs here."""
     able: dict[str, Recipe] = {}
     reasons: dict[str, list[str]] = {}
     for name, recipe in chosen.items():

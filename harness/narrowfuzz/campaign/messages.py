@@ -1,4 +1,4 @@
-"""What a worker tells the supervisor: a record each, pickled into the pipe between the two."""
+"""Messages from a worker to the supervisor: records, pickled into the pipe between the two."""
 
 from __future__ import annotations
 
@@ -12,73 +12,74 @@ from narrowfuzz.triage.finding import Triaged
 
 
 class Ready(Struct, frozen=True):
-    """It is about to judge its first case."""
+    """The worker is about to judge its first case."""
 
 
 class Counts(Struct, frozen=True):
-    """What it has counted since it last said so."""
+    """What the worker has counted since its last such message."""
 
     counts: Mapping[Any, int]
 
 
 class Compiling(Struct, frozen=True):
-    """It compiles for what these words say, since then on the monotonic clock."""
+    """The worker compiles for ``what``, in words, since this time on the monotonic clock."""
 
     what: str
     since: float
 
 
 class Compiled(Struct, frozen=True):
-    """It has compiled that."""
+    """The worker has finished compiling."""
 
 
 class Note(Struct, frozen=True):
-    """Users are told this, once."""
+    """A sentence that is shown to the user, once."""
 
     text: str
 
 
 class Ended(Struct, frozen=True):
-    """It has judged all it will, cases whose ids have this hash; ``recycled``: its successor is to
-    go on."""
+    """The worker judges no more cases; ``digest`` is the hash of the ids of those it has judged.
+    ``recycled``: a successor is to continue."""
 
     digest: str
     recycled: bool
 
 
 class Claimed(Struct, frozen=True):
-    """It has seen what no worker had, and will look into it; until then that is suspected."""
+    """The worker has seen a divergence that no worker had claimed, and will triage it; until then
+    it is suspected."""
 
     suspected: Triaged
 
 
 class Sighted(Struct, frozen=True):
-    """It has seen once more what an entry of the ledger explains, of which the run has a finding or
-    is about to have one; ``seen`` names the entry."""
+    """The worker has seen another case of a known issue of which the run has a finding, or is about
+    to have one; ``seen`` names the entry of the ledger."""
 
     seen: Triaged
 
 
 class Confirming(Struct, frozen=True):
-    """It looks into what it has claimed, since then."""
+    """The worker triages a divergence that it has claimed, since this time."""
 
     since: float
 
 
 class Shown(Struct, frozen=True):
-    """A script shows it; a smaller case may come."""
+    """A script shows the divergence; a smaller case may follow."""
 
     found: Triaged
 
 
 class Finished(Struct, frozen=True):
-    """It has looked into a finding: what it has shown last, if it has shown anything."""
+    """The triage has ended with this result, which replaces what was shown last, if anything."""
 
     found: Triaged
 
 
 class Settled(Struct, frozen=True):
-    """What it has claimed is confirmed or dropped."""
+    """The claimed divergence is confirmed or dropped."""
 
     fingerprint: str
 

@@ -1,7 +1,8 @@
-"""How long a case of a large model takes here, measured before any of it is judged.
+"""How long a case of a large model takes here, measured before any case is judged.
 
 A kernel may be a thousand times slower than another: torch._scaled_mm without FP8 units does some
-ten million multiplications a second. So one small linear is run in each way that was asked for.
+ten million multiplications a second. So one small linear is run with each requested recipe and
+backend.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from narrowfuzz.machine.environment import one_thread, quieten
 from narrowfuzz.recipe.recipe import FILTERED, Recipe
 from narrowfuzz.trace.words import plural
 
-#: A model whose forward multiplies less often is judged in seconds on any kernel.
+#: A model with fewer multiplications in a forward is judged in seconds with any kernel.
 LARGE = 10**8
 #: Rows, in_features and out_features of the linear that is run.
 _ROWS, _IN, _OUT = 64, 256, 256
-#: Forwards and backwards of a case, with and without a checkpoint and once more to compare.
+#: Forward and backward passes of a case: with and without a checkpoint, each twice to compare.
 _RUNS = 4
-#: Nobody waits longer for the first cases, in seconds.
+#: Seconds that a user may wait for the first cases; a longer run is not suggested.
 _LONGEST = 3600.0
-#: Multiplications of a forward that a core judges in a second: their products in float64, the
-#: tolerances of each, in both directions.
+#: Multiplications of a forward that a core judges in a second: it computes their products in
+#: float64 and their tolerances, in forward and backward.
 _JUDGED = 8e7
 
 
 def seconds_of_cases(
     specs: Sequence[Spec], multiplications: int, recipes: Mapping[str, Recipe], device: str
 ) -> dict[Spec, float]:
-    """About how long one case of each Spec takes, of a model whose linears multiply so often in a
-    forward."""
+    """About how many seconds one case of each Spec takes, for a model whose linears do this number
+    of ``multiplications`` in a forward."""
     found: dict[Spec, float] = {}
     quieten()
     with one_thread():
@@ -48,7 +49,7 @@ def seconds_of_cases(
 
 
 def _seconds_of_linear(recipe: Recipe, spec: Spec, device: str) -> float:
-    """Of a forward and backward of a linear, the second time."""
+    """Seconds for a forward and backward of a linear, when it runs the second time."""
     linear = Spec(
         recipe=recipe.name, backend=spec.backend, dtype=spec.dtype, m=_ROWS, k=_IN, n=_OUT
     )
@@ -62,8 +63,8 @@ def _seconds_of_linear(recipe: Recipe, spec: Spec, device: str) -> float:
 
 
 def said_of_pace(pace: Mapping[Spec, float], first: int, minutes: float | None) -> str:
-    """One line: how long a case of each takes, quickest first, and whether so many of them fit into
-    so many minutes; None: there is no limit."""
+    """One line: how long a case of each Spec takes, quickest first, and whether the ``first`` cases
+    fit into ``minutes``; None: there is no limit."""
     backends = Counter(spec.recipe for spec in pace)
     ways = [
         f"{_in_words(pace[spec])} with {spec.recipe}"

@@ -1,7 +1,7 @@
 """Imported once by the fork server of workers that run on the CPU, so that they start with torchao.
 
-Importing torchao asks for the GPU, which starts CUDA, and no process that was forked after that can
-use it: where workers run on GPUs, each imports it for itself.
+Importing torchao queries the GPU, which initialises CUDA, and a process that is forked after that
+cannot use CUDA: where workers run on GPUs, each of them imports torchao by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 from narrowfuzz.play.own import interpreted
 
 interpreted()  # torchao's kernels are defined when it is imported
-# a recipe that needs what cannot be imported says so when it is used
+# a recipe that needs a missing module reports that when it is used
 with contextlib.suppress(ImportError):
     import torchao.float8
     import torchao.prototype.moe_training.config

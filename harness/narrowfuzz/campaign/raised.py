@@ -1,16 +1,16 @@
-"""What a worker says of an error of ours: enough to find it, and not all that was drawn."""
+"""What a worker prints of an error in narrowfuzz itself: enough to locate it, not all draws."""
 
 from __future__ import annotations
 
 import traceback
 
-#: Calls that are shown, and characters of the message.
+#: Number of calls, and of characters of the message, that are shown.
 _FRAMES, _SAID = 12, 2000
 
 
 def innermost(error: BaseException) -> str:
-    """The traceback of the innermost of what was raised. Hypothesis puts it into a group, and adds
-    notes that hold all it has drawn."""
+    """The traceback of the innermost exception. Hypothesis puts it into a group, and adds notes
+    with everything that it has drawn."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.format_tb(error.__traceback__)[-_FRAMES:]

@@ -13,8 +13,9 @@ from narrowfuzz.machine.environment import prepare
 
 
 def start_early(device: str, plant: str) -> None:
-    """Start it while a command that will need it imports torch itself, which takes as long. A GPU
-    is chosen first, and a process that has torch already has nothing to do meanwhile."""
+    """Start the server while the command itself imports torch, which takes as long. Not for GPUs,
+    one of which must be chosen first, and not if torch is imported already: then there is nothing
+    to do in the meantime."""
     if "torch" not in sys.modules and forks(device):
         prepare(plant)
         start_server(device)
@@ -27,13 +28,14 @@ def start_server(device: str) -> None:
         [f"narrowfuzz.campaign.{name}" for name in modules]
     )
     quieten_tracker()
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is ours alone
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process
     forkserver.ensure_running()
     signal.signal(signal.SIGINT, usual)
 
 
 def quieten_tracker() -> None:
-    """The process that cleans up after workers that are ended warns of what it cleans up."""
+    """Silence multiprocessing's resource tracker, which warns of what it cleans up after workers
+    that were killed."""
     quiet = "ignore:resource_tracker:UserWarning"
     given = os.environ.get("PYTHONWARNINGS", "")
     if quiet not in given.split(","):

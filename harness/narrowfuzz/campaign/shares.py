@@ -1,7 +1,7 @@
-"""Who has had which share of a worker's seconds.
+"""Shares out a worker's seconds among recipes, backends and models.
 
-A recipe, backend or model that is twenty times as slow as others on this machine would take nearly
-all the time if cases were dealt: it gets as many seconds as they do.
+If each got as many cases as the others, one that is twenty times as slow on this machine would take
+nearly all the time: instead each gets about as many seconds as the others.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 
 from narrowfuzz.case.spec import Spec
 
-#: So many times the others' mean share may be spent, and so many seconds in any case.
+#: Seconds that may be spent: this multiple of the others' mean, plus this constant.
 _TIMES, _ALWAYS = 2.0, 2.0
 
 
 @dataclass
 class Shares:
-    """Seconds by recipe and backend, and by model, on a ``clock``."""
+    """Seconds spent by recipe and backend, and by model, as measured on a ``clock``."""
 
     clock: Callable[[], float]
     spent: dict[str, defaultdict[Hashable, float]] = field(default_factory=dict)
 
     def overspent(self, spec: Spec) -> bool:
-        """Has one of the Spec's kinds had more than its share?"""
+        """Has the Spec's recipe and backend, or its model, had more than its share?"""
         return any(self._too_much(name, value) for name, value in _kinds(spec))
 
     def pay(self, spec: Spec, serve: Callable[[], None]) -> None:
-        """``serve``, and write its seconds down."""
+        """Call ``serve``, and add the seconds it takes."""
         started = self.clock()
         serve()
         for name, value in _kinds(spec):
@@ -44,7 +44,8 @@ class Shares:
 
 
 def _kinds(spec: Spec) -> tuple[tuple[str, Hashable], ...]:
-    """Single linears have slices of their own."""
+    """(name, value) of what the Spec's seconds count for. Single linears count separately, as they
+    have slices of their own."""
     if spec.model == "linear":
         return (("recipe of a linear", (spec.recipe, spec.backend)),)
     return ("recipe of a model", (spec.recipe, spec.backend)), ("model", spec.model)

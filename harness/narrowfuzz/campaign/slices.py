@@ -1,4 +1,4 @@
-"""What a worker's time is cut into, and how recipes and models are dealt to it."""
+"""The slices of a worker's time, and the decks from which recipes and models are dealt to them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from narrowfuzz.case.arm import COMPILERS, Compile
 
 T = TypeVar("T")
 
-#: Single linears; models; such of them as compile in a few seconds; either; blocks that are
-#: recomputed in part; other operators than linears, alone; what ranks share; or what is in the
-#: corpus, and near it.
+#: What a slice draws: single linears; models; models that compile in a few seconds; linears or
+#: models; blocks that are partially recomputed; single operators other than linears; models on
+#: ranks; or cases of the corpus and their neighbours.
 Models = Literal[
     "linears", "models", "small", "either", "recomputed", "operators", "ranks", "corpus"
 ]
@@ -25,19 +25,20 @@ class Slice(NamedTuple):
     kind: Compile | Literal["schedule", "sharded"]
     seconds: float
     models: Models = "either"
-    #: A compiled model is judged on data until that has taken this share of compiling it.
+    #: A compiled model is judged on data draws until they have taken this share of its compile
+    #: time.
     data: float = 0.75
-    #: It serves so many draws, however fast it was to compile.
+    #: It serves at least this number of draws, however fast it was compiled.
     least: int = 20
 
 
 _LINEARS, _MODELS = Slice("none", 5.0, "linears"), Slice("none", 2.5, "models")
 _OPERATORS = Slice("none", 2.5, "operators")
-#: Sixty of them in three dtypes have their turn in a few of these.
+#: A few of these have time for sixty operators in three dtypes.
 _MORE_OPERATORS = Slice("none", 5.0, "operators")
-#: On ranks: a case takes as long as ten of one process.
+#: On ranks a case takes as long as ten cases in one process.
 _SHARDED = Slice("sharded", 3.0, "ranks")
-#: What has shown something before, and what is near it.
+#: Cases that have shown a divergence before, and their neighbours.
 _CORPUS, _SHARDED_CORPUS = Slice("none", 2.5, "corpus"), Slice("sharded", 2.0, "corpus")
 _COMPILED_CORPUS = Slice("inductor", 4.0, "corpus")
 _COMPILED_LINEARS = Slice("inductor", 4.0, "linears")
@@ -45,12 +46,12 @@ _SMALL = Slice("inductor", 4.0, "small")
 _BLOCKS = Slice("inductor", 4.0, "models")
 _COMPILED_OPERATORS = Slice("inductor", 4.0, "operators")
 _RECOMPUTED = Slice("inductor", 4.0, "recomputed")
-#: Ten times cheaper than what Inductor compiles.
+#: Ten times cheaper than compiling with Inductor.
 _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
-#: What a campaign begins with: what eager shows, it shows in seconds. What only a compiled graph
-#: shows, most of a library's linears or small models show, on little data, and much of it without
-#: code being generated. Forty eager models take as long as ten linears, and a slice sees few of the
-#: models there are.
+#: A campaign begins with these. Bugs that show in eager mode show within seconds. Bugs that show
+#: only in compiled graphs show in most of a library's linears or small models, on few data draws,
+#: and many of them without code generation. Forty eager models take as long as ten linears, and a
+#: slice sees only few of all models.
 _FIRST_PARTITIONED = Slice("aot_eager_decomp_partition", 6.0, "small", data=0.25, least=6)
 _FIRST_LINEARS, _FIRST_SMALL = (one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL))
 FIRST: tuple[Slice, ...] = (
@@ -77,9 +78,10 @@ FIRST: tuple[Slice, ...] = (
     _FIRST_SMALL,
     _MODELS,
 )
-#: Then these, again and again. One slice has time for forty eager models, while a compiled one may
-#: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, small
-#: models, any models, and blocks that partial recompute may break take turns.
+#: Then these, again and again. One slice has time for forty eager models, while one compiled model
+#: may take ten slices' time: half of the slices are eager, and most of the time goes to the
+#: compiler. Linears, small models, any models, and blocks that partial recompute may break take
+#: turns.
 _IN_TURN: tuple[Slice, ...] = (
     _SMALL,
     _RECOMPUTED,
@@ -107,7 +109,7 @@ _IN_TURN: tuple[Slice, ...] = (
     _COMPILED_LINEARS,
 )
 _NAMED = {one.kind for one in (*FIRST, *_IN_TURN)}
-#: Any other compiler has one slice.
+#: The slices above, and one for each other compiler.
 AGAIN = (*_IN_TURN, *(Slice(word, 4.0) for word in COMPILERS if word not in _NAMED))
 
 
@@ -120,7 +122,7 @@ class Deck(Generic[T]):
     remaining: list[T] = field(default_factory=list)
 
     def hand(self, size: int) -> list[T]:
-        """The next ``size`` cards, no card twice; all of them where there are no more."""
+        """The next ``size`` cards, no card twice; all cards if the deck has no more than that."""
         size = min(size, len(self.cards))
         hand, self.remaining = self.remaining[:size], self.remaining[size:]
         if len(hand) < size:
@@ -133,5 +135,5 @@ class Deck(Generic[T]):
         return hand
 
     def unused(self, cards: Sequence[T]) -> None:
-        """These were dealt, and nobody played them: they come first again."""
+        """Put back cards that were dealt but not used: they are dealt first again."""
         self.remaining = [*cards, *(card for card in self.remaining if card not in cards)]

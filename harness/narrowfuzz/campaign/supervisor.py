@@ -1,4 +1,4 @@
-"""The supervisor: starts workers, keeps what they find, replaces the ones that die.
+"""The supervisor: starts workers, stores their findings, replaces the ones that die.
 
 Workers are forked from a server that has imported torch once, so a replacement costs a fraction of
 a second. The supervisor itself never runs a case.
@@ -33,7 +33,7 @@ from narrowfuzz.trace.verdict import LOSES_DEVICE
 from narrowfuzz.triage.finding import Triaged
 
 Progress = Callable[["Tally"], None]
-#: What a worker does about a finding.
+#: What a worker does with a finding, in words.
 CONFIRMING = "confirming a finding: running its script in a fresh process"
 SHRINKING = "looking for a smaller example of a finding"
 #: How long workers may go on after the deadline, to finish a finding they are triaging.
@@ -49,13 +49,13 @@ class _Handle:
     process: Any = None
     channel: Connection | None = None
     done: bool = False
-    #: Cases its processes have told of.
+    #: Number of cases that its processes have reported as judged.
     judged: int = 0
     #: Its process has ended on purpose and wants a successor.
     recycled: bool = False
-    #: Name of the finding that its process is making smaller, "" if none.
+    #: Id of the finding whose case its process is making smaller; "" if none.
     shown: str = ""
-    #: Fingerprint -> what its processes have seen and have not confirmed or dropped yet.
+    #: Fingerprint -> divergence that its processes have claimed, and not yet confirmed or dropped.
     claimed: dict[str, Triaged] = field(default_factory=dict)
 
 
@@ -86,17 +86,17 @@ def interruptible(tallies: Sequence[Tally]) -> Iterator[None]:
 
 
 class Supervisor:
-    """Of the workers of one campaign."""
+    """Supervises the workers of one campaign."""
 
     def __init__(self, config: Config, store: Store, tally: Tally) -> None:
         self.config, self.store, self.tally = config, store, tally
         self.deadline = time.monotonic() + config.minutes * 60.0
         self.handles = [_Handle(number) for number in range(config.workers)]
-        #: What is a known issue that was claimed on another case.
+        #: Sightings of known issues that were claimed on another case.
         self.sighted: list[Triaged] = []
 
     def play(self, progress: Progress) -> None:
-        """Run them to their end."""
+        """Run the workers to their end."""
         tally, handles = self.tally, self.handles
         try:
             for handle in handles:
@@ -154,7 +154,7 @@ class Supervisor:
                 handle.channel = None
 
     def _drain(self) -> None:
-        """Take what workers have already sent."""
+        """Process the messages that workers have already sent."""
         for handle in self.handles:
             while handle.channel is not None and handle.channel.poll():
                 if not (message := messages.receive(handle.channel)):
@@ -162,7 +162,7 @@ class Supervisor:
                 self.take(message, handle)
 
     def take(self, message: messages.Message, handle: _Handle) -> None:
-        """Count, keep or say what a worker tells."""
+        """Count, store or print the content of a worker's message."""
         tally = self.tally
         match message:
             case messages.Ready():
@@ -231,7 +231,7 @@ class Supervisor:
             return
         if case := journal.case:
             how = "hangs" if hung else _how(handle.process.exitcode)
-            # takes a minute of processes of its own: the other workers must be heard meanwhile
+            # takes a minute in other processes: messages of workers must be received meanwhile
             loss = threading.Thread(
                 target=self.record_loss, args=(journal.lose(case), case, how), daemon=True
             )
@@ -246,7 +246,8 @@ class Supervisor:
             handle.done = True
 
     def record_loss(self, kept: Path, case: Case, how: str) -> None:
-        """Look into a loss, one at a time; those whose turn comes too late stay suspected."""
+        """Triage the loss of a worker, one at a time. Losses whose turn comes too late stay
+        suspected."""
         from narrowfuzz.triage.loss import names_of_loss, triage_loss, untried_loss
 
         config, files = self.config, self.config.recipe_files
@@ -254,7 +255,7 @@ class Supervisor:
             names = names_of_loss(case, how, files)
             same = next((f for f in self.store.findings() if f.fingerprint in names), None)
             if same is not None:
-                # it is minimised already; should another rung be guilty here, the case tells
+                # it is minimised already; the stored case shows if another rung is at fault here
                 self.store.sight(same.id, case)
             elif self.tally.enough or self._late:
                 self._keep(untried_loss(case, how, files, config.device))
@@ -263,8 +264,9 @@ class Supervisor:
             kept.unlink(missing_ok=True)  # the same case may be lost twice
 
     def _keep(self, result: Triaged, larger: str = "") -> None:
-        """A finding; one more sighting of an earlier one's cause; or suspected. It takes the place
-        of the one named ``larger``, and was found when that was."""
+        """Store the result as a finding, as one more sighting of an earlier finding's cause, or as
+        suspected. If ``larger`` is the id of a finding, the result replaces it, and keeps the time
+        at which that was found."""
         finding, tally = result.finding, self.tally
         if not larger:
             if self.store.add(finding, result.script) == "new":
@@ -278,8 +280,8 @@ class Supervisor:
         tally.found[at : at + 1] = [replace(before, finding=finding)] if status == "new" else []
 
     def keep_claimed(self) -> None:
-        """What workers have seen and had no time to confirm is suspected; what is a known issue
-        that was confirmed on another case is one more sighting of it."""
+        """Store the divergences that workers had no time to confirm as suspected, and a known issue
+        that was confirmed on another case as one more sighting of it."""
         for handle in self.handles:
             for result in handle.claimed.values():
                 self._keep(result)

@@ -9,7 +9,7 @@
     def test_my_block(case):
         check(case)
 
-What fails is made smaller and has a script of its own, as in a campaign; it lies in a folder under
+As in a campaign, a case that fails is made smaller, and gets a script, in a folder under
 ``narrowfuzz-runs/pytest``. Hypothesis need not shrink: ``settings(phases=[Phase.generate])``.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from narrowfuzz.ledger.ledger import Ledger
     from narrowfuzz.triage.session import Session
 
-#: Where findings of tests are kept, if nothing else is said.
+#: Default folder for the findings of tests.
 FOUND = Path("narrowfuzz-runs/pytest")
 
 
@@ -56,8 +56,9 @@ def cases(
 ) -> st.SearchStrategy[Case]:
     """Cases of a model: ``build`` itself, or FILE.py:build, or package.module:build.
 
-    ``recipes`` are globs, of which those that run here are drawn; none: the model as it is.
-    Raises ValueError for a model that cannot be judged, and for a recipe that does not exist.
+    ``recipes`` are globs; those of the matching recipes that run here are drawn. None: the model as
+    it is built. Raises ValueError for a model that cannot be judged, and for a recipe that does not
+    exist.
     """
     prepare()
     (made, *others) = register(model if isinstance(model, str) else _where(model, sys._getframe(1)))
@@ -86,10 +87,10 @@ def _where(build: Callable[[], Any], caller: FrameType) -> str:
 
 
 def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
-    """Judge a case by every rule; what the ledger knows passes.
+    """Judge a case by every rule; known issues pass.
 
     Raises AssertionError with the report of each finding, after up to ``seconds`` of making it
-    smaller; what a rule shows and no script does is a warning. Both are kept in ``out``.
+    smaller. A divergence that no script shows is a warning. Both are stored in ``out``.
     """
     __tracebackhide__ = True
     reports = _reports()
@@ -99,8 +100,8 @@ def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
         raise AssertionError(text)
 
 
-#: Those that ``cases`` has drawn for, by name: all that a case tells ``check`` of its recipe. This
-#: and ``_reports`` is what the tests of a process share.
+#: The recipes that ``cases`` has loaded, by name: a case holds only the name of its recipe, and
+#: ``check`` needs the rest. The tests of a process share this and ``_reports``, and nothing else.
 _RECIPES: dict[str, Recipe] = {}
 
 
@@ -109,24 +110,25 @@ def _reports() -> Reports:
     from narrowfuzz.machine.device import Device
     from narrowfuzz.triage.session import SessionOptions, open_session
 
-    settle()  # and no more: how the CPU adds is not measured in a user's tests
+    settle()  # but do not measure how the CPU adds, in a user's tests
     return Reports(open_session(SessionOptions(device=Device())))
 
 
 @dataclass(frozen=True)
 class Reports:
-    """What the tests of a session show, each looked into once: an engine shows what fails again and
-    again."""
+    """Reports of the divergences that the tests of a session show. Each is triaged once, as
+    Hypothesis repeats a case that fails."""
 
     session: Session
-    #: As of ``triage``.
+    #: The parameter of ``triage``.
     unasked: Ledger | None = None
-    #: Fingerprint -> report, "" of what is suspected.
+    #: Fingerprint -> report; "" if the divergence is suspected only.
     texts: dict[str, str] = field(default_factory=dict)
 
     def of(self, case: Case, causes: Sequence[Verdict], *, seconds: float, out: Path) -> str:
-        """The reports of what a case shows, of each fingerprint one, each after up to ``seconds``
-        of making it smaller; what no script shows is a warning instead."""
+        """The reports of a case's divergences, one for each fingerprint, each after up to
+        ``seconds`` of making the case smaller. A divergence that no script shows is a warning
+        instead."""
         family = self.session.judge.family(case.spec)
         names = dict.fromkeys(fingerprint(verdict, family) for verdict in causes)
         for verdict in causes:

@@ -1,7 +1,8 @@
-"""A worker: judges what its generator draws, triages what is new, and tells the supervisor.
+"""A worker: judges the cases that its generator draws, triages new divergences, and reports to the
+supervisor.
 
 The current case is journalled before it runs, so that an abort or a hang in a kernel costs one
-worker and still names its case.
+worker only, and the case that caused it is known.
 """
 
 from __future__ import annotations
@@ -60,36 +61,37 @@ from narrowfuzz.triage.verify import RunScript, run_script
 
 _RELATIONS = tuple(o for o in RULES if o.reruns)
 _CORE = tuple(o for o in RULES if not o.reruns)
-#: Bytes that a worker may hold between two batches before it makes room for a fresh one.
+#: Resident memory, in bytes, above which a worker is replaced by a fresh process.
 _LARGE = 3 * 2**30
 _REPORT_EVERY = 0.5
-#: What one side of a comparison shows alone is made smaller in so many seconds, all together.
+#: Seconds, in all, for making smaller what only one side of a comparison shows.
 _TOGETHER_SECONDS = 20.0
-#: The share of a run's time that triage may take before the configuration that was asked for has
-#: been compiled.
+#: The share of a run's time that triage may take before the requested configuration has been
+#: compiled.
 _AT_ONCE = 0.2
 
 
-#: A known issue is claimed by this and its id; its case is made smaller in so many seconds.
+#: A known issue is claimed by this prefix and its id; and seconds for making its case smaller.
 _KNOWN, _KNOWN_SECONDS = "known issue ", 8.0
 
 
 class _Draws(NamedTuple):
-    """How many draws of a Spec are judged, and how those after the first."""
+    """How many data draws of a Spec are judged, and how the draws after the first are judged."""
 
-    #: A compiled one serves until its draws have taken this share of compiling it, and so many.
+    #: A compiled Spec serves at least ``least`` draws, and until these have taken this share of its
+    #: compile time.
     due: float
     least: int
-    #: An eager one serves at most so many.
+    #: An eager Spec serves at most this number of draws.
     most: float = math.inf
     repeat: bool = True
-    #: Arms that compiled ones are compared with.
+    #: Names of the arms that compiled ones are compared with.
     beside: frozenset[str] = frozenset()
 
 
 def _draws_of(spec: Spec, now: Slice) -> _Draws:
-    """What is wrong with a linear may hang on one element; with a model it seldom does, and more
-    Specs find more."""
+    """More draws for a linear, whose bugs may depend on one element; those of a model seldom do,
+    and more Specs find more."""
     if spec.direct:
         return _Draws(1.0, 20)
     return _Draws(now.data, now.least, MODEL_DRAWS, repeat=False, beside=frozenset({EAGER.name}))
@@ -141,20 +143,21 @@ def _opened(config: Config, device: Device) -> Session:
 
 
 class Worker:
-    """One process of a campaign, for the recipes that can share one."""
+    """One process of a campaign, for the recipes that can share a process."""
 
     def __init__(self, config: Config, place: Place, out: Connection, device: Device) -> None:
         self.config, self.place, self.deadline = config, place, place.deadline
         self.tell: Callable[[messages.Message], None] = out.send
-        #: Made while nothing is planted or patched yet.
+        #: Runs scripts. Created before anything is planted or patched: forked scripts start from a
+        #: clean copy of this process.
         copies = config.plant and forks(device.name)
         self.scripts: RunScript = (
             ForkedScripts() if copies else partial(run_script, device=device.name)
         )
         self.judged = place.judged
-        #: The claims of the known issues by which it has claimed divergences, by fingerprint.
+        #: Fingerprint -> the name by which the known issue that explains it is claimed.
         self.issues: dict[str, str] = {}
-        #: Of the ids of the cases that it has judged, in order.
+        #: Hash of the ids of the cases that it has judged, in order.
         self.digest = hashlib.sha256()
         self.arms = select_arms(config.arms)
         session = _opened(config, device)
@@ -168,18 +171,20 @@ class Worker:
         self.judge.before_rerun = self._note
         self.judge.programs.note_arm = lambda arm: self.journal.note_arm(arm.name)
         self.judge.programs.listen = Compiles(self.tell, lambda: self.subject).listen
-        #: In a comparison: what it saw, for the other side to read.
+        #: In a comparison: writes its results, for the other side to read.
         self.beside = config.beside and Beside(config.out, config.beside, place)
         if self.beside:
             self.judge.observed = self.beside.observed
         self.journal = Writing(Journal.of(config.out, place.number))
-        #: Recipe and model of what runs.
+        #: Recipe and model of the case that runs.
         self.subject = ""
         rng = random.Random(f"{config.seed}/{config.part}/{place.number}/{place.generation}")
-        #: What is found is triaged beside the slices' time.
+        #: Seconds spent on triage, which do not count for the shares of recipes and models, nor as
+        #: time for data or compiling.
         self.triage_seconds = 0.0
-        #: What waits to be triaged, with what ran before it, while something more urgent is
-        #: ``holding`` it, and the time that triage may take meanwhile.
+        #: Divergences that wait for triage: case, verdict, and the cases that ran before. While
+        #: ``holding``, as something more urgent is to run, triage may take ``triage_at_once``
+        #: seconds.
         self.waiting: list[tuple[Case, Any, tuple[Case, ...]]] = []
         self.holding, self.triage_at_once = False, _AT_ONCE * 60.0 * config.minutes
         self.generator = Generator(
@@ -191,30 +196,30 @@ class Worker:
             lambda: time.monotonic() - self.triage_seconds,
         )
         self.counts: Counter[Any] = Counter()
-        #: What of it was told already: recipe, arm, model and layer.
+        #: Keys that are counted once only, such as recipe, arm, model and layer that were judged.
         self.looked: set[tuple[Any, ...]] = set()
-        #: Recipes whose tap was said to see nothing.
+        #: Recipes for which the user was warned that their tap sees nothing.
         self.warned: set[str] = set()
-        #: What this process has judged last.
+        #: The cases that this process has judged last.
         self.past: deque[Case] = deque(maxlen=REMEMBERED)
-        #: One relation per draw, going on where the last Spec stopped: there are more of them than
-        #: draws of a Spec.
+        #: Rules that rerun a case: one per draw, continuing where the last Spec stopped, as there
+        #: are more of them than draws of a Spec.
         self.relations = itertools.cycle(_RELATIONS)
-        #: Which of a model's linears, and of other things, is looked at next.
+        #: Number of the linear of a model (and of other parts) that is checked next.
         self.focus = itertools.count()
-        #: Which Inductor is next: the one with eager's roundings or the one that users run.
+        #: Selects the Inductor arm that runs next: with eager's roundings, or as users run it.
         self.inductors = itertools.count()
         self.began = time.monotonic()
         self.triage_compiling = 0.0
         self.reported = time.monotonic()
 
     def loop(self) -> None:
-        """Slices in turn until the time is up or this process has compiled enough."""
+        """Serve slices in turn until the time is up, or this process is to draw no more."""
         if self.place.generation < self.kinds:
             self._begin()
         rungs = rungs_of(self.arms, self.judge.device.name)
         again = self.generator.slices(AGAIN, rungs)
-        # who takes the place of one that was worn out goes on where that was
+        # a process that replaces a worn-out one continues after the first slices
         first = [] if self.place.generation else self.generator.slices(FIRST, rungs)
         for now in itertools.chain(first, itertools.cycle(again)):
             if time.monotonic() >= self.deadline or self.over:
@@ -223,8 +228,9 @@ class Worker:
             self.serve(now, min(self.deadline, time.monotonic() + seconds))
 
     def _begin(self) -> None:
-        """This worker's part of the cases that come before any is drawn. What they show is looked
-        into at once as long as that leaves time for the first that is compiled, else after it."""
+        """Judge this worker's part of the cases that come before any is drawn. Their divergences
+        are triaged at once as long as that leaves time for the first compiled cases, else after
+        these."""
         first = map(load_case, self.config.first)
         mine = [c for c in first if self.judge.recipe(c.spec).process == self.process]
         only = frozenset(self.config.first_arms) or None
@@ -241,12 +247,12 @@ class Worker:
         self._work_off()
 
     def _work_off(self) -> None:
-        """Look into what had to wait."""
+        """Triage the divergences that had to wait."""
         while self.waiting and not self.holding:
             self._triage(*self.waiting.pop(0))
 
     def serve(self, now: Slice, until: float) -> None:
-        """One slice, ``until`` its time is up."""
+        """Serve one slice, which ends at the time ``until``."""
 
         def more() -> bool:
             return time.monotonic() < until and not self.over
@@ -267,9 +273,9 @@ class Worker:
 
     @property
     def worn_out(self) -> bool:
-        """True once compiled code has cost this process more memory than a fresh one would, or its
+        """True once compiled code costs this process more memory than a fresh process would, or its
         turn is over."""
-        if self.config.cases:  # what is counted is the same on every machine
+        if self.config.cases:  # a given number of cases must give the same ones on every machine
             turn, large = self.judged - self.place.judged >= self.config.turn_cases, False
         else:
             turn = time.monotonic() - self.began > self.config.turn_seconds
@@ -279,12 +285,12 @@ class Worker:
 
     @property
     def has_enough(self) -> bool:
-        """This worker's share of the cases is judged."""
+        """True if this worker's share of the cases is judged."""
         return 0 < self.config.share <= self.judged
 
     @property
     def over(self) -> bool:
-        """Nothing more to draw in this process."""
+        """True if this process is to draw no more."""
         return self.worn_out or self.has_enough
 
     def _schedule(self, batch: tuple[Case, ...]) -> None:
@@ -293,7 +299,7 @@ class Worker:
             self._judge(case, RULES, focus=next(self.focus))
 
     def _again(self, batch: tuple[Case, ...], *, now: Slice, until: float) -> None:
-        """What is in the corpus, or near it, as what is drawn."""
+        """Judge a batch of the corpus, or of its neighbours, like a drawn one."""
         self.counts["corpus"] += 1
         if kind_of(batch[0].spec) is LAYERS:
             self._schedule(batch)
@@ -302,10 +308,10 @@ class Worker:
 
     def _batch(self, batch: tuple[Case, ...], *, now: Slice, until: float) -> None:
         draws, eager = _draws_of(batch[0].spec, now), now.kind == "none"
-        # what is compiled serves many draws; on ranks what is wrong hangs on how they are laid out
+        # a compiled program serves many draws; bugs on ranks depend on the layout, so one is enough
         serves = not eager and now.kind != "sharded"
         if not eager:
-            until = self.deadline  # a compile may outlast its slice: the draws are what it was for
+            until = self.deadline  # compiling may outlast the slice, and is in vain without draws
         self.counts["specs"] += 1
         with self._compiles_counted() as spent:
             arms = self._arms(batch[0].spec)
@@ -326,8 +332,8 @@ class Worker:
 
     @contextmanager
     def _compiles_counted(self) -> Iterator[Callable[[], tuple[float, float]]]:
-        """What is compiled in it is counted; it gives the seconds so far, for compiling and for
-        data, but for those of triage."""
+        """Count what is compiled in the block. Yields a function that returns the seconds so far,
+        for compiling and for data, without those of triage."""
         programs = self.judge.programs
         compiles, compiling = programs.compiles, programs.compile_seconds
         started, aside = time.monotonic(), self.triage_seconds
@@ -346,9 +352,10 @@ class Worker:
             self.counts["data ms"] += int(1000 * data_time)
 
     def _arms(self, spec: Spec) -> tuple[Arm, ...]:
-        """Those that a Spec is looked at on. Generating code takes longer than all else, so of the
-        two that do, one runs, in turn; what it shows is judged on the whole ladder. What partial
-        recompute may break is fused as users have it: with eager's roundings it is as forward."""
+        """The arms on which a Spec is judged. Generating code takes longer than all else, so of the
+        two arms that do, one runs, in turn; its divergences are judged on the whole ladder. With
+        selective checkpointing it is always the arm that users run: with eager's roundings the
+        recompute equals the forward."""
         arms = self.judge.rungs(spec)
         compiled = [arm for arm in arms if arm.compiler == "inductor"]
         if not compiled:
@@ -357,8 +364,10 @@ class Worker:
         return (*(a for a in arms if not a.compiler), compiled[chosen])
 
     def _draw(self, case: Case, arms: Sequence[Arm], i: int, draws: _Draws) -> Judgement:
-        """A Spec's first draw, on ranks the only one, meets every rule on every rung, later ones
-        those where it pays: compiled ones the compiled rungs only."""
+        """Judge draw number ``i`` of a Spec. The first, on ranks the only one, meets every rule on
+        every rung. Later ones meet only what pays: one of the rules that rerun a case, or, from the
+        third draw of a compiled Spec on, none of them, and the compiled rungs only, with what they
+        are compared with."""
         only = None if arms == self.judge.rungs(case.spec) else frozenset(a.name for a in arms)
         compiled = any(a.compiler for a in arms)
         if i == 0:
@@ -370,14 +379,14 @@ class Worker:
         return self._judge(case, _CORE, names, focus=next(self.focus), repeat=False)
 
     def _more(self, batch: tuple[Case, ...]) -> Iterator[Case]:
-        """A compiled artefact pays for itself over many draws: the drawn data with fresh seeds."""
+        """The drawn data with fresh seeds, over and over: only many draws pay for compiling."""
         for i in range(self.config.compiled_draws):
             case = batch[i % len(batch)]
             data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
             yield msgspec.structs.replace(case, data=data)
 
     def _note(self, case: Case) -> None:
-        """Journal what runs from here on."""
+        """Journal the case that runs from here on."""
         self.subject = f"{case.spec.recipe} {case.spec.model.partition('#')[0]}"
         self.journal.begin(case)
 
@@ -429,7 +438,8 @@ class Worker:
         return judgement
 
     def _claim(self, case: Case, judgement: Judgement) -> None:
-        """Triage what no other worker has claimed, at once or once there is time for it."""
+        """Triage the case's divergences that no other worker has claimed, at once or once there is
+        time."""
         for verdict in judgement.causes:
             name = fingerprint(verdict, judgement.family)
             claimed = claim(self.config.out, name, case.spec.dtype)
@@ -441,9 +451,9 @@ class Worker:
         self._work_off()
 
     def _sighted(self, case: Case, verdict: Verdict, name: str) -> bool:
-        """Is it a known issue that a worker has claimed on another case, where known issues are
-        findings? One finding stands for all its sightings: confirming each would take most of a
-        short run."""
+        """Where known issues count as findings: is this one that a worker has already claimed on
+        another case? One finding stands for all sightings of a known issue: confirming each would
+        take most of a short run."""
         if self.unasked is None:
             return False
         issue = self.judge.knowing(self.unasked).known_as(case, verdict)
@@ -458,15 +468,15 @@ class Worker:
         return True
 
     def _warn(self, recipe: str, why: str) -> None:
-        """Once: rules that start from what was multiplied judge nothing of this recipe."""
+        """Warn once that rules about operands judge nothing of this recipe."""
         if recipe not in self.warned:
             self.warned.add(recipe)
             unseen = f"{recipe}: what its GEMMs multiply cannot be seen ({why})"
             self.tell(messages.Note(f"{unseen}: rules about operands check nothing"))
 
     def settle(self) -> None:
-        """In a comparison: look into what the other side does not show, each divergence on one case
-        after the other until a script shows it."""
+        """In a comparison: triage the divergences that the other side does not show, each on one
+        case after the other until a script shows it."""
         if not self.beside:
             return
         self.flush()
@@ -522,7 +532,7 @@ class Worker:
         self.reported = time.monotonic()
 
     def end(self) -> None:
-        """Tell the rest, and whether a successor is to go on."""
+        """Send the last counts, and whether a successor is to continue."""
         self.flush()
         goes_on = self.worn_out and not self.has_enough
         self.tell(messages.Ended(self.digest.hexdigest(), goes_on))

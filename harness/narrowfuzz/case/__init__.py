@@ -1,1 +1,1 @@
-"""What one experiment is: a Spec, its events, its layout over ranks and its data; no torch."""
+"""One experiment: a Spec, its events, its layout over ranks and its data. Needs no torch."""

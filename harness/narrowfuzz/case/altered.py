@@ -1,5 +1,5 @@
-"""Rewrites of a list of events that leave the training what it was: something is left out, or put
-elsewhere."""
+"""Rewrites of a list of events, most of which must not change the result of the training: events
+are left out, moved or replaced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from narrowfuzz.case.events import (
 
 
 def outside_autocast(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """The events, none of them under autocast."""
+    """The events with all autocast regions removed."""
     return tuple(
         msgspec.structs.replace(e, inside=False) if isinstance(e, Forward) else e
         for e in without_regions(events)
@@ -29,19 +29,19 @@ def outside_autocast(events: tuple[Event, ...]) -> tuple[Event, ...]:
 
 
 def evaluations_dropped(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """The events without forwards that build no graph."""
+    """The events without the forwards that build no graph."""
     evaluations = [i for i, e in enumerate(events) if isinstance(e, Forward) and e.mode != "train"]
     return without(events, *evaluations)
 
 
 def reloads_dropped(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """The events without those that save and load what is there."""
+    """The events without the reloads that load the model's current state; rollbacks stay."""
     return tuple(e for e in events if not isinstance(e, Reload) or e.back)
 
 
 def in_order(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """Each forward's backwards right behind it, one forward at a time, in a region of its own if it
-    was in one."""
+    """The events with each forward's backwards directly after it. A forward that ran in a region
+    that narrows gets one of its own."""
     after: dict[int, list[Backward]] = {}
     for event in events:
         if isinstance(event, Backward):
@@ -60,19 +60,19 @@ def in_order(events: tuple[Event, ...]) -> tuple[Event, ...]:
 
 
 def without_regions(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """The events outside any region that stands around them."""
+    """The events without ``Open`` and ``Close``; a forward's own region (``inside``) stays."""
     return tuple(event for event in events if not isinstance(event, Open | Close))
 
 
 def around_forwards(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """The events, with regions around forwards alone: each is left before anything else happens,
-    and entered again after it. None is left open."""
+    """The events with regions around forwards only: all open regions are closed before a Backward,
+    Step or Reload and opened again after it. None is open at the end."""
     kept: list[Event] = []
     regions: list[Open] = []
 
     def keep(event: Event) -> None:
         if isinstance(event, Close) and isinstance(kept[-1], Open):
-            kept.pop()  # nothing happens in it
+            kept.pop()  # the region is empty
         else:
             kept.append(event)
 
@@ -92,7 +92,7 @@ def around_forwards(events: tuple[Event, ...]) -> tuple[Event, ...]:
 
 
 def in_high_precision(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """The same events outside every region: what a library's layers compute unquantised."""
+    """The same events outside every region, so that a library's layers compute unquantised."""
     return tuple(
         msgspec.structs.replace(event, inside=False, first=None)
         if isinstance(event, Forward)
@@ -102,5 +102,6 @@ def in_high_precision(events: tuple[Event, ...]) -> tuple[Event, ...]:
 
 
 def through_reloads(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """As many events, but nothing happens where a model reloads."""
+    """The events with every reload replaced by a ``Switch`` that changes nothing, so that the
+    events keep their indices."""
     return tuple(Switch() if isinstance(event, Reload) else event for event in events)

@@ -1,7 +1,7 @@
-"""Arms: the ways to run a case. Every one comes without checkpointing and with each kind of it.
+"""Arms: the ways to run a case, each without checkpointing and with every kind of it.
 
-An arm's name identifies it, in files and in fingerprints; whoever wants to know something of an arm
-asks the Arm.
+An arm's name identifies it in files and in fingerprints. Its properties are read from the ``Arm``,
+never parsed from the name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-#: Values of ``Spec.compile``, and of users' --compile; ``COMPILED`` has the arms of each.
+#: Values of ``Spec.compile`` and of the option --compile; ``COMPILED`` lists the arms of each.
 Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
 
 
@@ -22,18 +22,19 @@ class Arm:
     #: torch.compile backend; "" runs eager.
     compiler: str = ""
     options: tuple[tuple[str, object], ...] = ()
-    #: "": none; otherwise what of the model is recomputed in backward, and how.
+    #: What is recomputed in backward, and how: a key of ``CHECKPOINTS``; "" for nothing.
     checkpoint: str = ""
-    #: What of eager's roundings the code may leave out: nothing, the one between a product and its
-    #: bias, or all inside of a fused chain.
+    #: Which of eager's roundings the compiled code may omit: "" none, "bias" the one between a
+    #: product and the addition of its bias, "chains" all inside a fused chain of operations.
     fuses: Literal["", "bias", "chains"] = ""
-    #: Decomposed graphs: sums may be made in another order than eager's.
+    #: The graphs are decomposed, so sums may be added in another order than in eager.
     reorders: bool = False
-    #: oneDNN is switched off while it runs.
+    #: oneDNN is switched off during the run.
     native: bool = False
-    #: The arm that recomputes nothing and is like it in all else; "": itself.
+    #: Name of the arm that is identical but recomputes nothing; "" if this arm recomputes nothing.
     without: str = ""
-    #: It runs on the ranks of the Spec's sharding, which are threads or processes.
+    #: It runs on the ranks of the Spec's sharding, which are threads, or with ``processes``
+    #: processes.
     sharded: bool = False
     processes: bool = False
 
@@ -44,7 +45,7 @@ class Arm:
 
     @property
     def words(self) -> str:
-        """What a user would call it."""
+        """The arm as it is described to a user."""
         parts = [f"torch.compile {self.compiler}" if self.compiler else "eager"]
         parts += [f"with {name}" for name, value in self.options if value]
         parts += ["without oneDNN"] if self.native else []
@@ -54,12 +55,12 @@ class Arm:
 
     @property
     def compiled(self) -> bool:
-        """A compiler makes its code."""
+        """True if torch.compile compiles the model."""
         return bool(self.compiler)
 
     @property
     def recomputes(self) -> bool:
-        """Something of its forward runs again in backward."""
+        """True if part of the forward runs again in backward."""
         return bool(self.checkpoint)
 
 
@@ -97,7 +98,7 @@ SHARDED_GRAPHS = Arm(
 )
 INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", fuses="chains", reorders=True)
 
-#: checkpoint -> suffix of the arm's name and what it says of itself.
+#: Kind of checkpointing -> (suffix of the arm's name, addition to the arm's title).
 CHECKPOINTS = {
     "full": ("+checkpoint", "everything recomputed"),
     "reentrant": ("+checkpoint_reentrant", "recomputed by the reentrant checkpoint"),
@@ -118,7 +119,7 @@ _CHECKPOINT_WORDS = {
 
 
 def with_checkpoint(arm: Arm, checkpoint: str) -> Arm:
-    """The arm that recomputes as ``checkpoint`` says; "none" is the arm itself."""
+    """The arm with this kind of checkpointing; for "none" the arm itself."""
     if checkpoint == "none":
         return arm
     suffix, title = CHECKPOINTS[checkpoint]
@@ -131,7 +132,8 @@ def with_checkpoint(arm: Arm, checkpoint: str) -> Arm:
     )
 
 
-#: The compiled stages that each value of ``Spec.compile`` climbs; the last one takes longest.
+#: Value of ``Spec.compile`` -> the compiled arms that are run, in this order; the last one takes
+#: longest.
 COMPILED: dict[Compile, tuple[Arm, ...]] = {
     "none": (),
     "aot_eager": (AOT_EAGER,),

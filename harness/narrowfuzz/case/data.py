@@ -1,11 +1,11 @@
-"""DataSpec -> tensors, as float32 arrays whose values the Spec's dtype can hold.
+"""Makes the tensors of a DataSpec: float32 arrays whose values the Spec's dtype can represent.
 
 Every element is a pure function of (seed, tensor, row, column): a 64-bit counter-based hash and
 integer arithmetic, no libm, so tensors are equal on every machine and an element keeps its value
-when a dimension shrinks. (Only a lattice's pins move, below 32 rows or columns, where fewer
-diagonals must still reach every granule, and a ladder's rungs, which are laid over all steps.) A
-stream generator such as Philox gives that only for a fixed row stride; hashing the counter costs
-less than skipping through the stream.
+when a dimension shrinks. Two regimes are exceptions: the pinned maxima of a lattice move below 32
+rows or columns, where fewer diagonals must still reach every granule, and the rungs of a ladder
+move because they are spread over all steps. A stream generator such as Philox has this property
+only for a fixed row stride; hashing the counter costs less than skipping through the stream.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32, F64, FORMATS, Format,
 from narrowfuzz.numerics.plan import OPERANDS, Plan
 
 U64 = NDArray[np.uint64]
-#: Classes that push the input to the ends of a range: as weights they would leave nothing to see.
+#: Value classes that push the input to the ends of its range. The weights of a model other than a
+#: single linear are gaussian then: with weights as extreme, no result would be worth comparing.
 TAME: tuple[ValueClass, ...] = ("near_max", "scale_ends", "subnormal")
 _TENSOR_KEYS = {"input": 1, "weight": 2, "grad_output": 3, "bias": 4}
-#: Lattice units: 448 = 14 * 32 and 57344 = 7 * 8192, the largest values of the two formats.
+#: Format -> (largest lattice integer, exponent of the unit): 448 = 14 * 2^5 and 57344 = 7 * 2^13
+#: are the largest values of the two formats.
 _LATTICE = {"e4m3fn": (14, 5), "e5m2": (7, 13)}
 
 
@@ -107,7 +109,7 @@ def _parameter(name: str, shape: tuple[int, ...], case: Case) -> F32:
         return _to_dtype(x, case.spec).reshape(shape)  # of shape (), too: arithmetic loses that
     tame = case.data.values in TAME
     kind = DataSpec(values="gaussian", seed=case.data.seed) if tame else case.data
-    # equal and aligned ones are what they are for at their size
+    # equal and aligned values test what they are made for only at their own magnitude
     shrink = 0 if kind.values in ("equal", "aligned") else -(cols.bit_length() // 2)
     return _exponent(
         _wild(name, rows, cols, kind, case.spec), shrink + case.data.weight_exponent, case.spec
@@ -119,7 +121,8 @@ def _exponent(values: F64, exponent: int, spec: Spec) -> F32:
 
 
 def _expand_gradient(tensors: dict[str, F32], spec: Spec) -> None:
-    """A stride-0 gradient, as ``y.sum(0)`` sends it: every row is row 0."""
+    """For an expanded gradient, set every row to row 0: the stride-0 gradient that ``y.sum(0)``
+    produces."""
     if spec.grad_layout == "expanded" and spec.tokens:
         first = tensors["grad_output"][:1]
         tensors["grad_output"] = np.repeat(first, spec.tokens, axis=0)
@@ -139,7 +142,7 @@ def hash_bits(seed: int, tensor: str, rows: int, cols: int) -> U64:
 
 @lru_cache(32)  # one for each shape of a few Specs
 def _counters(rows: int, cols: int) -> U64:
-    """A number for each (row, col), spread out."""
+    """A distinct number for each (row, col), spread over the 64 bits."""
     row = np.arange(rows, dtype=np.uint64)[:, None]
     col = np.arange(cols, dtype=np.uint64)[None, :]
     return ((row << np.uint64(32)) | col) * np.uint64(0x9E3779B97F4A7C15)
@@ -147,7 +150,7 @@ def _counters(rows: int, cols: int) -> U64:
 
 @lru_cache(32)
 def _diagonals(rows: int, cols: int, period: int) -> NDArray[np.bool_]:
-    """True on every diagonal of the period that begins in the first row."""
+    """True where row + column is a multiple of ``period``."""
     return np.asarray((np.arange(rows)[:, None] + np.arange(cols)[None, :]) % period == 0)
 
 
@@ -167,7 +170,7 @@ def _wild(name: str, rows: int, cols: int, data: DataSpec, spec: Spec) -> F64:
     fresh = (h * np.uint64(0xD6E8FEB86659FD93)) >> np.uint64(32)  # bits the gaussian did not use
     kind = data.values
     if kind in ("gaussian", "inf_nan"):
-        return x  # inf_nan: the spikes bring the special values
+        return x  # inf_nan: the special values are planted as spikes
     if kind == "outlier":
         return np.where(fresh % np.uint64(61) == 0, x * 4096.0, x)
     if kind == "heavy_tail":
@@ -194,28 +197,30 @@ def _wild(name: str, rows: int, cols: int, data: DataSpec, spec: Spec) -> F64:
     raise ValueError(f"unknown value class {kind!r}: known are {', '.join(get_args(ValueClass))}")
 
 
-#: Maxima at which some scale rule flips, in [1, 2): E4M3's 448 and E5M2's 57344 are 1.75 * 2^k, the
-#: next codes below and the ties above them, 6 * 2^k of E2M1, and where a reciprocal is inexact.
+#: Significands in [1, 2) of maxima at which some scale rule changes its result: 1.75 * 2^k (E4M3's
+#: 448 and E5M2's 57344), the next codes below them and the ties above them, 1.5 * 2^k (E2M1's 6),
+#: and values whose reciprocal is inexact.
 _MINED = np.array([1.75, 1.75, 1.0, 1.5, 1.875, 1.625, 1.8125, 1.0625])
 
 
 @dataclass(frozen=True)
 class _Range:
-    """The ends of a type's range, as exponents of two."""
+    """The ends of a dtype's range, as exponents of two."""
 
-    #: The least of the eight largest.
+    #: The smallest of the eight exponents that ``near_max`` uses.
     top: int
-    #: That of the largest tiny granule, and from one to the next.
+    #: The exponent of the largest tiny granule, and the difference to that of the next one.
     small: int
     step: int
-    #: Of maxima at the ends.
+    #: Exponents of the maxima that ``scale_ends`` uses.
     ends: NDArray[np.int64]
 
 
-#: At these maxima a power-of-two scale byte is 0, 1, 253, 254 or beside them.
+#: For maxima with these exponents a power-of-two scale byte is 0, 1, 253, 254 or close to one of
+#: them.
 _ENDS = np.array([-120, -119, -118, -113, -112, -111, -126, -125, 117, 118, 119, 124, 125, 126])
 _FP32_RANGE = _Range(120, -36, 8, _ENDS)
-#: About the smallest normal and subnormal, and the largest number.
+#: Exponents near those of the smallest normal, the smallest subnormal and the largest number.
 _FP16_ENDS = np.array([-13, -14, -15, -16, -20, -23, -24, 13, 14, 15])
 _FP16_RANGE = _Range(8, -10, 1, _FP16_ENDS)
 
@@ -225,18 +230,18 @@ def _range(spec: Spec) -> _Range:
 
 
 def _mined(x: F64, h: U64, fresh: U64, spec: Spec, *, ends: bool) -> F64:
-    """Mined values and their neighbours are the largest of every row and column of eight and more
-    elements, and of every block; the others are ties of the formats, negative zeros and ordinary
-    numbers below them."""
+    """Mined values and their neighbours are the maxima of every row and column of eight or more
+    elements, and of every block. The other elements are smaller: ties of the formats, negative
+    zeros and ordinary numbers. ``ends`` uses exponents at the ends of the dtype's range."""
     rows, cols = x.shape
-    # one period for all sizes: an element keeps its value when dimensions shrink
+    # the same period for all sizes: an element keeps its value when dimensions shrink
     diagonal = _diagonals(rows, cols, 8)
     spacing = 2.0 ** -FORMATS[spec.dtype].mantissa_bits
     pick = _MINED[(h & np.uint64(7)).astype(np.int64)]
     step = (fresh % np.uint64(3)).astype(np.int64) - 1
     ulp = np.where((pick == 1.0) & (step < 0), spacing / 2, spacing)
     sign = np.where((h >> np.uint64(16)) & np.uint64(1), -1.0, 1.0)
-    # of each row one exponent, so that a row's maximum is the one that is mined
+    # one exponent per row, so that the maximum of a row is a mined value
     row = h[:, :1] >> np.uint64(8)
     there = _range(spec).ends
     exponent = (
@@ -251,7 +256,7 @@ def _mined(x: F64, h: U64, fresh: U64, spec: Spec, *, ends: bool) -> F64:
 
 
 def _zero_rows(x: F64, seed: int) -> F64:
-    """Zero whole rows and columns: granules with nothing in them."""
+    """Set whole rows and columns to zero, for granules without any nonzero element."""
     rows, cols = x.shape
     keep_row = (np.arange(rows) * 7 + seed) % 3 != 0
     keep_col = (np.arange(cols) * 5 + seed) % 4 != 0
@@ -259,9 +264,9 @@ def _zero_rows(x: F64, seed: int) -> F64:
 
 
 def _aligned(name: str, h: U64, data: DataSpec, spec: Spec) -> F64:
-    """Small integers; of weights, with twice a direction u of signs added; of the input, one row in
-    16 is a multiple of -u instead, so large that its scores against such weights lie between -200
-    and -490, before the case's exponents. Source: the data of cudnn-frontend#743."""
+    """Small integers. Weights have 2u added, where u is a fixed vector of signs. One row in 16 of
+    the input is a multiple of -u instead, so large that its scores against such weights lie between
+    -200 and -490, before the case's exponents. Source: the data of cudnn-frontend#743."""
     rows, cols = h.shape
     values = ((h >> np.uint64(40)) % np.uint64(5)).astype(np.float64) - 2.0
     if name == "grad_output":
@@ -276,15 +281,15 @@ def _aligned(name: str, h: U64, data: DataSpec, spec: Spec) -> F64:
 
 
 def _small(x: F64, fresh: U64, seed: int, within: _Range) -> F64:
-    """Tiny granules down to the type's subnormals, by row; with fp32's range, from torchao's EPS
-    (1e-12 = 2^-40) on."""
+    """Rows of tiny values, down to the dtype's subnormals; for dtypes with fp32's range they begin
+    at about torchao's EPS (1e-12 = 2^-40)."""
     base = within.small - within.step * ((np.arange(x.shape[0]) + seed) % 13)
     wobble = (fresh & np.uint64(3)).astype(np.int64)
     return np.ldexp(x, base[:, None] - wobble)
 
 
 def _edges(h: U64, fresh: U64, spec: Spec) -> F64:
-    """Values at, and one step either side of, the places where a rounding or scale rule flips."""
+    """Values at which a rounding or scale rule changes its result, and their two neighbours."""
     anchors = np.array([1.0, 1.75, 1.5, 1.875, 1.8125, 1.0625, 1.1875, 1.3125])
     pick = anchors[(h & np.uint64(7)).astype(np.int64)]
     step = (fresh % np.uint64(3)).astype(np.int64) - 1
@@ -297,7 +302,8 @@ def _edges(h: U64, fresh: U64, spec: Spec) -> F64:
 
 
 def lattice_format(tensor: str, plan: Plan) -> Format:
-    """The narrowest format ``tensor`` is quantised to; E4M3FN's grid where it never is."""
+    """The format whose grid the lattice of ``tensor`` uses: E5M2 if any GEMM quantises it to that,
+    else E4M3FN, also if it is never quantised."""
     operands = [
         operand
         for role, gemm in plan.gemms.items()
@@ -308,10 +314,10 @@ def lattice_format(tensor: str, plan: Plan) -> Format:
 
 
 def _lattice(name: str, rows: int, cols: int, data: DataSpec, plan: Plan) -> F64:
-    """Small integers times a power of two, one element of every granule pinned to the maximum.
+    """Small integers times a power of two, with one element of every granule pinned to the maximum.
 
-    Pins on every diagonal of period min(32, rows, cols) give each row, column and 32-block of
-    either one, so every scale is the same power of two under every recipe.
+    Pins on the diagonals of period min(32, rows, cols) put one into each row, column and block of
+    32 along either, so every scale is the same power of two under every recipe.
     """
     largest, shift = _LATTICE[lattice_format(name, plan).name]
     h = hash_bits(data.seed, name, rows, cols)
@@ -319,12 +325,13 @@ def _lattice(name: str, rows: int, cols: int, data: DataSpec, plan: Plan) -> F64
     period = max(1, min(32, rows, cols))
     pins = np.where(h & np.uint64(1), float(largest), -float(largest))
     units = np.where(_diagonals(rows, cols, period), pins, units)
-    # unit of the format's own grid, brought to order one: the exponent window moves it from there
+    # units of the format's own grid, scaled to order one; the case's exponents scale from there
     return np.ldexp(units, 0 if shift == 5 else 1)
 
 
 def _ladder(name: str, rows: int, cols: int, data: DataSpec, spec: Spec, plan: Plan) -> F64:
-    """The two operands of the GEMM that the ladder is laid for; the third tensor is gaussian."""
+    """Ladder data for the two operands of the GEMM ``data.gemm``. The third tensor has the case's
+    value class."""
     for lay, (tensor, turned) in zip(
         (ladder_data.placed, ladder_data.sized), OPERANDS[data.gemm], strict=True
     ):
@@ -340,7 +347,7 @@ def _bias(spec: Spec, data: DataSpec, exponents: dict[str, int]) -> F32:
     h = hash_bits(data.seed, "bias", spec.n, 1)
     if data.regime == "lattice":
         values = ((h & np.uint64(0x7F)).astype(np.float64) - 64.0)[:, 0]
-    elif data.regime == "ladder":  # a term more would move what the sums are cut at
+    elif data.regime == "ladder":  # another addend would change where the sums are truncated
         values = np.zeros(spec.n)
     else:
         values = gaussian(h)[:, 0]
@@ -354,11 +361,12 @@ def _to_dtype(values: F64, spec: Spec) -> F32:
 
 
 def _plant(target: F32 | None, spike: Spike, spec: Spec) -> None:
-    """Overwrite one element; a finite spike saturates in the Spec's dtype, Inf and NaN stay."""
+    """Overwrite one element with the spike. A finite value saturates in the Spec's dtype; Inf and
+    NaN stay."""
     if target is None or target.size == 0:
         return
     value = np.array([int(spike.bits, 16)], dtype=np.uint32).view(np.float32)
     if np.isfinite(value[0]):
         value = _to_dtype(value.astype(np.float64), spec)
-    rows, cols = target.shape[:-1][:1], target.shape[-1:]  # a single number has neither
+    rows, cols = target.shape[:-1][:1], target.shape[-1:]  # a 0-d tensor has neither
     target[(*(spike.row % n for n in rows), *(spike.col % n for n in cols))] = value[0]

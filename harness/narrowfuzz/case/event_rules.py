@@ -1,4 +1,4 @@
-"""Which schedules are valid, and how one stays valid when an event is dropped.
+"""Validity of schedules, and how to keep a schedule valid when an event is dropped.
 
 A valid schedule is one a user could have written: a backward has a forward whose graph still
 exists, weights are reused only while nothing changed them, the optimizer steps between graphs.
@@ -27,17 +27,19 @@ from narrowfuzz.models.catalog import FIELDS_OF_CONVERTED
 
 @dataclass
 class Standing:
-    """Where a schedule stands after some events."""
+    """The state of a schedule after some of its events."""
 
-    #: Regions open, outermost first: enabled or not.
+    #: Open regions, outermost first: True for an enabled one.
     regions: list[bool] = field(default_factory=list)
+    #: Number of forwards so far.
     forwards: int = 0
-    #: Forwards whose graph exists, and how many switches came before each.
+    #: Number of a forward whose graph exists -> number of switches before it.
     live: dict[int, int] = field(default_factory=dict)
+    #: Number of switches so far.
     switches: int = 0
-    #: Branches whose weights are cast and kept; whatever changes weights or recipe forgets them.
+    #: Branches whose cast weights are cached; a change of the weights or the recipe empties it.
     cached: set[int] = field(default_factory=set)
-    #: Live forwards that ran on kept weights.
+    #: Live forwards that use cached weights.
     holding: set[int] = field(default_factory=set)
     #: A gradient has been accumulated since the last step.
     accumulated: bool = False
@@ -77,7 +79,7 @@ class Standing:
         return ""
 
     def take(self, event: Event) -> None:
-        """Go on after ``event``, which nothing objects to."""
+        """Update the state by ``event``, which must be valid here."""
         match event:
             case Open(enabled=enabled):
                 self.regions.append(enabled)
@@ -104,8 +106,9 @@ class Standing:
 
 
 def check_fields(spec: Spec, others: Collection[str], of: str) -> None:
-    """Raise ValueError naming a field that is set and would say nothing: one of the ``others``,
-    which are ``of`` another kind of model, or a number of steps beside events."""
+    """Raise ValueError naming a field that is set but would have no effect: one of ``others``,
+    which belong to another kind of model (``of``), or ``steps``, ``microbatches`` or ``grad_mode``
+    beside events."""
     for info in fields_of(Spec):
         if info.name in others and (value := getattr(spec, info.name)) != info.default:
             raise ValueError(
@@ -119,8 +122,8 @@ def check_fields(spec: Spec, others: Collection[str], of: str) -> None:
 
 
 def check_order(events: Sequence[Event], refused: Callable[[Event, Standing], str]) -> None:
-    """Raise ValueError naming the first event that cannot come where it stands, or that is
-    ``refused`` there for a reason."""
+    """Raise ValueError naming the first event that is invalid at its place, or for which
+    ``refused`` returns a reason."""
     standing = Standing()
     for i, event in enumerate(events):
         objection = standing.objection(event) or refused(event, standing)
@@ -130,8 +133,8 @@ def check_order(events: Sequence[Event], refused: Callable[[Event, Standing], st
 
 
 def check_schedule(spec: Spec) -> None:
-    """Raise ValueError naming the first event that cannot come where it stands, or what does not
-    go together in a model of a library's layers."""
+    """Raise ValueError naming the first event that is invalid at its place, or the first
+    combination of fields that a model of a library's layers does not support."""
     check_fields(spec, FIELDS_OF_CONVERTED, "a converted model")
     check_order(spec.training, lambda event, standing: "")
     if spec.layout != "branch" and any(isinstance(e, Forward) and e.path for e in spec.training):
@@ -146,7 +149,8 @@ def check_schedule(spec: Spec) -> None:
 
 
 def repaired(events: Sequence[Event]) -> tuple[Event, ...]:
-    """The events without those that cannot come where they stand; forwards keep their names."""
+    """The events without those that are invalid at their places. A backward keeps the forwards that
+    still have a graph, under their new numbers; an invalid ``first`` of a forward becomes None."""
     kept: list[Event] = []
     standing = Standing()
     renamed: dict[int, int] = {}
@@ -170,7 +174,8 @@ def repaired(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def without(events: Sequence[Event], *dropped: int) -> tuple[Event, ...]:
-    """The events without some of them, and without what then has nothing to refer to."""
+    """The events without those at the indices ``dropped``, without the Close of a dropped Open, and
+    without whatever becomes invalid by that. Forwards are renumbered."""
     gone = {*dropped, *(_partner(events, i) for i in dropped)}
     numbers = [i for i, event in enumerate(events) if isinstance(event, Forward)]
     named = {old: new for new, old in enumerate(n for n, i in enumerate(numbers) if i not in gone)}
@@ -188,7 +193,7 @@ def without(events: Sequence[Event], *dropped: int) -> tuple[Event, ...]:
 
 
 def _partner(events: Sequence[Event], opened: int) -> int:
-    """The Close of this Open; -1 for any other event, or where it is never closed."""
+    """Index of the Close that belongs to this Open; -1 for any other event, or if there is none."""
     if not isinstance(events[opened], Open):
         return -1
     depth = 0
@@ -200,7 +205,8 @@ def _partner(events: Sequence[Event], opened: int) -> int:
 
 
 def simpler(event: Event) -> Iterator[Event]:
-    """The event with one field at its default, each in turn."""
+    """Yield the event with one field at its default, for each field that differs from it. ``of`` is
+    cut to its first forward."""
     for info in fields_of(type(event)):
         if info.name == "of":
             if len(event.of) > 1:  # type: ignore[union-attr]

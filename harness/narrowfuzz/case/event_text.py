@@ -19,7 +19,7 @@ from narrowfuzz.case.spec import Spec
 
 
 def lines(spec: Spec) -> list[str]:
-    """One line per event, indented by the regions it stands in."""
+    """One line per event, indented by the regions around it."""
     depth, number = 0, 0
     out: list[str] = []
     for event in spec.training:
@@ -37,7 +37,7 @@ def lines(spec: Spec) -> list[str]:
 
 
 def heading(spec: Spec) -> str:
-    """The model and the recipe's settings, as far as they are not the simplest."""
+    """A comment line with the model, and with the settings that differ from their defaults."""
     layers = f"{spec.layer}, {spec.layout}"
     if spec.layout == "chain":
         layers = spec.layer if spec.depth == 1 else f"{spec.depth} times {spec.layer}"
@@ -60,7 +60,7 @@ def heading(spec: Spec) -> str:
 
 
 def sentence(event: Event, number: int) -> str:
-    """One event; ``number`` is the next forward's."""
+    """One event as code; ``number`` is the number of the next forward."""
     match event:
         case Open(enabled=enabled):
             return f"with autocast({'recipe' if enabled else 'enabled=False'}):"

@@ -1,8 +1,8 @@
-"""The vocabulary of a training: plain records, strict JSON inside a case.
+"""The events of a training: plain records, strict JSON inside a case.
 
-Events say what a training did: open and close an autocast region, run a
-forward, run backward through one or several of them, step the optimizer, save and load, switch the
-recipe. Forwards are named by their order: the first Forward event is number 0.
+A training can open and close an autocast region, run a forward, run backward through one or several
+forwards, step the optimizer, save and load, and switch the recipe. Forwards are numbered in their
+order: the first Forward event is number 0.
 """
 
 from __future__ import annotations
@@ -13,33 +13,35 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-#: What a tensor holds: normal values, zeros, one element 2^12 times the rest, one infinity.
+#: Contents of a tensor: ordinary values, zeros, one element of 2^12 times the largest, or one
+#: infinity.
 Stimulus = Literal["gaussian", "zero", "spike", "inf"]
-#: ``train`` builds a graph; ``no_grad`` and ``inference`` run in training mode without one;
-#: ``eval`` neither.
+#: ``train`` builds a graph; ``no_grad`` and ``inference`` run in training mode without a graph;
+#: ``eval`` runs in evaluation mode without one.
 Mode = Literal["train", "no_grad", "eval", "inference"]
 Shift = Annotated[int, Meta(ge=-24, le=24)]
 Algorithm = Literal["max", "most_recent", "callable"]
-#: chain: one after the other. twice: one layer called twice. frozen_first: two, the first without
-#: gradients and fed by an input that needs none. dangling: two side by side, the first's output
-#: reaches no loss. branch: two, of which a forward runs one.
+#: How a model is made of a library's layers. chain: one after the other. twice: one layer called
+#: twice. frozen_first: two layers, of which the first has no gradients and an input that needs
+#: none. dangling: two side by side, the first of which reaches no loss. branch: two, of which each
+#: forward runs one.
 Layout = Literal["chain", "twice", "frozen_first", "dangling", "branch"]
 #: Which part of the model a checkpoint wraps; ``nested`` wraps each layer inside the whole.
 Wraps = Literal["whole", "each", "nested"]
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of a case file: unknown fields are refused, and defaults are left out."""
+    """A part of a case file: unknown fields are refused, and defaults are omitted."""
 
 
 class Open(_Record, tag="open", frozen=True):
-    """Enter an autocast region; inside another one it is nested."""
+    """Enter an autocast region, nested if another one is open."""
 
     enabled: bool = True
 
 
 class Close(_Record, tag="close", frozen=True):
-    """Leave the innermost region."""
+    """Leave the innermost open region."""
 
 
 class Forward(_Record, tag="forward", kw_only=True, frozen=True):
@@ -51,15 +53,17 @@ class Forward(_Record, tag="forward", kw_only=True, frozen=True):
     shift: Shift = 0
     #: Open a region of its own, inside whatever is checkpointed.
     inside: bool = False
-    #: Weight caching: True casts and keeps the weights, False reuses them, None does neither.
+    #: Weight caching (is_first_microbatch): True casts and caches the weights, False reuses the
+    #: cached ones, None does neither.
     first: bool | None = None
-    #: Which branch runs (layout ``branch``).
+    #: The branch that runs (layout ``branch``).
     path: Literal[0, 1] = 0
 
 
 class Backward(_Record, tag="backward", kw_only=True, frozen=True):
-    """One backward through the sum of these forwards' losses, each with a gradient of its own."""
+    """One backward through the sum of these forwards' losses, each with its own output gradient."""
 
+    #: Numbers of the forwards.
     of: Annotated[tuple[int, ...], Meta(min_length=1, max_length=4)]
     values: Stimulus = "gaussian"
     #: Output gradients are multiplied by 2^shift.
@@ -69,18 +73,18 @@ class Backward(_Record, tag="backward", kw_only=True, frozen=True):
 
 
 class Step(_Record, tag="step", frozen=True):
-    """SGD on what has accumulated, then no gradients."""
+    """The optimizer steps on the accumulated gradients, which are then cleared."""
 
 
 class Reload(_Record, tag="reload", frozen=True):
-    """Save the state, build the model anew, load, go on."""
+    """Save the state, build a new model, load the state into it, continue with that."""
 
-    #: Instead, the model gets back the state that it began with, as after a loss that exploded.
+    #: Instead, reset the model to its initial state, as a user would after a loss exploded.
     back: bool = False
 
 
 class Switch(_Record, tag="switch", kw_only=True, frozen=True):
-    """Regions opened from here on use another recipe; None leaves a setting as it is."""
+    """Change the recipe of the regions that are opened from here on; None keeps a setting."""
 
     history: Annotated[int, Meta(ge=1, le=16)] | None = None
     algorithm: Algorithm | None = None
@@ -91,8 +95,8 @@ Event = Open | Close | Forward | Backward | Step | Reload | Switch
 
 
 def plain_training(steps: int, microbatches: int, mode: Mode) -> tuple[Event, ...]:
-    """So many steps of so many microbatches, each backward right behind its forward. A single step
-    is not taken: its gradients are all there is to see."""
+    """Events of ``steps`` optimizer steps with ``microbatches`` each, every backward directly after
+    its forward. With one step there is no Step event: only the gradients are of interest."""
     events: list[Event] = []
     for number in range(steps * microbatches):
         events.append(Forward(mode=mode))
@@ -104,7 +108,7 @@ def plain_training(steps: int, microbatches: int, mode: Mode) -> tuple[Event, ..
 
 
 def numbered(events: Iterable[Event]) -> Iterator[tuple[int, Event]]:
-    """Every event with how many of its kind came before it."""
+    """Yield (number of earlier events of the same type, event)."""
     counts: dict[type, int] = {}
     for event in events:
         number = counts.get(type(event), 0)
@@ -113,8 +117,8 @@ def numbered(events: Iterable[Event]) -> Iterator[tuple[int, Event]]:
 
 
 def with_regions(events: Iterable[Event]) -> Iterator[tuple[Event, tuple[tuple[int, bool], ...]]]:
-    """Every event with the regions that are open before it, outermost first: where each was opened,
-    and whether it narrows."""
+    """Yield every event with the regions that are open before it, outermost first, each as (index
+    of its Open, whether it is enabled)."""
     regions: tuple[tuple[int, bool], ...] = ()
     for i, event in enumerate(events):
         yield event, regions
@@ -125,12 +129,14 @@ def with_regions(events: Iterable[Event]) -> Iterator[tuple[Event, tuple[tuple[i
 
 
 def narrows(event: Forward, regions: tuple[tuple[int, bool], ...]) -> bool:
-    """Does a forward in these regions run in one that narrows?"""
+    """True if a forward in these regions runs in narrow precision: the innermost is enabled, or the
+    forward opens its own."""
     return event.inside or (bool(regions) and regions[-1][1])
 
 
 def last_gradients(events: Iterable[Event]) -> tuple[int, ...]:
-    """The forwards, by number, whose backwards have made the gradients that are left."""
+    """Numbers of the forwards whose backwards accumulated the gradients since the last step, or if
+    there are none since, the gradients of that step."""
     found: tuple[int, ...] = ()
     stepped = False
     for event in events:
@@ -142,16 +148,17 @@ def last_gradients(events: Iterable[Event]) -> tuple[int, ...]:
 
 
 class Settings(_Record, kw_only=True, frozen=True):
-    """A recipe's settings, where it has any."""
+    """Settings of a recipe for a library's own layers; most of them apply only to delayed
+    scaling."""
 
     history: Annotated[int, Meta(ge=1, le=16)] = 4
     algorithm: Algorithm = "max"
     margin: Annotated[int, Meta(ge=-4, le=4)] = 0
     #: hybrid: E4M3 forward, E5M2 backward.
     format: Literal["hybrid", "e4m3"] = "hybrid"
-    #: The library's bulk update kernel; False: its tensor by tensor path.
+    #: True: the library's fused scale update; False: its tensor by tensor update.
     fused: bool = True
-    #: On ranks: maxima are shared by all of them, by the rank's own group of one, or by nobody.
+    #: On ranks: amaxes are reduced over all ranks, over a group of one rank each, or not at all.
     reduces: Literal["all", "own", "none"] = "all"
 
 
@@ -166,7 +173,7 @@ def switched(settings: Settings, event: Switch) -> Settings:
 
 
 def with_settings(events: Iterable[Event], settings: Settings) -> Iterator[tuple[Event, Settings]]:
-    """Every event with the settings that are in effect behind it."""
+    """Yield every event with the settings that are in effect after it."""
     for event in events:
         if isinstance(event, Switch):
             settings = switched(settings, event)

@@ -1,4 +1,7 @@
-"""What a training exercises: features, each a question about its forwards and backwards."""
+"""Features that a training exercises, each a predicate on its forwards and backwards.
+
+The place of an event is its index in the Spec's events.
+"""
 
 from __future__ import annotations
 
@@ -22,56 +25,56 @@ from narrowfuzz.case.spec import Spec
 
 @dataclass
 class Run:
-    """One forward, where it stands, and the places of its backwards."""
+    """One forward with its place and the places of its backwards."""
 
     at: int
     event: Forward
-    #: Places of the Opens it stands in, outermost first, and whether each enables FP8.
+    #: Place of each Open around it, outermost first -> whether that region is enabled.
     regions: dict[int, bool]
-    #: It runs in FP8.
+    #: It runs in narrow precision.
     narrow: bool
     backwards: list[int] = field(default_factory=list)
 
     @property
     def trains(self) -> bool:
-        """True for a training forward in FP8."""
+        """True for a training forward in narrow precision."""
         return self.narrow and self.event.mode == "train"
 
 
 @dataclass
 class Story:
-    """A Spec's forwards, and when each region is left."""
+    """A Spec's forwards, and the ends of its regions."""
 
     spec: Spec
     runs: list[Run] = field(default_factory=list)
-    #: The place of an Open to the place of its Close; never left: after the last event.
+    #: Place of an Open -> place of its Close; the number of events if it is never closed.
     left: dict[int, int] = field(default_factory=dict)
-    #: The places of Backwards through an FP8 forward.
+    #: Places of the Backwards through a narrow training forward.
     backwards: list[int] = field(default_factory=list)
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What happens; () where that is plain steps."""
+        """The Spec's events; () if it has plain steps instead."""
         return self.spec.events
 
     def at(self, kind: type[Event]) -> list[int]:
-        """The places of all events of a kind."""
+        """The places of all events of this type."""
         return [i for i, event in enumerate(self.events) if isinstance(event, kind)]
 
     @property
     def trained(self) -> list[Run]:
-        """The FP8 forwards that have a backward."""
+        """The narrow training forwards that have a backward."""
         return [run for run in self.runs if run.trains and run.backwards]
 
     @property
     def pairs(self) -> Iterator[tuple[Run, int]]:
-        """Each FP8 forward with each of its backwards."""
+        """Each narrow training forward with the place of each of its backwards."""
         return ((run, at) for run in self.runs if run.trains for at in run.backwards)
 
 
 def story(spec: Spec) -> Story:
-    """Follow the forwards and regions of valid events. A library's layers quantise inside regions,
-    a converted model everywhere."""
+    """Collect the forwards and regions of a Spec with valid events. A library's layers quantise
+    only inside regions, a converted model everywhere."""
     training = Story(spec)
     for i, (event, regions) in enumerate(with_regions(training.events)):
         match event:
@@ -150,7 +153,7 @@ def _holds(training: Story, values: str) -> bool:
 
 
 def _decaying(training: Story) -> bool:
-    """Inputs or gradients that never grow and end 2^-3 or less of what they were."""
+    """True if inputs or output gradients never grow and end at 2^-3 of their first size or less."""
     backwards = [training.events[i] for i in training.backwards]
     inputs = [run.event.shift for run in training.trained]
     gradients = [event.shift for event in backwards if isinstance(event, Backward)]
@@ -165,7 +168,7 @@ def _nested(training: Story) -> bool:
 
 
 def _shared(training: Story) -> bool:
-    """Two forwards that are narrowed in one outermost region."""
+    """True if two forwards run in narrow precision inside the same outermost region."""
     outermost = [
         next(iter(run.regions))
         for run in training.runs
@@ -178,10 +181,10 @@ def _disabled(training: Story) -> bool:
     return any(tuple(run.regions.values())[-2:] == (True, False) for run in training.runs)
 
 
-#: Each feature by name, as a question about a schedule's story.
+#: Name of a feature -> whether a schedule has it.
 FEATURES: dict[str, Callable[[Story], bool]] = {
     "checkpoint": lambda s: s.spec.region != "none" and bool(s.trained),
-    # in high precision, too: what a library keeps for recomputes it keeps there as well
+    # in high precision, too: a library saves its state for recomputes there as well
     "nested checkpoints": lambda s: (
         s.spec.region == "nested"
         and any(isinstance(event, Forward) and event.mode == "train" for event in s.events)
@@ -215,11 +218,12 @@ FEATURES: dict[str, Callable[[Story], bool]] = {
     "margin": lambda s: s.spec.settings.margin != 0,
     "unfused": lambda s: not s.spec.settings.fused,
 }
-#: Those that need regions, which are autocast's where a model is converted.
+#: Features that need regions. For a converted model these are autocast regions.
 OF_AUTOCAST = frozenset(
     {"inside autocast", "left early", "nested", "disabled inside", "shared region"}
 )
-#: Those that a converted model's events may have; checkpointing is another dimension there.
+#: Features that the events of a converted model may have. Its checkpointing is not among them: that
+#: is counted separately.
 OF_CONVERTED = frozenset(
     {
         "interleaved",
@@ -239,7 +243,7 @@ OF_CONVERTED = frozenset(
 
 
 def features(spec: Spec) -> frozenset[str]:
-    """The features that a Spec's training has."""
+    """The features that the training of this Spec has."""
     training = story(spec)
     found = frozenset(name for name, has in FEATURES.items() if has(training))
     return found if spec.layer else found & OF_CONVERTED

@@ -1,6 +1,6 @@
-"""The kinds of case. Whoever runs, judges or shows each in its own way asks the kind, or has a row
-for it: rules what they are applied to (``rules/applied.py``), the judge what it runs
-(``judge/observe.py``), triage how a case is shown and made smaller (``triage/forms.py``).
+"""The kinds of case. Code that treats them differently reads the kind, or has a table with a row
+for each: what the rules are applied to (``rules/applied.py``), what the judge runs
+(``judge/observe.py``), how triage shows a case and makes it smaller (``triage/forms.py``).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class Kind:
     """A kind of case."""
 
     name: str
-    #: Is a Spec's case of it, and of no kind before it in ``KINDS``?
+    #: True for the Specs whose cases are of this kind, unless an earlier kind in ``KINDS`` matches.
     asked: Callable[[Spec], bool]
-    #: Its linears are watched, and judged, one by one; False: one linear, run once, is all there
-    #: is, and every rule applies to it.
+    #: True: the linears of the model are observed and judged one by one. False: the case is a
+    #: single linear, run once, and every rule applies to it.
     one_by_one: bool = True
-    #: How ranks share it.
+    #: Its layout over ranks.
     layout: Layout = ONE
 
 
@@ -30,27 +30,30 @@ def _on_ranks(layout: Layout) -> Kind:
     return Kind(layout.name, lambda spec: layout_of(spec) is layout, layout=layout)
 
 
-#: A library's own layers, which are judged event by event, in one process and on ranks.
+#: Models of a library's own layers, judged event by event, in one process and on ranks.
 LAYERS = Kind("layers", lambda spec: bool(spec.layer))
-#: Models that a recipe converts on ranks, a kind for each layout.
+#: Converted models on ranks, one kind per layout.
 ON_RANKS = tuple(_on_ranks(layout) for layout in LAYOUTS if layout is not ONE)
-#: Those in one process: a single linear, and all others.
+#: Converted models in one process: a single linear, and all others.
 LINEAR = Kind("linear", lambda spec: spec.direct, one_by_one=False)
 MODEL = Kind("model", lambda spec: True)
 
 KINDS = (LAYERS, *ON_RANKS, LINEAR, MODEL)
 CONVERTED = (LINEAR, MODEL)
-#: Ranks in groups, which share data and linears; that have some of several models in a row; that
-#: all have the one model; that may be threads and processes; that may be compiled; and that are
-#: compared with a float64 run of one process, within a tolerance.
+#: Kinds whose ranks form groups that share rows and linears.
 MESHES = tuple(kind for kind in ON_RANKS if not kind.layout.together)
+#: Kinds whose ranks each hold some of several copies of the model in a row.
 IN_STAGES = tuple(kind for kind in ON_RANKS if kind.layout.chained)
+#: Kinds whose ranks all hold the same one model.
 ALIKE = tuple(kind for kind in ON_RANKS if not kind.layout.chained)
+#: Kinds that may run twice, with threads and with processes as ranks.
 TWICE = tuple(kind for kind in ON_RANKS if kind.layout.processes)
+#: Kinds whose ranks may be compiled.
 COMPILABLE = tuple(kind for kind in ON_RANKS if kind.layout.compiles)
+#: Kinds that are compared, within a tolerance, with a float64 run of one process.
 APPROXIMATE = tuple(kind for kind in ON_RANKS if kind.layout.approximate)
 
 
 def kind_of(spec: Spec) -> Kind:
-    """The kind of the cases of this Spec."""
+    """The kind of this Spec's cases."""
     return next(kind for kind in KINDS if kind.asked(spec))

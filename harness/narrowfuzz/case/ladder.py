@@ -1,8 +1,8 @@
 """The ladder of arms that a Spec climbs, from cheap to expensive.
 
-The first rung where a verdict flips names the guilty stage, so order matters: each rung adds one
-thing (a repeat, a recompute, other kernels, tracing, partitioning, code generation, fused
-roundings) to the one before. PyTorch's own kernels may also take the place of oneDNN's.
+The first rung at which a verdict changes identifies the stage at fault, so the order matters: each
+rung adds one thing (a repeat, a recompute, other kernels, tracing, partitioning, code generation,
+fused roundings) to the one before. PyTorch's own kernels may also replace oneDNN's.
 """
 
 from __future__ import annotations
@@ -35,30 +35,32 @@ _STAGES = (
     *dict.fromkeys(arm for stages in COMPILED.values() for arm in stages),
 )
 _EAGER = (EAGER, EAGER_NATIVE)
-#: Checkpoints of converted models; a library may have one of its own.
+#: Checkpoints of converted models; a library may have a checkpoint function of its own.
 _OF_MODELS = ("none", "full", "reentrant", "selective")
 
 LADDER = (REFERENCE, *(with_checkpoint(arm, c) for arm in _STAGES for c in _OF_MODELS))
-#: Every arm there is, those of a library's own layers as well.
+#: Arms of a library's own layers.
 _OF_LIBRARY = (with_checkpoint(arm, c) for arm in (EAGER, SHARDED_PROCESSES) for c in CHECKPOINTS)
+#: Name of an arm -> the arm, for all arms.
 BY_NAME = {arm.name: arm for arm in (*LADDER, *_OF_LIBRARY)}
 
 
 def base_of(spec: Spec) -> Arm:
-    """What a Spec's other arms, and its runs on other data, are compared with: eager, or eager
-    without oneDNN."""
+    """The arm that a Spec's other arms, and its runs on other data, are compared with: eager, or
+    eager without oneDNN."""
     return EAGER_NATIVE if spec.native else EAGER
 
 
 def references(spec: Spec) -> tuple[Arm, ...]:
-    """The rungs that others are compared with: on ranks all of one process, else the first."""
+    """The rungs that others are compared with: the base; for a Spec on ranks also the other rungs
+    that run in one process."""
     alone = [arm for arm in climb(spec) if spec.sharded and not arm.sharded]
     return base_of(spec), *alone
 
 
 def climb(spec: Spec) -> tuple[Arm, ...]:
-    """The rungs of a Spec, reference excluded (it is always there)."""
-    if spec.sharded and spec.layer:  # what it keeps for a process, threads would share
+    """The rungs of a Spec in order, without the reference, which every Spec has."""
+    if spec.sharded and spec.layer:  # threads would share the state that a library has per process
         of = dict.fromkeys(("none", spec.checkpoint))
         return *(with_checkpoint(EAGER, c) for c in of), with_checkpoint(
             SHARDED_PROCESSES, spec.checkpoint

@@ -1,4 +1,5 @@
-"""Cases of schema 5 and older: what happened to a library's layers was a record of its own."""
+"""Upgrades cases of schema 5 and older, where a separate record, the schedule, described the
+training of a library's layers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 else:
     LayerName = Literal[tuple(LIBRARY.values())]
 
-#: Until schema 5, by whose checkpoint it was and whether it was reentrant.
+#: Up to schema 5, a checkpoint was given by whose function it was and whether it was reentrant ->
+#: the value of ``Spec.checkpoint``.
 _CHECKPOINTS = {
     ("library", False): "full",
     ("library", True): "reentrant",
@@ -24,8 +26,8 @@ _CHECKPOINTS = {
 
 
 class _Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What happened to a library's layers, in a case of schema 5 or older. What is still a field of
-    a Spec is checked there."""
+    """The training of a library's layers in a case of schema 5 or older. Fields of type Any are
+    fields of today's Spec, which validates them."""
 
     events: Any
     layer: LayerName = "linear"
@@ -38,7 +40,7 @@ class _Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: Any = msgspec.field(default_factory=dict)
 
     def today(self) -> dict[str, Any]:
-        """The same as fields of a Spec."""
+        """The same as fields of today's Spec."""
         fields = {
             name: getattr(self, name)
             for name in ("events", "layout", "depth", "quantized_init", "settings")
@@ -59,15 +61,15 @@ class _OlderCase(msgspec.Struct, frozen=True):
 
 
 def upgraded(fields: dict[str, Any]) -> dict[str, Any]:
-    """A case of schema 5 or older, as parsed JSON, in the words of today. Raises
-    msgspec.ValidationError naming a field that makes no sense."""
+    """A case of schema 5 or older, as parsed JSON, with the fields of today's schema. Raises
+    msgspec.ValidationError naming an invalid field."""
     return _upgraded(fields, msgspec.convert(fields, _OlderCase))
 
 
 def _upgraded(fields: dict[str, Any], older: _OlderCase) -> dict[str, Any]:
     spec = {name: value for name, value in fields["spec"].items() if name != "schedule"}
     if older.spec.played is not None:
-        # beside a schedule these said nothing
+        # these fields had no effect beside a schedule
         mute = {*FIELDS_OF_CONVERTED, "steps", "microbatches", "grad_mode", "checkpoint", "model"}
         kept = {name: value for name, value in spec.items() if name not in mute}
         spec = kept | older.spec.played.today()

@@ -1,7 +1,7 @@
-"""Spec, DataSpec and Case: plain data that names one experiment completely.
+"""Spec, DataSpec and Case: plain data that defines one experiment completely.
 
 A case is strict JSON with a schema version. Nothing in it is imported or executed; special values
-are bit patterns. The invariant: the same Case makes the same program and the same tensors on any
+are bit patterns. The invariant: the same Case yields the same program and the same tensors on any
 machine.
 
 >>> case = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
@@ -36,9 +36,9 @@ from narrowfuzz.case.events import (
 from narrowfuzz.case.older import upgraded
 from narrowfuzz.models.catalog import LIBRARY, MODELS, title_of, unknown_model
 
-#: 2 added models, a library's own layers and more rungs, 3 the variant, 4 ladder data, 5 events of
-#: models; until then what happened to a library's layers was a record of its own. Older files mean
-#: the same as ever.
+#: Schema 2 added models, a library's own layers and more rungs, 3 the variant, 4 ladder data, 5
+#: events of converted models; 6 replaced the separate record of a library layers' training by
+#: fields of the Spec. Older files keep their meaning.
 SCHEMA = 6
 #: A case file is under 3 kB; anything much larger is not one.
 MAX_CASE_BYTES = 1 << 20
@@ -50,11 +50,12 @@ else:
     ModelName = Literal[tuple(MODELS)]
 InputLayout = Literal["contiguous", "transposed", "strided"]
 GradLayout = Literal["contiguous", "transposed", "expanded"]
-#: ``selective`` keeps attention and every second matmul, and recomputes the rest.
+#: ``selective`` saves the results of attention and every second matmul, and recomputes the rest.
 Checkpoint = Literal["none", "full", "reentrant", "selective"]
 #: A library's own layers may be recomputed by its own checkpoint, or by torch's.
 AnyCheckpoint = Literal["none", "full", "reentrant", "selective", "by_torch", "by_torch_reentrant"]
-#: Whose kernels multiply in eager runs: oneDNN's, as users have it, PyTorch's own, or each in turn.
+#: Whose kernels run the GEMMs in eager runs: "default" oneDNN's, as users have it, "native"
+#: PyTorch's own, "both" one after the other.
 Kernels = Literal["default", "both", "native"]
 GradMode = Literal["train", "no_grad", "inference"]
 Optimizer = Literal[
@@ -82,8 +83,8 @@ _SGD, _ADAM = {"lr": 2.0**-6}, {"lr": 2.0**-8}
 _MOMENTUM = {**_SGD, "momentum": 0.875, "dampening": 0.25, "weight_decay": 2.0**-7}
 _ADAGRAD = {"lr": 2.0**-6, "lr_decay": 0.25}
 _MUON = {"lr": 2.0**-2, "weight_decay": 2.0**-7}
-#: Each of them as torch.optim calls it, and its options. Rates are powers of two: a step rounds as
-#: little as it can.
+#: Name -> (class in torch.optim, or in torchao.optim for ``LOW_BIT``, keyword arguments). Rates are
+#: powers of two, so that a step rounds as little as possible.
 OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", _SGD),
     "adamw": ("AdamW", _ADAM),
@@ -105,18 +106,18 @@ OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "muon": ("Muon", _MUON),
     "muon_plain": ("Muon", {**_MUON, "nesterov": False}),
 }
-#: torchao's, which compile their steps.
+#: torchao's optimizers, which compile their steps.
 LOW_BIT: tuple[Optimizer, ...] = ("adamw_8bit", "adamw_4bit", "adamw_fp8", "adamw_8bit_rounded")
 #: Who scales the loss, and skips a step whose gradients are not finite: nobody, torch's GradScaler,
-#: or its definition, written out.
+#: or the same algorithm written out by hand.
 LossScaling = Literal["none", "grad_scaler", "by_hand"]
 #: How gradients are clipped before each step: by their norm, by the largest of them (the norm of
-#: order infinity), or each by itself.
+#: order infinity), or each element by its value.
 Clipping = Literal["none", "norm", "norm_inf", "value"]
 #: What happens to the converted model before its first run.
 Lifecycle = Literal["none", "deepcopy", "reload"]
-#: ``lattice``: sums that every accumulator gets exactly. ``ladder``: sums that tell accumulators
-#: apart. ``wild``: one of the value classes.
+#: ``lattice``: values whose sums are exact in every accumulator. ``ladder``: values whose sums
+#: distinguish accumulators. ``wild``: one of the value classes.
 Regime = Literal["lattice", "ladder", "wild"]
 #: The three GEMMs of a linear.
 Gemm = Literal["output", "grad_input", "grad_weight"]
@@ -136,74 +137,82 @@ ValueClass = Literal[
     "aligned",
 ]
 TensorName = Literal["input", "weight", "grad_output", "bias"]
-#: By what a recipe says that it can be laid out over ranks, which may communicate "codes".
+#: Ways in which a recipe can declare that it runs on ranks; "codes": ranks may communicate FP8
+#: codes in place of values.
 Shards = Literal["fsdp", "tensor", "codes", "context", "classes"]
 
 
 class Sharding(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """How a model is laid out over ranks. Defaults are one process, and the simplest of each."""
+    """The layout of a model over ranks. The defaults are one process and the simplest value of each
+    field."""
 
-    #: Ranks that share the rows, whose parameters FSDP shards; 0: no FSDP. Of a library's own
-    #: layers, ranks that train by themselves on rows of their own, and share maxima.
+    #: Number of data-parallel ranks: each has its share of the rows, and FSDP shards the parameters
+    #: over them; 0: no FSDP. For a library's own layers: ranks that train independently on rows of
+    #: their own, and may reduce amaxes over all (``Settings.reduces``).
     data: Annotated[int, Meta(ge=0, le=4)] = 0
-    #: So many groups of these ranks each shard all parameters, and have the same; 0: one does.
+    #: Number of groups of data-parallel ranks, each of which holds all parameters in shards and is
+    #: a replica of the others (hybrid sharding); 0: one group.
     replicas: Annotated[int, Meta(ge=0, le=4)] = 0
-    #: These ranks are replicas that each have all parameters, as DistributedDataParallel trains
-    #: them: as it is called by default, with gradients that are views of its buckets, with a static
-    #: graph, or looking for parameters that take no part; "": FSDP shards them.
+    #: DistributedDataParallel in place of FSDP: every data-parallel rank is a replica with all
+    #: parameters. "plain": called with its defaults; "views": gradients are views of its buckets;
+    #: "static": with a static graph; "unused": it searches for unused parameters. "": FSDP.
     ddp: Literal["", "plain", "views", "static", "unused"] = ""
-    #: So many in a row of these ranks share the experts: each has some, and gets the rows that go
-    #: to these; 0: every rank has all of them.
+    #: Expert parallelism: number of consecutive data-parallel ranks that share the experts. Each
+    #: holds some experts and receives the rows routed to them; 0: every rank holds all experts.
     experts: Annotated[int, Meta(ge=0, le=4)] = 0
-    #: Ranks that share each linear, or each expert where there are ``experts``; 0: no tensor
-    #: parallelism.
+    #: Number of tensor-parallel ranks, which share each linear, or with ``experts`` each expert; 0:
+    #: no tensor parallelism.
     tensor: Annotated[int, Meta(ge=0, le=4)] = 0
-    #: Whether a single linear is shared by its output features or by its input features.
+    #: Whether a single linear is sharded by its output features or by its input features.
     style: Literal["colwise", "rowwise"] = "colwise"
-    #: torchao's own styles, which communicate codes.
+    #: Use torchao's float8 tensor-parallel styles, which communicate codes.
     narrow_styles: bool = False
     #: Activations between tensor-parallel linears are sharded by rows.
     sequence: bool = False
     #: False: layers return distributed tensors.
     local_output: bool = True
-    #: FSDP gathers parameters, codes of them, or codes whose scales are computed after each step.
+    #: What FSDP gathers: values of parameters, codes, or codes whose scales are computed after each
+    #: step.
     gathers: Literal["values", "codes", "precomputed"] = "values"
-    #: FSDP gathers all parameters at once, or those of each region, or linear, by themselves; DDP
-    #: adds up all gradients at once, or each parameter's by itself.
+    #: "whole": FSDP gathers all parameters at once, and DDP reduces all gradients at once. "each":
+    #: FSDP gathers those of each region (or linear) separately, and DDP reduces each parameter's.
     units: Literal["whole", "each"] = "whole"
-    #: FSDP adds gradients in fp32, whatever they are.
+    #: FSDP reduces gradients in fp32, whatever their dtype.
     reduces_fp32: bool = False
     #: FSDP divides the sum of gradients by the number of ranks.
     averages: bool = True
-    #: What FSDP communicates is added alone; it divides by itself.
+    #: FSDP's collectives only add, and the division is separate
+    #: (``set_force_sum_reduction_for_comms``).
     forces_sums: bool = False
-    #: Ranks that are processes run it, too.
+    #: Run it on ranks that are processes, too.
     processes: bool = False
-    #: The model so many times in a row, as stages of a pipeline; 0: no pipeline.
+    #: Number of pipeline stages, each a copy of the model; 0: no pipeline.
     stages: Annotated[int, Meta(ge=0, le=4)] = 0
-    #: The order of a pipeline's microbatches; interleaved, each rank has two stages.
+    #: Schedule of a pipeline's microbatches; with "interleaved" each rank has two stages.
     schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
-    #: Ranks that share the rows of each sequence, and pass on its keys and values; 0: none do.
+    #: Number of context-parallel ranks, which share the rows of each sequence and exchange its keys
+    #: and values; 0: no context parallelism.
     context: Annotated[int, Meta(ge=0, le=4)] = 0
-    #: How these go around: gathered at once, or from one rank to the next.
+    #: How keys and values are exchanged: gathered at once, or passed from one rank to the next.
     rotates: Literal["allgather", "alltoall"] = "allgather"
-    #: Ranks that share the classes of a loss; 0: none do.
+    #: Number of ranks that share the classes of a loss (columns of its logits); 0: none do.
     classes: Annotated[int, Meta(ge=0, le=4)] = 0
-    #: After the first step its state is saved, and another model loads it: laid out the same, on
-    #: one data-parallel rank less, with data- and tensor-parallel ranks swapped, with half as many
-    #: that share experts, or on each rank by itself. "early": the same, before the first step.
+    #: After the first step the state is saved, and another model loads it: "same" is laid out the
+    #: same, "fewer" on one data-parallel rank less, "swapped" with data- and tensor-parallel ranks
+    #: swapped, "regrouped" with half as many ranks that share experts, "alone" on each rank by
+    #: itself. "early": as "same", but before the first step. "": training is not interrupted.
     resumes: Literal["", "same", "early", "fewer", "swapped", "regrouped", "alone"] = ""
 
     def __str__(self) -> str:
-        """Its ranks, and the fields that are not as simple as they may be."""
+        """The fields that differ from their defaults, or "alone"."""
         own = {name: getattr(self, name) for name in self.__struct_fields__}
         return ", ".join(f"{k}={v}" for k, v in own.items() if v != getattr(ALONE, k)) or "alone"
 
     @property
     def ranks(self) -> int:
-        """How many there are; 0: it is not sharded."""
+        """Number of ranks; 0 if the model is not sharded."""
         if self.stages:
             return self.stages // 2 if self.schedule == "interleaved" else self.stages
         if together := self.context or self.classes:
@@ -212,12 +221,13 @@ class Sharding(
 
     @property
     def groups(self) -> int:
-        """Ranks with rows of their own, or groups of these where they share experts."""
+        """Number of data-parallel ranks, or with ``experts`` of groups that share experts."""
         return max(self.data, 1) // max(self.experts, 1)
 
     @property
     def resumed(self) -> Sharding:
-        """How it is laid out where it resumes: on fewer ranks each has all experts."""
+        """The sharding after the resume. "fewer", "swapped" and "alone" have neither replicas, DDP
+        nor shared experts."""
         plain: dict[str, Any] = {"replicas": 0, "ddp": "", "experts": 0}
         ranks = {
             "fewer": {"data": self.data - 1, **plain},
@@ -229,8 +239,8 @@ class Sharding(
 
 
 ALONE = Sharding()
-#: The most rows, features or token ids of a case of our models, and of a user's, which has the
-#: sizes that it was built with.
+#: Largest number of rows, features or token ids in a case: of a shipped model, and of a user's own
+#: model, whose sizes are those it was built with.
 LARGEST, LARGEST_OWN = 4096, 1 << 20
 Dim = Annotated[int, Meta(ge=0, le=LARGEST_OWN)]
 Exponent = Annotated[int, Meta(ge=-60, le=60)]
@@ -238,12 +248,12 @@ HexBits = Annotated[str, Meta(pattern=r"^0x[0-9a-f]{8}\Z")]
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that shapes the program. Defaults are the simplest value of each field."""
+    """Everything that determines the program. Defaults are the simplest value of each field."""
 
     recipe: str
     #: Which of the recipe's code paths runs; "" is the recipe's first.
     backend: str = ""
-    #: One of ``MODELS``, a user's own among them once it is registered, or of ``LIBRARY``.
+    #: A key of ``MODELS``, where a user's own model is registered, or of ``LIBRARY``.
     model: str = "linear"
     #: Rows per batch entry (M), in_features or model width (K), out_features, hidden width or
     #: vocabulary (N).
@@ -256,15 +266,16 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dtype: Dtype = "bf16"
     input_layout: InputLayout = "contiguous"
     grad_layout: GradLayout = "contiguous"
-    #: How each parameter lies in memory: "strided" is every second element of a larger tensor.
+    #: Memory layout of each parameter: "strided" is every second element of a larger tensor.
     weight_layout: InputLayout = "contiguous"
-    #: Attention heads; attention runs on the fused kernel or as plain matmuls and a softmax.
+    #: Number of attention heads. Attention runs on the fused kernel, or ("math") as plain matmuls
+    #: and a softmax.
     heads: Literal[1, 2, 4] = 1
     attention: Literal["flash", "math"] = "flash"
     #: Run under bf16 autocast.
     autocast: bool = False
     grad_mode: GradMode = "train"
-    #: Optimizer steps, and forward-backward pairs before each of them.
+    #: Number of optimizer steps, and of forward-backward pairs before each.
     steps: Annotated[int, Meta(ge=1, le=5)] = 1
     microbatches: Annotated[int, Meta(ge=1, le=3)] = 1
     optimizer: Optimizer = "sgd"
@@ -274,21 +285,22 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     checkpoint: AnyCheckpoint = "none"
     wraps: Wraps = "whole"
     compile: Compile = "none"
-    #: One graph for any number of rows.
+    #: Compile one graph for any number of rows.
     dynamic: bool = False
     fullgraph: bool = False
-    #: Percent of the activations that the compiler may keep for backward.
+    #: Percentage of the activations that the compiler may save for backward.
     memory_budget: Literal[100, 50, 0] = 100
-    #: PyTorch's own kernels have a rung behind that of oneDNN's (``both``) or in its place.
+    #: "both": a rung on PyTorch's own kernels follows that on oneDNN's. "native": it replaces that
+    #: one, if nothing is compiled.
     kernels: Kernels = "default"
-    #: Threads that a CPU's kernels share their work between.
+    #: Number of threads for the kernels of a CPU.
     threads: Literal[1, 2, 4] = 1
-    #: What happens to a model, event by event; (): ``steps`` of ``microbatches``.
+    #: The events of the training; (): ``steps`` with ``microbatches`` each.
     events: Annotated[tuple[Event, ...], Meta(max_length=64)] = ()
-    #: How a library's own layers follow each other, and how many there are of a chain.
+    #: How a library's own layers are connected, and the number of layers in a chain.
     layout: Layout = "chain"
     depth: Annotated[int, Meta(ge=1, le=3)] = 1
-    #: Their parameters are made in the narrow format.
+    #: Parameters of a library's own layers are created in the narrow format.
     quantized_init: bool = False
     settings: Settings = Settings()
     sharding: Sharding = ALONE
@@ -299,62 +311,62 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def layer(self) -> str:
-        """The library's own layer that the model is made of; "" where a model is converted."""
+        """The library's own layer that the model consists of; "" for a converted model."""
         return LIBRARY.get(self.model, "")
 
     @property
     def sharded(self) -> bool:
-        """True where it runs on several ranks, too."""
+        """True if the model also runs on ranks."""
         return self.sharding != ALONE
 
     @property
     def layers(self) -> int:
-        """How many of a library's layers the model has."""
+        """Number of a library's layers in the model."""
         return {"chain": self.depth, "twice": 1}.get(self.layout, 2)
 
     @property
     def calls(self) -> int:
-        """Calls of a library's layers in one forward."""
+        """Number of calls of a library's layers in one forward."""
         return {"chain": self.depth, "branch": 1}.get(self.layout, 2)
 
     @property
     def region(self) -> Literal["none"] | Wraps:
-        """What a checkpoint wraps, if there is one."""
+        """The part of the model that a checkpoint wraps; "none" without a checkpoint."""
         return "none" if self.checkpoint == "none" else self.wraps
 
     @property
     def checkpoint_by(self) -> Literal["library", "torch"]:
-        """Whose checkpoint function it is."""
+        """Whose checkpoint function a library's layers are recomputed by."""
         return "library" if self.checkpoint in get_args(Checkpoint) else "torch"
 
     @property
     def reentrant(self) -> bool:
-        """True where a backward runs inside of the checkpoint's own."""
+        """True for a reentrant checkpoint, which runs a backward inside its own backward."""
         return self.checkpoint in ("reentrant", "by_torch_reentrant")
 
     @property
     def training(self) -> tuple[Event, ...]:
-        """What happens to a model, event by event."""
+        """The events of the training, plain steps included."""
         return self.events or plain_training(self.steps, self.microbatches, self.grad_mode)
 
     @property
     def trains(self) -> bool:
-        """True where there is a backward."""
+        """True if there is a backward."""
         return any(isinstance(event, Backward) for event in self.training)
 
     @property
     def optimizes(self) -> bool:
-        """True where the optimizer takes a step."""
+        """True if the optimizer takes a step."""
         return any(isinstance(event, Step) for event in self.training)
 
     @property
     def sums_forwards(self) -> bool:
-        """True where one backward goes through several forwards."""
+        """True if one backward goes through several forwards."""
         return any(isinstance(event, Backward) and len(event.of) > 1 for event in self.training)
 
     @property
     def narrowed(self) -> frozenset[int]:
-        """The forwards, by number, that run under autocast."""
+        """Numbers of the forwards that run under autocast."""
         forwards = [
             self.autocast or narrows(event, regions)
             for event, regions in with_regions(self.training)
@@ -364,42 +376,46 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def direct(self) -> bool:
-        """True for one linear, run once: its tensors are the case's, and every rule applies."""
+        """True for a single linear that runs once: its tensors are those of the case, and every
+        rule applies."""
         return self.model == "linear" and not self.scheduled and not self.autocast
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """What tensors of the case are called that its model calls otherwise: a single linear's."""
+        """Name of a parameter in the model -> name of its tensor in the case, where they differ:
+        only for a single linear."""
         return {"proj.weight": "weight", "proj.bias": "bias"} if self.direct else {}
 
     @property
     def gradients(self) -> Mapping[str, str]:
-        """What the gradients of these are called in a trace."""
+        """The same for the gradients of these parameters -> their names in a trace."""
         return {f"{name}.grad": f"grad_{own}" for name, own in self.parameters.items()}
 
     @property
     def alone(self) -> bool:
-        """True for one operator that is no linear."""
+        """True for a model that is a single operator other than a linear."""
         return self.model in MODELS and MODELS[self.model].kind == "operator"
 
     @property
     def native(self) -> bool:
-        """True where PyTorch's own kernels alone multiply: a graph is compared with oneDNN's."""
+        """True if all GEMMs run on PyTorch's own kernels. A compiled graph is compared with eager
+        on oneDNN's, so this is False for a Spec that is compiled."""
         return self.kernels == "native" and self.compile == "none"
 
     @property
     def scheduled(self) -> bool:
-        """True where more than one forward and backward runs."""
+        """True if more than one forward and backward may run: several steps or microbatches, or
+        events."""
         return self.steps > 1 or self.microbatches > 1 or bool(self.events)
 
     @property
     def width(self) -> int:
-        """Features of the output."""
+        """Number of output features."""
         return self.n if self.model in MODELS and MODELS[self.model].wide else self.k
 
     @property
     def tokens(self) -> int:
-        """Rows of the flattened input."""
+        """Number of rows of the flattened input."""
         return self.m * (self.batch or 1)
 
     @property
@@ -412,7 +428,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Spike(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One planted element; ``row`` and ``col`` wrap around, ``bits`` are of an fp32."""
+    """One planted element. ``row`` and ``col`` wrap around; ``bits`` is the pattern of an fp32."""
 
     tensor: TensorName
     row: Annotated[int, Meta(ge=0, le=1 << 20)]
@@ -421,10 +437,11 @@ class Spike(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Makes every tensor. All elements of a tensor are multiplied by 2^exponent of that tensor."""
+    """Determines every tensor. All elements of a tensor are multiplied by 2^exponent, which is a
+    field for each tensor."""
 
     regime: Regime = "wild"
-    #: Which GEMM a ladder is laid for.
+    #: The GEMM whose operands are ladder data.
     gemm: Gemm = "output"
     values: ValueClass = "gaussian"
     seed: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] = 0
@@ -432,12 +449,13 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weight_exponent: Exponent = 0
     grad_exponent: Exponent = 0
     spikes: Annotated[tuple[Spike, ...], Meta(max_length=16)] = ()
-    #: Which permutation, scaling or other transformation a relation tries; -1: as the seed says.
+    #: Selects the permutation, scaling or other transformation that a relation applies; -1: the
+    #: seed selects it.
     variant: Annotated[int, Meta(ge=-1, le=(1 << 32) - 1)] = -1
 
     @property
     def choice(self) -> int:
-        """What relations choose their transformation by."""
+        """The number by which relations select their transformation."""
         return self.seed if self.variant < 0 else self.variant
 
 
@@ -446,7 +464,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     spec: Spec
     data: DataSpec
-    #: What ran before it in the same process, where that matters: state that outlives a model.
+    #: Cases that ran before it in the same process, if state that outlives a model matters.
     history: Annotated[tuple[Case, ...], Meta(max_length=64)] = ()
     schema: int = SCHEMA
 
@@ -456,7 +474,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def id(self) -> str:
-        """Short hash of Spec, data and history, defaults left out: a later field changes no id."""
+        """Short hash of Spec, data and history without defaults, so that a new field changes no
+        id."""
         fields: list[Any] = [_given(self.spec), _given(self.data)]
         if self.history:
             fields.append([earlier.id for earlier in self.history])
@@ -464,12 +483,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def recipes(self) -> frozenset[str]:
-        """Names of the recipes that it and its history run."""
+        """Names of the recipes that the case and its history run."""
         return frozenset(case.spec.recipe for case in (self, *self.history))
 
 
 def dump_case(case: Case) -> bytes:
-    """Canonical JSON: keys in sorted order, no spaces, defaults left out."""
+    """Canonical JSON: sorted keys, no spaces, no fields that have their default."""
     return msgspec.json.encode(_of_case(case), order="sorted")
 
 
@@ -482,12 +501,12 @@ def _of_case(case: Case) -> dict[str, Any]:
 
 @functools.cache
 def fields_of(struct: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """As ``msgspec.structs.fields``, which reads the annotations anew each time: a millisecond."""
+    """``msgspec.structs.fields``, cached: it takes a millisecond to read the annotations."""
     return msgspec.structs.fields(struct)
 
 
 def _given(struct: msgspec.Struct) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
+    """The required fields, and those that differ from their defaults."""
     return {
         field.name: getattr(struct, field.name)
         for field in fields_of(type(struct))
@@ -521,7 +540,8 @@ def load_case(raw: bytes) -> Case:
 
 
 def _check_sizes(spec: Spec) -> None:
-    """A file may ask for no more of our models than is drawn of them."""
+    """Raise ValueError if a size is larger than any that is drawn for a shipped model; a user's own
+    model may be larger."""
     largest = LARGEST_OWN if title_of(spec.model) else LARGEST
     for name, size in (("m", spec.m), ("k", spec.k), ("n", spec.n)):
         if size > largest:
@@ -534,7 +554,7 @@ _NO_SUCH_VALUE = re.compile(r"Invalid enum value .* - at `\$\.(spec|data)\.(\w+)
 
 
 def _known(error: str) -> str:
-    """The values that a field has, where that is what the error is about."""
+    """Text that lists a field's valid values, if the error is about such a value; else ""."""
     found = _NO_SUCH_VALUE.search(error)
     if not found:
         return ""
@@ -548,9 +568,9 @@ class _Versioned(msgspec.Struct):
 
 
 def compile_key(spec: Spec) -> str:
-    """The part of a Spec whose cases share one built (and compiled) program.
+    """Hash of the part of a Spec whose cases share one built (and compiled) program.
 
-    All of it where shapes are static; a dynamic graph serves any number of rows.
+    With static shapes that is the whole Spec; a dynamic graph serves any number of rows.
     """
     if spec.dynamic:
         spec = msgspec.structs.replace(spec, m=0)

@@ -1,7 +1,7 @@
-"""Which events a model that a library has converted can play.
+"""Which events a converted model supports.
 
-The vocabulary is the one of a library's own layers. What a converted model has not is refused with
-the event and the reason.
+The events are the same as for a library's own layers. An event that converted models do not support
+is refused with its index and the reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from narrowfuzz.models.catalog import FIELDS_OF_LIBRARY, MODELS, takes_ids, unre
 
 
 def check_events(spec: Spec, *, autocasts: bool) -> None:
-    """Raise ValueError naming the first event that cannot come where it stands, or that a model of
-    this Spec cannot play; ``autocasts``: its recipe is drawn under autocast."""
+    """Raise ValueError naming the first event that is invalid at its place, or that a converted
+    model of this Spec does not support. ``autocasts``: its recipe is drawn under autocast."""
     if why := unregistered(spec.model):
         raise ValueError(why)
     if spec.layer:
@@ -36,7 +36,7 @@ def check_events(spec: Spec, *, autocasts: bool) -> None:
 
 
 def _not_wrapped(spec: Spec) -> str:
-    """Why this is not wrapped as the Spec says, "" where it is."""
+    """Why the Spec's checkpoint cannot wrap ``spec.wraps``; "" if it can."""
     if spec.wraps == "each":
         return "of a converted model it wraps the whole, or that and parts of it ('nested')"
     if not MODELS[spec.model].parts:
@@ -46,14 +46,14 @@ def _not_wrapped(spec: Spec) -> str:
 
 
 def not_reentrant(model: str, *, autocast: bool) -> str:
-    """Why this is not recomputed by the reentrant checkpoint, "" where it is."""
+    """Why the reentrant checkpoint cannot recompute this model; "" if it can."""
     if takes_ids(model):
         return "token ids carry no gradient, and it needs an input that does"
     return "its detached inputs are leaves, whose casts autocast keeps" if autocast else ""
 
 
 def _objection(spec: Spec, autocasts: bool, event: Event, standing: Standing) -> str:
-    """Why a model of this Spec cannot play the event there; "" if it can."""
+    """Why a model of this Spec does not support the event at this place; "" if it does."""
     ids = takes_ids(spec.model)
     match event:
         case Backward() | Step() if standing.regions:

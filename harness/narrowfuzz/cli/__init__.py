@@ -68,8 +68,8 @@ app.command()(reading.doctor)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point. A user's mistake is one sentence on stderr and exit code 2, one of ours is a
-    traceback and 3."""
+    """Entry point. A user's mistake gives one sentence on stderr and exit code 2, an error in
+    narrowfuzz a traceback and exit code 3."""
     try:
         with _old_names():
             code: Any = app(args=argv, standalone_mode=False)
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
     except (BrokenPipeError, SystemExit) as error:
         if not isinstance(error.__context__ or error, BrokenPipeError):  # rich raises SystemExit(1)
             raise
-        # whoever read the output has gone; what is left of it goes nowhere
+        # the reader of the output has gone; the rest of it is discarded
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OURS)
     except Exception:
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
 
 @contextmanager
 def _old_names() -> Iterator[None]:
-    """Python shows what is deprecated to few: whoever runs a command is told of each old name."""
+    """Print each use of a deprecated name once: Python hides most deprecation warnings."""
     shown: set[str] = set()
 
     def show(

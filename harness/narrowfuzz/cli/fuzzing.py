@@ -1,4 +1,4 @@
-"""Commands that fuzz: all that there is, a user's own model, two versions of a library."""
+"""Commands that fuzz: all recipes and models, a user's own model, two versions of a library."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def run(
     """
     given = typed(locals(), "no_ledger", "with_", "json")
     lay(with_ or ())
-    if not te_version:  # it is chosen first
+    if not te_version:  # a named version must be chosen first
         _start_early(device, plant)
     from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.main import run_command
@@ -250,5 +250,5 @@ def _start_early(device: str, plant: str) -> None:
 
 
 def _ended(json: bool, do: Callable[[], tuple[int, dict[str, Any]]]) -> int:
-    """The exit code of a campaign; the campaign itself tells people how it goes."""
+    """Run a campaign, which prints its own output; returns its exit code."""
     return told(json, do, lambda ended: None, lambda ended: ended[1])[0]

@@ -1,4 +1,4 @@
-"""Commands that measure narrowfuzz itself, and what torch's operators keep to."""
+"""Commands that measure narrowfuzz itself, and properties of torch's operators."""
 
 from __future__ import annotations
 

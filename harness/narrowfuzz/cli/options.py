@@ -1,4 +1,4 @@
-"""Options that several commands take, and what was typed for them."""
+"""Options that several commands share, and a helper that collects the typed ones."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ Database = Annotated[
 
 
 def typed(options: Mapping[str, Any], *apart: str) -> dict[str, Any]:
-    """What was typed, for the fields of a record that are called like a command's parameters: all
-    but what stands ``apart``. What was left out is the record's to decide."""
+    """The typed options, as values for the fields of a record that have the names of a command's
+    parameters, without those named in ``apart``. Omitted options keep the record's defaults."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in options.items()

@@ -1,4 +1,4 @@
-"""Commands that say what there is, and what cannot run here."""
+"""Commands that list and explain what narrowfuzz has, and report what cannot run here."""
 
 from __future__ import annotations
 

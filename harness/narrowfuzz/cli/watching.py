@@ -1,4 +1,4 @@
-"""The command around a training of the user's own."""
+"""The command that watches a user's own training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from narrowfuzz.cli.options import Out, typed
 
-#: Options behind the command are the command's own.
+#: Options after the watched command belong to that command.
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 

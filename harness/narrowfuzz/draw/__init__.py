@@ -1,2 +1,2 @@
-"""All that draws: Hypothesis strategies for Specs, trainings, layouts and data; their coverage.
-What a campaign draws next, ``campaign/generator.py`` decides."""
+"""Hypothesis strategies for Specs, trainings, layouts and data, and the coverage of their draws.
+``campaign/generator.py`` decides what a campaign draws next."""

@@ -1,4 +1,4 @@
-"""Strategies built once, as building one costs more than drawing from it; and examples of them."""
+"""Cached strategies, because building one costs more than drawing from it, and examples of them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 @lru_cache(maxsize=None, typed=True)  # 0 and False are different choices
 def sampled(*values: Any) -> st.SearchStrategy[Any]:
-    """sampled_from, built once."""
+    """``sampled_from``, cached."""
     return st.sampled_from(values)
 
 
 @cache
 def between(low: int, high: int) -> st.SearchStrategy[int]:
-    """integers, built once."""
+    """``integers``, cached."""
     return st.integers(low, high)
 
 
 def examples(strategy: st.SearchStrategy[T], count: int, number: int = 0) -> list[T]:
-    """So many examples, the same for the same number; the first is always the simplest one."""
+    """``count`` examples, the same for the same ``number``; the first is always the simplest."""
     found: list[T] = []
 
     @seed(number)

@@ -1,7 +1,7 @@
-"""Pairwise coverage: which recipe has met which model, rung, checkpoint, dtype and data class.
+"""Pairwise coverage: which recipe has run with which model, rung, checkpoint, dtype and data class.
 
-Most bugs of this field need two things to meet, so pairs are what a campaign counts. A pair that
-the generator cannot draw is not in the universe; one that it can and has not, is missing.
+Most bugs of this field need a combination of two features, so a campaign counts pairs. The universe
+contains only pairs that the generator can draw; those of them that have not been run are missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DIMENSIONS = ("recipe", "model", "rung", "checkpoint", "dtype", "data")
 
 
 def features(case: Case) -> tuple[Feature, ...]:
-    """One value of each dimension."""
+    """The value of this case in each dimension."""
     spec, data = case.spec, case.data
     return (
         ("recipe", spec.recipe),
@@ -42,8 +42,8 @@ def features(case: Case) -> tuple[Feature, ...]:
 
 
 def _rung(spec: Spec) -> str:
-    """The most expensive; in eager cases the one of PyTorch's own kernels, if it was climbed, and
-    that of ranks."""
+    """The rung that a Spec is counted for: that of ranks if it is sharded, else its ``compile``; if
+    eager, PyTorch's own kernels if they run, else eager."""
     if spec.sharded:
         return SHARDED.name
     if spec.compile != "none":
@@ -52,7 +52,8 @@ def _rung(spec: Spec) -> str:
 
 
 def pairs(case: Case) -> tuple[Pair, ...]:
-    """Every pair of features that meets in this case; what happens in it meets its recipe."""
+    """Every pair of features of this case; features of its training are paired only with its
+    recipe."""
     recipe = ("recipe", case.spec.recipe)
     met = tuple((recipe, ("schedule", name)) for name in sorted(story.features(case.spec)))
     return (*combinations(features(case), 2), *met)
@@ -66,8 +67,8 @@ def universe(
     sharded: bool = False,
     models: Sequence[str] = COMPOSED,
 ) -> frozenset[Pair]:
-    """All pairs that the generator can draw of these models; ``native``: on PyTorch's own kernels,
-    too; ``sharded``: on ranks."""
+    """All pairs that the generator can draw with these models; ``native``: also on PyTorch's own
+    kernels; ``sharded``: also on ranks."""
     converting, stateful = parted(recipes.values())
     playable = {recipe.name: _playable(recipe) for recipe in converting}
     playable |= {recipe.name: possible(recipe.carries()) for recipe in stateful}
@@ -84,15 +85,15 @@ def universe(
 
 
 def _playable(recipe: Recipe) -> frozenset[str]:
-    """Features that the training of a converted model may have under this recipe: an infinity of
-    one step alone where a loss is scaled, which nobody does to gradients in fp16."""
+    """Features that the training of a converted model may have under this recipe. An infinity in
+    one step is drawn only with loss scaling, which does not work with gradients in fp16."""
     scaled = set(recipe.dtypes) != {"fp16"}
     lacking = (set() if scaled else {"inf"}) | (set() if recipe.autocasts else story.OF_AUTOCAST)
     return story.OF_CONVERTED - lacking
 
 
 def _of_library(recipe: Recipe) -> frozenset[Pair]:
-    """Pairs of a library's own layers, on normal values in eager."""
+    """Pairs of a library's own layers, which run in eager on gaussian values."""
     carries = recipe.carries()
     values: dict[str, Sequence[str]] = {
         "recipe": [recipe.name],
@@ -106,7 +107,7 @@ def _of_library(recipe: Recipe) -> frozenset[Pair]:
 
 
 def _pairs(values: Mapping[str, Sequence[str]]) -> Iterator[Pair]:
-    """Any value of one dimension with any of another."""
+    """Every pair of values of two different dimensions."""
     return (
         ((one, a), (two, b))
         for one, two in combinations(DIMENSIONS, 2)
@@ -153,7 +154,7 @@ def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
 
 
 def _on_ranks(chosen: Mapping[str, str], recipes: Mapping[str, Recipe]) -> bool:
-    """Is what meets the ranks drawn on them?"""
+    """True if the other feature of a pair with the rung of ranks can be drawn on ranks."""
     shards = recipes[chosen["recipe"]].shards if "recipe" in chosen else ("fsdp",)
     if chosen.get("dtype", "bf16") not in ("bf16", "fp32") or chosen.get("data") == "ladder":
         return False
@@ -161,7 +162,7 @@ def _on_ranks(chosen: Mapping[str, str], recipes: Mapping[str, Recipe]) -> bool:
 
 
 def table(seen: Collection[Pair], whole: Collection[Pair]) -> list[tuple[str, int, int]]:
-    """(dimension x dimension, pairs seen, pairs there are), and their sum last."""
+    """Rows of (dimension x dimension, pairs seen, pairs in the universe); the last is their sum."""
     rows = []
     for one, two in (*combinations(DIMENSIONS, 2), ("recipe", "schedule")):
         there = [p for p in whole if (p[0][0], p[1][0]) == (one, two)]
@@ -171,5 +172,5 @@ def table(seen: Collection[Pair], whole: Collection[Pair]) -> list[tuple[str, in
 
 
 def missing(seen: Collection[Pair], whole: Iterable[Pair]) -> list[str]:
-    """The pairs nobody has run, as text."""
+    """The pairs that have not been run, as text."""
     return sorted(f"{a[1]} x {b[1]}" for a, b in whole if (a, b) not in seen)

@@ -1,8 +1,7 @@
-"""Hypothesis strategies for what happens to a library's own layers.
+"""Hypothesis strategies for schedules: the trainings of a library's own layers.
 
-Every drawn schedule is valid by construction and none is thrown away. What it is inclined to is
-drawn once, what happens is drawn event by event, and it shrinks to two steps of one forward and one
-backward.
+Every drawn schedule is valid by construction, and none is rejected. Its habits are drawn first,
+then its events one by one. It shrinks to two steps with one forward and one backward each.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from narrowfuzz.draw.stimulus import repair
 from narrowfuzz.draw.walk import Choose, Habits, walk
 from narrowfuzz.recipe.carries import Carries
 
-#: What a slice of a campaign may vary of a schedule; the rest keeps its simplest value.
+#: Factors of a schedule that a slice of a campaign may vary; others keep their simplest value.
 FACTORS = frozenset(
     {
         "caching",
@@ -41,16 +40,16 @@ FACTORS = frozenset(
 )
 
 
-#: Exponents of inputs and of gradients: in the first step, added with each step.
+#: (exponent in the first step, increment per step) of inputs or of output gradients.
 _TREND = ((0, 0), (0, 0), (0, 0), (0, -3), (0, -6), (4, -8), (0, 4), (-12, 0))
 _TRENDS = tuple(itertools.product(_TREND, _TREND))
-#: Steps of a training; one in twenty takes a single one, which is too few to judge a state by.
+#: Steps of a training. One in twenty takes a single step, which is too few to judge a state by.
 _STEPS = (*[2] * 11, *[3] * 6, *[4] * 2, 1)
-#: One schedule in so many runs outside every region.
+#: Whether a schedule has regions: one in 16 runs outside every region.
 _REGIONS = (*[True] * 15, False)
-#: Whether forwards without a graph come in between, and whether graphs are kept.
+#: (there are forwards without a graph in between, some graphs are retained for a second backward).
 _ODDITIES = (*[(False, False), (True, False)] * 2, (False, True), (True, True))
-#: Special values that one schedule may hold; each comes as often as it stands there.
+#: Special values that one schedule may contain, repeated by the weight of each.
 _SPECIAL: tuple[tuple[Stimulus, ...], ...] = (
     (),
     (),
@@ -61,8 +60,8 @@ _SPECIAL: tuple[tuple[Stimulus, ...], ...] = (
 )
 
 
-#: How many ranks a schedule runs on, each as often as it stands there. In processes it takes ten
-#: times as long.
+#: Numbers of ranks that a schedule runs on, repeated by weight; 0: one process. A run on ranks,
+#: which are processes, takes ten times as long.
 RARELY, ALWAYS = (*[0] * 57, 2, 2, 1), (2, 2, 1)
 
 
@@ -73,11 +72,12 @@ def schedules(
     vary: frozenset[str] = FACTORS,
     ranks: tuple[int, ...] = RARELY,
 ) -> st.SearchStrategy[Spec]:
-    """Specs of a recipe, but for their sizes: what ``carries`` allows, differing from the simplest
+    """Specs of a recipe, without their sizes: what ``carries`` allows, differing from the simplest
     in the factors of ``vary``.
 
-    All but one in twenty can exercise the state of the backward. ``ranks`` says how many they may
-    run on, where they may.
+    All use the state of the backward after it has changed, except those with a single step (one in
+    twenty) and those outside every region (one in 16). ``ranks``: the numbers of ranks to draw
+    from, if ``carries`` allows ranks.
     """
     return _built(recipe, carries, vary, ranks if carries.ranks else (0,))
 
@@ -93,7 +93,7 @@ def _built(
 def _schedules(
     draw: st.DrawFn, recipe: str, carries: Carries, vary: frozenset[str], ranks: tuple[int, ...]
 ) -> Spec:
-    # with nothing but nesting free, a walk still chooses among its moves
+    # even if only nesting may vary, a walk must choose among its moves
     free = vary | ({"moves"} if vary & {"events", "nesting"} else frozenset())
 
     def choose(factor: str, *values: Any) -> Any:
@@ -111,7 +111,8 @@ def _schedules(
 
 
 def _on_ranks(choose: Choose, spec: Spec, ranks: tuple[int, ...]) -> Spec:
-    """The Spec on so many ranks, each of which trains by itself, and what they share."""
+    """The Spec on a drawn number of ranks, each of which trains independently, and with a drawn
+    reduction of their amaxes."""
     data = choose("ranks", *ranks)
     if not data:
         return spec
@@ -121,7 +122,7 @@ def _on_ranks(choose: Choose, spec: Spec, ranks: tuple[int, ...]) -> Spec:
 
 
 def _model(choose: Choose, carries: Carries) -> dict[str, Any]:
-    """Every field that a library's layers add to a Spec, but its events."""
+    """Fields of a Spec that describe a model of a library's layers, without its events."""
     fields: dict[str, Any] = {
         "model": f"library_{choose('layer', *carries.layers)}",
         "layout": choose("layout", *carries.layouts),
@@ -150,7 +151,7 @@ def _checkpoints(carries: Carries) -> tuple[Any, ...]:
 
 @cache
 def _settings(carries: Carries) -> tuple[Settings, ...]:
-    """Every combination: one draw costs less than five."""
+    """Every combination of settings, so that one draw selects all five: that is faster."""
     formats: tuple[Literal["hybrid", "e4m3"], ...] = ("hybrid", "e4m3")
     return tuple(
         Settings(history=history, algorithm=algorithm, margin=margin, format=format_, fused=fused)

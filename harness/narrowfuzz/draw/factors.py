@@ -1,8 +1,9 @@
-"""``narrowfuzz list coverage``: of each factor of a Spec and its data, what is drawn and how often.
+"""``narrowfuzz list coverage``: which values of each factor of a Spec and its data are drawn, and
+how often.
 
-Counted in draws of the strategies that campaigns use, not read off their code: a value that the
-vocabulary has and no draw of a recipe brings is *not applicable*, where something says why, or a
-hole, listed as *not yet*. Pairs in which much went wrong are counted, too.
+They are counted in draws of the strategies that campaigns use, not derived from the code. A valid
+value that no draw of a recipe has is *not applicable* if a reason is known, else a hole, listed as
+*not yet*. Combinations in which many bugs were found are counted, too.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from narrowfuzz.draw.strategies import EXACT, WILD, cases
 from narrowfuzz.models.catalog import COMPOSED, MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
-#: Eager cases, and cases of each compiled rung, that are drawn of a recipe.
+#: Number of eager cases, and of cases of each compiled rung, that are drawn for a recipe.
 EAGER_DRAWS, COMPILED_DRAWS = 400, 160
 _LOT = 10
 _COMPILER = ("dynamic", "fullgraph", "memory_budget")
-#: Fields of a Spec with a few values, and what they are called where that says more.
+#: Fields of a Spec that have few values.
 _FIELDS = (
     "model",
     "dtype",
@@ -49,9 +50,9 @@ _FIELDS = (
     "threads",
     *_COMPILER,
 )
-#: Numbers of which any is as good as another above one.
+#: Values of numeric fields. Any number above one tests the same as another, so not all are listed.
 _NUMBERS = {"steps": (1, 2, 3, 5), "microbatches": (1, 2, 3)}
-#: Models that are counted by another field, too.
+#: (model, field): the values of this field are also counted for this model by itself.
 _PAIRS = tuple(
     (name, field)
     for name, model in MODELS.items()
@@ -62,13 +63,16 @@ _PAIRS = tuple(
 
 @dataclass(frozen=True)
 class _Factor:
-    """What is counted of a recipe's draws; ``why_not`` says of a value that it cannot come."""
+    """A factor that is counted in a recipe's draws."""
 
     name: str
+    #: The value of the factor in a case.
     of: Callable[[Case], str]
+    #: All values that it may have.
     vocabulary: tuple[str, ...]
-    #: The draws in which it is of any consequence.
+    #: True for the cases in which the factor has an effect; only these are counted.
     speaks: Callable[[Case], bool] = lambda case: True
+    #: Why a value is not applicable; "" if it is.
     why_not: Callable[[str], str] = lambda value: ""
 
 
@@ -94,7 +98,7 @@ def rows(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str, str, str, st
 
 
 def _factors(recipe: Recipe) -> Iterator[_Factor]:
-    # a library's own layers have more
+    # a library's own layers have more values than are drawn for converted models
     fewer = {
         "optimizer": Literal["sgd", "adamw"],
         "model": Literal[COMPOSED],
@@ -129,7 +133,7 @@ def _never(recipe: Recipe, feature: str) -> Callable[[str], str]:
 
 
 def _speaks(name: str) -> Callable[[Case], bool]:
-    """Is this field's value of any consequence in a case?"""
+    """Whether this field has an effect in a case."""
     return lambda case: name not in _COMPILER or case.spec.compile != "none"
 
 
@@ -138,7 +142,7 @@ def _is(model: str) -> Callable[[Case], bool]:
 
 
 def _left_out(recipe: Recipe, name: str) -> Callable[[str], str]:
-    """What the recipe itself says, and that autocast narrows nothing but fp32."""
+    """Why a value is not drawn: the reason that the recipe gives, or that autocast needs fp32."""
 
     def why(value: str) -> str:
         if (name, value) == ("autocast", "True") and "fp32" not in recipe.dtypes:
@@ -161,15 +165,15 @@ def _data(case: Case) -> str:
 
 
 def _values(name: str, hint: Any) -> tuple[Any, ...]:
-    """All values that a Spec's field may have."""
+    """The values of a Spec's field that should be drawn."""
     if name in _NUMBERS:
         return _NUMBERS[name]
     return (False, True) if hint is bool else get_args(hint)
 
 
 def _drawn(recipe: Recipe) -> Iterator[Case]:
-    """What is drawn of a recipe on every rung, in lots: Hypothesis draws variants of what it has
-    drawn before."""
+    """Draws of a recipe on every rung, in independent lots, because within one Hypothesis also
+    draws variants of its earlier draws."""
     for rung in get_args(Compile):
         draws = EAGER_DRAWS if rung == "none" else COMPILED_DRAWS
         for lot in range(draws // _LOT):

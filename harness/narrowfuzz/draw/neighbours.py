@@ -1,5 +1,5 @@
-"""Hypothesis strategies for what is near a case: its Spec with one or two fields as another draw of
-the same recipe and model has them, and data of its own."""
+"""Hypothesis strategies for neighbours of a case: its Spec with one or two fields of another draw
+of the same recipe and model, and other data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from narrowfuzz.draw.strategies import batches
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
-#: What a neighbour has as the case itself has it: what is tested, and where.
+#: Fields that a neighbour has in common with the case.
 _STAY = frozenset({"recipe", "backend", "model", "compile", "kernels"})
 _FIELDS = tuple(field.name for field in fields_of(Spec) if field.name not in _STAY)
 
 
 @st.composite
 def neighbours(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
-    """The Spec with one or two other fields; itself where no such can be played."""
+    """The Spec with one or two fields changed; unchanged if the recipe supports no such Spec."""
     other = draw(_others(spec, recipe))
     differing = [name for name in _FIELDS if getattr(other, name) != getattr(spec, name)]
     for _ in range(draw(between(1, 2)) if differing else 0):
@@ -34,7 +34,7 @@ def neighbours(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
 
 
 def _others(spec: Spec, recipe: Recipe) -> st.SearchStrategy[Spec]:
-    """What campaigns draw of this model, where it runs."""
+    """The strategy by which campaigns draw Specs of this model on the same rung."""
     if spec.sharded:
         return sharded_specs([recipe], (spec.model,))
     if MODELS[spec.model].kind == "operator":
@@ -44,7 +44,7 @@ def _others(spec: Spec, recipe: Recipe) -> st.SearchStrategy[Spec]:
 
 
 def _playable(spec: Spec, recipe: Recipe) -> Spec | None:
-    """The Spec with sizes that its ranks share; None if the recipe cannot play it."""
+    """The Spec with sizes that fit its model and ranks; None if the recipe does not support it."""
     try:
         spec = fitting(fixed(spec, recipe))
         recipe.check(spec)
@@ -54,12 +54,12 @@ def _playable(spec: Spec, recipe: Recipe) -> Spec | None:
 
 
 def near(case: Case, recipe: Recipe, *, draws: int) -> st.SearchStrategy[tuple[Case, ...]]:
-    """So many draws of the Spec of a neighbour."""
+    """Cases of one neighbour of the case, with ``draws`` different data."""
     return batches(neighbours(case.spec, recipe), draws=draws)
 
 
 def again(case: Case, *, draws: int) -> tuple[Case, ...]:
-    """The case itself, and its data with other seeds."""
+    """``draws`` cases: the case itself, and the same with other seeds of its data."""
     return tuple(
         msgspec.structs.replace(
             case, data=msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)

@@ -1,7 +1,7 @@
 """Hypothesis strategies for sharded Specs: how a model is laid out over ranks.
 
-What is drawn is what PyTorch and the recipe's library say that they run: rows that the ranks share
-evenly, as data loaders deal them, and parameters of any size.
+Only what PyTorch and the recipe's library document as supported is drawn: rows that divide evenly
+over the ranks, as data loaders distribute them, and parameters of any size.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from narrowfuzz.draw.specs import scaled, specs
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
-#: What may vary of a Spec that is sharded.
+#: Factors that may vary in a sharded Spec.
 FACTORS = frozenset({"backend", "batch", "bias", "checkpoint", "dims", "dtype", "model", "shape"})
-#: Data-parallel and tensor-parallel ranks, as often. What later steps leave is judged to the bit of
-#: one rank alone.
+#: (data-parallel, tensor-parallel) ranks, repeated by weight. Layouts with a single rank are drawn
+#: because only on these are the results of later steps judged to the bit.
 _LAYOUTS = (
     (2, 0),
     (2, 0),
@@ -40,12 +40,12 @@ _LAYOUTS = (
     (2, 2),
     (1, 2),
 )
-#: As often as they are drawn: DTensor has no fused SGD, and momentum before the first step is not
-#: saved as what it is (the ledger's dcp-optimizer-begins-at-step-one).
+#: Optimizers, repeated by weight. DTensor has no fused SGD, and momentum before the first step is
+#: not saved correctly (the known issue dcp-optimizer-begins-at-step-one).
 _OPTIMIZERS = ("sgd", "sgd", "adamw", "adamw", "adamw_foreach", "adamw_fused")
-#: Steps, and microbatches of each, of scales that the next step uses.
+#: (steps, microbatches), repeated by weight, if scales are precomputed for the next step.
 _STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
-#: The same of DDP, which adds up what microbatches before the last have accumulated.
+#: The same for DDP, which reduces what the microbatches before the last have accumulated.
 _ACCUMULATED = ((1, 1), (2, 1), (1, 2), (2, 2))
 #: Models besides the linear that are drawn on ranks.
 SHARDABLE = tuple(name for name in MODELS if name != "linear" and layouts(name, get_args(Shards)))
@@ -60,8 +60,8 @@ def sharded_specs(
     largest: int = 64,
     gpus: int = 0,
 ) -> Spec:
-    """A Spec of one of ``recipes``, laid out over ranks in a way that its recipe shards, or in one
-    that asks nothing of it. With so many ``gpus`` ranks are processes, and each has its own."""
+    """A Spec of one of ``recipes``, in a layout that its recipe supports, or that needs no support
+    by a recipe. If ``gpus`` is not 0, ranks are processes, and each has a GPU to itself."""
     plain = [recipe for recipe in recipes if not recipe.models_of]
     most = gpus or MOST_RANKS
     asked = models or ("linear",)
@@ -82,11 +82,11 @@ def sharded_specs(
     if steps > 1:
         sharding = draw(_resumed(spec, recipe, sharding, most))
     compiled = draw(sampled(*compiles))
-    # states in few bits cannot be copied (the ledger's low-bit-state-cannot-be-copied)
+    # low-bit states cannot be copied (the known issue low-bit-state-cannot-be-copied)
     low_bit = steps > 1 and not (compiled or sharding.resumes or recipe.models_of)
     alone = [name for name in LOW_BIT if not (sharding.replicas and name.endswith("_rounded"))]
     optimizer = draw(sampled(*_OPTIMIZERS, *(alone if low_bit else ())))
-    if optimizer in LOW_BIT:  # of fewer elements on a rank they keep plain moments
+    if optimizer in LOW_BIT:  # with fewer elements on a rank, torchao stores plain moments
         spec = msgspec.structs.replace(spec, k=128, n=128)
     return fitting(
         msgspec.structs.replace(
@@ -107,7 +107,7 @@ def sharded_specs(
 def _meshed(
     draw: st.DrawFn, recipe: Recipe, models: tuple[ModelName, ...], largest: int, most: int
 ) -> Spec:
-    """A Spec whose sharding says how many ranks share its rows and its linears, and no more."""
+    """A Spec whose sharding has numbers of data- and tensor-parallel ranks, and nothing else."""
     fit = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
     data, tensor = draw(sampled(*(lay for lay in fit if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
@@ -116,7 +116,7 @@ def _meshed(
     if with_experts := tuple(m for m in these if MODELS[m].experts):
         these = draw(sampled(*[these] * 3, with_experts))
     spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
-    if spec.dtype == "fp16":  # its gradients are divided before they are added
+    if spec.dtype == "fp16":  # FSDP divides fp16 gradients before it adds them
         spec = msgspec.structs.replace(spec, dtype="bf16")
     if not _laid(spec.model, data, tensor):
         spec = msgspec.structs.replace(spec, model="linear")
@@ -124,8 +124,8 @@ def _meshed(
 
 
 def _laid(model: ModelName, data: int, tensor: int) -> bool:
-    """Is there a plan for this model on so many ranks? Experts have theirs beside data-parallel
-    ones, in one part or two."""
+    """True if the model can be laid out over these ranks. Experts can be split over one or two
+    tensor-parallel ranks, if there are data-parallel ranks as well."""
     row = MODELS[model]
     return bool(not tensor or row.shared or (row.experts and data and tensor <= 2))
 
@@ -134,7 +134,7 @@ def _laid(model: ModelName, data: int, tensor: int) -> bool:
 def _options(
     draw: st.DrawFn, spec: Spec, recipe: Recipe, most: int, *, processes: bool
 ) -> Sharding:
-    """The Spec's sharding with what FSDP, tensor parallelism and experts leave to choose."""
+    """The Spec's sharding with drawn options of FSDP or DDP, tensor and expert parallelism."""
     data, tensor = spec.sharding.data, spec.sharding.tensor
     replicated = data and not (tensor or MODELS[spec.model].package)
     if replicated and draw(sampled(*[False] * 4, True)):
@@ -175,9 +175,9 @@ def _options(
 def _resumed(
     draw: st.DrawFn, spec: Spec, recipe: Recipe, sharding: Sharding, most: int
 ) -> Sharding:
-    """The sharding with the one on which its training resumes, if it does."""
+    """The sharding with a drawn value of ``resumes``."""
     resumes = draw(sampled("", "", "", *_resumes(spec.model, recipe, sharding)))
-    # of three ranks' pieces two ranks read parts; of two ranks' one reads both whole
+    # from three to two, ranks load parts of shards; from two to one, the rank loads whole shards
     two = (sharding.data, sharding.groups, sharding.replicas, sharding.tensor) == (2, 2, 0, 0)
     three = two and resumes == "fewer" and most > 2 and _shards(recipe, 3, 0)
     ranks = draw(sampled(2, 3)) if three else sharding.data
@@ -194,7 +194,7 @@ def laid_out(
     largest: int,
     most: int,
 ) -> Spec:
-    """A Spec that is laid out so, with what its record says that is drawn."""
+    """A Spec in this layout, with drawn values of the fields in ``layout.drawn``."""
     able, linears = tuple(filter(layout.takes, models)), layout.takes("linear")
     spec = draw(specs(recipes, vary=FACTORS, models=able, largest=largest, linears=linears))
     chosen: dict[str, Any] = {}
@@ -231,7 +231,7 @@ def _shards(recipe: Recipe, data: int, tensor: int) -> bool:
 
 
 def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str, ...]:
-    """The layouts on which such a training may resume."""
+    """The values of ``Sharding.resumes`` that are possible with this sharding."""
     able = MODELS[model].shared and not MODELS[model].laid
     both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
     fewer = ("fewer",) if sharding.data > 1 and not (sharding.experts and sharding.tensor) else ()
@@ -240,7 +240,8 @@ def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str,
 
 
 def _sharing(experts: int, data: int, replicas: int, most: int) -> tuple[int, ...]:
-    """How many ranks in a row may share so many experts, of at most so many ranks."""
+    """The numbers of consecutive ranks that may share the experts, with at most ``most``
+    data-parallel ranks in all."""
     group = max(replicas, 1)
     return tuple(
         n for n in (2, 3, 4) if n <= experts and experts % n == 0 and up(data, n * group) <= most

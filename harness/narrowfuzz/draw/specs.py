@@ -1,7 +1,7 @@
-"""Hypothesis strategies for Specs: what is built, and maybe compiled.
+"""Hypothesis strategies for Specs: the model that is built, and maybe compiled.
 
-Sizes are "multiple of q plus remainder", so aligned and misaligned dimensions both occur;
-deliberate nastiness (misalignment, empty dimensions) sits behind a branch of its own.
+Sizes are a multiple of q plus a remainder, so both aligned and misaligned dimensions occur.
+Deliberately awkward shapes (misaligned, empty dimensions) are drawn in a branch of their own.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from narrowfuzz.recipe.recipe import Recipe
 
 @st.composite
 def sizes(draw: st.DrawFn, alignment: int, *, aligned: bool, largest: int) -> int:
-    """A dimension: q * multiple (+ remainder where ``aligned`` is False)."""
+    """A dimension: q * multiple, plus a remainder unless ``aligned``."""
     grids = [q for q in (32, 128) if q % alignment == 0 and q <= largest]
     q = draw(sampled(alignment, *grids))
-    # of a grid as wide as what is large some must have several
+    # a wide alignment may exceed ``largest``, but some dimensions must have several multiples of it
     multiple = draw(between(1, max(3 if alignment > 64 else 1, largest // q)))
     if aligned:
         return q * multiple
@@ -51,7 +51,7 @@ def _sizes(alignment: int, aligned: bool, largest: int) -> st.SearchStrategy[int
     return sizes(alignment, aligned=aligned, largest=largest)
 
 
-#: What a slice of a campaign may vary; the rest keeps its simplest value.
+#: Factors that a slice of a campaign may vary; others keep their simplest value.
 FACTORS = frozenset(
     {
         "attention",
@@ -74,11 +74,11 @@ FACTORS = frozenset(
     }
 )
 
-#: What may vary of a single linear, trained once: there every relation may apply.
+#: Factors that may vary for a single linear that runs once, to which every relation may apply.
 DIRECT = FACTORS - {"autocast", "grad_mode", "lifecycle", "model", "schedule"}
 
-#: Models but the linear, as often as they are drawn; and those that are compiled with partial
-#: recompute, as often.
+#: Names of all models except the linear and single operators, repeated by the weight with which
+#: they are drawn; and the same for models that are compiled with partial recompute.
 WIDE = tuple(
     name
     for times in (0, 1)
@@ -87,15 +87,15 @@ WIDE = tuple(
 )
 FRAGILE = tuple(name for times in (0, 1) for name, model in MODELS.items() if model.fragile > times)
 
-#: Models of which one forward takes as long as ten of others.
+#: Models whose forward takes about ten times as long as that of others.
 _LONG = frozenset(name for name, model in MODELS.items() if model.fragile)
 
-#: Steps, and microbatches of each.
+#: (steps, microbatches).
 _SCHEDULES = ((2, 1), (1, 2), (3, 1), (1, 3), (5, 1), (2, 2), (3, 2), (2, 3))
 
 
 class _Choices:
-    """Draws of a Spec's factors; those that stand still keep their first value."""
+    """Draws values of a Spec's factors; a factor that may not vary has its first value."""
 
     def __init__(self, draw: st.DrawFn, vary: frozenset[str]) -> None:
         self.draw, self.vary = draw, vary
@@ -116,10 +116,10 @@ def specs(
     models: tuple[ModelName, ...] = WIDE,
     linears: bool = True,
 ) -> Spec:
-    """A Spec of one of ``recipes``, differing from the simplest one in the factors it may vary.
+    """A Spec of one of ``recipes``, differing from the simplest one in the factors of ``vary``.
 
-    ``wild_shapes`` allows misaligned and empty dimensions, of which compiled Specs have few.
-    ``models`` are those besides the linear; without ``linears`` it is one of them.
+    ``wild_shapes`` allows misaligned and empty dimensions, which compiled Specs rarely have.
+    ``models`` are drawn besides the linear, or in place of it unless ``linears``.
     """
     choose = _Choices(draw, vary)
     if compile != "none":
@@ -128,7 +128,7 @@ def specs(
     linears = linears and recipe.takes("linear")
     models = tuple(name for name in models if recipe.takes(name)) or models
     backends = [b for b in recipe.backends if compile == "none" or b not in recipe.eager]
-    # half of all Specs are a single linear: it is judged by the most rules
+    # half of all Specs are a single linear, because most rules apply to it
     wide = not linears or choose("model", False, True)
     model: ModelName = draw(sampled(*models)) if wide else "linear"
     fields = _shape(choose, recipe, wide, wild_shapes, largest)
@@ -151,7 +151,7 @@ def specs(
         **fields,
     )
     spec = _on_grid(fixed(spec, recipe), recipe)
-    # there are regions only where a recipe runs under autocast
+    # more events where there may be autocast regions, and fewer for slow models
     rarely = 20 if model in _LONG else 5 if recipe.autocasts and spec.dtype == "fp32" else 9
     if spec.trains and not spec.scheduled and choose("schedule", *[False] * rarely, True):
         spec = draw(trained(spec, recipe))
@@ -161,26 +161,26 @@ def specs(
         crawls = _crawls(recipe, spec)
         kernels: Kernels = draw(sampled(*_SLOW if crawls else _USUAL))
         if crawls and spec.events:
-            kernels = "native"  # a training multiplies a hundred times
+            kernels = "native"  # a training has about a hundred GEMMs
         return msgspec.structs.replace(spec, kernels=kernels)
     return spec
 
 
 def _on_grid(spec: Spec, recipe: Recipe) -> Spec:
-    """The same Spec with dimensions as its backend wants them, where its recipe would have it so
-    at all."""
+    """The Spec with every dimension that has the recipe's alignment enlarged to a multiple that its
+    backend requires; misaligned dimensions stay."""
     grid = recipe.multiples.get(spec.backend, recipe.alignment)
     if grid == recipe.alignment:
         return spec
     rows = {"m": spec.tokens, "k": spec.k, "n": spec.n}
     fits = [name for name, size in rows.items() if not size % recipe.alignment]
-    # twice as large, for the largest that is drawn may be one of these alone
+    # doubled: otherwise even the largest size that is drawn may be a single multiple of the grid
     wider = {name: -(-2 * getattr(spec, name) // grid) * grid for name in fits}
     return msgspec.structs.replace(spec, **wider)
 
 
 def fixed(spec: Spec, recipe: Recipe) -> Spec:
-    """The same Spec, but for what its model leaves no choice of."""
+    """The Spec with the fields that its model prescribes (``Model.fixed``)."""
     given = MODELS[spec.model].fixed
     if not given:
         return spec
@@ -193,7 +193,7 @@ def fixed(spec: Spec, recipe: Recipe) -> Spec:
 
 @st.composite
 def trained(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
-    """The same Spec, whose model is trained by drawn events."""
+    """The Spec with a training of drawn events."""
 
     def choose(factor: str, *values: Any) -> Any:
         return draw(sampled(*values)) if len(values) > 1 else values[0]
@@ -212,8 +212,8 @@ def trained(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
 
 
 def optimizers(model: ModelName, dtype: Dtype) -> st.SearchStrategy[Optimizer]:
-    """Mostly the plain ones; of shipped models others, too. In 16 bits a CPU's fused SGD hides what
-    else is wrong."""
+    """Mostly plain SGD and AdamW; for shipped models also others. Fused SGD is drawn only in fp32,
+    because in 16 bits the known issue fused-sgd-skips-blocks hides other faults."""
     found: list[Optimizer] = ["sgd", "adamw"] * 3
     if model not in MODELS or not MODELS[model].own:
         found += ["sgd_momentum", "adam_foreach", "adam_fused", "adamw_fused"]
@@ -222,22 +222,23 @@ def optimizers(model: ModelName, dtype: Dtype) -> st.SearchStrategy[Optimizer]:
 
 
 def scaled(dtype: Dtype, often: int = 1) -> st.SearchStrategy[LossScaling]:
-    """How the loss is scaled: by GradScaler ``often`` in four times, but not in fp16, the gradients
-    of which it refuses."""
+    """How the loss is scaled: in ``often`` of four draws by GradScaler; not in fp16, because
+    GradScaler refuses fp16 gradients."""
     how: LossScaling = "none" if dtype == "fp16" else "grad_scaler"
     return sampled(*["none"] * (4 - often), *[how] * often)
 
 
 def clipped(model: ModelName) -> st.SearchStrategy[Clipping]:
-    """How gradients of a shipped model are clipped, in three of five trainings."""
+    """How gradients are clipped: in three of five trainings of a shipped model, never for a user's
+    own."""
     shipped = model not in MODELS or not MODELS[model].own
     return sampled("none", *("norm", "none", "norm_inf", "value") * shipped)
 
 
 @st.composite
 def overflowing(draw: st.DrawFn, events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """The same events, but in half of the draws one backward meets an infinite gradient, so that
-    its step is skipped and others are not. It is mostly the first: scales begin too large."""
+    """The events; in half of the draws one backward has an infinite output gradient, so that its
+    step is skipped and others are not. It is mostly the first, because scales start too large."""
     backwards = [i for i, event in enumerate(events) if isinstance(event, Backward)]
     if not backwards or draw(sampled(False, True)):
         return events
@@ -253,15 +254,15 @@ def trainings(draw: st.DrawFn, recipes: Sequence[Recipe]) -> Spec:
     return draw(trained(spec, next(r for r in recipes if r.name == spec.recipe)))
 
 
-#: Whose kernels multiply, as often as their cost allows: relations run again on the first of
-#: ``both`` only, so PyTorch's own are drawn alone, too.
+#: Values of ``Spec.kernels``, repeated by a weight that depends on their cost. With "both",
+#: relations run only on oneDNN's kernels, so "native" is drawn, too.
 _USUAL: tuple[Kernels, ...] = (*("default",) * 4, "both", "native")
 _SLOW: tuple[Kernels, ...] = (*("native",) * 6, "both", "default")
 
 
 def _crawls(recipe: Recipe, spec: Spec) -> bool:
-    """Does this machine's oneDNN take so long for a multiply of these codes that PyTorch's own
-    kernels see many more cases?"""
+    """True if oneDNN on this machine is so slow for GEMMs of these codes that many more cases can
+    be run on PyTorch's own kernels."""
     gemms = recipe.plan(spec).gemms.values()
     taken = [gemm for gemm in gemms if gemm.quantised and not gemm.dequantise_to]
     by_tensor = any(gemm.a.granularity == gemm.b.granularity == "tensor" for gemm in taken)
@@ -277,14 +278,15 @@ def partly_recomputed(
     vary: frozenset[str] = FACTORS,
     blocks: tuple[ModelName, ...] = FRAGILE,
 ) -> Spec:
-    """A Spec of a block that Inductor compiles and recomputes but for its attention: what it fuses
-    otherwise in backward, it computes otherwise."""
+    """A Spec of a block that Inductor compiles with a selective checkpoint, which recomputes all
+    but attention and some matmuls. What Inductor fuses differently in the recompute gets other
+    values than in the forward."""
     some = specs(
         recipes, compile="inductor", largest=largest, vary=vary, models=blocks, linears=False
     )
     spec = draw(some)
     recipe = next(r for r in recipes if r.name == spec.recipe)
-    # fp32 is rounded nowhere, and only the flash kernel keeps statistics
+    # in fp32, fusing omits no rounding; and only the flash kernel saves statistics
     dtype = next((d for d in recipe.dtypes if d != "fp32"), spec.dtype)
     return msgspec.structs.replace(
         spec,
@@ -307,7 +309,7 @@ def of_rung(
     largest: int = 64,
     vary: frozenset[str] = FACTORS,
 ) -> Spec:
-    """All that is worth running on a rung: on Inductor some blocks are recomputed in part."""
+    """A Spec for a rung. On Inductor, one in four is a block that is partly recomputed."""
     if compile == "inductor" and "model" in vary and draw(sampled(False, False, False, True)):
         return draw(partly_recomputed(recipes, largest=largest, vary=vary))
     return draw(specs(recipes, compile=compile, largest=largest, vary=vary))
@@ -331,7 +333,7 @@ def _shape(
 
 
 def _training(choose: _Choices, recipe: Recipe, model: ModelName) -> dict[str, Any]:
-    """In which precision and mode it runs, and for how many steps."""
+    """Precision, mode, checkpoint, attention, and the number of steps with their optimizer."""
     dtype = choose("dtype", *recipe.dtypes)
     grad_mode = choose("grad_mode", *["train"] * 9, "no_grad", "inference")
     checkpoint = choose("checkpoint", "none", "none", "full", "reentrant", "selective")
@@ -354,7 +356,7 @@ def _training(choose: _Choices, recipe: Recipe, model: ModelName) -> dict[str, A
 
 
 def _dims(draw: st.DrawFn, recipe: Recipe, misaligned: bool, largest: int) -> dict[str, int]:
-    """m, k and n; where ``misaligned``, some of them off the grid, often one of them 0 or 1."""
+    """m, k and n. If ``misaligned``, some of them have no alignment, and often one is 0 or 1."""
     dims: dict[str, int] = {}
     for name in ("m", "k", "n"):
         off = misaligned and draw(sampled(False, True))

@@ -1,8 +1,8 @@
-"""Can a schedule show a fault of the backward's state, and what does one exercise?
+"""Whether a schedule can reveal a fault in the backward's state, and which features it exercises.
 
-A state that moved once has not been used: the first gradient is cast with the scale that the state
-began with. It takes a finite gradient that is not zero, an optimizer step, then another gradient
-that reaches the same layers.
+A state that has changed only once has not been used: the first gradient is cast with the initial
+scale. To reveal a fault takes a finite nonzero gradient, an optimizer step, and then another
+gradient that reaches the same layers.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from narrowfuzz.case.features import FEATURES, features
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.recipe.carries import Carries
 
-#: Room for what a repair appends, below the 64 events that a schedule may have.
+#: A repair cuts a schedule to this number of events, so that with the events it appends there are
+#: at most 64.
 _ROOM = 40
 
 
 def census(spec: Spec) -> frozenset[str]:
-    """The features that a schedule has; ``weak`` where its stimulus is too poor."""
+    """The features of a schedule, and ``weak`` if ``weakness`` finds any."""
     return features(spec) | ({"weak"} if weakness(spec) else set())
 
 
 def possible(carries: Carries) -> frozenset[str]:
-    """The features that schedules of a recipe with these abilities may have."""
+    """The features that schedules of a recipe with these capabilities may have."""
     lacking = {
         "checkpoint": not carries.checkpoints,
         "nested checkpoints": not carries.checkpoints,
@@ -52,19 +53,19 @@ def possible(carries: Carries) -> frozenset[str]:
 
 
 def histogram(schedules: Iterable[Spec]) -> dict[str, float]:
-    """The share of schedules that has each feature, ``weak`` among them."""
+    """The share of the schedules that have each feature, including ``weak``."""
     found = [census(spec) for spec in schedules]
     seen = Counter(name for features in found for name in features)
     return {name: seen[name] / max(len(found), 1) for name in (*FEATURES, "weak")}
 
 
 def weakness(spec: Spec) -> str:
-    """Why the state of the backward is never used after it moved; "" if it is."""
+    """Why the state of the backward is never used after it changed; "" if it is."""
     standing = Standing()
     narrow: dict[int, Forward] = {}
     inf = False
-    moved: set[int] = set()  # branches whose gradients' state moves at the next step
-    ready: set[int] = set()  # ... has moved
+    moved: set[int] = set()  # branches whose backward state changes at the next step
+    ready: set[int] = set()  # branches whose backward state has changed
     seen = Counter[str]()
     for event in spec.events:
         match event:
@@ -82,7 +83,7 @@ def weakness(spec: Spec) -> str:
                 seen["nonzero"] += bool(paths)
                 if not inf:
                     moved |= paths
-            case Step() if inf:  # the weights are no numbers from here on
+            case Step() if inf:  # the weights are not finite from here on
                 break
             case Step():
                 ready |= moved
@@ -101,7 +102,8 @@ def weakness(spec: Spec) -> str:
 
 
 def repair(spec: Spec) -> Spec:
-    """The schedule with the fewest events changed or added so that ``weakness`` is ""."""
+    """The schedule with one event changed, or if that is not enough some appended, so that
+    ``weakness`` is ""."""
     if not weakness(spec):
         return spec
     for candidate in _candidates(spec.events):
@@ -112,7 +114,8 @@ def repair(spec: Spec) -> Spec:
 
 
 def _candidates(events: tuple[Event, ...]) -> Iterator[tuple[Event, ...]]:
-    """One event changed, then a step appended, then two; without infinities if it must be."""
+    """The events with one of them changed; then with one step appended, or two; then the same
+    without infinities."""
     for i in range(len(events)):
         for other in _stronger(events[i]):
             yield repaired((*events[:i], other, *events[i + 1 :]))
@@ -124,7 +127,7 @@ def _candidates(events: tuple[Event, ...]) -> Iterator[tuple[Event, ...]]:
 
 
 def _stronger(event: Event) -> Iterator[Event]:
-    """The event with tamer values, or on the other branch."""
+    """The event with gaussian values, or on the first branch."""
     if isinstance(event, Forward | Backward) and event.values in ("zero", "inf"):
         yield msgspec.structs.replace(event, values="gaussian")
     if isinstance(event, Forward) and event.path:
@@ -138,12 +141,13 @@ def _finite(event: Event) -> Event:
 
 
 def _paths(events: Sequence[Event]) -> tuple[int, ...]:
-    """The branches that run, the first one at least."""
+    """The branches that run; the first one always counts."""
     return tuple(sorted({0} | {e.path for e in events if isinstance(e, Forward)}))
 
 
 def _with_step(events: tuple[Event, ...], path: int) -> tuple[Event, ...]:
-    """What waits is used and the step taken; then a gaussian forward in a region, and backward."""
+    """The events, followed by backwards for all graphs that wait, a step, a gaussian forward in an
+    enabled region and its backward."""
     standing = Standing()
     for event in events:
         standing.take(event)

@@ -1,8 +1,8 @@
-"""Hypothesis strategies for cases: a Spec with its data, or with a schedule. The numbers that a
-DataSpec stands for are made in ``case/data.py``.
+"""Hypothesis strategies for cases: a Spec with its data, or with a schedule. ``case/data.py`` makes
+the tensors of a DataSpec.
 
-A Spec is drawn rarely (it is built, maybe compiled), its DataSpecs often. Spikes sit behind a
-branch of their own.
+A Spec is drawn rarely, because it must be built and maybe compiled; its DataSpecs are drawn often.
+Spikes are drawn in a branch of their own.
 """
 
 from __future__ import annotations
@@ -39,27 +39,29 @@ WILD: tuple[ValueClass, ...] = (
     "inf_nan",
 )
 
-#: Of an operator alone, as well: equal numbers, at which sums stall, and rows of which softmax
-#: picks one key.
+#: Value classes of a single operator: also equal numbers, at which sums stall, and rows for which
+#: softmax selects one key. Repeated by weight.
 OF_OPERATORS: tuple[ValueClass, ...] = (*WILD, "equal", "equal", "outlier_rows", "aligned")
 
-#: What a step is skipped for, as often as all of them.
+#: The class for which steps are skipped, with the weight of all classes together.
 _INFINITE = len(WILD) * cast("tuple[ValueClass, ...]", ("inf_nan",))
 
-#: Regimes of one linear that runs once, whose sums are judged to the bit.
+#: Regimes whose sums are judged to the bit; only a single linear that runs once has them.
 EXACT: tuple[Regime, ...] = ("lattice", "ladder")
 
-#: Percent of the Specs of a single linear that get ladder data: where the device accumulates in
-#: fp32, and where it does not. Such a Spec has fewer draws than others, so the cases are fewer
-#: still.
+#: Percentage of the Specs of a single linear that get ladder data: if the device accumulates in
+#: fp32, and if it does not. Such a Spec has fewer draws than others, so the share of cases is
+#: smaller still.
 RARELY, OFTEN = 8, 75
-#: Draws of an eager one: each has as many rungs as elements, and other shapes split K otherwise.
+#: Number of draws of data for an eager Spec with ladder data: every element is a rung, so few are
+#: enough, and another shape, which splits K differently, shows more than another draw.
 _LADDER_DRAWS = 2
-#: Draws of an eager one with events: each takes as long as many that run once.
+#: Number of draws of data for an eager Spec with events: one takes as long as many single runs.
 _TRAINING_DRAWS = 2
-#: Products of a sum that a ladder is laid in: up to four runs between promotions.
+#: Numbers of products in a sum of ladder data, repeated by weight: up to four runs between
+#: promotions.
 _LENGTHS = (32, 64, 128, 160, 256, 256, 384, 384, 384, 512, 512, 512)
-#: Other sizes of such a Spec at most, as far as they may shrink: rungs need no more rows.
+#: Size to which the other two dimensions are reduced, up to alignment: more rungs are not needed.
 _LADDER_ROWS = 64
 
 #: fp32 patterns worth planting: Inf, NaN, extremes, and neighbours of 448 and of powers of two,
@@ -87,7 +89,8 @@ SPIKES = (
 )
 
 
-#: Inf and NaN; and numbers of which a sum is infinite as soon as a factor is above one.
+#: Inf and NaN; and the same with numbers so large that their products with a factor above one
+#: overflow.
 SPECIAL, OVERFLOWING = SPIKES[:3], SPIKES[:6]
 
 
@@ -113,8 +116,9 @@ def data_specs(
     classes: tuple[ValueClass, ...] = WILD,
     special: tuple[str, ...] = SPECIAL,
 ) -> DataSpec:
-    """Half lattice (where the model allows it), half wild, of these value classes, with these
-    special values. Exponent windows stay where products neither over- nor underflow."""
+    """Half lattice (if ``lattice``), half wild data of these value classes; ``special`` are the
+    patterns of the first spike of inf_nan. The exponents are small enough that products neither
+    over- nor underflow."""
     seed = draw(between(0, 2**32 - 1))
     exponents: dict[str, Any] = {
         f"{name}_exponent": draw(sampled(0, 0, 1, -3, 7, -9))
@@ -135,7 +139,7 @@ def data_specs(
 
 @st.composite
 def ladder_specs(draw: st.DrawFn, gemm: Gemm) -> DataSpec:
-    """Ladder data of one GEMM; the exponents leave every product and its last bits in range."""
+    """Ladder data for one GEMM. The exponents keep every product and its last bits in range."""
     return DataSpec(
         regime="ladder",
         gemm=gemm,
@@ -160,12 +164,12 @@ def _ladder_lists(draws: int, gemm: Gemm) -> st.SearchStrategy[list[DataSpec]]:
 
 
 def rarely(spec: Spec) -> int:
-    """For a device that adds in fp32, or in nobody knows which way."""
+    """Percentage of ladder data for a device that accumulates in fp32, or in an unknown way."""
     return RARELY
 
 
 def often(spec: Spec) -> int:
-    """For a device that is known to add otherwise."""
+    """Percentage of ladder data for a device that is known not to accumulate in fp32."""
     return OFTEN
 
 
@@ -173,8 +177,8 @@ def often(spec: Spec) -> int:
 def _grounds(
     draw: st.DrawFn, specs: st.SearchStrategy[Spec], ladders: Callable[[Spec], int]
 ) -> tuple[Spec, Gemm | None]:
-    """A Spec and None, or, for ladder data, the Spec resized so that one GEMM's sums are about as
-    long as the drawn length, and that GEMM."""
+    """A Spec and None; or, for ladder data, a Spec resized so that the sums of one GEMM have about
+    a drawn length, and that GEMM."""
     spec = draw(specs)
     if not spec.direct or spec.sharded or draw(between(0, 99)) < 100 - ladders(spec):
         return spec, None
@@ -183,7 +187,7 @@ def _grounds(
 
 
 def resized_for_ladder(spec: Spec, gemm: Gemm, length: int) -> Spec:
-    """The Spec with about so many products in each sum of this GEMM, and few rows.
+    """The Spec with about ``length`` products in each sum of this GEMM, and few rows.
 
     Alignment is kept: a size that is a multiple of 16, 32 or 128 stays one, and one that is not
     stays misaligned.
@@ -194,7 +198,7 @@ def resized_for_ladder(spec: Spec, gemm: Gemm, length: int) -> Spec:
     changes: dict[str, Any] = {**sizes}
     if gemm == "grad_weight":
         changes["batch"] = 0
-    if spec.grad_layout == "expanded":  # rows that are all the same make no rungs
+    if spec.grad_layout == "expanded":  # equal rows would be the same rungs
         changes["grad_layout"] = "contiguous"
     return msgspec.structs.replace(spec, **changes)
 
@@ -214,12 +218,13 @@ def _data(spec: Spec) -> st.SearchStrategy[DataSpec]:
 
 
 def special_of(spec: Spec) -> tuple[str, ...]:
-    """What may be infinite: where a loss is scaled, sums as well, of one rank perhaps."""
+    """Patterns of the special values of inf_nan: if the loss is scaled, also finite numbers whose
+    sums overflow, perhaps on only one rank."""
     return SPECIAL if spec.loss_scaling == "none" else OVERFLOWING
 
 
 def classes_of(spec: Spec) -> tuple[ValueClass, ...]:
-    """Classes of values, as often as they are drawn."""
+    """Value classes, repeated by the weight with which they are drawn."""
     if spec.loss_scaling != "none":  # a step whose gradients are not finite is skipped
         return WILD + _INFINITE
     if not spec.alone:
@@ -229,8 +234,9 @@ def classes_of(spec: Spec) -> tuple[ValueClass, ...]:
 
 
 def _with_scores(spec: Spec, data: DataSpec) -> DataSpec:
-    """In every second draw of an attention its learned keys and values are as large as its queries.
-    Scaled down as weights are, they leave every score near 0 and every key as likely."""
+    """The data; in every second draw of an attention, with learned keys and values as large as its
+    queries. If they were scaled down like other weights, every score would be near 0 and every key
+    equally likely."""
     scaled_down = data.values not in (*TAME, "equal", "aligned")
     if MODELS[spec.model].columns != "keys" or data.seed % 2 == 0 or not scaled_down:
         return data
@@ -262,15 +268,15 @@ def cases(
     vary: frozenset[str] = FACTORS,
     ladders: Callable[[Spec], int] = rarely,
 ) -> Case:
-    """One Spec with one DataSpec, for property tests (campaigns draw ``batches``). ``ladders`` is
-    the percentage of the Specs of a single linear that get ladder data."""
+    """One Spec with one DataSpec, for property tests (campaigns draw ``batches``). ``ladders``
+    returns the percentage of the Specs of a single linear that get ladder data."""
     some = of_rung(recipes, compile, largest=largest, vary=vary)
     spec, gemm = draw(_grounds(some, ladders))
     return Case(spec=spec, data=_with_scores(spec, draw(_ladders(gemm) if gemm else _data(spec))))
 
 
 def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchStrategy[Case]:
-    """Cases of one linear, trained once."""
+    """Cases of a single linear that runs once."""
     return cases(recipes, largest=largest, vary=DIRECT)
 
 
@@ -282,8 +288,8 @@ def batches(
     draws: int = 16,
     ladders: Callable[[Spec], int] = rarely,
 ) -> tuple[Case, ...]:
-    """One Spec with several DataSpecs; a dynamic one with several row counts. ``ladders`` is the
-    percentage of the Specs of a single linear that get ladder data."""
+    """One Spec with several DataSpecs; a dynamic Spec with several numbers of rows. ``ladders``
+    returns the percentage of the Specs of a single linear that get ladder data."""
     spec, gemm = draw(_grounds(specs, ladders))
     if gemm and spec.compile == "none":
         draws = min(draws, _LADDER_DRAWS)
@@ -306,10 +312,10 @@ def schedule_cases(
     vary: frozenset[str] = SCHEDULE_FACTORS,
     ranks: tuple[int, ...] = RARELY_ON_RANKS,
 ) -> Case:
-    """One case of a library's own layers: a training that its recipe carries, on a small model."""
+    """One case of a library's own layers: a schedule that its recipe supports, on a small model."""
     recipe = draw(sampled(*recipes))
     spec = draw(schedules(recipe.name, carries=recipe.carries(), vary=vary, ranks=ranks))
-    # a state's rules do not depend on how large the tensors are; time does
+    # the rules of a state do not depend on the size of tensors, but the time of a run does
     size = draw(sampled(32, 32, 32, 16, 64))
     rows = draw(sampled(32, 32, 16))
     spec = msgspec.structs.replace(

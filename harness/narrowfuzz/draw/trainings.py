@@ -1,7 +1,4 @@
-"""What may happen to a model that a library has converted: which events, and how they are drawn.
-
-The vocabulary is the one of a library's own layers.
-"""
+"""Draws the events of a converted model's training; the events are those of a library's layers."""
 
 from __future__ import annotations
 
@@ -13,15 +10,15 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.draw.walk import Choose, Habits, walk
 from narrowfuzz.models.catalog import takes_ids
 
-#: Steps of a training that is drawn.
+#: Numbers of steps of a drawn training.
 _STEPS = (2, 2, 3)
-#: Whether forwards without a graph come in between, and whether graphs are kept.
+#: (there are forwards without a graph in between, some graphs are retained for a second backward).
 _ODDITIES = ((True, False), (True, False), (False, False), (False, True), (True, True))
 
 
 def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event, ...]:
-    """The events of a training that the rules allow: a walk of a library's layers, whose regions
-    are autocast's where there is some."""
+    """Valid events of a training: a walk as for a library's layers. Its regions become autocast
+    regions if the recipe is drawn under autocast, and are removed otherwise."""
     evaluates, retains = choose("events", *_ODDITIES)
     keeps = spec.compile == "none" and spec.checkpoint != "selective"
     calm = choose("events", True, True, False)
@@ -34,7 +31,7 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
     habits = Habits(
         steps=choose("events", *_STEPS),
         evaluates=evaluates,
-        # what a region keeps of them, a forward with a graph may get
+        # a later forward with a graph may get what autocast cached for them in the same region
         looks_first=how == "regions" and evaluates,
         retains=retains and keeps,
         calm=calm,
@@ -56,14 +53,15 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
 
 
 def _evaluated_first(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """An evaluation before each rollback: it is what tells that there is something to undo."""
+    """The events with an evaluation before each rollback: by it a user sees that there is something
+    to undo."""
     found: list[Event] = []
     more = 0
     for event in events:
         if isinstance(event, Reload):
             found.append(Forward(mode="eval"))
             more += 1
-        if isinstance(event, Backward):  # no graph waits where a state is loaded
+        if isinstance(event, Backward):  # all its forwards follow the reload: no graph outlives one
             event = msgspec.structs.replace(event, of=tuple(f + more for f in event.of))
         found.append(event)
     return tuple(found)

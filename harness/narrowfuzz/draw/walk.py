@@ -1,8 +1,8 @@
 """One training, drawn as a walk from event to event.
 
-At each place the walk draws among the moves to which the rules object nothing, so what comes out is
-valid by construction. The first move is always the plainest: a walk of first choices runs one
-forward, leaves the region, runs backward and takes the step.
+At each place the walk draws among the moves that are valid there, so the result is valid by
+construction. The first move is always the plainest: a walk of first choices runs one forward,
+leaves the region, runs backward and takes the step.
 """
 
 from __future__ import annotations
@@ -26,40 +26,43 @@ from narrowfuzz.case.events import (
     Switch,
 )
 
-#: ``choose(factor, *values)``: a drawn value, or the first where the factor is held still.
+#: ``choose(factor, *values)``: a drawn value, or the first if the factor may not vary.
 Choose = Callable[..., Any]
 
-#: From here on a walk takes the plainest move and goes home: at most 40 events come out.
+#: From this number of events on, a walk takes the plainest moves to its end: at most 40 events.
 _LONG = 16
-#: So many graphs wait at most.
+#: Largest number of graphs that wait for their backwards.
 _LIVE = 3
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What one schedule is inclined to. Most have a few oddities, hardly any has all of them."""
+    """Properties that one schedule may have. Most have a few of them, hardly any has all."""
 
     steps: int = 2
-    #: Forwards without a graph come in between.
+    #: There are forwards without a graph in between.
     evaluates: bool = False
-    #: Mostly they are the first in their region.
+    #: These forwards are mostly the first in their region.
     looks_first: bool = False
-    #: Some backwards keep their graph for another.
+    #: Some backwards retain their graph for a second one.
     retains: bool = False
-    #: Regions stand in regions, forwards open their own, some run outside any.
+    #: Regions are nested, forwards open their own, and some run outside any region.
     nests: bool = False
+    #: Weights are cached for later microbatches.
     caches: bool = False
-    #: No event differs from the trends.
+    #: Every event follows the trends; ``special`` and jumps of the exponent do not occur.
     calm: bool = True
     special: tuple[Stimulus, ...] = ()
-    #: Exponents: in the first step, added with each step.
+    #: (exponent in the first step, increment per step) of inputs and of output gradients.
     input_trend: tuple[int, int] = (0, 0)
     grad_trend: tuple[int, int] = (0, 0)
-    #: Events after which a reload and a switch are due; 0 is never.
+    #: Number of events after which a reload, or a switch, is due; 0: never.
     reload_at: int = 0
     switch_at: int = 0
+    #: Algorithms that a switch may select.
     algorithms: tuple[Algorithm, ...] = ()
-    #: Where a last forward runs whose graph is never used.
+    #: A last forward runs whose graph is never used: in a "region", or with its own ("inside"); "":
+    #: there is none.
     dropped: str = ""
     #: The model has two branches.
     branches: bool = False
@@ -71,13 +74,14 @@ class _Walk:
     habits: Habits
     events: list[Event] = field(default_factory=list)
     standing: Standing = field(default_factory=Standing)
-    #: Steps taken, and forwards in FP8 still to run before the next.
+    #: Number of steps taken.
     steps: int = 0
+    #: Number of narrow forwards that must still run before the next step.
     todo: int = 1
 
     @property
     def narrow(self) -> bool:
-        """A forward here runs in FP8 without a region of its own."""
+        """True if a forward here runs in narrow precision without a region of its own."""
         return bool(self.standing.regions) and self.standing.regions[-1]
 
     @property
@@ -94,7 +98,7 @@ class _Walk:
 
 
 def walk(choose: Choose, habits: Habits) -> tuple[Event, ...]:
-    """The events of one training, every step taken and every region left."""
+    """The events of one training: all steps are taken and all regions closed."""
     way = _Walk(choose, habits, todo=_microbatches(choose, habits))
     goal = habits.steps
     due = [(habits.reload_at, "reload"), (habits.switch_at, "switch")]
@@ -114,16 +118,17 @@ def walk(choose: Choose, habits: Habits) -> tuple[Event, ...]:
 
 
 def _microbatches(choose: Choose, habits: Habits) -> int:
-    # weights are kept for a microbatch that comes after
+    # cached weights are of use only if another microbatch follows
     return int(choose("events", *((1, 2, 2, 3) if habits.caches else (1, 1, 1, 1, 2, 2, 3))))
 
 
 def _done(way: _Walk, after: int, what: str) -> bool:
-    """Reload or switch where it is due and may be; True once there is nothing left to do."""
+    """Add the reload or switch ``what`` if it is due and valid here. True if it need not be tried
+    again."""
     if not after or way.long:
         return True
     event = Reload() if what == "reload" else Switch()
-    # a reload loses what has accumulated: trainings are saved between steps
+    # a reload would lose accumulated gradients: trainings are saved between steps
     if len(way.events) < after or not way.may(event) or way.standing.accumulated:
         return False
     way.take(event if what == "reload" else _switch(way))
@@ -139,7 +144,8 @@ def _switch(way: _Walk) -> Switch:
     return Switch(margin=way.choose("switch", 1, -1, 3))
 
 
-#: Each move as the event that the rules may object to; a backward takes any graph.
+#: Move -> the event whose validity decides whether it is possible. "backward" is not listed: it is
+#: checked for the oldest graph.
 _MOVES: dict[str, Event] = {
     "open": Open(),
     "nested": Open(),
@@ -156,7 +162,7 @@ _NESTING = frozenset({"nested", "disabled", "inside", "plain"})
 
 
 def _moves(way: _Walk) -> tuple[str, ...]:
-    """The moves that are possible here, each as often as it weighs; the plainest is first."""
+    """The moves that are possible here, repeated by their weights; the plainest is first."""
     found: list[str] = []
     for move, weight in _weights(way):
         if weight > 0:
@@ -173,7 +179,7 @@ def _weights(way: _Walk) -> Iterator[tuple[str, int]]:
     nests = habits.nests and not way.long
     if not standing.regions:
         yield "backward", 5
-        yield "open", 6 * todo or int(live)  # a backward in a region of no forward of its own
+        yield "open", 6 * todo or int(live)  # for a backward in a region without its forward
         yield "step", 6 * (way.todo == 0)
         yield "inside", nests * todo
         yield "plain", nests * room
@@ -233,7 +239,7 @@ def _forward(way: _Walk, move: str) -> Forward:
 def _backward(way: _Walk) -> Backward:
     standing = way.standing
     live = sorted(standing.live)
-    # a loss sums forwards that ran under the same settings
+    # a backward may only sum forwards that ran under the same settings
     live = [f for f in live if standing.live[f] == standing.live[live[0]]]
     values, shift = _stimulus(way, way.habits.grad_trend)
     how = "oldest"
@@ -245,7 +251,7 @@ def _backward(way: _Walk) -> Backward:
 
 
 def _stimulus(way: _Walk, trend: tuple[int, int]) -> tuple[Stimulus, int]:
-    """Values and exponent: the trend's, unless this event is an exception."""
+    """Values and exponent of an event: those of the trend, unless the event is an exception."""
     shift = trend[0] + trend[1] * way.steps
     if way.habits.calm:
         return "gaussian", shift
@@ -255,8 +261,9 @@ def _stimulus(way: _Walk, trend: tuple[int, int]) -> tuple[Stimulus, int]:
 
 @cache
 def _pool(special: tuple[Stimulus, ...], late: bool) -> tuple[tuple[Stimulus, int], ...]:
-    """Values and what is added to the exponent. In the first step an infinity would reach the
-    weights, and from there everything, before any state has moved."""
+    """(values, increment of the exponent) to draw from. There is no infinity in the first step
+    (unless ``late``): it would reach the weights, and from there everything, before any state has
+    changed."""
     usual: tuple[tuple[Stimulus, int], ...] = (("gaussian", 0),) * 6
     jumps: tuple[tuple[Stimulus, int], ...] = (("gaussian", -6), ("gaussian", 5))
     return (*usual, *jumps, *((values, 0) for values in special if late or values != "inf"))

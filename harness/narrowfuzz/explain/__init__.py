@@ -1,1 +1,1 @@
-"""What a finding takes, and what makes it go away: each asked on data of other seeds."""
+"""What a finding needs, and what makes it go away: each change is tried on data of many seeds."""

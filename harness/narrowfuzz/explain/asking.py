@@ -1,4 +1,4 @@
-"""Whether a case shows a divergence, on data of many seeds."""
+"""Counts how often a case shows a divergence, on data of many seeds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from narrowfuzz.report.causes import DRAWS, Answer, Count, Role
 from narrowfuzz.rules.table import rules_of
 from narrowfuzz.trace.verdict import BAD, Verdict
 
-#: Of the draws of the case itself so many must show it, so that what never shows it says something:
-#: with a quarter of them, none of twenty is chance once in three hundred times.
+#: The unchanged case must show the divergence on this number of draws before its absence after a
+#: change proves anything: at 5 of 20, none of twenty is chance once in three hundred times.
 _ENOUGH = 5
 
 
 @dataclass
 class Asker:
-    """Asks one divergence of a case's neighbours until its time is up."""
+    """Counts how often one divergence shows in a case and in its neighbours, until its time is
+    up."""
 
     judge: Judge
     verdict: Verdict
@@ -36,8 +37,8 @@ class Asker:
         return time.monotonic() > self.deadline
 
     def count(self, case: Case, arm: str = "") -> Count | None:
-        """None where no rung of the case is the arm that is meant, or the rule is no rule of it, or
-        its time is up before all draws are judged."""
+        """How many draws show the divergence. None if the case does not run on the arm, if the rule
+        does not apply to it, or if the time is up before all draws are judged."""
         spec = case.spec
         rule, rung = rules_of(spec).get(self.verdict.rule), self._rung(spec, arm)
         if rule is None or not rung:
@@ -58,8 +59,9 @@ class Asker:
         return Count(shown, judged, otherwise=otherwise)
 
     def _rung(self, spec: Spec, arm: str) -> str:
-        """The arm that is meant, or else the one of the finding, or what is left of it where the
-        case is no longer compiled, recomputed or on ranks."""
+        """The name of ``arm`` if it is a rung of the Spec, else ""; without ``arm``, that of the
+        finding, or, if the Spec is no longer compiled, recomputed or on ranks, of the last rung
+        with the finding's compiler, or else of the last rung."""
         rungs = {one.name: one for one in self.judge.rungs(spec)}
         found = ARMS[self.verdict.arm]
         wanted = arm or self.verdict.arm
@@ -74,21 +76,21 @@ class Asker:
 
 
 def _draws(case: Case) -> Iterator[Case]:
-    """The case, and its data with other seeds."""
+    """The case with its own data, and with data of other seeds."""
     for i in range(DRAWS):
         data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
         yield msgspec.structs.replace(case, data=data)
 
 
 def asked(asker: Asker, own: Count, switch: Switch) -> Answer | None:
-    """What the switch makes of it, where ``own`` is the count of the case itself; None where the
-    time was up, or nothing judges that."""
+    """How the divergence shows after the switch, compared with ``own``, the count of the unchanged
+    case; None if the time was up, or the rule does not judge the changed case."""
     count = asker.count(switch.case, switch.arm)
     return None if count is None else Answer(switch.words, count, role(own, count))
 
 
 def role(own: Count, count: Count) -> Role:
-    """Does the divergence need what is missing here?"""
+    """Does the divergence need the condition without which ``count`` was taken?"""
     if own.shown >= _ENOUGH and count.silent:
         return "needed"
     if count.judged and 2 * count.shown * own.judged >= own.shown * count.judged:

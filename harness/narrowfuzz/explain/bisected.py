@@ -1,9 +1,9 @@
-"""Run as a script of its own: PyTorch's CompilerBisector around the script that SCRIPT names.
+"""Run as a script: applies PyTorch's CompilerBisector to the script that $SCRIPT names.
 
-A script exits with 1 while its divergence shows, with 0 if it does not. The last line printed is a
-JSON object: ``backend``, ``subsystem`` ("setting" where a changed setting removes it, "" where no
-part of the backend makes a difference), the ``number`` of times the subsystem must be applied, and
-``what`` it is applied to then, or the setting.
+That script exits with 1 if its divergence shows, and with 0 if it does not. The last line printed
+is a JSON object: ``backend``, ``subsystem`` ("setting" where a changed setting removes it, "" where
+no part of the backend makes a difference), the ``number`` of times the subsystem must be applied,
+and ``what`` it is applied to then, or the setting.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CANNOT_TELL = 125
 
 
 def right() -> bool:
-    """Does the script no longer show it, compiled as the bisector asks now?"""
+    """Does the script not show its divergence, compiled as the bisector has now configured it?"""
     torch._dynamo.reset()
     hook, code = sys.excepthook, None
     try:

@@ -1,4 +1,5 @@
-"""``narrowfuzz explain``: what a finding needs, what makes it go away, what is known like it."""
+"""``narrowfuzz explain``: what a finding needs, what makes it go away, which known issue is like
+it."""
 
 from __future__ import annotations
 
@@ -30,23 +31,23 @@ from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding
 from narrowfuzz.triage.session import Session, SessionOptions, open_session
 
-#: Seconds for all questions: of an eager finding, and of one that is compiled.
+#: Time limit in seconds for all changes of a finding: of an eager one, and of a compiled one.
 EAGER_SECONDS, COMPILED_SECONDS = 60.0, 300.0
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the command line asks."""
+    """Options of the command line."""
 
     #: A finding's id or folder.
     target: str
-    #: Files of recipes, and a user's own models, that it is about.
+    #: Files of recipes, and a user's own models, that the finding is about.
     files: tuple[Path, ...] = ()
     models: tuple[str, ...] = ()
     te_version: str = ""
-    #: Planted meanwhile: ID or FILE:ID.
+    #: Fault to plant meanwhile: ID or FILE:ID.
     plant: str = ""
-    #: 0: as long as such a finding usually takes.
+    #: Time limit; 0: the default of such a finding.
     seconds: float = 0.0
 
     @property
@@ -57,8 +58,8 @@ class Question:
 
 
 def explain(question: Question) -> Explained:
-    """Also kept in the finding's folder. Raises ValueError for what is no finding, or one that does
-    not show here."""
+    """Find out what the finding needs, and save that in its folder. Raises ValueError if the target
+    is no finding, or does not show here."""
     found = lookup(question.target)
     if not isinstance(found, OnDisk):
         raise ValueError(f"{question.target} is a case: name a finding's folder or id")
@@ -91,7 +92,7 @@ def _explained(question: Question, found: OnDisk) -> Explained:
     several = list(conditions(case, recipe))
     needs, later = _answers(asker, own, several)
     any_of = _any_of(asker, own, case, recipe, several, needs)
-    # with the backends that run here
+    # the recipe with the backends that run here, if it is among them
     others = alternatives(case, able.get(recipe.name, recipe), able)
     switches, last = _answers(asker, own, others)
     variables, rest = _variables(asker, found.folder, finding.device, question.planted)
@@ -111,8 +112,9 @@ def _explained(question: Question, found: OnDisk) -> Explained:
 
 
 def _seen(judge: Judge, finding: Finding) -> Verdict | None:
-    """What the finding's case shows now, be it because of something else; of one that does not
-    always show, in one of some tries."""
+    """The bad verdict with the finding's fingerprint that its case shows now, even as a consequence
+    of another; a finding that does not always show is tried several times. None if it does not
+    show."""
     family = judge.family(finding.minimal.spec)
     for _ in range(1 if finding.flake == "always" else FLAKY_RUNS):
         for verdict in judge.judge(finding.minimal).verdicts:
@@ -151,9 +153,10 @@ def _session_of(finding: Finding, question: Question) -> Session:
 def _base(
     asker: Asker, finding: Finding, recipe: Recipe, seconds: float
 ) -> tuple[str, Case, Count]:
-    """The case that questions are asked of: the smallest one if most of its data shows it, or else
-    the one that shows it most often. A single element seldom has the value that it takes. Raises
-    ValueError where there is no time for a single one."""
+    """The unchanged case, in words and itself, and its count: the first of the smallest, a larger
+    and the generated case that shows the divergence on at least half of its draws, or else the one
+    that shows it most often. A single element seldom has the value that the divergence needs.
+    Raises ValueError if there is no time for a single case."""
     best: tuple[str, Case, Count] | None = None
     smallest = finding.minimal
     others = (("the case as it was generated", finding.case),)
@@ -176,7 +179,8 @@ def _any_of(
     switches: Sequence[Switch],
     answers: Sequence[Answer],
 ) -> tuple[str, ...]:
-    """The conditions that it does not need one by one, if it is gone without all of them."""
+    """The conditions that the divergence does not need one by one, if it is gone without all of
+    them."""
     words = tuple(answer.words for answer in answers if answer.role == "not needed")
     mine = [switch for switch in switches if switch.words in words]
     without = together(case, recipe, mine) if len(mine) > 1 else None
@@ -184,15 +188,16 @@ def _any_of(
     return words if count is not None and role(own, count) == "needed" else ()
 
 
-#: The share of its time that the compiler's parts may take.
+#: The share of the remaining time that CompilerBisector may take.
 _OF_COMPILER = 0.4
 
 
 def _compiler(
     asker: Asker, finding: Finding, folder: Path | None, plant: tuple[str, str] | None
 ) -> tuple[str, list[str]]:
-    """Where inside the compiler it starts, by its script in a process of its own; nothing of what
-    Inductor does not compile, of ranks, and of what does not always show."""
+    """A sentence on where inside the compiler the divergence starts, found with the finding's
+    script in a process of its own, and what there was no time for. Nothing for findings that
+    Inductor does not compile, that are on ranks, or that do not always show."""
     script, arm = folder and folder / "repro.py", ARMS[finding.arm]
     if script is None or arm.compiler != "inductor" or arm.sharded or finding.flake != "always":
         return "", []
@@ -204,15 +209,16 @@ def _compiler(
     return starts_in(script.resolve(), finding.device, plant, seconds), []
 
 
-#: What a process may be told of the instructions that its kernels use.
+#: Environment variables that restrict the instructions that kernels use.
 _OF_CPUS = ("ONEDNN_MAX_CPU_ISA=AVX2", "ATEN_CPU_CAPABILITY=avx2", "ATEN_CPU_CAPABILITY=default")
 
 
 def _variables(
     asker: Asker, folder: Path | None, device: str, plant: tuple[str, str] | None
 ) -> tuple[list[Answer], list[str]]:
-    """What the finding's script says in processes with other variables, once each; nothing where
-    it does not show it as it is."""
+    """The answers of the finding's script in processes with other environment variables, once each,
+    and the variables that there was no time for; nothing if the script does not show the divergence
+    unchanged, or does not run on the CPU."""
     script = folder and folder / "repro.py"
     found: list[Answer] = []
     untried: list[str] = []
@@ -236,7 +242,7 @@ def _variables(
 def _answers(
     asker: Asker, own: Count, switches: Iterable[Switch]
 ) -> tuple[list[Answer], list[str]]:
-    """The answers, and what there was no time for."""
+    """The answers, and the switches that there was no time for."""
     found, untried = [], []
     for switch in switches:
         if asker.late:

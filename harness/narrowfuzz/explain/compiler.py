@@ -13,8 +13,8 @@ import msgspec
 from narrowfuzz.explain import bisected
 from narrowfuzz.triage.verify import ended, script_command, script_environment
 
-#: Backend -> what it adds to the one before it, in which a finding starts that none of its parts
-#: makes a difference to.
+#: Backend -> what it adds to the backend before it: the finding starts there if none of the
+#: backend's subsystems makes a difference.
 _OF_BACKENDS: Mapping[str, str] = {
     "eager": "Dynamo (it shows with backend='eager', which runs the captured graph as it is)",
     "aot_eager": "AOTAutograd (it shows with backend='aot_eager')",
@@ -23,7 +23,7 @@ _OF_BACKENDS: Mapping[str, str] = {
     "inductor": "Inductor's code generation (it shows whichever graph passes and lowerings are "
     "left out, and with all settings tried)",
 }
-#: Subsystem -> one of what it applies.
+#: Subsystem -> the noun for one thing that it applies.
 _APPLIED: Mapping[str, str] = {
     "decomposition": "decomposition",
     "pre_grad_passes": "graph pass before autograd",
@@ -35,7 +35,8 @@ _APPLIED: Mapping[str, str] = {
 
 
 def starts_in(script: Path, device: str, plant: tuple[str, str] | None, seconds: float) -> str:
-    """A sentence for people; "" where the script cannot tell, or not in this time."""
+    """A sentence on where the divergence starts; "" if the script cannot tell, or not in this
+    time."""
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-bisect-") as cache:
         command = script_command(Path(bisected.__file__), plant=plant, device=device)
         environment = {**script_environment(Path(cache)), "SCRIPT": str(script)}
@@ -46,7 +47,7 @@ def starts_in(script: Path, device: str, plant: tuple[str, str] | None, seconds:
 
 
 def sentence(found: Mapping[str, Any]) -> str:
-    """What the bisector found, in words."""
+    """The result of the bisector, in words."""
     backend, subsystem, what = found["backend"], found["subsystem"], found["what"]
     if not subsystem:
         return _OF_BACKENDS[backend]

@@ -1,5 +1,5 @@
-"""What is changed about a case to see what its divergence hangs on: the conditions that it has, one
-by one, and what a user could switch instead."""
+"""Changes of a case that show what its divergence depends on: removing its conditions one by one,
+and choosing alternatives that a user has."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from narrowfuzz.trace.words import plural
 
 @dataclass(frozen=True)
 class Switch:
-    """A case that differs in one respect, and the arm that is meant where that is another one. Of a
-    condition the words are what the case no longer has, of an alternative what it has instead."""
+    """A case changed in one respect, and the arm to judge it on if that is another one. The words
+    name the condition that the case no longer has, or the alternative that it has instead."""
 
     words: str
     case: Case
     arm: str = ""
 
 
-#: Fields of a Spec that say which program is tested, and not what it takes.
+#: Fields of a Spec that state which program is tested, and not what a divergence needs.
 _SAME = {"recipe", "model", "compile", "kernels", "backend", "dtype"}
 _SIZES = {"m": "row", "k": "feature", "n": "output"}
-#: A size at which no block, vector or tile is left over.
+#: A size that is a multiple of blocks, vectors and tiles.
 _PLAIN_SIZE = 64
 
 
@@ -47,7 +47,7 @@ def conditions(case: Case, recipe: Recipe) -> Iterator[Switch]:
             yield from _of_settings(case, recipe)
             continue
         if field.name == "events" and kind_of(spec) is LAYERS:
-            continue  # without events there is no training of theirs
+            continue  # layers of a library are trained by events only
         if field.name in _SIZES:
             if value % 32:
                 words = f"{plural(value, _SIZES[field.name])}, no multiple of 32"
@@ -79,7 +79,7 @@ def _of_settings(case: Case, recipe: Recipe) -> Iterator[Switch]:
 
 
 def larger(case: Case, recipe: Recipe) -> Iterator[tuple[str, Case]]:
-    """The case at a size where more of its data can show something."""
+    """The case at a size where more of its data can show the divergence."""
     words = f"the smallest case with {_PLAIN_SIZE} rows, features and outputs"
     for switch in _switch(case, recipe, words, dict.fromkeys(_SIZES, _PLAIN_SIZE)):
         yield switch.words, switch.case
@@ -93,7 +93,7 @@ def _reset(field: msgspec.structs.FieldInfo, spec: Spec) -> dict[str, Any]:
 
 
 def _words(name: str, value: Any) -> str:
-    """A field of a Spec that is not at its simplest value."""
+    """The words for a field of a Spec that is not at its simplest value."""
     if name == "events":
         return "its events"
     if name == "sharding":
@@ -103,7 +103,8 @@ def _words(name: str, value: Any) -> str:
 
 
 def together(case: Case, recipe: Recipe, switches: Sequence[Switch]) -> Case | None:
-    """The case with all these changes at once; None where the recipe cannot play that."""
+    """The case with all these changes at once. If the recipe cannot run it with the changes of the
+    Spec, only with those of the data; None if there are none of these."""
     spec, data = case.spec, case.data
     for switch in switches:
         spec = msgspec.structs.replace(spec, **_changed(case.spec, switch.case.spec))
@@ -121,7 +122,7 @@ def _changed(one: Any, other: Any) -> dict[str, Any]:
 
 
 def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> Iterator[Switch]:
-    """The case with what a user could switch instead: documented settings of the library, other
+    """The case with each alternative that a user has: documented settings of the library, other
     kernels, other precision, other recipes of the package."""
     spec = case.spec
     if spec.compile == "inductor":
@@ -162,10 +163,11 @@ def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> I
 def _switch(
     case: Case, recipe: Recipe, words: str, changes: Mapping[str, Any], arm: str = ""
 ) -> Iterator[Switch]:
-    """Nothing where the recipe cannot play that."""
+    """The case with these fields of its Spec; nothing if the recipe cannot run that, or if nothing
+    changes."""
     try:
         spec = msgspec.structs.replace(case.spec, **changes)
-        if spec.model in MODELS:  # a library's own layers have no model that leaves no choice
+        if spec.model in MODELS:  # only models of the catalogue fix fields
             spec = fitting(fixed(spec, recipe))
         recipe.check(spec)
     except ValueError:

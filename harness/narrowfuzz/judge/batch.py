@@ -1,4 +1,5 @@
-"""Draws of one Spec, made together: their tensors, and what rules hold their runs against."""
+"""Data draws of one Spec, made together: tensors, and the references that runs are compared
+with."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from narrowfuzz.case.spec import Case
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.operators.linear import Draws, Reference, Tensors
 
-#: Elements of one operand that are worked on at once: more do not stay in a core's cache.
+#: Elements of one operand, over all draws, that are computed at once: more leave a core's cache.
 _ELEMENTS = 1 << 14
 
 
 class Drawn(NamedTuple):
-    """One draw: its tensors, and its reference where that was made with others'."""
+    """One draw: its tensors, and its reference if that was made together with those of others."""
 
     tensors: Tensors
     reference: Reference | None = None
@@ -23,8 +24,8 @@ class Drawn(NamedTuple):
 def drawn_together(
     cases: Sequence[Case], plan: Plan, make: Callable[[Case], Tensors]
 ) -> dict[Case, Drawn]:
-    """The draws of these cases of one linear; nothing of a reference is computed before it is asked
-    for."""
+    """The draws of these cases, which share the Spec of a linear. References are computed when they
+    are needed."""
     spec = cases[0].spec
     assert all(case.spec == spec for case in cases)
     largest = max(spec.tokens * spec.k, spec.tokens * spec.n, spec.k * spec.n, 1)

@@ -1,5 +1,5 @@
 """Sorts the bad verdicts of a case into first causes, which are reported, known issues and
-consequences, each with its cause (``rules/causes.py`` says which explains which)."""
+consequences, each with its cause (``rules/causes.py`` decides which verdict explains which)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Judgement:
         return None
 
     def shows(self, wanted: str) -> bool:
-        """Is this fingerprint among what is wrong, as a cause or as what follows from one?"""
+        """Is this fingerprint among the bad verdicts, as a first cause or as a consequence?"""
         return any(v.status in BAD and fingerprint(v, self.family) == wanted for v in self.verdicts)
 
 
@@ -83,9 +83,9 @@ def fold(
 
 
 def _above(verdict: Verdict, roots: Sequence[Verdict], spec: Spec) -> Sequence[Verdict]:
-    """The root causes that this verdict may fold under. On ranks a known issue of one parameter, or
-    of its gradient, does not explain the same rule's divergence of another: each is looked up in
-    the ledger by itself."""
+    """The first causes and known issues that this verdict may be a consequence of. On ranks a known
+    issue of one parameter, or of its gradient, does not explain the same rule's divergence of
+    another parameter: each is looked up in the ledger separately."""
     if kind_of(spec) not in MESHES or verdict.rule == "contract":
         return roots
 
@@ -97,6 +97,7 @@ def _above(verdict: Verdict, roots: Sequence[Verdict], spec: Spec) -> Sequence[V
 
 
 def _subject(at: At) -> str:
-    """The layer; or the result; or the parameter, whose gradients and steps are of it."""
+    """What the address is about: the layer; or the result; or the parameter, also for its gradients
+    and steps."""
     name = name_of(at.name)
     return at.layer or (at.name if name.by_rows else name.gradient_of or name.kind)

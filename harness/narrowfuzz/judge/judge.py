@@ -33,7 +33,7 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import BAD, OWN, Verdict, fingerprint
 
 FRESH_DRAWS, FEW_DRAWS = 20, 3
-#: Rules that hold a run to another one of the same model on the same tensors.
+#: Rules that compare a run with another run of the same model on the same tensors.
 _APART = frozenset({"O1", "O12", "O13"})
 #: How often a case is judged with a cure, and without it, before the cure is believed.
 _CURE_TRIES = 3
@@ -41,14 +41,14 @@ _CURE_TRIES = 3
 
 @dataclass
 class Judge(Observer):
-    """What observes cases, and the rules that judge them."""
+    """Observes cases and judges them by rules."""
 
     rules: Sequence[Rule] = RULES
-    #: Called with each case that is judged, and what its arms left.
+    #: Called with each case that is judged, and the traces of its arms by name.
     observed: Callable[[Case, Mapping[str, Trace]], None] = lambda case, traces: None
-    #: Cure -> who judges under it, with programs of its own.
+    #: Cure -> the judge that is used while it is in force, with programs of its own.
     _under: dict[str, Judge] = field(default_factory=dict)
-    #: What was learnt of cures while the verdicts of a case are folded.
+    #: (case, rule, arm, cure) -> does the cure help? Cached while a case's verdicts are folded.
     _answers: dict[tuple[Case, str, str, str], bool] = field(default_factory=dict)
 
     def judge(
@@ -61,23 +61,23 @@ class Judge(Observer):
         repeat: bool = True,
         confirm: bool = True,
     ) -> Judgement:
-        """Run and judge one case, on ``only`` these of its rungs if given.
+        """Run and judge one case, on all its rungs, or only on those named in ``only``.
 
-        What diverges where PyTorch's own kernels ran in place of oneDNN's is judged on both: what
-        oneDNN's show as well is not theirs.
+        If a run with PyTorch's own kernels in place of oneDNN's diverges, the case is judged with
+        oneDNN's kernels, too: what these show as well is not attributed to PyTorch's own.
 
-        With a ``focus`` only the linear of a model that has this number (modulo how many there are)
-        is checked, and a part of other things: the cheap way to see many draws of one Spec.
-        ``repeat`` runs every rung a second time if O1 is asked for. A ratio rule's divergence
-        counts only if every one of FRESH_DRAWS other draws of the Spec shows it (``confirm``), else
-        it is inconclusive; so does a gradient that a user's model lacks, of fewer draws. What
-        differs between two runs of a user's model is named by the module that makes the difference.
-        What the case says ran before it runs first. Raises ValueError if its recipe or backend does
+        With a ``focus`` only the linear of a model with this number (modulo the number of linears)
+        is checked, and a part of other things: the cheap way to judge many draws of one Spec.
+        ``repeat`` runs every rung a second time if rule O1 is requested. A ratio rule's divergence
+        counts only if each of FRESH_DRAWS other draws of the Spec shows it (``confirm``), else it
+        is inconclusive. The same holds for a gradient that a user's model lacks, with FEW_DRAWS. A
+        difference between two runs of a user's model is placed at the module that makes it. The
+        cases of ``case.history`` run first. Raises ValueError if the case's recipe or backend does
         not exist.
         """
         for earlier in case.history:
             self.run_arms(earlier)
-            self.programs.clear()  # its models are dead by now
+            self.programs.clear()  # no later case uses its models
         asked = self.rules if rules is None else rules
         kind = kind_of(case.spec)
         chosen = [rule for rule in asked if kind in rule.cases]
@@ -103,12 +103,12 @@ class Judge(Observer):
         return judgement
 
     def _placed(self, case: Case, verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """The verdicts; of a user's own model, what differs between two eager runs that should be
-        alike stands at the module whose own output differs first."""
+        """The verdicts. For a user's own model, a difference between two eager runs that should be
+        equal is placed at the module whose own output differs first."""
         model = MODELS.get(case.spec.model)
 
         def elsewhere(verdict: Verdict) -> bool:
-            apart = verdict.rule in _APART and not verdict.at.side  # else it is the cast's own
+            apart = verdict.rule in _APART and not verdict.at.side  # with a side it is about a cast
             return verdict.status == "diverged" and apart and not ARMS[verdict.arm].compiled
 
         if model is None or not model.own or not any(map(elsewhere, verdicts)):
@@ -122,10 +122,11 @@ class Judge(Observer):
         ]
 
     def _draws(self, case: Case, verdict: Verdict) -> int:
-        """How many other draws must show this divergence before it counts: a ratio may be chance,
-        and so may it be that a user's own router sends nothing to an expert."""
+        """How many other draws must show this divergence before it counts. A ratio may be exceeded
+        by chance, and a gradient may be missing by chance, if a user's own router sends nothing to
+        an expert."""
         if verdict.at.what == "function":
-            return 0  # fresh directions were drawn, and no data of the case
+            return 0  # it was judged on freshly drawn directions, not on the case's data
         if BY_NAME[verdict.rule].strength == "ratio":
             return FRESH_DRAWS
         model = MODELS.get(case.spec.model)
@@ -133,7 +134,8 @@ class Judge(Observer):
         return FEW_DRAWS if own and isinstance(verdict.expect, Present) else 0
 
     def _holds(self, case: Case, verdict: Verdict, family: str, draws: int) -> bool:
-        """True if so much other data of the same Spec and class shows the same, draw after draw."""
+        """True if each of this number of other draws, of the same Spec and class of values, shows
+        the divergence."""
         wanted, base = fingerprint(verdict, family), base_of(case.spec)
         arms = frozenset({base.name, verdict.arm})
         rule = [rules_of(case.spec)[verdict.rule]]
@@ -151,15 +153,15 @@ class Judge(Observer):
         return fold(case, family, verdicts, ran, known_as=partial(self.known_as, case))
 
     def known_as(self, case: Case, verdict: Verdict) -> str:
-        """Id of the ledger's entry that explains what diverged, or ""."""
+        """Id of the ledger's entry that explains the divergence, or ""."""
         name = fingerprint(verdict, self.recipe(case.spec).family)
         known, cured = self.as_known(case, verdict), partial(self._cured, case, verdict)
         return self.ledger.match(name, known, verdict, cured)
 
     def _cured(self, case: Case, verdict: Verdict, cure: str) -> bool:
-        """True if the verdict's rule is broken again and again, on the verdict's arm, but never
-        where the cure is in force: what comes and goes by chance seems cured by anything. Of
-        several verdicts of a case that is asked once."""
+        """True if the verdict's rule is broken in each of several tries, on the verdict's arm, but
+        in none while the cure is in force: anything would seem to cure what comes and goes by
+        chance. The answer is cached for the other verdicts of the case."""
         asked = case, verdict.rule, verdict.arm, cure
         if asked not in self._answers:
             self._answers[asked] = self._cures(case, verdict, cure)
@@ -187,7 +189,7 @@ class Judge(Observer):
             return all(holds(under) for _ in range(_CURE_TRIES))
 
     def knowing(self, ledger: Ledger) -> Judge:
-        """One that knows these issues in place of its own, and runs the same programs."""
+        """A judge with this ledger in place of its own, which runs the same programs."""
         other = Judge(
             self.recipes, ledger, self.arms, device=self.device, before_rerun=self.before_rerun
         )
@@ -195,14 +197,14 @@ class Judge(Observer):
         return other
 
     def family(self, spec: Spec) -> str:
-        """Whose findings share fingerprints: the recipe's family's, in a user's own model those of
-        that alone."""
+        """The group whose findings share fingerprints: the recipe's family, and, for a user's own
+        model, this model only."""
         family, model = self.recipe(spec).family, MODELS.get(spec.model)
         return f"{family}{OWN}{model.title}" if model is not None and model.own else family
 
 
 def _judged(evidence: Evidence, rules: Sequence[Rule]) -> list[Verdict]:
-    """Of every rule, also where there is nothing that it could look at."""
+    """The verdicts of every rule, also if there is nothing that it could check."""
     verdicts = [
         plain(rule.name, arm, "output", "inconclusive", reason)
         for arm, reason in evidence.void.items()
@@ -219,7 +221,7 @@ def _judged(evidence: Evidence, rules: Sequence[Rule]) -> list[Verdict]:
 
 
 def verdicts_of(evidence: Evidence, rules: Sequence[Rule]) -> Iterator[Verdict]:
-    """Of every rule on all it is applied to."""
+    """The verdicts of every rule on everything that it applies to."""
     for place, check, seen in checks(evidence, rules):
         for verdict in check(seen):
             if seen.unconverted:

@@ -1,7 +1,6 @@
-"""observe(case) -> evidence: a case's arms are run, and what they are held against is put beside
-them.
+"""observe(case) -> evidence: run the arms of a case, and collect what rules compare them with.
 
-Arms meet rules in ``judge.py``; nothing is judged here.
+Rules are applied in ``judge.py``; nothing is judged here.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ from narrowfuzz.rules.own_functions import DERIVATIVES
 from narrowfuzz.trace.trace import Change, RunError, Trace
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict
 
-#: Plans that are kept: those of some Specs and of their models' linears.
+#: Number of plans in the cache: those of some Specs and of their models' linears.
 _PLANS = 256
 
 
 class _Extent(NamedTuple):
-    """How much of a case is run: on which of its rungs, if not on all; which of several things is
-    looked at, if not all; and whether every rung runs twice."""
+    """How much of a case is run and checked: on which of its rungs (None: all); the number of the
+    linear that is checked (None: all); and whether every rung runs twice."""
 
     only: frozenset[str] | None
     focus: int | None
@@ -70,16 +69,17 @@ class Observer:
     ledger: Ledger
     arms: frozenset[str] | None = None
     device: Device = field(default_factory=Device)
-    #: Called with each case of another shape or layout that a relation is about to run.
+    #: Called with each case of another shape or layout that a rule is about to run.
     before_rerun: Callable[[Case], None] = lambda case: None
-    #: Recipe -> why its tap saw nothing of the first case where there was something to see; "".
+    #: Recipe -> why its tap saw nothing in the first case that had operands to see; "" if it saw
+    #: some.
     unseen: dict[str, str] = field(default_factory=dict)
-    #: Draws that were made together, until they are judged.
+    #: Draws that were made together and are not judged yet.
     _drawn: dict[Case, Drawn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = Programs(self.recipes, self.device.torch)
-        # asked for in every case, and of every call of a model's linears
+        # needed in every case, and for every call of a model's linears
         self.plan: Callable[[Spec], Plan] = lru_cache(_PLANS)(self._plan)
         self.plan_of_converted: Callable[[Spec], Plan] = lru_cache(_PLANS)(self._plan_of_converted)
 
@@ -90,8 +90,8 @@ class Observer:
         return self.recipes[spec.recipe]
 
     def _plan(self, spec: Spec) -> Plan:
-        """The recipe's plan on this device, or that of a plain linear where conversion leaves the
-        Spec's alone. Raises ValueError as ``recipe``, and for an unknown backend."""
+        """The recipe's plan on this device, or that of a plain linear if the recipe does not
+        convert the Spec's linear. Raises ValueError as ``recipe``, and for an unknown backend."""
         recipe, plan = self.recipe(spec), self.plan_of_converted(spec)
         if spec.model != "linear" or not plan.quantised or recipe.converted is None:
             return plan
@@ -101,13 +101,14 @@ class Observer:
         return unquantised(spec.dtype).added_by(self.device.accumulators, spec.dtype)
 
     def _plan_of_converted(self, spec: Spec) -> Plan:
-        """The recipe's plan of what it converts. Raises ValueError as ``plan``."""
+        """The recipe's plan for linears that it converts. Raises ValueError as ``plan``."""
         recipe = self.recipe(spec)
         recipe.backend(spec)
         return recipe.plan(spec).added_by(self.device.accumulators, spec.dtype)
 
     def draw(self, cases: Sequence[Case]) -> None:
-        """These cases of one Spec are judged next: what can be made for all of them at once is."""
+        """Prepare the cases of one Spec that are judged next: make the tensors and references of a
+        linear for all of them at once."""
         spec = cases[0].spec
         if not kind_of(spec).one_by_one:
             make = partial(tensors_of, recipe=self.recipe(spec))
@@ -115,7 +116,8 @@ class Observer:
             self._drawn = drawn_together(same, self.plan(spec), make)
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
-        """The arms this case runs on here; what others are compared with is always among them."""
+        """The arms that this Spec runs on here; those that others are compared with are always
+        among them."""
         wanted = references(spec)
         return tuple(
             arm
@@ -128,8 +130,8 @@ class Observer:
         )
 
     def beneath(self, spec: Spec, arm: str) -> frozenset[str]:
-        """The rungs up to this arm's, one of which is the first to show what it shows; none where
-        the Spec does not climb so high."""
+        """Names of the rungs up to and including this arm's, one of which is the first to show a
+        divergence of this arm; none if the Spec does not climb so high."""
         rungs, stage = self.rungs(spec), ARMS[arm].stage
         last = max((i for i, other in enumerate(rungs) if other.stage == stage), default=-1)
         return frozenset(other.name for other in rungs[: last + 1])
@@ -142,8 +144,8 @@ class Observer:
         focus: int | None = None,
         repeat: bool = True,
     ) -> Evidence:
-        """What the rules judge of a case: its runs, and what they are held against. Raises
-        ValueError naming what of it its recipe cannot play."""
+        """The evidence that rules judge: the runs of a case, and what they are compared with.
+        Raises ValueError that names what of the case its recipe cannot run."""
         recipe = self.recipe(case.spec)
         recipe.check(case.spec)
         extent = _Extent(only, focus, repeat)
@@ -153,11 +155,11 @@ class Observer:
         return evidence
 
     def run_arms(self, case: Case) -> Mapping[str, Trace]:
-        """What every rung of a case leaves, unjudged. Raises ValueError as ``observe``."""
+        """The traces of every rung of a case, unjudged. Raises ValueError as ``observe``."""
         return self.observe(case, repeat=False).traces
 
     def _observe_layers(self, case: Case, recipe: Recipe, extent: _Extent) -> Evidence:
-        """Of a library's own layers."""
+        """The evidence of a case of a library's own layers."""
         return observe_library(
             case,
             self.programs.subject(recipe),
@@ -169,7 +171,7 @@ class Observer:
         )
 
     def _observe_model(self, case: Case, recipe: Recipe, extent: _Extent) -> Evidence:
-        """Of a converted model, or a linear, in one process."""
+        """The evidence of a case of a converted model, or a linear, in one process."""
         spec, model = case.spec, MODELS[case.spec.model]
         drawn = self._drawn.pop(case, None) or Drawn(tensors_of(case, recipe))
         tensors = drawn.tensors
@@ -207,7 +209,7 @@ class Observer:
         )
 
     def _observe_ranks(self, case: Case, recipe: Recipe, extent: _Extent) -> Evidence:
-        """Of a converted model on ranks."""
+        """The evidence of a case of a converted model on ranks."""
         spec, device, tensors = case.spec, self.device.torch, tensors_of(case, recipe)
         traces = sharded_traces(spec, recipe, tensors, self._chosen(spec, extent.only), device)
         bare = replace(recipe, convert=lambda model, spec: model, tap=no_tap)
@@ -229,7 +231,7 @@ class Observer:
     def _of_converted(
         self, case: Case, tensors: dict[str, F32], traces: Mapping[str, Trace]
     ) -> Evidence:
-        """What every converted model's has."""
+        """The evidence that cases of all converted models have."""
         plan = self.plan(case.spec)
         return Evidence(
             case=case,
@@ -254,12 +256,12 @@ class Observer:
             program = self.programs.of(spec, arm)
             trace = self.programs.tapped(program, tensors, spec, extent.focus)
             if trace.error is not None and extent.focus is not None and MODELS[spec.model].own:
-                # which of a user's linears failed is seen where all are watched
+                # with all linears watched, the trace names the one that failed
                 trace = self.programs.tapped(program, tensors, spec, None)
             traces[arm.name] = trace
             ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
             if ended and arm is base_of(spec):
-                break  # other rungs would only say the same
+                break  # other rungs would end in the same way
             seeded = not keeps_generators(arm, spec, self.device.torch)
             if not ended and extent.repeat and seeded:
                 sizes = {result.size for result in traces[arm.name].outputs.values()}
@@ -274,26 +276,27 @@ class Observer:
         return program.run(tensors, tap=True, spec=spec, events=AFTER.get(event))
 
     def _bare(self, case: Case, recipe: Recipe, arm: Arm | None = None) -> Program:
-        """The case's model, unconverted, as nobody has used it yet, on its base or another arm."""
+        """The case's model, unconverted and freshly built, on its base or another arm."""
         bare = replace(recipe, convert=lambda model, spec: model, converted=None, tap=no_tap)
         return Program(case.spec, bare, arm or base_of(case.spec), device=self.device.torch)
 
     def _unconverted_error(
         self, case: Case, recipe: Recipe, tensors: dict[str, F32], arm: str
     ) -> RunError | None:
-        """What the user's model itself fails with there."""
+        """The error with which the unconverted model fails on this arm; None if it does not."""
         return self._bare(case, recipe, ARMS[arm]).run(tensors, tap=False).error
 
     def _excused(
         self, case: Case, recipe: Recipe, tensors: dict[str, F32]
     ) -> Callable[[frozenset[str]], frozenset[str]]:
-        """Which missing gradients of a user's model need not be there."""
+        """Returns which of the missing gradients of a user's model need not exist."""
         return lru_cache(lambda names: excused(self._bare(case, recipe), tensors, names))
 
     def _unread(
         self, case: Case, recipe: Recipe, tensors: dict[str, F32], traces: Mapping[str, Trace]
     ) -> Callable[[Change], Change | None]:
-        """What of a change of the census is left without lost attributes that nobody reads."""
+        """Returns a change of the census without the lost attributes that nobody reads; None if
+        nothing of it is left."""
 
         @lru_cache
         def read() -> frozenset[tuple[str, str]]:
@@ -304,8 +307,8 @@ class Observer:
         return lambda change: still_read(change, read()) if change.attributes else change
 
     def as_known(self, case: Case, verdict: Verdict | None = None) -> Case:
-        """The case under the name of the recipe that its own is based on, as the ledger has it; of
-        a linear that conversion left alone, of the plain one."""
+        """The case as the ledger names it: with the recipe that its own is based on, or, for a
+        verdict on a linear that was not converted, with the plain recipe."""
         recipe, spec = self.recipe(case.spec), case.spec
         if verdict is not None and verdict.unconverted:
             spec = msgspec.structs.replace(spec, recipe=f"{PLAIN_FAMILY}.{spec.dtype}", backend="")
@@ -314,7 +317,7 @@ class Observer:
         return msgspec.structs.replace(case, spec=spec)
 
 
-#: What is run of a case of each kind.
+#: Kind of case -> the method that observes it.
 _OBSERVED: Mapping[Kind, Callable[[Observer, Case, Recipe, _Extent], Evidence]] = {
     LAYERS: Observer._observe_layers,
     **dict.fromkeys(CONVERTED, Observer._observe_model),
@@ -323,8 +326,8 @@ _OBSERVED: Mapping[Kind, Callable[[Observer, Case, Recipe, _Extent], Evidence]] 
 
 
 def _refused(spec: Spec, traces: Mapping[str, Trace]) -> Spec:
-    """The Spec whose sizes a recipe may refuse: of a user's model, whose linears are of any size,
-    those of the linear that failed."""
+    """The Spec with the sizes for which a recipe may refuse the case: for a user's model, whose
+    linears may have any size, those of the linear that failed."""
     base = traces.get(base_of(spec).name)
     sizes = None if base is None or base.error is None else base.error.sizes
     if not MODELS[spec.model].own or sizes is None:
@@ -342,7 +345,8 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
 
 
 def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -> dict[str, Plan]:
-    """The other recipes that promise to run this Spec, and whose scales are all powers of two."""
+    """Recipe -> plan of the other recipes that accept this Spec, and whose scales are all powers of
+    two."""
     peers: dict[str, Plan] = {}
     models, _ = parted(recipes.values())
     for recipe in models:

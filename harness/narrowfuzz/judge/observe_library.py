@@ -1,4 +1,4 @@
-"""Run a case of a library's own layers on its arms: what its rules judge."""
+"""Runs a case of a library's own layers on its arms, and collects the evidence for its rules."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from narrowfuzz.recipe.stateful import Subject
 from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.trace.trace import Trace
 
-#: Of cases with a focus one in so many is run again among the remains of the others.
+#: Of the cases with a focus, one in this number is run again with the state that others left.
 _COMPANY_EVERY = 4
-#: A training with such a forward always is: only the next model can meet what it leaves behind.
+#: A training with such a forward is always run again: only the next model can meet the state that
+#: it leaves behind.
 _LEAVES = "forward dropped"
 
 
@@ -39,7 +40,7 @@ def traces_of(
             trace = run_library(case, subject, arm.name, checkpointed=arm.recomputes)
         traces[arm.name] = trace
         if trace.error is not None:
-            break  # other arms would only say the same
+            break  # other arms would fail in the same way
     return traces
 
 
@@ -52,8 +53,8 @@ def observe_library(
     focus: int | None = None,
     on_ranks: OnRanks = run_on_ranks,
 ) -> Evidence:
-    """The case, run on these arms; with a ``focus`` mostly without running it again among the
-    remains of other models. ``on_ranks`` runs an arm that is ranks."""
+    """The evidence of the case, run on these arms; with a ``focus`` mostly without running it again
+    with the state that other models left. ``on_ranks`` runs an arm that consists of ranks."""
     case = _with(case, _event_by_event(case.spec))
     traces = traces_of(case, subject, arms, on_ranks)
     after_others: Callable[[], Trace] | None = None
@@ -85,7 +86,7 @@ def observe_library(
 
 
 def _event_by_event(spec: Spec) -> Spec:
-    """Plain steps as the events that they are: rules name events by their places."""
+    """The Spec with its plain steps written as events, as rules name events by their positions."""
     return msgspec.structs.replace(
         spec, events=spec.training, steps=1, microbatches=1, grad_mode="train"
     )

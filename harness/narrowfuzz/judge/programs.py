@@ -1,6 +1,6 @@
-"""Built programs, kept between cases: a Spec is built once and serves many data draws.
+"""Built programs, cached between cases: a Spec is built once and serves many data draws.
 
-The only thing of judging that changes; it is a cache, and changes no verdict.
+This cache is the only mutable state of judging, and changes no verdict.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.recipe.stateful import Subject
 from narrowfuzz.trace.trace import Trace
 
-#: One case's relations alone build a dozen Specs; a compiled program must outlive them.
+#: Number of cached programs. The rules that rerun one case build a dozen Specs; a compiled program
+#: must outlive them.
 _KEPT = 40
-#: Asked for in every run.
+#: Needed in every run.
 _key = lru_cache(4 * _KEPT)(compile_key)
 
 
 @dataclass
 class Programs:
-    """The programs of these recipes on a device, as torch calls it."""
+    """The programs of these recipes on a device, which has the name that torch gives it."""
 
     recipes: Mapping[str, Recipe]
     device: str
     compiles: int = 0
     compile_seconds: float = 0.0
-    #: Called before something is compiled, after torch has forgotten who listens to its compiler.
+    #: Called before a compilation, to register callbacks that torch._dynamo.reset has removed.
     listen: Callable[[], None] = lambda: None
-    #: Called with each arm that a program is asked for of.
+    #: Called with the arm of every program that is requested.
     note_arm: Callable[[Arm], None] = lambda arm: None
     _prepared: set[str] = field(default_factory=set)
     _subjects: dict[str, Subject] = field(default_factory=dict)
     _kept: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
-    #: The Spec whose code Dynamo has compiled last, whether its programs are here or not.
+    #: Key of the Spec whose code Dynamo compiled last, whether its programs are cached or not.
     _compiled: str = ""
 
     def subject(self, recipe: Recipe) -> Subject:
-        """The recipe's library, made ready."""
+        """The recipe's library, prepared for the device."""
         if recipe.name not in self._subjects:
             recipe.prepare()
             subject = replace(recipe.subject(self.device), device=self.device)
@@ -55,12 +56,12 @@ class Programs:
         return self._subjects[recipe.name]
 
     def of(self, spec: Spec, arm: Arm) -> Program:
-        """The Spec's program. A training that is more than steps has a model of its own each time:
-        what happens in it may stay with the model."""
+        """The program of the Spec on this arm. An eager training with events gets a fresh model
+        each time: its events may leave state in the model."""
         self.note_arm(arm)
         if spec.events and not arm.compiler:
             return self._built(spec, arm)
-        # only a compiled graph serves other dims; run eagerly, a Spec is its own program
+        # only a compiled dynamic graph serves other dims; eagerly each Spec has its own program
         own = spec if arm.compiler else msgspec.structs.replace(spec, dynamic=False)
         key = (_key(own), arm.name)
         if key in self._kept:
@@ -79,7 +80,8 @@ class Programs:
     def tapped(
         self, program: Program, tensors: dict[str, F32], spec: Spec, focus: int | None
     ) -> Trace:
-        """Run it tapped; what a compiled program's first run takes is its compile time."""
+        """Run the program tapped. The time of a compiled program's first run counts as compile
+        time."""
         compiles, started = program.arm.compiler and not program.ran, time.monotonic()
         trace = program.run(tensors, tap=True, spec=spec, focus=focus)
         if compiles:
@@ -87,7 +89,7 @@ class Programs:
         return trace
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Drop all programs."""
         self._kept.clear()
 
     def _built(self, spec: Spec, arm: Arm) -> Program:
@@ -98,8 +100,8 @@ class Programs:
         return Program(spec, recipe, arm, device=self.device)
 
     def _forget_compiled(self, keep: str) -> None:
-        """Drop other Specs' artefacts: Dynamo caches by code object and would recompile, then give
-        up compiling."""
+        """Drop the compiled programs of other Specs: Dynamo caches by code object and would
+        recompile, then give up compiling."""
         if self._compiled not in ("", keep):
             for key in [k for k, p in self._kept.items() if p.arm.compiler and k[0] != keep]:
                 del self._kept[key]

@@ -1,1 +1,1 @@
-"""Known issues: entries, the facts that limit them, what mitigates them, how severe they are."""
+"""Known issues: entries of the ledger, conditions, cures and severities."""

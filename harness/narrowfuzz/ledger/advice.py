@@ -1,4 +1,4 @@
-"""What the ledger says of a configuration, whether a run meets it or not."""
+"""Finds the known issues that may affect a configuration, before anything runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from narrowfuzz.recipe.recipe import Recipe
 
 #: The fact of a configuration that names the operators that its model calls.
 OPERATORS = "operators"
-#: How the symptom of what only ranks show begins.
+#: The beginning of a symptom that only runs on several ranks show.
 _ON_RANKS = "fails only on ranks"
 
 
@@ -31,11 +31,12 @@ def applying(
     device: str = "cpu",
     configuration: Mapping[str, Fact] = {},
 ) -> list[Entry]:
-    """The entries that some case of these recipes may show on these arms, the worst first.
+    """The entries that some case of these recipes may show on these arms, the most severe first.
 
-    What an entry asks of the data, the model or the shape may always come, but for what the
-    ``configuration`` says. What is installed, the machine and the device must be such as it asks
-    for; of other versions it may hold as well.
+    Conditions of an entry on data, model or shape are assumed to be met by some case, except where
+    the ``configuration`` has a fact that contradicts them. Conditions on the machine and the device
+    must hold, and the library must be installed. Its version may be one that the entry does not
+    name, but not one in which the issue is known to be absent.
     """
     here = {name: read(machine) for name, read in OF_MACHINE.items()}
     known = [
@@ -53,8 +54,8 @@ def applying(
 
 
 def of_models(models: Collection[Model]) -> dict[str, Fact]:
-    """What every case of these models has: fields of its Spec that they leave no choice of, and the
-    operators that they call, where that is known of each."""
+    """Facts that every case of these models has: fields of the Spec that they all fix to the same
+    value, and the operators that they call, if known for all of them."""
     if not models:
         return {}
     first, *others = models
@@ -72,8 +73,9 @@ def of_models(models: Collection[Model]) -> dict[str, Fact]:
 
 
 def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
-    """What every case has that climbs to the arm, by what it is compiled with; in one process
-    nothing is sharded."""
+    """The facts of every case that includes the arm, one set for each value of ``Spec.compile`` and
+    each of the recipe's names (its own and that of its base). Facts about ranks are None where the
+    arm runs in one process."""
     alone: dict[str, Fact] = {} if arm.sharded else dict.fromkeys(OF_RANKS)
     rungs = [rung for rung, stages in COMPILED.items() if arm.stage in {a.name for a in stages}]
     for name in dict.fromkeys((recipe.name, recipe.based_on or recipe.name)):
@@ -88,7 +90,7 @@ def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
         return False
     if entry.deviation in DEVIATIONS and not _runs(DEVIATIONS[entry.deviation], facts):
         return False
-    # its cases climb lower rungs as well, and may show it there
+    # the cases run on the lower arms of their ladder as well, and may show the issue there
     cases = {name: fact for name, fact in facts.items() if name != "arm"}
     if not may_hold(entry.when, cases):
         return False
@@ -102,7 +104,7 @@ def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
 
 
 def _calls(facts: dict[str, Fact], fingerprint: str) -> bool:
-    """May the operator be called there that this is about, if it is about one?"""
+    """May the operator be called that this fingerprint is about? True if it is about none."""
     rule, role, *_ = fingerprint.split("--")
     name, called = role.partition(".")[0], facts.get(OPERATORS)
     if rule != "O25" or name not in BY_OPERATOR or facts["device"] != "cpu":
@@ -111,7 +113,7 @@ def _calls(facts: dict[str, Fact], fingerprint: str) -> bool:
 
 
 def _runs(kernels: Deviation, facts: dict[str, Fact]) -> bool:
-    """Can kernels that are known to deviate run there?"""
+    """Can the kernels of this deviation run in a case with these facts?"""
     called = facts.get(OPERATORS)
     if facts["device"] == "cpu" and isinstance(called, frozenset):  # models are tried on a CPU
         return "cpu" in kernels.devices and not OPERATORS_OF[kernels.name].isdisjoint(called)
@@ -119,9 +121,10 @@ def _runs(kernels: Deviation, facts: dict[str, Fact]) -> bool:
 
 
 def _on(arm: Arm, fingerprint: str) -> bool:
-    """Can an arm show it? What fails on ranks only, no run in one process can."""
+    """Can cases of this arm show this fingerprint? An arm in one process cannot show a failure that
+    only ranks have."""
     rule, _, arms, symptom, *_ = fingerprint.split("--")
     if not arm.sharded and (symptom.startswith(_ON_RANKS) or rule.startswith("S")):
         return False
-    # its cases climb lower rungs as well
+    # the cases run on the lower arms of their ladder as well
     return any(fnmatch.fnmatch(a.name, arms) for a in BY_NAME.values() if a.sharded <= arm.sharded)

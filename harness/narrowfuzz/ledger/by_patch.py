@@ -1,4 +1,4 @@
-"""Entries of the ledger by cause: what one patch would cure belongs together."""
+"""Groups entries of the ledger by cause: one patch would fix all entries of a cause."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from narrowfuzz.trace.words import plural
 
 
 def by_cause(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Cause -> its entries, both in the order in which they come."""
+    """Cause -> its entries; causes and entries keep their order."""
     causes: dict[str, list[Entry]] = {}
     for entry in entries:
         causes.setdefault(entry.one_cause, []).append(entry)
@@ -17,12 +17,12 @@ def by_cause(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def same_cause(entry: Entry, entries: Sequence[Entry]) -> list[str]:
-    """Ids of the other entries that the same patch would cure."""
+    """Ids of the other entries that the same patch would fix."""
     return [e.id for e in entries if e.one_cause == entry.one_cause and e.id != entry.id]
 
 
 def counted(entries: Sequence[Entry]) -> str:
-    """How many causes they have, and how many of them are bugs, in a sentence."""
+    """The number of causes of these entries, and how many are bugs, in a sentence."""
     bugs = [entry for entry in entries if entry.kind == "bug"]
     return (
         f"{plural(len(by_cause(entries)), 'cause')} of {_entries(entries)}; {_entries(bugs)} "

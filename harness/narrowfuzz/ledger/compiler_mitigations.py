@@ -1,6 +1,7 @@
-"""What makes a known divergence of Inductor go away: settings of it, and repairs of its code.
+"""Cures of known divergences of Inductor: its own settings, and patches of its code.
 
-A graph that was compiled under a repair is kept nowhere: its key knows nothing of the repair.
+A graph that was compiled under a patch must not be cached: the cache's key does not include the
+patch.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from unittest.mock import patch
 
 @contextmanager
 def without_slp_vectorizer() -> Iterator[None]:
-    """What Inductor writes is compiled without GCC's vectoriser of straight-line code.
+    """Inductor's C++ code is compiled without GCC's vectoriser of straight-line code.
 
-    Inductor has no setting for flags, so its compiler is a script that adds one. The script's name
-    is g++, by which Inductor tells GCC, and its path is always the same: it is part of the key that
-    a compiled kernel is kept under.
+    Inductor has no setting for flags, so the compiler is replaced by a script that adds one. The
+    script is called g++, as Inductor recognises GCC by its name. Its path is always the same, as it
+    is part of the key under which a compiled kernel is cached.
     """
     from torch._inductor import config
     from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -29,21 +30,21 @@ def without_slp_vectorizer() -> Iterator[None]:
     real = shutil.which(os.environ.get("CXX", "g++")) or "g++"
     script = Path(cache_dir()) / "without_slp_vectorizer" / "g++"
     text = f'#!/bin/sh\nexec "{real}" "$@" -fno-tree-slp-vectorize\n'
-    if not script.exists() or script.read_text() != text:  # of another compiler
+    if not script.exists() or script.read_text() != text:  # written for another compiler
         script.parent.mkdir(parents=True, exist_ok=True)
         fresh = script.with_name(f"g++.{os.getpid()}")
         fresh.write_text(text)
         fresh.chmod(0o755)
-        fresh.rename(script)  # another worker may be at it, too
+        fresh.rename(script)  # atomic: another worker may do the same
     with config.patch({"cpp.cxx": (None, str(script))}):
         yield
 
 
 @contextmanager
 def a_name_for_each_stored_reduction() -> Iterator[None]:
-    """Each buffer that a vectorised reduction is stored to gets the value under a name of its own.
+    """The value of a vectorised reduction gets a new name for each buffer to which it is stored.
 
-    Inductor names what it has converted by the value alone.
+    Inductor names a converted value by the original value only, whatever buffer it is for.
     """
     from torch._inductor import config
     from torch._inductor.codegen.cpp import CppVecKernel, DeferredLine
@@ -73,7 +74,7 @@ def emulated_precision_casts() -> Iterator[None]:
 
 @contextmanager
 def specialized_floats() -> Iterator[None]:
-    """A Python float is a constant of the graph, where shapes are dynamic, too."""
+    """A Python float is a constant of the graph, even where shapes are dynamic."""
     from torch._dynamo import config
 
     with config.patch(specialize_float=True):
@@ -82,7 +83,7 @@ def specialized_floats() -> Iterator[None]:
 
 @contextmanager
 def contiguous_operands_of_flex() -> Iterator[None]:
-    """FlexAttention on a CPU gets contiguous copies of its operands, none of them a view."""
+    """FlexAttention on a CPU gets contiguous copies of its operands instead of views."""
     from torch._inductor import config
     from torch._inductor.ir import ExternKernel
     from torch._inductor.kernel.flex import flex_attention
@@ -102,7 +103,8 @@ def contiguous_operands_of_flex() -> Iterator[None]:
 
 @contextmanager
 def masked_booleans_of_one_type() -> Iterator[None]:
-    """What a vectorised loop reads of booleans behind a mask has the type of its other value."""
+    """In a vectorised loop, a masked load of booleans has the same type as the value for masked
+    elements."""
     import torch
     from torch._inductor import config
     from torch._inductor.codegen.cpp import CppVecOverrides
@@ -132,7 +134,7 @@ def masked_booleans_of_one_type() -> Iterator[None]:
 
 @contextmanager
 def sums_in_fp32() -> Iterator[None]:
-    """index_add and scatter_add of 16 bits add up in fp32, and round once."""
+    """index_add and scatter_add of bf16 and fp16 accumulate in fp32, and round once."""
     import torch
     from torch._inductor import config, decomposition
 

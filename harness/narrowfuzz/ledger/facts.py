@@ -1,15 +1,15 @@
-"""Facts of a case, of what was seen on it and of the machine, by name: what a predicate asks.
+"""Named facts about a case, a verdict and the machine, and predicates on them.
 
-A predicate is a table ``fact = condition``; it holds where every condition does. One that names an
-unknown fact is refused where it is read, so no predicate is silently never true.
+A predicate is a table ``fact = condition``; it holds if every condition does. A predicate that
+names an unknown fact is refused when it is loaded, so that none is silently never true.
 
 A condition is ``true`` or ``false``, a number, or a text: a glob, ``!=`` before a glob, ``<N <=N >N
->=N``, ``odd``, ``even``, ``not multiple of N``. A list holds if any of its conditions does. Of a
-fact that is a set (features, events, cpu), ``"x"`` asks for a member, ``"!x"`` for none such, and
-a list for all it says.
+>=N``, ``odd``, ``even``, ``not multiple of N``. A list holds if any of its conditions does. For a
+fact that is a set (features, events, cpu), ``"x"`` requires a member that matches, ``"!x"`` that no
+member does, and a list holds if all of its conditions do.
 
-A case that resumes has two layouts over ranks, and each has facts of its own: a predicate holds of
-the case if it holds of one of them.
+A case that resumes has two layouts of ranks, and each has facts of its own: a predicate holds for
+the case if it holds for one of them.
 """
 
 from __future__ import annotations
@@ -40,30 +40,31 @@ Predicate = Mapping[str, Condition]
 
 @dataclass(frozen=True)
 class Context:
-    """What a predicate is asked of."""
+    """The things that a predicate is about."""
 
     case: Case
     machine: Machine
     device: str = "cpu"
-    #: None: of the case alone, as a deviation of the reference asks.
+    #: None where a predicate is only about the case, as for a deviation of the reference.
     verdict: Verdict | None = None
 
 
 def _of_library(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
-    """What only a library's own layers have."""
+    """A fact that only cases of a library's own layers have; None for others."""
     return lambda context: read(context.case.spec) if context.case.spec.layer else None
 
 
 def _of_sharding(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
-    """What only a case on ranks has."""
+    """A fact that only cases on ranks have; None for others."""
     return lambda context: read(context.case.spec) if context.case.spec.sharded else None
 
 
 def _shards(spec: Spec) -> set[tuple[int, int]]:
-    """Rows of the weights that FSDP's ranks share, and how many these are, after tensor parallelism
-    has cut what it shares by output features. A wide linear has n; other models lead back to k,
-    which are rows as well; of experts' weights it is the experts, or those of a rank that shares
-    experts, over the groups of such ranks."""
+    """(rows, ranks) for the weights that FSDP divides by rows among ranks, after tensor parallelism
+    has divided some of them by output features. A weight of a wide linear has n rows. Other models
+    have a linear back to k, so they have weights with k rows as well. Experts' weights are divided
+    by experts: all of them, or those of one rank where ranks share experts, over the groups of such
+    ranks."""
     model, sharding = MODELS.get(spec.model), spec.sharding
     if model is None or not sharding.data:  # a library's own layers, which no rank shares
         return set()
@@ -77,26 +78,26 @@ def _shards(spec: Spec) -> set[tuple[int, int]]:
 
 
 def _uneven(spec: Spec) -> bool:
-    """Has a linear of these features rows that FSDP's ranks do not share evenly?"""
+    """Does a linear have a number of rows that FSDP's ranks do not divide?"""
     return any(rows % ranks for rows, ranks in _shards(spec))
 
 
 def _empty_shard(spec: Spec) -> bool:
-    """Does one of FSDP's ranks get no row of a linear? Each gets as many as the first, which is
-    rounded up, until none are left: of 4 rows the third of three ranks has none."""
+    """Does one of FSDP's ranks get no row of a linear? Every rank gets rows / ranks, rounded up,
+    until all rows are given out: of 4 rows the third of three ranks gets none."""
     return any(
         ranks > 1 and -(-rows // ranks) * (ranks - 1) >= rows for rows, ranks in _shards(spec)
     )
 
 
 def _empty_classes(spec: Spec) -> bool:
-    """Does one of the ranks that share classes get none? They are dealt out in the same way."""
+    """Does one of the ranks that share classes get none? They are divided as FSDP divides rows."""
     ranks = spec.sharding.classes
     return ranks > 1 and -(-spec.k // ranks) * (ranks - 1) >= spec.k
 
 
 def _of_model(read: Callable[[Model], Fact]) -> Callable[[Context], Fact]:
-    """Of the case's model; None where that is not known here."""
+    """A fact of the case's model; None where that model is not known here."""
 
     def fact(context: Context) -> Fact:
         model = MODELS.get(context.case.spec.model)
@@ -113,14 +114,14 @@ def _of_machine(read: Callable[[Machine], Fact]) -> Callable[[Context], Fact]:
     return lambda context: read(context.machine)
 
 
-#: Bits of the smallest fp32 that bf16, and so autocast, rounds to infinity; and of 2^64, whose
-#: square is none of fp32.
+#: Bits of the smallest fp32 number that bf16, and so autocast, rounds to infinity; and of 2^64,
+#: whose square overflows fp32.
 _INFINITE_IN_BF16, _SQUARE_IS_INFINITE = 0x7F7F8000, 0x5F800000
 
 
 def _may_be_non_finite(case: Case) -> bool:
-    """True where the data hold an infinity or a NaN, or come near enough to make one: attention's
-    backward overflows already where the error of a score is large in an exponential."""
+    """True if the data contain an infinity or a NaN, or values so large that a model may produce
+    one: attention's backward overflows where the error of a score is large in an exponential."""
     data = case.data
     alone = case.spec.model == "linear"
     near = data.values in ("inf_nan", "near_max", "scale_ends")
@@ -131,11 +132,11 @@ def _may_be_non_finite(case: Case) -> bool:
 
 
 def _kind(event: Event | type[Event]) -> str:
-    """What a case file calls an event of this kind."""
+    """The name of this kind of event in a case file."""
     return str(event.__struct_config__.tag)
 
 
-#: The names of a fact that is a set of some of them.
+#: Fact that is a set -> the names that it may contain.
 _NAMES = {"features": frozenset(FEATURES), "events": frozenset(map(_kind, get_args(Event)))}
 
 _SPEC = (
@@ -171,7 +172,7 @@ _SPEC = (
     "region",
     "reentrant",
 )
-#: Fact -> the field of a sharding.
+#: Fact -> the field of Sharding.
 _OF_SHARDING = {
     {"data": "fsdp_ranks", "tensor": "tensor_ranks"}.get(name, name): name
     for name in Sharding.__struct_fields__
@@ -201,27 +202,29 @@ _OF_CASE: dict[str, Callable[[Context], Fact]] = {
     "empty_shard": _of_sharding(_empty_shard),
     "empty_classes": _of_sharding(_empty_classes),
     "features": lambda context: features(context.case.spec),
-    #: Kinds of events of the schedule, wherever they stand.
+    #: The kinds of events in the schedule, at any place.
     "events": lambda context: frozenset(map(_kind, context.case.spec.events)),
-    #: The model calls attention, or is a user's and may; its forward draws random numbers.
+    #: The model calls attention, or is a user's and may call it.
     "attends": _of_model(attrgetter("attends")),
-    #: Each forward of it, a user's, changes a buffer.
+    #: The model is a user's, and each forward changes a buffer.
     "changes_buffers": _of_model(lambda model: bool(model.changing)),
+    #: The model's forward draws random numbers.
     "random": _of_model(attrgetter("random")),
 }
 FACTS: dict[str, Callable[[Context], Fact]] = {
     **_OF_CASE,
     "arm": _of_verdict(attrgetter("arm")),
     "message": _of_verdict(attrgetter("got")),
-    #: The result that it is about: output, embedding.weight.grad@1.
+    #: The result that the verdict is about: output, embedding.weight.grad@1.
     "result": _of_verdict(attrgetter("at.name")),
-    #: The run whose results it is about, besides the case's own: "the negated grad_output".
+    #: The additional run whose result it is about, as in "the negated grad_output"; "" for the
+    #: case's own run.
     "other_run": _of_verdict(attrgetter("at.run")),
-    #: What a conversion changed is at modules that it replaced, as it was asked to.
+    #: All changes of this kind by a conversion are at modules that it was to replace.
     "swapped": _of_verdict(attrgetter("swapped")),
-    #: The recipe's own rule that a refusal was for, in its words.
+    #: The recipe's rule that an expected refusal enforces, in the recipe's words.
     "rule": _of_verdict(attrgetter("requirement")),
-    #: The operand of a product that it is about, a or b.
+    #: The operand of a product that the verdict is about, a or b.
     "side": _of_verdict(attrgetter("at.side")),
     "device": attrgetter("device"),
     **{name: _of_machine(read) for name, read in OF_MACHINE.items()},
@@ -233,7 +236,7 @@ _MULTIPLE = re.compile(r"not multiple of (\d+)\Z")
 
 
 def check_predicate(predicate: Predicate) -> None:
-    """Raises ValueError naming a fact that does not exist, or a set of features that does not."""
+    """Raises ValueError naming a fact, a feature or a kind of event that does not exist."""
     for name, condition in predicate.items():
         if name not in FACTS:
             raise ValueError(f"unknown fact {name!r}: known are {', '.join(sorted(FACTS))}")
@@ -245,7 +248,7 @@ def check_predicate(predicate: Predicate) -> None:
 
 
 def holds(predicate: Predicate, context: Context) -> bool:
-    """True if every condition of the predicate holds, of one layout."""
+    """True if every condition of the predicate holds for one of the case's layouts."""
     return any(
         all(_meets(FACTS[name](laid_out), wanted) for name, wanted in predicate.items())
         for laid_out in _layouts(context)
@@ -253,8 +256,8 @@ def holds(predicate: Predicate, context: Context) -> bool:
 
 
 def unmet(predicate: Predicate, context: Context) -> list[str]:
-    """The conditions on the case itself that do not hold, in words; of a case that resumes, of the
-    layout that meets most."""
+    """The conditions on the case itself that do not hold, in words; for a case that resumes, those
+    of the layout with the fewest."""
     asked = {name: wanted for name, wanted in predicate.items() if name in _OF_CASE}
     return min(
         (
@@ -270,7 +273,8 @@ def unmet(predicate: Predicate, context: Context) -> list[str]:
 
 
 def _layouts(context: Context) -> Iterator[Context]:
-    """The same of a case as it begins and, if it does, as it resumes."""
+    """The context with the case's first layout and, if the case resumes, with that of the
+    resume."""
     yield context
     spec = context.case.spec
     if spec.sharding.resumes:
@@ -279,7 +283,7 @@ def _layouts(context: Context) -> Iterator[Context]:
 
 
 def may_hold(predicate: Predicate, known: Mapping[str, Fact]) -> bool:
-    """False only if a condition on one of the facts that are ``known`` does not hold."""
+    """False only if a condition on one of the ``known`` facts does not hold."""
     return all(_meets(known[name], wanted) for name, wanted in predicate.items() if name in known)
 
 

@@ -1,10 +1,10 @@
-"""The ledger: divergences of released libraries that are known, each with its script.
+"""The ledger: known issues, which are confirmed divergences of released libraries with scripts.
 
-One TOML file each in ``reports/known/``; entries that one patch would cure name the same ``cause``.
-An entry explains findings by fingerprint *and* a predicate of the case, the machine and what was
-seen, or, better, by an *as-built deviation* that the reference then follows, so that every other
-rule stays sharp on the same case. It holds for the versions it names; on others it is tried: its
-script says whether it still shows.
+Each entry is a TOML file in ``reports/known/``; entries that one patch would fix name the same
+``cause``. An entry explains findings by fingerprint *and* a predicate on the case, the machine and
+the verdict. Better, it names an *as-built deviation*, which the reference then imitates, so that
+all other rules still detect other bugs on the same case. An entry holds for the versions that it
+names; on others its script is run to find out whether the divergence still shows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from narrowfuzz.recipe.content import content_dir
 from narrowfuzz.recipe.deprecated import refused_field
 from narrowfuzz.trace.verdict import Verdict
 
-#: Deviations the rules follow beyond those of the quantiser's reference.
+#: Deviations that the rules take into account, besides those of the quantiser's reference.
 LAYER_DEVIATIONS = {
     "autocast_ignored": "under autocast the layer returns the type of its input",
     "bias_ignored": "the layer returns its output without the bias",
@@ -44,7 +44,7 @@ LAYER_DEVIATIONS = {
     "shards_scaled_apart": "a weight that ranks share has a scale for each rank's piece",
 }
 
-#: Deviations of the state machine that the rules of schedules follow.
+#: Deviations of a library's scaling state that the rules of schedules imitate.
 STATE_DEVIATIONS = {
     "algorithm_of_last_region": "an update goes by the algorithm of the region entered last",
     "checkpointed_region_keeps": "a region opened in a reentrant checkpoint ends without an update",
@@ -64,7 +64,7 @@ STATE_DEVIATIONS = {
     "writing_parameters_updates_forward": "an optimizer step updates forward scales once more",
 }
 
-#: What an entry is to the maintainers of its library.
+#: What the issue is from the point of view of the library's maintainers.
 Kind = Literal["", "bug", "arguable", "expected", "artefact"]
 KINDS: dict[Kind, str] = {
     "bug": "a bug that a maintainer would fix",
@@ -76,19 +76,19 @@ KINDS: dict[Kind, str] = {
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Findings that an entry explains."""
+    """A set of findings that an entry explains."""
 
     #: Globs of fingerprints.
     fingerprints: tuple[str, ...]
-    #: What must hold besides: necessary conditions of the cause.
+    #: Further conditions: necessary ones of the cause.
     when: dict[str, Condition] = {}
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One known divergence."""
+    """One known issue."""
 
     id: str
-    #: Ids of entries that were merged into this one: ``known`` still takes them.
+    #: Ids of entries that were merged into this one: ``narrowfuzz known`` still accepts them.
     formerly: tuple[str, ...] = ()
     title: str
     #: What happens and why, with the library's function.
@@ -99,57 +99,59 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     #: Upstream threads about exactly this, and what was searched.
     links: tuple[str, ...]
     searched: str = ""
-    #: What ``severity`` weighs: see narrowfuzz/ledger/severity.py.
+    #: These four determine the severity: see narrowfuzz/ledger/severity.py.
     symptom: Symptom
     effect: float
     data: str
     use: Use
-    #: Where the library documents the use, quoted, or that it is silent about it.
+    #: A quotation of the library's documentation of this use, or a statement that there is none.
     documentation: str
-    #: The release or commit that cures it, "" if none is known.
+    #: The release or commit that fixes it, "" if none is known.
     cured: str = ""
-    #: What it was seen on, and the devices, as torch calls them, that it holds for untried.
+    #: The hardware on which it was seen, and the devices, as torch calls them, for which the entry
+    #: holds without running its script first.
     hardware: tuple[str, ...]
     devices: tuple[str, ...] = ("cpu",)
     recipes: tuple[str, ...]
     backends: tuple[str, ...] = ("*",)
-    #: Distribution -> version specifier.
+    #: Distribution -> specifier of the versions for which the entry holds.
     versions: dict[str, str]
-    #: The same, of versions in which the script was tried and the divergence did not show.
+    #: Distribution -> specifier of versions in which the script did not show the divergence.
     absent_in: dict[str, str] = {}
-    #: Date to look again.
+    #: The date of the next review.
     review: str
-    #: Stand-alone script beside the entry: exits 1 while the divergence is there.
+    #: Stand-alone script beside the entry: exits with 1 while the divergence exists.
     script: str
     deviation: str = ""
-    #: One of ``CURES``: what the case must no longer show under it, or the entry does not explain
-    #: it. "" where the predicates tell.
+    #: One of ``CURES``: the entry explains a finding only if the finding is gone under this cure;
+    #: "" where the predicates suffice.
     cure: str = ""
-    #: What must hold for the deviation, and for every match.
+    #: Conditions for the deviation and for every match.
     when: dict[str, Condition] = {}
-    #: None and no deviation: confirmed by hand, and no case expresses it yet.
+    #: Empty and no deviation: confirmed by hand, but no case can express it yet.
     matches: tuple[Match, ...] = ()
-    #: What it is to the library's maintainers, and what would be told to them.
+    #: What it is from the maintainers' point of view, and the text of an issue for them.
     kind: Kind = ""
     issue: Issue | None = None
-    #: Entries that one patch would cure give the same name here; "": this one has its own cause.
+    #: A name that is common to all entries that one patch would fix; "": no other entry has the
+    #: same cause.
     cause: str = ""
-    #: Where its file is; the loader's to say.
+    #: The folder of its file; set by the loader.
     folder: str = ""
 
     @property
     def path(self) -> Path:
-        """Its script."""
+        """The path of its script."""
         return Path(self.folder) / self.script
 
     @property
     def reproduction(self) -> Path:
-        """The short script that an issue shows."""
+        """The path of the short script that its issue shows."""
         return Path(self.folder) / f"{self.id}.issue.py"
 
     @property
     def one_cause(self) -> str:
-        """The name of its cause: its own, where it shares none."""
+        """The name of its cause: its own id where it shares none."""
         return self.cause or self.id
 
     @property
@@ -163,21 +165,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def cured_by(self) -> str:
-        """The release that has cured it, with its package, "" if none has."""
+        """The package and release, or the commit, that fixes it; "" if none does."""
         package = " or ".join(self.versions)
         return f"{package} {self.cured}" if self.cured[:1].isdigit() else self.cured
 
     @property
     def fingerprints(self) -> list[str]:
-        """Globs of all that it explains."""
+        """Globs of the fingerprints of all matches."""
         return [glob for match in self.matches for glob in match.fingerprints]
 
     def about(self, recipe: str) -> bool:
-        """Does it speak of this recipe?"""
+        """Does the entry concern this recipe?"""
         return any(fnmatch.fnmatch(recipe, glob) for glob in self.recipes)
 
     def fits(self, context: Context) -> bool:
-        """True if the case is one that the entry speaks of."""
+        """True if the entry concerns the case's recipe and backend, and its conditions hold."""
         spec = context.case.spec
         return (
             self.about(spec.recipe)
@@ -194,8 +196,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
-#: How an entry stands to what is installed: it names these versions, others, or nothing of it is
-#: there.
+#: How an entry applies here. "named": it names the installed versions and the device. "other": it
+#: names other ones, so its script must be run. "absent": the package is not installed, or the
+#: divergence is known not to show in its version.
 Standing = Literal["named", "other", "absent"]
 
 
@@ -203,13 +206,13 @@ class Installed(NamedTuple):
     """A package that can be imported."""
 
     version: str
-    #: False: not as its distribution brought it, but a checkout.
+    #: False for a checkout, True for a package that was installed from its distribution.
     released: bool
 
 
 class Ledger:
-    """Entries that hold here: those that name what is installed, and of the others those that
-    ``shows`` says still show."""
+    """The entries that hold here: those that name the installed versions, and the others whose
+    scripts still show the divergence, as ``shows`` reports."""
 
     def __init__(
         self,
@@ -220,11 +223,11 @@ class Ledger:
         device: str = "cpu",
     ) -> None:
         self.entries = tuple(entries)
-        #: Of other versions than are installed: asked for when they would explain something.
+        #: Entries that name other versions; ``shows`` is called once one would explain something.
         self.unnamed, self.shows, self.device = tuple(unnamed), shows, device
 
     def deviations(self, case: Case) -> dict[str, str]:
-        """As-built deviations to follow for this case: deviation -> entry id."""
+        """The as-built deviations that hold for this case: deviation -> entry id."""
         context = self._context(case, None)
         return {
             entry.deviation: entry.id
@@ -235,8 +238,8 @@ class Ledger:
     def match(
         self, fingerprint: str, case: Case, verdict: Verdict, cured: Callable[[str], bool]
     ) -> str:
-        """Id of the entry that explains a finding, or ""; ``cured`` says of an entry's cure whether
-        the finding is gone under it."""
+        """The id of the entry that explains a finding, or "". ``cured`` returns whether the finding
+        is gone under a cure."""
         context = self._context(case, verdict)
         for entry in (*self.entries, *self.unnamed):
             if not entry.explains(fingerprint, context) or not self._holds(entry):
@@ -261,8 +264,8 @@ def load_ledger(
     device: str = "cpu",
     folders: Sequence[Path] = (),
 ) -> Ledger:
-    """All entries for what is installed, those of a user's ``folders`` as well; ``shows`` is asked
-    of those that name other versions.
+    """The ledger for the installed versions, including the entries in a user's ``folders``;
+    ``shows`` decides about entries that name other versions.
 
     Raises ValueError naming a file that is not valid.
     """
@@ -276,13 +279,13 @@ def load_ledger(
 
 
 def standing(device: str = "cpu", folders: Sequence[Path] = ()) -> list[tuple[Entry, Standing]]:
-    """Every entry, and how it stands to what is installed here."""
-    installed = functools.cache(_installed)  # entries speak of the same few packages
+    """Every entry, and how it applies here."""
+    installed = functools.cache(_installed)  # all entries name the same few packages
     return [(entry, stands(entry, device, installed)) for entry in load_entries(folders)]
 
 
 def load_entries(folders: Sequence[Path] = ()) -> list[Entry]:
-    """Every entry, those of a user's ``folders`` first: they know what is changed on purpose.
+    """Every entry, those in a user's ``folders`` first, as they may cover deliberate changes.
 
     Raises ValueError naming the file, and what is wrong in it, or a folder that has none.
     """
@@ -303,7 +306,8 @@ def load_entries(folders: Sequence[Path] = ()) -> list[Entry]:
 
 @functools.cache
 def _load(path: Path, changed: int) -> Entry:
-    """The entry in a file that was ``changed`` last then."""
+    """The entry in a file. ``changed``, the time of the file's last change, is part of the cache's
+    key only."""
     try:
         entry = msgspec.toml.decode(path.read_bytes(), type=Entry)
         _check(entry)
@@ -344,7 +348,7 @@ def stands(
     device: str = "cpu",
     installed: Callable[[str], Installed | None] | None = None,
 ) -> Standing:
-    """How an entry stands to what is ``installed``, and to the device that the run is for."""
+    """How an entry applies to the ``installed`` packages and the device of the run."""
     named = device in entry.devices
     for package, wanted in entry.versions.items():
         found = (installed or _installed)(package)
@@ -360,7 +364,7 @@ def stands(
 
 
 def _installed(package: str) -> Installed | None:
-    """What is there of a package; None: nothing."""
+    """The version of a package that can be imported; None if it cannot."""
     try:
         return Installed(importlib.metadata.version(package), not checkout(package))
     except importlib.metadata.PackageNotFoundError:

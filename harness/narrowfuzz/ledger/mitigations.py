@@ -1,8 +1,8 @@
-"""What makes a known divergence go away: an entry of the ledger that names a cure explains only
-what the same case no longer shows under it.
+"""Cures: contexts in which a known divergence does not happen. A ledger entry that names a cure
+explains only findings that the same case no longer shows under it.
 
-A miscompiled loop shows as whatever its garbage does to the rules. A predicate wide enough for all
-of that would hide other bugs; the cure tells them apart.
+A miscompiled loop may break any rule, depending on its garbage. A predicate wide enough for all of
+that would hide other bugs; the cure distinguishes them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from narrowfuzz.ledger import compiler_mitigations as compiler
 
 @contextmanager
 def a_copy_of_what_is_written_through_an_unsafe_view() -> Iterator[None]:
-    """A recompute gets a product that a selective checkpoint kept as it was, if the model has
-    written into it through an ``_unsafe_view``.
+    """A recompute gets the original value of a product that a selective checkpoint saved and into
+    which the model has then written through an ``_unsafe_view``.
 
-    Such a view has the storage of what was kept and a version counter of its own. That counter
-    decides here: what a model writes without telling any counter, as ``y.data *= 2`` does, stays.
+    Such a view shares the storage of the saved product but has a version counter of its own. That
+    counter decides here: a write that no counter records, such as ``y.data *= 2``, is not undone.
     """
     from torch import _C, Tensor, ops
     from torch.utils import checkpoint
@@ -33,7 +33,7 @@ def a_copy_of_what_is_written_through_an_unsafe_view() -> Iterator[None]:
     usual = mode.__torch_dispatch__
 
     class Watched(home._VersionWrapper):  # type: ignore[misc]
-        """A kept product, and the view through which it may be written into."""
+        """A saved product, and the view through which it may be overwritten."""
 
         def __init__(self, kept: Tensor, view: Tensor) -> None:
             super().__init__(kept)
@@ -45,8 +45,8 @@ def a_copy_of_what_is_written_through_an_unsafe_view() -> Iterator[None]:
             return home._VersionWrapper(self.copy).get_val(allow_cache_entry_mutation)
 
     def watched(one: Any, view: Tensor) -> Any:
-        """What stands in the cache for ``one`` of its entries once it has this view."""
-        kept = one.val if type(one) is home._VersionWrapper else None  # not what is recomputed
+        """The entry that replaces ``one`` in the checkpoint's cache if this view is of it."""
+        kept = one.val if type(one) is home._VersionWrapper else None  # else it is recomputed
         aliased = isinstance(kept, Tensor) and _C._is_alias_of(kept, view)
         return Watched(kept, home._detach_helper(view)) if aliased else one
 
@@ -65,7 +65,7 @@ def a_copy_of_what_is_written_through_an_unsafe_view() -> Iterator[None]:
 
 @contextmanager
 def a_mask_of_minus_infinity() -> Iterator[None]:
-    """Attention gets a mask of bools as one of 0 and -infinity in the queries' dtype."""
+    """A boolean mask of attention is converted to 0 and -infinity in the queries' dtype."""
     import torch
     from torch.nn import functional
 
@@ -83,9 +83,9 @@ def a_mask_of_minus_infinity() -> Iterator[None]:
 
 @contextmanager
 def buffers_that_a_recompute_leaves() -> Iterator[None]:
-    """A module that is called inside of a backward, as a checkpoint's recompute calls it, leaves
-    its buffers as they were. They are written back beside their version counters: backward may
-    have kept one."""
+    """A module that is called inside a backward, as a checkpoint's recompute does, does not change
+    its buffers. They are restored without changing their version counters, as autograd may have
+    saved one for backward."""
     from torch import _C, Tensor
     from torch.nn.modules import module as hooks
     from torch.utils._python_dispatch import _disable_current_modes as unseen
@@ -97,7 +97,7 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
 
     def keep(module: Any, args: Any) -> None:
         if recomputing(module):
-            with unseen():  # by a selective checkpoint, which knows what the forward has run
+            with unseen():  # a selective checkpoint knows only operations that the forward ran
                 buffers = module._buffers.items()
                 before.append({name: b.clone() for name, b in buffers if b is not None})
 
@@ -120,7 +120,7 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
 
 @contextmanager
 def contiguous_fused_steps() -> Iterator[None]:
-    """Fused kernels of optimizers step contiguous copies, which are then copied back."""
+    """Fused kernels of optimizers update contiguous copies, which are then copied back."""
     import torch
 
     def on_copies(kernel: Any, *lists: Any, **how: Any) -> None:
@@ -140,7 +140,7 @@ def contiguous_fused_steps() -> Iterator[None]:
 
 @contextmanager
 def infinities_of_all_ranks() -> Iterator[None]:
-    """ShardedGradScaler asks all ranks for infinities before a fused optimizer steps."""
+    """ShardedGradScaler checks for infinities on all ranks before a fused optimizer steps."""
     import torch.distributed as dist
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
@@ -158,7 +158,7 @@ def infinities_of_all_ranks() -> Iterator[None]:
 
 @contextmanager
 def infinities_counted_once() -> Iterator[None]:
-    """What ShardedGradScaler finds on all ranks is 1 at most."""
+    """The infinity flag that ShardedGradScaler reduces over all ranks is limited to 1."""
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     usual = ShardedGradScaler.unscale_
@@ -174,7 +174,8 @@ def infinities_counted_once() -> Iterator[None]:
 
 @contextmanager
 def one_rank_that_divides_once() -> Iterator[None]:
-    """FSDP on a mesh of one rank leaves the division by a factor to what copies the gradient."""
+    """FSDP on a mesh of one rank does not divide gradients before and after the reduction, as the
+    code that copies the gradient already divides by the factor."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
     usual = collectives._get_gradient_divide_factors
@@ -191,7 +192,8 @@ def one_rank_that_divides_once() -> Iterator[None]:
 
 @contextmanager
 def optimizers_that_begin_at_zero() -> Iterator[None]:
-    """State that a checkpoint asks of an optimizer before its first step is of no step: zeros."""
+    """State that torch.distributed.checkpoint creates for an optimizer before its first step is
+    zero, as if no step had been made."""
     from torch import Tensor
     from torch.distributed.checkpoint import state_dict
 
@@ -211,7 +213,8 @@ def optimizers_that_begin_at_zero() -> Iterator[None]:
 
 @contextmanager
 def sharded_gradients_first() -> Iterator[None]:
-    """GradScaler asks the ranks that hold parts of a gradient first, and so all of them."""
+    """GradScaler's infinity check gets sharded gradients before replicated ones, so that it is
+    reduced over all ranks."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -231,7 +234,7 @@ def sharded_gradients_first() -> Iterator[None]:
 
 @contextmanager
 def skipped_steps_without_momentum() -> Iterator[None]:
-    """A step of fused SGD that is skipped makes no momentum buffers."""
+    """A skipped step of fused SGD creates no momentum buffers."""
     from torch.optim import sgd
 
     usual = sgd._fused_sgd
@@ -246,7 +249,7 @@ def skipped_steps_without_momentum() -> Iterator[None]:
         yield
 
 
-#: By the name that an entry gives; each is entered around all that builds and runs a case.
+#: Name that an entry uses -> cure; it is entered around everything that builds and runs a case.
 CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     cure.__name__: cure
     for cure in (

@@ -1,7 +1,7 @@
-"""How severe a divergence is: one written rule, for findings and ledger entries alike.
+"""The severity of a divergence: one rule, for findings and ledger entries alike.
 
-It weighs what a maintainer would: does the divergence say so itself or is it silent; how much worse
-than documented the outputs and gradients become; on what data; and whether the use is documented.
+It weighs what a maintainer would: whether the divergence is silent or raises an error; how much
+worse than documented outputs and gradients become; on what data; and whether the use is documented.
 
     silent, worse by a hundredth or more      2
     silent, worse by a thousandth or more     1
@@ -10,15 +10,15 @@ than documented the outputs and gradients become; on what data; and whether the 
 
 One step less on data at the edge of a binade, or with an infinity or a NaN; two on data near the
 ends of the range. One step less for a documented but rare use, two for one that is not documented
-or that the library declares as a limit. A use counts as documented, too, where the library has said
-that it is meant to work: its maintainers repaired it before, test it, or call a report of it a bug.
-2 is high, 1 medium, 0 and less low. What a release has cured is low, whatever is installed: to its
-maintainers there is nothing left to mend, and an upgrade helps. A finding that is a known issue has
-the severity of that entry, whose author has read what is documented; of any other the use counts as
-documented.
+or that the library declares as a limit. A use counts as documented, too, where the library treats
+it as meant to work: its maintainers have repaired it before, test it, or call a report of it a bug.
+2 is high, 1 medium, 0 and less low. A divergence that a release has fixed is low, whatever is
+installed: its maintainers have nothing to do, and an upgrade helps. A finding that is a known issue
+has the severity of that entry, whose author has read the documentation; for any other finding the
+use counts as documented.
 
-"Worse" is the *excess error* of the worst output or gradient: how much further from the unquantised
-result it is than the recipe, as documented, would be. FP8 itself costs two to four hundredths.
+"Worse" is the *excess error* of the worst output or gradient: how much further it is from the
+unquantised result than the recipe, as documented, would be. FP8 itself costs 2 to 4 %.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _WHY_USE: dict[Use, str] = {
 
 @dataclass(frozen=True)
 class Weighed:
-    """A severity, and the steps of the rule that led to it, as a reader wants them."""
+    """A severity, and the steps of the rule that led to it, in words."""
 
     severity: Severity
     why: str
@@ -72,9 +72,9 @@ def weighed(
 ) -> Weighed:
     """The severity of a divergence, and why.
 
-    ``effect`` is the excess error, a share of the result's norm; infinite where NaN or infinity
-    came out in place of a number. ``data`` is the tamest value class that shows it. ``cured`` names
-    the release that has cured it, "" if none has.
+    ``effect`` is the excess error as a fraction of the result's norm; infinite where the result is
+    NaN or infinity instead of a number. ``data`` is the most ordinary value class that shows it.
+    ``cured`` names the release that has fixed it, "" if none has.
     """
     if cured:
         return Weighed("low", f"{cured} has cured it, so an upgrade helps: low")

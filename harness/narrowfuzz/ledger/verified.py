@@ -1,7 +1,7 @@
-"""On which versions the ledger and the baselines were verified: ``reports/verified.json``.
+"""The versions on which the ledger and the baselines were verified: ``reports/verified.json``.
 
-``make versions`` writes one record for each pair of torch and torchao, in place of an earlier one
-of the same; ``doctor`` reads them.
+``make versions`` writes one record for each pair of torch and torchao, in place of an earlier
+record of the same pair; ``doctor`` reads them.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from narrowfuzz.recipe.content import content_dir
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of one pair of versions."""
+    """The result of verifying one pair of versions."""
 
     date: str
     python: str
     torch: str
     torchao: str
-    #: oneDNN's kernels on the machine that verified: see narrowfuzz.machine.machine.
+    #: oneDNN's kernels on the machine that was used: see narrowfuzz.machine.machine.
     kernels: dict[str, str]
-    #: Ledger entry -> "shows", "gone", "cannot tell"; "absent" where its library was not there.
+    #: Ledger entry -> "shows", "gone", "cannot tell"; "absent" where its library is not installed.
     entries: dict[str, str]
-    #: Cases of a campaign on the unquantised baselines, and the fingerprints of what was new.
+    #: Cases of a campaign on the unquantised baselines, and the fingerprints of its new findings.
     baseline_cases: int
     baseline_findings: tuple[str, ...]
     #: Properties of the smoke profile that passed and failed.
     properties_passed: int
     properties_failed: int
-    #: The same of the tests of what torch says of a GPU that is not here; Triton's need Triton.
+    #: Tests about a GPU that the machine does not have, passed and failed; some need Triton.
     gpu_passed: int = 0
     gpu_failed: int = 0
 
     def sentence(self) -> str:
-        """For people."""
+        """The record in one line of text."""
         tried = {name: how for name, how in self.entries.items() if how != "absent"}
         counts = Counter(tried.values())
         cannot = counts["cannot tell"]
@@ -57,12 +57,12 @@ def _tests(passed: int, failed: int) -> str:
 
 
 def verified_file() -> Path:
-    """Where the records are."""
+    """The file of the records."""
     return content_dir("reports") / "verified.json"
 
 
 def load_verified() -> list[Verified]:
-    """All records; none where none was ever written. Raises ValueError naming the file."""
+    """All records; none if the file does not exist. Raises ValueError naming an invalid file."""
     file = verified_file()
     if not file.is_file():
         return []
@@ -73,7 +73,7 @@ def load_verified() -> list[Verified]:
 
 
 def keep_verified(record: Verified) -> None:
-    """Add a record, in place of an earlier one of the same versions."""
+    """Save a record, in place of an earlier one of the same versions."""
     same = (record.torch, record.torchao)
     others = [r for r in load_verified() if (r.torch, r.torchao) != same]
     raw = msgspec.json.encode(sorted([*others, record], key=lambda r: (r.torch, r.torchao)))

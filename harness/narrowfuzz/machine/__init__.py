@@ -1,1 +1,1 @@
-"""What results depend on besides the code: CPU, GPU, installed packages and compiler."""
+"""The machine that results depend on besides the code: CPU, GPU, installed packages, compiler."""

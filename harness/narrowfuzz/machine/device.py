@@ -1,6 +1,7 @@
-"""The device of a run: its name, what torch calls it, how it adds what it multiplies.
+"""The device of a run: its name, torch's name of it, and how its multiplies add.
 
-Nothing here touches CUDA but ``enter``: a process that workers are forked from must not.
+Only ``enter``, ``expected`` and a Device's ``describe`` and ``profile`` initialise CUDA: a process
+from which workers are forked must not call them.
 """
 
 from __future__ import annotations
@@ -25,32 +26,33 @@ from narrowfuzz.numerics.accumulator import (
     reconciled,
 )
 
-#: ``simulated``: a Hopper GPU on the CPU. ``cuda:1`` names one GPU, ``cuda`` all that are there.
+#: ``simulated`` is a Hopper GPU simulated on the CPU. ``cuda:1`` names one GPU, ``cuda`` all.
 DEVICES = ("cpu", "cuda", "simulated")
 _NAME = re.compile(r"cpu|simulated|cuda(:\d+)?")
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where a process runs its cases."""
+    """The device on which a process runs its cases."""
 
-    #: As a user asks for it.
+    #: Its name on the command line.
     name: str = "cpu"
-    #: What torch calls it.
+    #: Its name in torch.
     torch: str = "cpu"
-    #: How it adds: by the table of its kind, wider where it was seen to leave that.
+    #: How it adds: from the table for its kind of device, with wider bounds where measurements
+    #: disagree.
     accumulators: Accumulators = field(default_factory=lambda: CPU)
-    #: What of that was measured, by the names of accumulators; empty: nothing was.
+    #: The measurements, by the names of accumulators; empty if none were made.
     seen: Mapping[str, Found] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
-        """As recorded beside findings."""
+        """The device as a dict, as it is recorded beside findings."""
         adds = {kind: str(found) for kind, found in self.seen.items()}
         gpus = asdict(seen_here()) if self.name.startswith("cuda") else {}
         return {"name": self.name, "adds": adds, **gpus}
 
     def profile(self) -> list[str]:
-        """How it adds, a line each, and where that is not what was expected."""
+        """Lines that report how it adds, and where that differs from the expected."""
         lines = [f"{kind}: {found}" for kind, found in self.seen.items()]
         usual = expected(self.torch)
         for kind, found in self.seen.items():
@@ -63,7 +65,7 @@ class Device:
 
 
 def check_device(name: str, workers: int = 1) -> None:
-    """Raises ValueError with the remedy for a device that so many workers cannot run on."""
+    """Raises ValueError, with the remedy, for a device that this many workers cannot run on."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"--device must be one of {', '.join(DEVICES)} or cuda:N, got {name!r}")
     if name.startswith("cuda") and (why := problem(name, ask(), workers)):
@@ -73,21 +75,22 @@ def check_device(name: str, workers: int = 1) -> None:
 
 
 def forks(name: str) -> bool:
-    """May a process that runs on the device be copied by a fork? CUDA does not survive one."""
+    """May a process that runs on the device be forked? CUDA does not survive a fork."""
     return not name.startswith("cuda")
 
 
 def default_workers(name: str) -> int:
-    """One for each GPU that is used, or each core. Raises ValueError if torch cannot be asked."""
+    """One worker for each GPU that is used, or for each core on a CPU. Raises ValueError if the
+    GPUs cannot be queried."""
     if not name.startswith("cuda"):
         return os.cpu_count() or 1
     return 1 if ":" in name else max(1, len(ask().gpus))
 
 
 def choose(name: str, worker: int = 0) -> None:
-    """Of several GPUs let this process, and those it starts, see one: the named one, else its
-    worker's. Call before CUDA is touched, and as often as wanted: a process that was started by one
-    that has chosen may choose another."""
+    """Let this process, and those that it starts, see only one of several GPUs: the named one, or
+    else that of its ``worker``. Call it before CUDA is initialised. It may be called again: a
+    process whose parent has chosen a GPU may choose another."""
     if not name.startswith("cuda"):
         return
     there = gpus()
@@ -97,13 +100,13 @@ def choose(name: str, worker: int = 0) -> None:
 
 
 def torch_name(name: str) -> str:
-    """What torch calls the device, in a process that has begun on it."""
+    """torch's name of the device, in a process for which ``begin`` was called."""
     return "cpu" if name == "cpu" else "cuda"
 
 
 def asked_here(name: str) -> str:
-    """The device that a process asks recipes about that has not begun on it. Of a simulated one
-    only who has can say more than of the CPU."""
+    """torch's name of the device in a process for which ``begin`` was not called, to query recipes
+    with. For a simulated GPU it is the CPU, as nothing is simulated there."""
     return "cpu" if name == "simulated" else torch_name(name)
 
 
@@ -116,9 +119,9 @@ def begin(name: str) -> None:
 
 
 def enter(name: str, worker: int | None = None) -> Device:
-    """Make this process one that runs cases on the device, and see how that adds: by the table of
-    its kind, or wider where the device itself shows more. Of several GPUs it takes this worker's;
-    None: that of the process that started it."""
+    """Make this process one that runs cases on the device, and measure how that adds: the result
+    has the accumulators of its kind of device, wider ones where measurements disagree. Of several
+    GPUs it takes this worker's; with None, the one that its parent process has chosen."""
     from narrowfuzz.machine.ladders import measure
 
     if worker is not None:
@@ -131,7 +134,7 @@ def enter(name: str, worker: int | None = None) -> Device:
 
 
 def expected(device: str) -> Accumulators:
-    """How devices add that are of the same kind as torch's ``device``."""
+    """How devices of the same kind as torch's ``device`` are documented to add."""
     if device == "cpu":
         return CPU
     import torch

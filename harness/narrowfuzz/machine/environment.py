@@ -1,8 +1,8 @@
-"""What a worker's process must look like before torch is imported, and what it then is.
+"""Sets up a worker's process before and after torch is imported, and describes its environment.
 
-One thread per worker: two on a shared machine spin-wait each other into the ground. Compiled
-artefacts live in a folder named by everything that shapes them, because a monkey-patched library
-(a planted fault) is not in Inductor's own cache key.
+One thread per worker: on a shared machine the threads of several workers would spin-wait for each
+other. Compiled artefacts live in a folder named by everything that shapes them, because a
+monkey-patched library (a planted fault) is not in Inductor's own cache key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _SWITCHES = (
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what matters, "absent" where a package is not there."""
+    """Installed versions of Python, narrowfuzz and the packages that matter, "absent" for a package
+    that is not installed."""
     from narrowfuzz import __version__
 
     found = {"python": platform.python_version()}
@@ -47,12 +48,12 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = "absent"
-    return found | {"narrowfuzz": __version__}  # which may run from a tree that nobody installed
+    return found | {"narrowfuzz": __version__}  # narrowfuzz may run without being installed
 
 
 def checkout(package: str) -> str:
-    """The folder in which ``import`` finds a package, if that is not what the installed
-    distribution brought; "" if it is, or nothing is there."""
+    """The folder from which ``import`` takes a package, if that is not the installed
+    distribution's; "" if it is, or if the package is not found."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         return ""
@@ -65,7 +66,7 @@ def checkout(package: str) -> str:
 
 
 def checkouts() -> dict[str, str]:
-    """Those of the libraries under test that are no release, and where they lie."""
+    """Library under test -> its folder, for those not imported from an installed distribution."""
     found = {package: checkout(package) for package in ("torch", "torchao")}
     return {package: folder for package, folder in found.items() if folder}
 
@@ -78,7 +79,7 @@ def cache_identity(fault: str) -> str:
 
 
 def artefacts(fault: str = "") -> Path:
-    """The folder of what is compiled here, with a fault or without."""
+    """The folder for artefacts compiled in this environment, with a planted fault or without."""
     root = Path(tempfile.gettempdir()) / f"narrowfuzz-{getpass.getuser()}" / cache_identity(fault)
     root.mkdir(parents=True, exist_ok=True)
     return root
@@ -88,42 +89,44 @@ def prepare(fault: str = "") -> None:
     """Set the environment of this process and its children. Call before torch is imported."""
     root = artefacts(fault)
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(root / "hypothesis"))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # advice, once for each process
+    # lower levels log advice once in each process
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.update(
         OMP_NUM_THREADS="1",
-        # else asking whether there is a GPU starts CUDA, and workers could not be forked
+        # else checking for a GPU initialises CUDA, and workers could not be forked
         PYTORCH_NVML_BASED_CUDA_CHECK="1",
         MKL_NUM_THREADS="1",
         TORCHINDUCTOR_CACHE_DIR=str(root),
         TORCHINDUCTOR_COMPILE_THREADS="1",
-        # each keeps 1024 kernels by shape: with fresh shapes all day that is a leak
+        # each caches 1024 kernels by shape, which is a leak for a worker with ever new shapes
         ONEDNN_PRIMITIVE_CACHE_CAPACITY="1",
         LRU_CACHE_CAPACITY="1",
     )
 
 
-#: glibc, mallopt(3): blocks of at least so many bytes are mapped one by one, and given back when
-#: they are freed.
+#: glibc, mallopt(3): blocks of at least this many bytes are mapped one by one, and returned to the
+#: system when they are freed.
 _M_MMAP_THRESHOLD, _MAPPED = -3, 2**20
 
 
 def _return_large_blocks() -> None:
-    """Below 2.38 glibc seldom uses a freed block again that was aligned, as torch's are (its bug
-    14581): beside small blocks that live, a worker's heap grew by gigabytes in ten minutes."""
+    """Make glibc return large freed blocks to the system. Before 2.38 it seldom reuses freed blocks
+    that were aligned, as torch's are (glibc bug 14581), so between small live blocks a worker's
+    heap grew by gigabytes in ten minutes."""
     _of_glibc("mallopt", _M_MMAP_THRESHOLD, _MAPPED)
 
 
 @dataclass
 class Collector:
-    """Looks for garbage in cycles, of which engines and autograd graphs leave gigabytes in hours,
-    and takes no more than this share of the time for it."""
+    """Collects cyclic garbage, of which engines and autograd graphs leave gigabytes in hours, in at
+    most about this ``share`` of the time."""
 
     share: float = 0.02
     took: float = 0.0
     ended: float = 0.0
 
     def collect(self) -> None:
-        """If it is time for it."""
+        """Collect garbage now, if that keeps within the share of time."""
         began = time.monotonic()
         if began - self.ended >= self.took / self.share:
             gc.collect()
@@ -132,18 +135,19 @@ class Collector:
 
 
 def return_memory() -> None:
-    """Give back what is free inside the heap: smaller blocks are not used again either."""
+    """Return free memory inside the heap to the system: glibc does not reuse smaller freed blocks
+    either."""
     _of_glibc("malloc_trim", 0)
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system does not say."""
+    """Bytes of resident memory of this process; 0 if the system does not report it."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 def _of_glibc(name: str, *arguments: int) -> None:
-    """Call a function of glibc; nothing where there is another C library."""
+    """Call a function of glibc; does nothing if the C library does not have it."""
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function(*arguments)
@@ -155,25 +159,27 @@ def settle() -> None:
 
     torch.set_num_threads(1)
     _return_large_blocks()
-    # else a GPU may add sums of splits in the operands' dtype, and fp32 in TF32: no plan says so
+    # else a GPU may add partial sums of a split K in the operands' dtype, and multiply fp32 in
+    # TF32, neither of which is in any plan
     of_gpus = torch.backends.cuda.matmul
     of_gpus.allow_fp16_reduced_precision_reduction = False
     of_gpus.allow_bf16_reduced_precision_reduction = False
     of_gpus.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        # a Spec's rungs share the code of its model, and a draw that reloads compiles it again
+        # all rungs of a Spec compile the same model code, and a draw that reloads compiles it again
         torch._dynamo.config.recompile_limit = 1024
         torch._dynamo.config.accumulated_recompile_limit = 4096
-    # hooks turn the fused kernels of nn.TransformerEncoder off, and not every run has hooks
+    # hooks switch off the fused kernels of nn.TransformerEncoder, and not every run has hooks
     torch.backends.mha.set_fastpath_enabled(False)
-    gc.freeze()  # what is imported by now lives as long as the process: no use looking through it
+    gc.freeze()  # objects imported by now live as long as the process, so skip them in collections
     quieten()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """As workers run: sums over several threads may come in another order each time."""
+    """Run the block on one thread, like workers: several threads may add a sum in another order
+    each time."""
     import torch
 
     before = torch.get_num_threads()
@@ -185,7 +191,7 @@ def one_thread() -> Iterator[None]:
 
 
 def quieten() -> None:
-    """Silence what libraries log about themselves: what they raise is recorded in the traces."""
+    """Silence the logs of libraries; errors that they raise are recorded in the traces."""
     import logging
     import warnings
 

@@ -1,5 +1,5 @@
-"""What torch knows of the GPUs here, asked in a process of its own: whoever asks stays without
-CUDA, and so may be forked."""
+"""Queries torch about the GPUs of this machine in a separate process, so that the calling process
+does not initialise CUDA and may still be forked."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from narrowfuzz.trace.words import plural
 #: Bytes that a worker needs: a CUDA context, library workspaces, the largest case.
 NEEDED = 3 * 2**29
 _SECONDS = 120.0
-#: Environment: the GPUs that processes of this run choose from.
+#: Environment variable: the GPUs that processes of this run choose from.
 ALL = "NARROWFUZZ_GPUS"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device, as it was when it was asked; memory in bytes."""
+    """One GPU at the time of the query; memory in bytes."""
 
     name: str
     capability: tuple[int, int]
@@ -31,20 +31,21 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The devices of this machine, and what drives them."""
+    """The GPUs of this machine and the versions of the software that runs them."""
 
-    #: What torch was built with, "" for a build without CUDA.
+    #: The CUDA version that torch was built with, "" for a build without CUDA.
     cuda: str
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
     cudnn: str = ""
     cublaslt: str = ""
-    #: What torch says where there is none that it can use.
+    #: torch's message if it can use no GPU.
     error: str = ""
 
 
 def problem(name: str, found: Gpus, workers: int) -> str:
-    """Why so many workers cannot run on ``cuda`` or ``cuda:N``, "" if they can."""
+    """Why this many workers cannot run on the device ``name`` (``cuda`` or ``cuda:N``), "" if they
+    can."""
     if not found.cuda:
         return "this torch is built without CUDA: install a CUDA build, or run on cpu or simulated"
     if found.error or not found.gpus:
@@ -68,15 +69,15 @@ def problem(name: str, found: Gpus, workers: int) -> str:
 
 
 def gpus() -> list[str]:
-    """The GPUs of this run, as CUDA_VISIBLE_DEVICES names them; a worker sees one of them itself.
-    Raises ValueError as ``ask``."""
+    """The GPUs of this run, as CUDA_VISIBLE_DEVICES names them, also in a worker, which itself sees
+    only one of them. Raises ValueError as ``ask``."""
     visible = os.environ.get(ALL) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return [one for one in visible.split(",") if one] or [str(i) for i in range(len(ask().gpus))]
 
 
 @functools.cache
 def ask() -> Gpus:
-    """What a fresh process sees. Raises ValueError if that does not answer."""
+    """The GPUs that a fresh process sees. Raises ValueError if that process fails or hangs."""
     command = [sys.executable, "-m", "narrowfuzz.machine.gpu"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
@@ -89,7 +90,7 @@ def ask() -> Gpus:
 
 
 def seen_here() -> Gpus:
-    """What this process sees; CUDA is up afterwards."""
+    """The GPUs that this process sees; CUDA is initialised afterwards."""
     import torch
 
     built = torch.version.cuda or ""
@@ -121,7 +122,8 @@ def _dotted(version: int, major: int, minor: int) -> str:
 
 
 def _driver() -> str:
-    """The newest CUDA that the driver knows, "" if there is none (torch does not tell it)."""
+    """The newest CUDA version that the driver supports, "" if there is no driver (torch does not
+    report it)."""
     import ctypes
 
     version = ctypes.c_int(0)
@@ -133,7 +135,7 @@ def _driver() -> str:
 
 
 def _cublaslt() -> str:
-    """Version of the cuBLASLt that is loaded, "" if none is."""
+    """The version of cuBLASLt, "" if it cannot be loaded."""
     import ctypes
 
     from torch.version import cuda

@@ -1,6 +1,6 @@
-"""Which vector instructions Inductor may use: asked of the C++ compiler once a machine.
+"""Caches which vector instructions Inductor may use, so that a machine finds out only once.
 
-Inductor compiles and loads four small libraries to find out, and keeps them with its artefacts. In
+Inductor compiles and loads four small libraries to find out, and stores them with its artefacts. In
 a fresh folder they cost more than the kernels of most cases, and on one machine the answer is
 always the same.
 """
@@ -14,12 +14,13 @@ from unittest.mock import patch
 
 from narrowfuzz.machine.environment import artefacts
 
-#: Stands beside the libraries once all have been made.
+#: A file that exists beside the libraries once all have been compiled.
 _ASKED = "asked"
 
 
 def ask() -> None:
-    """Let this process know, and those that get a folder of artefacts later. Idempotent."""
+    """Find out which instructions may be used, for this process and for those that call ``tell``
+    later. Idempotent."""
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
     kept = _kept()
@@ -30,7 +31,7 @@ def ask() -> None:
 
 
 def tell(folder: Path) -> None:
-    """What is known of it, into a fresh folder of artefacts."""
+    """Copy the libraries into a fresh folder of artefacts, if ``ask`` has compiled them."""
     if (_kept() / _ASKED).exists():
         shutil.copytree(_kept(), folder, dirs_exist_ok=True)
 

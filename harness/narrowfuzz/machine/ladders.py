@@ -1,8 +1,10 @@
-"""How the device adds, measured: sums of 1, small powers of two and -1, which count its bits.
+"""Measures how the device adds, by sums of 1, small powers of two and -1, which count the bits of
+its accumulator.
 
-A product of 1 and one of 2^-k leave 2^-k when the 1 is taken away again, as long as k is no more
-than the bits that the accumulator keeps. Further along K the same tells sums that meet in fp32 (in
-a promotion, or where K is split) from those that meet in the accumulator.
+If products of 1, 2^-k and -1 are added, 2^-k remains as long as k is no more than the number of
+bits that the accumulator keeps. At greater distances along K the same sum distinguishes partial
+sums that are added in fp32 (in a promotion, or because K is split) from those that are added in the
+accumulator.
 """
 
 from __future__ import annotations
@@ -17,33 +19,35 @@ import torch
 from narrowfuzz.numerics.accumulator import Found
 from narrowfuzz.play.dtypes import DTYPES
 
-#: What is measured, by the names of accumulators. No machine here multiplies MXFP8 or FP4 natively.
+#: The kinds of multiply that are measured, by the names of accumulators. MXFP8 and FP4 are missing,
+#: as no supported machine multiplies them natively.
 KINDS = ("fp32", "bf16", "fp16", "fp8", "fp8 fast", "fp8 rowwise", "fp8 rowwise fast")
-#: The largest product, and more bits than any accumulator keeps: 2^-13 is left for the smallest.
+#: The largest product, and a number of bits greater than any accumulator keeps. The smallest
+#: product is about 2^-13.
 _ONE, _BITS = 2.0**14, 26
-#: Where the other two products stand.
+#: Places along K of the second and third product; the first is at 0.
 _PLACES = ((1, 2), (1, 31), (16, 31))
-#: The last K, and the steps in which it is walked.
+#: The greatest K, and the step between the distances that are tried.
 _LONGEST, _STRIDE = 4096, 16
 Matrix: TypeAlias = torch.Tensor
 
 
 def measure(device: str) -> dict[str, Found]:
-    """What each kind of multiply shows on a device."""
+    """Kind of multiply -> how it adds on a device, or why it could not be measured."""
     results = {}
     for kind in KINDS:
         try:
             results[kind] = measured(partial(_multiply, kind, device))
-        except (RuntimeError, ValueError) as error:  # torch refuses by either
+        except (RuntimeError, ValueError) as error:  # torch refuses with either type
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             results[kind] = Found(problem=said.split(". ")[0])
     return results
 
 
 def measured(multiply: Callable[[Matrix, Matrix], Matrix]) -> Found:
-    """The profile of ``multiply``: a [m, K] times b [n, K] transposed, whose sizes are multiples of
-    16 and whose values e4m3 has."""
-    # two placements may meet in another order: the fewest bits are those of the right one
+    """How ``multiply`` adds. It must multiply a [m, K] by b [n, K] transposed; it is called with
+    sizes that are multiples of 16 and values that e4m3 can represent."""
+    # at some places the products are added in another order, which shows too many bits
     bits, nearest = min(_bits(multiply, *places) for places in _PLACES)
     return Found(bits, nearest, _apart(multiply, bits + 2))
 
@@ -51,8 +55,8 @@ def measured(multiply: Callable[[Matrix, Matrix], Matrix]) -> Found:
 def _bits(
     multiply: Callable[[Matrix, Matrix], Matrix], second: int, third: int
 ) -> tuple[int, bool]:
-    """Bits kept of _ONE + _ONE 2^-k - _ONE, where the second and third products stand along K, and
-    whether the next bit is rounded."""
+    """The greatest k for which _ONE + _ONE 2^-k - _ONE is exact, with the second and third products
+    at these places along K, and whether the bit after it is rounded."""
     kept = _left(multiply, second, third, 1.0)
     bits = max((k for k in range(1, _BITS) if kept[k] == _ONE * 2.0**-k), default=0)
     beyond = _left(multiply, second, third, 1.5)[bits + 1].item()
@@ -62,7 +66,8 @@ def _bits(
 def _left(
     multiply: Callable[[Matrix, Matrix], Matrix], second: int, third: int, factor: float
 ) -> Matrix:
-    """[k]: what is left of _ONE + factor _ONE 2^-k - _ONE."""
+    """[k]: the result of _ONE + factor _ONE 2^-k - _ONE, with the second and third products at
+    these places along K."""
     size, half = 32, math.sqrt(_ONE)
     a, b = torch.zeros(size, size), torch.zeros(size, size)
     a[:, 0], a[:, third], b[:, 0], b[:, third] = half, -half, half, half
@@ -73,7 +78,9 @@ def _left(
 
 
 def _apart(multiply: Callable[[Matrix, Matrix], Matrix], k: int) -> int | None:
-    """The first distance at which _ONE 2^-k outlives a _ONE; None where results have no room."""
+    """The first distance along K at which _ONE + _ONE 2^-k is greater than _ONE, so that the two
+    are not added in the accumulator; 0 if there is none, None if results have too few bits to show
+    it."""
     if k > 23:
         return None
     half, places = math.sqrt(_ONE), range(_STRIDE, _LONGEST, _STRIDE)
@@ -100,7 +107,7 @@ def _multiply(kind: str, device: str, a: Matrix, b: Matrix) -> Matrix:
     how = {"use_fast_accum": fast}
     try:
         return torch._scaled_mm(x, y.t(), *scales, out_dtype=torch.float32, **how).cpu()
-    except (RuntimeError, ValueError):  # before CUDA 12.9 rows have bf16 results only
+    except (RuntimeError, ValueError):  # before CUDA 12.9, rowwise scales allow bf16 results only
         if not rowwise:
             raise
         return torch._scaled_mm(x, y.t(), *scales, out_dtype=torch.bfloat16, **how).cpu()

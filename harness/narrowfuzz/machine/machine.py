@@ -1,9 +1,9 @@
-"""What the machine is, as far as results depend on it: CPU features, which kernel multiplies, and
-which C++ compiler builds what Inductor writes.
+"""Describes the machine as far as results depend on it: CPU features, which kernels multiply, and
+which C++ compiler builds Inductor's code.
 
-Two CPUs that run one wheel do not run the same kernels: oneDNN picks them by instruction set, and a
-bug may sit in one of them alone, or in what one compiler makes of them. So findings, ledger entries
-and ``doctor`` say what was there.
+Two CPUs that run the same wheel may run different kernels: oneDNN picks them by instruction set,
+and a bug may be in only one of them, or in the code that one compiler makes. So findings, ledger
+entries and ``doctor`` state the machine.
 """
 
 from __future__ import annotations
@@ -20,53 +20,55 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-#: Instruction sets that decide which kernels run; others make no difference that was ever seen.
+#: Instruction sets that decide which kernels run; no others have been seen to make a difference.
 _TELLING = re.compile(r"^(amx|avx10|avx512_(f$|bf16|fp16|vnni)|avx512f$|avx2$|avx_vnni$|sve|bf16$)")
-#: oneDNN prints one line a primitive: ``onednn_verbose,v1,primitive,exec,cpu,matmul,KERNEL,...``.
+#: oneDNN prints a line for each primitive:
+#: ``onednn_verbose,v1,primitive,exec,cpu,matmul,KERNEL,...``.
 _EXECUTED = re.compile(r"primitive,exec,cpu,(?:matmul|inner_product),([^,]+),")
 _ONEDNN = re.compile(r"MKL-DNN v(\S+)")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about this process's machine that findings are recorded with."""
+    """The facts about this process's machine that are recorded beside findings."""
 
-    #: Its instruction sets, as torch or the operating system names them.
+    #: Its instruction sets, by torch's names.
     cpu: tuple[str, ...]
     #: Version of the oneDNN that torch was built with, "" if it has none.
     onednn: str
-    #: Kernel by what it multiplies (``fp32``, ``bf16``, ``fp8`` with one scale a tensor,
-    #: ``fp8_rowwise``): oneDNN's name for it, ``torch`` where torch's own code or BLAS runs, "" if
+    #: Kind of multiply (``fp32``, ``bf16``, ``fp8`` with one scale per tensor, ``fp8_rowwise``) ->
+    #: oneDNN's name of the kernel that runs; ``torch`` if torch's own code or BLAS runs; "" if
     #: there is none.
     kernels: dict[str, str]
-    #: What the library says where it has no kernel for an ordinary multiply, by what it multiplies.
+    #: Kind of multiply -> the first error of ordinary multiplies; only kinds with an error.
     lacks: dict[str, str]
 
     @property
     def compiler(self) -> str:
-        """What Inductor compiles C++ with, "" where there is none: ``g++ 12.2.0 -mtune=generic``,
-        where the CPU that GCC tunes for is what -march=native makes of this one."""
+        """The compiler that Inductor uses for C++, "" if there is none: for example ``g++ 12.2.0
+        -mtune=generic``, where -mtune names the CPU that GCC takes for this one under
+        -march=native."""
         return compiler()
 
     def without(self, kind: str) -> str:
-        """Why nothing can be multiplied in this way here, "" if something can."""
+        """Why this machine cannot run this kind of multiply, "" if it can."""
         return "" if self.kernels[kind] else f"this CPU has no kernel: {_brief(self.lacks[kind])}"
 
     def crawls(self, kind: str) -> bool:
-        """Does oneDNN multiply these by its reference code, an element at a time?"""
+        """Does oneDNN run this kind of multiply by its slow reference code, element by element?"""
         return self.kernels[kind].startswith("ref")
 
     def describe(self) -> dict[str, Any]:
-        """As recorded beside findings."""
+        """The facts as a dict, as they are recorded beside findings."""
         return asdict(self) | {"compiler": self.compiler}
 
 
 @functools.cache
 def machine() -> Machine:
-    """What this machine is; probed on the first call, in a few milliseconds.
+    """The facts about this machine, probed on the first call in a few milliseconds.
 
-    Not while another thread writes to standard output: oneDNN prints there what it runs, and the
-    probe catches it.
+    Do not call it first while another thread writes to standard output: oneDNN prints there which
+    kernels it runs, and the probe captures that.
     """
     import torch
 
@@ -95,7 +97,7 @@ def onednn_stays() -> str:
 
 @functools.cache
 def native_lacks() -> dict[str, str]:
-    """As ``Machine.lacks``, of PyTorch's own kernels."""
+    """As ``Machine.lacks``, for PyTorch's own kernels."""
     from narrowfuzz.play.kernels import without_onednn
 
     with without_onednn():
@@ -104,9 +106,9 @@ def native_lacks() -> dict[str, str]:
 
 
 def lacking_kernel(message: str, *, native: bool = False) -> str:
-    """Why a multiply that raised this is none the library could have done here: ordinary ones of
-    its kind raise the same on this machine, by PyTorch's own kernels where it was ``native``. ""
-    where they do not: then it is a claim."""
+    """Why a multiply that raised this message is not the library's fault: ordinary multiplies of
+    its kind raise the same message on this machine, with PyTorch's own kernels if ``native``. "" if
+    they do not; then the error is held against the library."""
     said = message.strip().splitlines()[:1]
     lacks = native_lacks() if native else machine().lacks
     kinds = [name for name, error in lacks.items() if said == [error]]
@@ -116,7 +118,8 @@ def lacking_kernel(message: str, *, native: bool = False) -> str:
 
 
 def _brief(error: str) -> str:
-    """The first sentence; of an assertion inside torch the one that it was given."""
+    """The first sentence of an error message; for an assertion inside torch, the first sentence of
+    the message that the assertion was given."""
     head, _, given = error.partition("please report a bug to PyTorch. ")
     return (given or head).split(". ")[0].rstrip(".")
 
@@ -135,13 +138,14 @@ def _features() -> tuple[str, ...]:
 
 
 def _usual(flag: str) -> str:
-    """torch's name of a feature that Linux writes otherwise."""
+    """torch's name of a CPU feature, which Linux may spell differently."""
     return {"avx512f": "avx512_f"}.get(flag, flag)
 
 
 @functools.cache
 def compiler() -> str:
-    """As torch._inductor.config.cpp.cxx chooses it, without importing that: it takes a second."""
+    """``Machine.compiler``, chosen as by torch._inductor.config.cpp.cxx, but without importing
+    that, which takes a second."""
     cxx = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     version = _said_by(cxx, "-dumpfullversion", "-dumpversion").strip()
     if not version:
@@ -153,7 +157,7 @@ def compiler() -> str:
 
 
 def _said_by(*command: str) -> str:
-    """Its standard output, "" where it cannot run or fails."""
+    """The standard output of a command, "" if it cannot run or fails."""
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -161,14 +165,15 @@ def _said_by(*command: str) -> str:
     return ran.stdout
 
 
-#: What a machine is asked to multiply.
+#: The kinds of multiply that are probed.
 _KINDS = ("fp32", "bf16", "fp8", "fp8_rowwise")
-#: Rows, contracted and other dimension of ordinary multiplies, aligned and not.
+#: Sizes (m, k, n) of ordinary multiplies, aligned and unaligned; k is contracted.
 _SHAPES = ((32, 64, 32), (16, 16, 16), (1, 16, 32), (33, 17, 5))
 
 
 def _kernel_of(name: str) -> tuple[str, str]:
-    """What multiplies matrices of this kind, and the first error where one cannot be."""
+    """The kernel that runs this kind of multiply, "" if none does; and the first error among the
+    probed shapes, "" if all run."""
     kernel, problem = "", ""
     with _onednn_tells() as output:
         for shape in _SHAPES:
@@ -197,7 +202,8 @@ def _multiply(name: str, m: int, k: int, n: int) -> None:
 
 @contextmanager
 def _onednn_tells() -> Iterator[Any]:
-    """oneDNN writes down what it runs; the value gives the text once the block has been left."""
+    """Captures the lines in which oneDNN prints what it runs. The value is a function that returns
+    their text; call it after the block."""
     import torch
 
     text: list[str] = []

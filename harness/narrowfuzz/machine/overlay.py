@@ -1,9 +1,8 @@
-"""Another release of a library under this torch: ``--with torchao==0.15.0``.
+"""Runs the command with another release of a library: ``--with torchao==0.15.0``.
 
-A folder holds that package, and of what it depends on whatever is not here yet: torch and
-everything else stay those of the running environment. The command starts again with the folder
-before all others on its path, so that workers, scripts and this process import one and the same
-release.
+A folder holds that package and those of its dependencies that the running environment lacks; torch
+and everything else stay those of the running environment. The command starts again with the folder
+first on its path, so that workers, scripts and this process import the same release.
 """
 
 from __future__ import annotations
@@ -20,20 +19,23 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from te_on_cpu.folders import installed, pip
 
-#: Environment variable that holds what the path has been laid over with.
+#: Environment variable with the requirements of ``--with`` under which the command was started.
 LAID = "NARROWFUZZ_WITH"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)\Z")
-#: Another of these is another program.
+#: Packages that must not be replaced: another release needs another environment.
 _NOT_OURS = ("torch", "numpy", "narrowfuzz")
-#: What a package needs and does not say. torchtitan's casts are Triton kernels, which a CPU has
-#: Triton's interpreter for; 3.6 is the release whose interpreter is known.
+#: Package -> dependencies that it needs and does not declare. torchtitan's casts are Triton
+#: kernels, which run on a CPU in Triton's interpreter; 3.6 is the release whose interpreter is
+#: known to work.
 _UNSAID = {"torchtitan": ("tyro", "tensorboard", "triton==3.6.0")}
 
 
 def lay(requirements: Sequence[str]) -> None:
-    """Start this command again over these packages; does nothing where that has been done.
+    """Start this command again with these releases first on its path; does nothing if that has been
+    done, or if there are no requirements.
 
-    Raises ValueError for what is no PACKAGE==VERSION, cannot be installed or does not import.
+    Raises ValueError for a requirement that is not PACKAGE==VERSION, cannot be installed or does
+    not import.
     """
     wanted = " ".join(requirements)
     if not wanted or os.environ.get(LAID) == wanted:
@@ -42,8 +44,8 @@ def lay(requirements: Sequence[str]) -> None:
     path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     env = {**os.environ, "PYTHONPATH": path, LAID: wanted}
     if any((folder / "triton").is_dir() for folder in folders):
-        # a torch that runs on GPUs brings Triton with it: here there is but the interpreter, and
-        # Triton asks for it when it is imported
+        # a torch for GPUs includes Triton, so a Triton in these folders runs on a CPU, where only
+        # its interpreter works; Triton reads this variable when it is imported
         env["TRITON_INTERPRET"] = "1"
     for requirement in requirements:
         _check_import(requirement, env)
@@ -52,14 +54,16 @@ def lay(requirements: Sequence[str]) -> None:
 
 
 def laid() -> tuple[str, ...]:
-    """What the command was started over, as PACKAGE==VERSION."""
+    """The releases that the command was started with by ``--with``, as PACKAGE==VERSION."""
     return tuple(os.environ.get(LAID, "").split())
 
 
 def folder_of(requirement: str) -> Path:
-    """The folder that holds exactly this release, and what it lacks here; made on the first call.
+    """The folder that holds exactly this release and its missing dependencies; made on the first
+    call.
 
-    Raises ValueError for what is no PACKAGE==VERSION, or if pip fails.
+    Raises ValueError for a requirement that is not PACKAGE==VERSION, for a package that must not be
+    replaced, or if pip fails.
     """
     parts = _REQUIREMENT.match(requirement)
     if parts is None:
@@ -79,9 +83,9 @@ def folder_of(requirement: str) -> Path:
 
 
 def release_folder(package: str, version: str) -> Path:
-    """The folder that holds exactly this release of any package, and what it lacks here; with torch
-    come the libraries that it was built against, gigabytes of them. Made on the first call. Raises
-    ValueError if pip fails."""
+    """The folder that holds exactly this release of any package and its missing dependencies; torch
+    gets all of its own, which are gigabytes. Made on the first call. Raises ValueError if pip
+    fails."""
     folder = _cache() / f"{package}-{version}-{sys.implementation.cache_tag}"
     if package == "torch":
         return installed(folder, (f"{package}=={version}",))
@@ -89,8 +93,8 @@ def release_folder(package: str, version: str) -> Path:
 
 
 def _complete(folder: Path) -> None:
-    """Install in a folder what its packages need and nobody has, round by round; torch's own needs
-    are met."""
+    """Install in a folder the dependencies that its packages lack, round by round, as dependencies
+    may lack others. torch, numpy and narrowfuzz themselves are never installed."""
     tried: set[str] = set()
     while lacking := sorted(set(_lacking(folder)) - tried):
         tried |= {*lacking}
@@ -112,7 +116,7 @@ def _lacking(folder: Path) -> Iterator[str]:
 
 
 def _cache() -> Path:
-    """Where the folders lie: $NARROWFUZZ_CACHE, or ~/.cache/narrowfuzz."""
+    """The folder that contains all others: $NARROWFUZZ_CACHE, or ~/.cache/narrowfuzz."""
     root = os.environ.get("NARROWFUZZ_CACHE")
     return Path(root) if root else Path.home() / ".cache" / "narrowfuzz"
 

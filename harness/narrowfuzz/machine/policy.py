@@ -1,4 +1,4 @@
-"""Probed cast policies: what this torch does where versions differ. Printed, never assumed."""
+"""Probes how this torch casts where versions differ. The results are printed, never assumed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _EDGES = {"e4m3fn": (449.0, 465.0), "e5m2": (57345.0, 61440.0)}
 
 @cache
 def cast_policies(device: str = "cpu") -> dict[str, str]:
-    """Behaviour of torch's casts on a device, at the places where releases and devices disagree."""
+    """Behaviour of torch's casts on a device, in the cases where releases or devices disagree."""
     import torch
 
     found: dict[str, str] = {}

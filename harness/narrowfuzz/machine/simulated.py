@@ -1,8 +1,9 @@
-"""A Hopper GPU on the CPU: CUDA's names, its FP8 multiply with its rejections, its accumulator.
+"""Simulates a Hopper GPU on the CPU: CUDA's names, its FP8 multiply with its rejections, and its
+accumulator.
 
-The accumulator is mmaemu's, which returns an H100 PCIe's bits (https://github.com/astding/mmaemu),
-tensorwise and without a bias; the rest is stated here: other scales, the bias, a split of K that
-goes by the shape. All else runs as on the CPU. A process that is simulated stays so.
+The accumulator is mmaemu's, which returns an H100 PCIe's bits (https://github.com/astding/mmaemu)
+for tensorwise scales without a bias. This module adds other scales, the bias, and a split of K that
+depends on the shape. All else runs as on the CPU. Simulation cannot be undone in a process.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import torch.nn.functional as F
 
 from narrowfuzz.machine.simulated_memory import guard, uncounted
 
-#: The splits of K, in tiles of 128: of those that fit, the shape picks one.
+#: Numbers of parts into which K may be split, along tiles of 128; the shape picks one that fits.
 _SPLITS = (1, 2, 3, 4)
 _TILE = 128
 _ALIGNMENT = 16
 
 
 def simulate() -> None:
-    """Make this process one that has a Hopper GPU, for good."""
+    """Make this process one that has a simulated Hopper GPU. This cannot be undone."""
     from te_on_cpu.cuda_names import patch
 
     if getattr(torch.cuda, "is_simulated", False):
@@ -50,8 +51,8 @@ def simulate() -> None:
 
 
 def _by_kind(original: Any, *given: Any, **options: Any) -> torch.Tensor:
-    """``F.scaled_mm`` with one scale a tensor or a row; what else it may be asked for is the CPU's
-    to answer."""
+    """``F.scaled_mm`` for one scale per tensor or per row; all other calls go to the ``original``,
+    which runs on the CPU."""
     a, b, a_scale, a_kind, b_scale, b_kind, *more = given
     known = (F.ScalingType.TensorWise, F.ScalingType.RowWise)
     others = options.keys() - {"bias", "output_dtype", "use_fast_accum"}
@@ -96,7 +97,7 @@ def scaled_mm(
 
 
 def accumulate(a: torch.Tensor, b: torch.Tensor, *, fast: bool, split: int) -> torch.Tensor:
-    """fp32 [M, N] of the codes a [M, K] and b [N, K], with K split in so many parts."""
+    """The fp32 product [M, N] of the codes a [M, K] and b [N, K], with K in ``split`` parts."""
     import mmaemu
 
     return mmaemu.accumulate(  # type: ignore[no-any-return]
@@ -109,7 +110,8 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, *, fast: bool, split: int) -> t
 
 
 def scaled(total: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
-    """The sums with the inverse scales applied: of rows one by one, of tensors as one number."""
+    """The sums with the inverse scales applied: one after the other for scales of rows, and
+    multiplied with each other first for scales of tensors."""
     if scale_a.numel() > 1 or scale_b.numel() > 1:
         return total * scale_a * scale_b
     return total * (scale_a * scale_b)

@@ -1,7 +1,9 @@
-"""The memory of a simulated GPU: what may be read on the host, and how often that waits for it.
+"""The memory of a simulated GPU: which tensors the host may read, and how often the host waits for
+the device.
 
-Both live in the CPU's memory, so they are told apart by who made it: torch allocates what is on the
-device, and what is on the host is numpy's, as a copy by ``Tensor.cpu`` is here.
+Tensors of host and device both live in the CPU's memory, so they are distinguished by who allocated
+it: memory that torch allocated is the device's, and memory that numpy allocated is the host's. A
+copy by ``Tensor.cpu`` therefore gets numpy's memory here.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ from typing import Any
 
 import torch
 
-#: How often the host has waited for the device, by what it asked for.
+#: Name of a function -> how often the host has waited for the device in it.
 waits: Counter[str] = Counter()
-#: Methods whose answer the host waits for.
+#: Methods of Tensor that make the host wait for the device.
 _ASKING = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__")
 
 
 def guard() -> None:
-    """From now on only what ``Tensor.cpu`` returned becomes numpy, and every wait is counted."""
+    """Patch torch so that ``Tensor.numpy`` refuses tensors of the device (call ``Tensor.cpu``
+    first) and every wait of the host for the device is counted in ``waits``."""
     to_numpy, to_host = torch.Tensor.numpy, torch.Tensor.cpu
 
     def numpy(t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -35,7 +38,7 @@ def guard() -> None:
         if t.requires_grad or type(t) is not torch.Tensor or not _on_device(t):
             return to_host(t, *args, **kwargs)
         waits["cpu"] += 1
-        # a clone has the strides of its shape
+        # contiguous, so that its bytes can be viewed
         raw = t.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
         return torch.from_numpy(to_numpy(raw).copy()).view(t.dtype).reshape(t.shape)
 
@@ -50,7 +53,7 @@ def guard() -> None:
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """What happens in here, a GPU does by itself."""
+    """Waits inside this block do not count: a real GPU would do the block's work by itself."""
     before = Counter(waits)
     try:
         yield
@@ -60,7 +63,7 @@ def uncounted() -> Iterator[None]:
 
 
 def _on_device(t: torch.Tensor) -> bool:
-    """True for memory of torch's own; nothing is nowhere."""
+    """True if the tensor's memory is torch's own; False for tensors without elements."""
     return bool(t.numel() and t.untyped_storage().resizable())
 
 

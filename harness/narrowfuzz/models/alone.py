@@ -1,4 +1,4 @@
-"""A row of a model that is nothing but one operator."""
+"""Builds the rows of models that consist of a single operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def alone(
     fixed: Mapping[str, Any] = {},
     **more: Any,
 ) -> Model:
-    """What is seen of it may be several operators, as of its forward and its backward."""
+    """A model of a single operator. ``operators`` are the names of all that are observed when it
+    runs, such as those of its forward and its backward."""
     return Model(
         name,
         title,
@@ -35,6 +36,6 @@ def alone(
 
 
 def has(file: str, of: str = "torch") -> bool:
-    """Has the installed package a file of this name? To import it takes seconds."""
+    """True if the installed package ``of`` has this file. (To import it would take seconds.)"""
     found = find_spec(of)
     return found is not None and (Path(str(found.origin)).parent / file).is_file()

@@ -1,7 +1,7 @@
 """The models by name.
 
-A model is a class of ``play/models.py`` and a row here; all else asks the row. Nothing here loads
-torch before a model is built. What belongs to a package is a model only where that is installed.
+A model is a class of ``play/models.py`` and a row here; all other code reads the row. Nothing here
+imports torch before a model is built. A package's model is listed only if the package is installed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ def _sides(spec: Any) -> Arguments:
 
 
 def _rows_of_a_block(spec: Any) -> int:
-    """Of so many rows an expert gets whole blocks: 128 where the model's own dimensions are."""
+    """The block size to multiples of which an expert's rows are padded: 128 if m, k and n are
+    multiples of 128, else 32."""
     return 32 if any(size % 128 for size in (spec.m, spec.k, spec.n)) else 128
 
 
 _LAYERS = ("layers.0", "layers.1")
-#: A norm and a linear as tensor parallelism shares them: a norm has its rows of a sequence.
+#: How tensor parallelism shards a norm and a linear: each rank normalises some rows of a sequence.
 _NORMED: tuple[tuple[str, Any], ...] = (("norm", "sequence"), ("proj", "colwise"))
 _SEQUENCES: dict[str, dict[str, Any]] = {"tensor": {"sequence": True}}
-#: Tensor-parallel ranks share experts; what stands beside these each of them has.
+#: Tensor-parallel ranks share only the experts; each has all of the model's other parts.
 _BESIDE_EXPERTS: dict[str, dict[str, Any]] = {
     "tensor": {"sequence": False, "narrow_styles": False, "local_output": True}
 }
@@ -140,13 +141,13 @@ MODELS: dict[str, Model] = {
 }  # fmt: skip
 
 
-#: Models of linears, or of several operators; not those of one.
+#: Names of the models of linears or of several operators, without single operators.
 COMPOSED = tuple(MODELS)
 MODELS.update((model.name, model) for model in OPERATORS)
 
 
 def _titan_release() -> tuple[int, ...]:
-    """The first two numbers of torchtitan's version; those of the oldest where it is not there."""
+    """The first two numbers of torchtitan's version; (0, 1) if it is not installed."""
     try:
         return Version(importlib.metadata.version("torchtitan")).release[:2]
     except importlib.metadata.PackageNotFoundError:
@@ -154,9 +155,10 @@ def _titan_release() -> tuple[int, ...]:
 
 
 _OLD = _titan_release() < (0, 2)
-#: From 0.3 on a model is built of a tree of configurations, and its query, key and value are one.
+#: From 0.3 on, a model is built from a tree of configurations, and has one linear for query, key
+#: and value.
 _CONFIGURED = _titan_release() >= (0, 3)
-#: What torchtitan's plan says of the linears of a block.
+#: How torchtitan's tensor-parallel plan shards the linears of a block.
 _TITAN_BLOCK: dict[str, Literal["colwise", "rowwise"]] = {
     **dict.fromkeys(
         ("attention.qkv_linear.wqkv",)
@@ -170,8 +172,8 @@ _TITAN_BLOCK: dict[str, Literal["colwise", "rowwise"]] = {
     "feed_forward.w2": "rowwise",
 }
 _TITAN_LAST = "model.lm_head" if _CONFIGURED else "model.output"
-#: What torchtitan's FSDP and its plan leave no choice of, as its defaults call them: its loss takes
-#: logits in parts. From 0.2 on the training loop divides.
+#: Fields of a sharding that torchtitan's FSDP and its tensor-parallel plan prescribe by default:
+#: logits stay sharded for the loss, and from 0.2 on the training loop divides gradients.
 _TITAN_LAID: dict[str, dict[str, Any]] = {
     "data": {"units": "each", "reduces_fp32": True, "averages": _OLD, "gathers": "values"},
     "tensor": {"sequence": True, "local_output": False},
@@ -181,7 +183,7 @@ _TITAN_LAID: dict[str, dict[str, Any]] = {
 def _titan(
     name: str, title: str, flavor: str, width: int, vocabulary: int, *, blocks: int, **changes: Any
 ) -> Model:
-    """A row of torchtitan's Llama 3: its configuration ``flavor``, with these changes."""
+    """A row for torchtitan's Llama 3 in the configuration ``flavor``, with these changes to it."""
     fixed = {
         "m": 128,
         "batch": 0,
@@ -230,8 +232,8 @@ _BLOCK: dict[str, Any] = {
 }
 
 
-#: Models of packages. The blocks are as wide as a step of them is fast, in the proportions of the
-#: real ones; the debug model's vocabulary is its test tokenizer's, from 0.2 on padded.
+#: Models of packages. The blocks have the proportions of the real ones, but are so narrow that a
+#: step is fast; the debug model's vocabulary is that of its test tokenizer, padded from 0.2 on.
 OF_PACKAGES: tuple[Model, ...] = (
     _titan(
         "titan_debug",
@@ -257,8 +259,8 @@ OF_PACKAGES: tuple[Model, ...] = (
 _HERE = {m.name: m for m in OF_PACKAGES if importlib.util.find_spec(m.package) is not None}
 MODELS.update(_HERE)
 COMPOSED += tuple(_HERE)
-#: Models made of a library's own layers, which quantise inside regions and may keep scales: which
-#: layer each has, simplest first. Recipes say which of them they carry.
+#: Name of a model -> the library's own layer that it is made of, simplest first. These layers
+#: quantise inside regions and may keep scales between steps. Recipes declare which they carry.
 LAYERS: dict[str, Layer] = {
     f"library_{layer.name}": layer
     for layer in (
@@ -271,7 +273,7 @@ LAYERS: dict[str, Layer] = {
     )
 }
 LIBRARY: dict[str, str] = {name: layer.name for name, layer in LAYERS.items()}
-#: Fields of a Spec that say something of a converted model alone, and of a library's layers alone.
+#: Fields of a Spec that only converted models have, and those that only a library's layers have.
 FIELDS_OF_CONVERTED = (
     "backend",
     "n",
@@ -300,20 +302,20 @@ def of_kind(*kinds: str) -> tuple[str, ...]:
     return tuple(name for name, model in MODELS.items() if model.kind in kinds)
 
 
-#: What a user's model says by itself, so that no case of it may be drawn otherwise.
+#: Fields of a Spec that a user's own model determines, so that they are the same in all its cases.
 FIXED_BY_OWN = frozenset(
     ("batch", "m", "k", "n", "heads", "attention", "bias", "dynamic", "dtype", "weight_layout")
 )
 
 
 def title_of(name: str) -> str:
-    """FILE.py:build of a user's model, whatever it is called with; "" of a shipped one."""
+    """FILE.py:build of a user's own model, without the arguments of build; "" for a shipped one."""
     called, own, _ = name.partition("#")
     return called.partition("(")[0] if own else ""
 
 
 def unregistered(name: str) -> str:
-    """What is to be said of a user's model whose file nobody has named, "" of any other."""
+    """The error message for a user's own model that is not registered; "" for any other."""
     title = title_of(name)
     if not title or name in MODELS:
         return ""
@@ -321,7 +323,7 @@ def unregistered(name: str) -> str:
 
 
 def unknown_model(name: str) -> str:
-    """What is to be said of a model that there can be none of, "" if there can."""
+    """The error message for a name that no model can have; "" for a possible name."""
     if name in MODELS or name in LIBRARY or "#" in name:
         return ""
     if package := next((m.package for m in OF_PACKAGES if m.name == name), ""):
@@ -330,5 +332,5 @@ def unknown_model(name: str) -> str:
 
 
 def takes_ids(name: str) -> bool:
-    """True where the input of this model, or of these layers, holds token ids."""
+    """True if the input of this model holds token ids."""
     return name in MODELS and MODELS[name].takes_ids

@@ -1,5 +1,5 @@
-"""Products of groups of rows, as experts have them, each alone: torch's, and torchao's in MXFP8 and
-FP8, with the casts of these."""
+"""Models of a single grouped GEMM, as experts use it: torch's, and torchao's in MXFP8 and FP8, with
+the casts and movements of rows that go with them. Each group of rows has a matrix of its own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from narrowfuzz.models.relations import of_gradients
 
 _MXFP8_GROUPS = "prototype/moe_training/mxfp8_grouped_mm.py"
 _FP8_ROWWISE = "prototype/moe_training/fp8_grouped_mm.py"
-#: Products of groups of rows take no parameters with gaps, and raise.
+#: Grouped GEMMs raise an error for parameters with gaps in memory.
 _WHOLE = {"weight_layout": "contiguous"}
-#: Rows of a group: none, one, and about the tiles that kernels work in.
+#: Numbers of rows in the groups: none, one, and around the tile sizes of kernels.
 _UNEVEN = (1, 0, 16, 17, 15, 128, 129, 127)
-#: Elements of all experts' matrices, at most.
+#: Largest number of elements in the matrices of all experts together.
 _EXPERTS = 2**17
 
 
@@ -51,7 +51,7 @@ PRODUCTS: tuple[Model, ...] = tuple(
         values=("equal", "outlier_rows", "heavy_tail"),
         columns="experts",
         fixed=_WHOLE,
-        # of so many weights one is nearly always too small to be scaled
+        # among so many weights, one is nearly always too small for a relation that scales
         relations=of_gradients("up", "down", scaled=False),
     )
     for name, title, sizes, behind in (
@@ -64,11 +64,11 @@ PRODUCTS: tuple[Model, ...] = tuple(
 _of_torchao = partial(
     alone, compiled=False, fixed=_WHOLE, lacks={"cpu": ("fp16",), "cuda": ("fp16",)}
 )
-#: The interpreter takes a few milliseconds a row.
+#: Triton's interpreter takes a few milliseconds per row.
 _interpreted = partial(
     _of_torchao, interpreted=True, fixed={**_WHOLE, "batch": 0, "steps": 1, "microbatches": 1}
 )
-#: Rows that are whole blocks of 32 in each group, and rows that are not.
+#: Numbers of rows that are multiples of the block size 32 in each group, and others.
 _BLOCKS, _RAGGED = (32, 0, 64), (1, 0, 16, 40, 33)
 _QUANTISED_GROUPS = tuple(
     _of_torchao(
@@ -80,7 +80,8 @@ _QUANTISED_GROUPS = tuple(
         "grouped_mm",
         values=("outlier_rows", "heavy_tail", "scale_ends"),
         columns="experts",
-        # torchao documents groups of multiples of 32; others lose a GPU in backward (docs/unrun.md)
+        # torchao documents groups in multiples of 32; others crash the GPU in backward
+        # (docs/unrun.md)
         device="cpu" if name == "floor" else "",
     )
     for name, title, sizes, mode, hp in (
@@ -99,7 +100,7 @@ _IDLE_GROUPS = _of_torchao(
     columns="experts",
 )
 
-#: Of 16 rows or a multiple, which torchao documents, and about the tiles of kernels.
+#: Numbers of rows: multiples of 16, as torchao documents, and around the tile sizes of kernels.
 _SIXTEENS = (16, 0, 32, 128, 112, 144)
 _FP8_GROUPS = _interpreted(
     "fp8_grouped_rowwise",
@@ -114,7 +115,8 @@ _FP8_GROUPS = _interpreted(
     values=("outlier_rows", "heavy_tail", "scale_ends"),
     columns="experts",
 )
-#: Of any number of rows, which torchao pads, and of multiples of 16 that blocks of 128 straddle.
+#: Numbers of rows: any, which torchao pads; and multiples of 16 at which blocks of 128 cross the
+#: boundaries of groups.
 _PADDED, _STRADDLING = (1, 0, 16, 128, 129, 127), (16, 0, 112, 144, 240)
 _FP8_BLOCKS = tuple(
     _interpreted(
@@ -132,8 +134,8 @@ _FP8_BLOCKS = tuple(
         ("_straddled", "which they straddle", _STRADDLING, False),
     )
 )
-#: Rows of groups that kernels for experts quantise by themselves: of one size, none, and so unlike
-#: that what fits most of them does not fit all.
+#: Numbers of rows in groups that kernels for experts quantise separately: equal sizes, an empty
+#: group, and sizes so different that whatever fits most groups does not fit all.
 _OF_CASTS = ((32, 32), (16, 0, 48), (112, 400), (64,), (16, 16, 16, 16), (272, 16))
 _FP8_CASTS = tuple(
     _interpreted(
@@ -152,8 +154,8 @@ _FP8_CASTS = tuple(
     )
 )
 
-#: Scales of groups, whose tiles have 128 rows, or 4 columns: of one size, of none, about a tile;
-#: experts that are a power of two, and others.
+#: Sizes of groups of scales, whose tiles have 128 rows or 4 columns: equal sizes, an empty group,
+#: around a tile; numbers of experts that are a power of two, and others.
 _OF_SCALES = ((4, 4), (1, 0, 7), (128, 130), (5,), (2, 2, 2, 2), (127, 4, 1))
 _MX_SCALES = _interpreted(
     "mx_scales",
@@ -169,8 +171,9 @@ _MX_SCALES = _interpreted(
     columns="kinds of groups",
 )
 
-#: Ranks, experts, and rows of each rank for each: about a block of 32, about what a program moves,
-#: 128 and 256, and none; one expert, and experts that are no power of two.
+#: (ranks, experts, numbers of rows that a rank sends to an expert, repeated in a cycle): around a
+#: block of 32, around the 128 and 256 rows that a program of the kernel moves, and none; a single
+#: expert, and numbers of experts that are no power of two.
 _OF_EXPERTS = (
     (2, 2, (3, 2, 1)),
     (2, 3, (0, 33, 1, 32, 0)),

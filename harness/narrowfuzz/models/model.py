@@ -1,4 +1,4 @@
-"""What a model is: how a Spec's dimensions become one, and what may be expected of it."""
+"""The description of a model: how it is built for a Spec, and what may be expected of it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Model:
 
     name: str
     title: str
-    #: Its class in ``play/``, and what is given to that for a Spec.
+    #: Name of its class in ``play/``, and the constructor's arguments for a Spec.
     module: str
     arguments: Callable[[Any], Arguments]
-    #: What it belongs to: where all models are run, they are run in these groups.
+    #: The group that it belongs to; a run over all models runs them group by group.
     kind: Literal["linear", "mlp", "norm", "block", "operator"]
     #: True: the output has n features, not k.
     wide: bool = False
@@ -39,70 +39,73 @@ class Model:
     pointwise: bool = False
     attends: bool = False
     normalises: bool = False
-    #: Its input goes more than two ways at once, whose gradients are added up.
+    #: Its input is used in more than two places, whose gradients are added.
     branches: bool = False
-    #: The linear that makes the output, used once and by nothing else; "" if none does.
+    #: The linear whose result is the output, if it is called once and its parameters are used
+    #: nowhere else; else "".
     last: str = ""
     #: Submodules that are recomputed one by one; () recomputes the whole model.
     regions: tuple[str, ...] = ()
-    #: Submodules, each called once, that a nested checkpoint wraps inside that of the whole.
+    #: Submodules, each called once, that a nested checkpoint wraps inside that of the whole model.
     parts: tuple[str, ...] = ()
-    #: How tensor parallelism shares it, from its input to its output: linears by output features or
-    #: by input features ("either" is a Spec's choice), norms by the rows of a sequence.
+    #: (submodule, how tensor parallelism shards it), from the input to the output: linears by
+    #: output or by input features ("either": the Spec chooses), norms by the rows of a sequence.
     shared: tuple[tuple[str, Literal["colwise", "rowwise", "either", "sequence"]], ...] = ()
-    #: So many experts of each layer, which ranks may share; 0: it has none that they may.
+    #: Number of experts per layer that ranks may share; 0: there are none that they may.
     experts: int = 0
     #: It is a loss of logits, whose classes ranks may share.
     classes: bool = False
-    #: Fields of a sharding that it leaves no choice of, where there are ``data``-parallel and where
-    #: there are ``tensor``-parallel ranks.
+    #: Fields of a sharding that the model prescribes: under "data" if there are data-parallel
+    #: ranks, under "tensor" if there are tensor-parallel ranks.
     laid: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
-    #: How often it is drawn, of all; where a rung or a checkpointing goes wrong that is right
-    #: elsewhere, twice.
+    #: The weight with which it is drawn: 2 for models on which a rung or a kind of checkpointing
+    #: fails that works on others.
     often: int = 1
-    #: How often it is drawn where partial recompute of a fused chain is compiled: the longer its
-    #: region, the more there is to fuse.
+    #: The weight with which it is drawn for compiled partial recompute: higher for models with
+    #: longer regions, in which there is more to fuse.
     fragile: int = 0
-    #: What to look at instead when a case is minimised, smallest first.
+    #: Models to try instead when a case is minimised, smallest first.
     smaller: tuple[str, ...] = ("linear",)
-    #: Fields of a Spec that the model leaves no choice of.
+    #: Fields of a Spec that the model prescribes.
     fixed: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    #: The package that it is the own model of: its recipes run it, and no others do.
+    #: The package that the model comes from; only recipes for that package run it.
     package: str = ""
     #: False: compiling it takes minutes, and it is not drawn on compiled rungs.
     compiled: bool = True
-    #: True: a user's (``own_models``), whose linears these are.
+    #: True: a user's own model (``own_models``).
     own: bool = False
+    #: Names of the linears of a user's own model.
     linears: tuple[str, ...] = ()
-    #: A user's parameters that train, and get no gradient from what it returns for the example.
+    #: Trainable parameters of a user's own model that get no gradient with its example input.
     unreached: tuple[str, ...] = ()
-    #: A block of a user's that computes something else when called again: checkpoints take the
-    #: whole model then, and no block.
+    #: A block of a user's own model that computes something else when it is called again; if there
+    #: is one, checkpoints wrap the whole model and no blocks.
     unrepeatable: str = ""
-    #: Buffers that each forward of a user's changes: what is counted, running statistics.
+    #: Buffers of a user's own model that each forward changes: counters, running statistics.
     changing: tuple[str, ...] = ()
-    #: How often a user's linears multiply in a forward.
+    #: Number of scalar multiplications in the linears of a user's own model in one forward.
     multiplications: int = 0
-    #: The tensors that a user's is called with, in words.
+    #: The tensors that a user's own model is called with, as text.
     inputs: tuple[str, ...] = ()
-    #: The operators of ``operators/`` that it is nothing but, or that a user's calls; None: not
-    #: known.
+    #: Names of the operators (``operators/``) that a single-operator model consists of, or that a
+    #: user's own model calls; None: unknown.
     operators: frozenset[str] | None = None
-    #: Classes of values that it is sensitive to, of an operator alone: half of its cases have one.
+    #: Value classes that a single operator is sensitive to: about half of its cases have one.
     values: tuple[str, ...] = ()
-    #: What there are n of, of an operator alone: "keys"; "" where n is of no consequence.
+    #: The meaning of ``n`` for a single operator, for example "keys"; "" if n has no effect.
     columns: str = ""
-    #: What other operands must make of its results, of an operator alone.
+    #: How the results of a single operator must change when its operands change.
     relations: tuple[Relation, ...] = ()
-    #: The type of device that it runs on, "" for all: torch has no kernel for it on others.
+    #: The only device type for which torch has a kernel; "" for all.
     device: str = ""
-    #: Types of device, and the dtypes that torch has no kernel of it for there.
+    #: Device type -> dtypes for which torch has no kernel there.
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    #: Its kernels are Triton's: on a CPU it runs where their interpreter is asked for.
+    #: Its kernels are Triton's: on a CPU it runs only if their interpreter is switched on.
     interpreted: bool = False
-    #: Why it must raise an error, as the documentation or one process says; "" of others.
+    #: Why it must raise an error, by the documentation or because a single process does; "" if it
+    #: must not.
     forbidden: str = ""
-    #: False of a user's that is called with other values than its defaults.
+    #: False for a user's own model that is built with other arguments than its defaults.
     by_default: bool = True
 
     def build(self, spec: Any, *, dtype: torch.dtype, device: str) -> nn.Module:
@@ -118,19 +121,19 @@ class Model:
             return made.to(device, None if self.keeps(spec, dtype) else dtype)
 
     def keeps(self, spec: Any, dtype: torch.dtype) -> bool:
-        """Does each parameter and buffer keep the precision that it is built in? A user's model has
-        that of the Spec already, but for the parts that its user holds in another. (Scripts build
-        it so, too.)"""
+        """True if parameters and buffers keep the dtype that they are built in. A user's own model
+        is built in the Spec's dtype, except for parts that the user keeps in another. (Scripts
+        build it in the same way.)"""
         from narrowfuzz.play.dtypes import DTYPES
 
         return self.own and dtype == DTYPES[spec.dtype]
 
     def runs_on(self, device: str, dtypes: Collection[str]) -> bool:
-        """Are there kernels for it on this type of device, in each of these dtypes?"""
+        """True if there are kernels for it on this device type in all of these dtypes."""
         return not self.why_not(device, dtypes)
 
     def why_not(self, device: str, dtypes: Collection[str]) -> str:
-        """Why it cannot run on this type of device, in each of these dtypes; "" where it can."""
+        """Why it cannot run on this device type in all of these dtypes; "" if it can."""
         if self.interpreted and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
             return "its kernels are Triton's, which a CPU interprets: --with triton==3.6.0"
         if self.device not in ("", device):
@@ -143,11 +146,11 @@ class Model:
         return (self.parts, True) if spec.wraps == "nested" else (self.regions, not self.regions)
 
     def shares(self, parameter: str, sharding: Any) -> bool:
-        """Is this a parameter of experts that ranks share?"""
+        """True for a parameter of experts that ranks share."""
         return bool(sharding.experts) and parameter.startswith("experts.")
 
     def styles(self, spec: Any) -> dict[str, str]:
-        """How a Spec's tensor parallelism shares its linears."""
+        """Submodule -> how tensor parallelism shards it for this Spec."""
         own = spec.sharding.style
         return {name: own if style == "either" else style for name, style in self.shared}
 
@@ -158,17 +161,17 @@ class Model:
 
 @dataclass(frozen=True)
 class Layer:
-    """One of a library's own layers, of which a model is made."""
+    """One of a library's own layers, of which models are made."""
 
     name: str
-    #: Weight and bias of the linear that makes its output; none: no linear does.
+    #: Weight and bias of the linear whose result is the layer's output; () if there is none.
     last: tuple[str, ...] = ("weight", "bias")
-    #: It is a linear and nothing else, so that its edges show what is quantised.
+    #: It is nothing but a linear, so its input and output are those of the quantised GEMM.
     bare: bool = False
-    #: Of several that are recomputed together only the first updates its scales.
+    #: If several layers are recomputed together, only the first updates its scales.
     updates_once: bool = False
 
 
 def heads_of(spec: Any) -> int:
-    """The drawn number of heads, where it divides the width."""
+    """The number of heads: the greatest common divisor of ``spec.heads`` and the width."""
     return math.gcd(spec.heads, spec.k) or 1

@@ -1,5 +1,5 @@
-"""Models that are one operator: what a linear is to the others, these are to torch's other
-operators. A class of ``play/operator_models.py`` and a row here."""
+"""Models that consist of a single operator of torch's or torchao's, so that it can be judged by
+itself, as a linear is. Each is a class of ``play/operator_models.py`` and a row here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _activated(spec: Any, *, function: str, how: Mapping[str, Any]) -> Arguments
     return spec.k, function, dict(how)
 
 
-#: By the kernel that the device has for it.
+#: The operators that attention may run as, depending on the device's kernels.
 _ATTENTION = tuple(
     f"attention{kernel}{direction}"
     for kernel in ("", "_flash", "_efficient", "_cudnn")
@@ -85,7 +85,7 @@ def _flex(name: str, title: str, mask: str, shared: int = 1) -> Model:
         values=("aligned", "equal", "outlier_rows"),
         columns="keys",
         smaller=("flex_attention",) if mask or shared > 1 else (),
-        # it has no backward on a CPU
+        # FlexAttention has no backward on a CPU
         fixed={"grad_mode": "no_grad", "checkpoint": "none", "steps": 1, "microbatches": 1},
     )
 
@@ -105,14 +105,14 @@ def _cross_entropy(
         "CrossEntropy",
         lambda spec: (spec.k, reduction, ignored, dict(options)),
         *("nll_loss", "nll_loss_backward", "log_softmax", "log_softmax_backward", *more),
-        classes="label_smoothing" not in options,  # which loss_parallel documents as not supported
+        classes="label_smoothing" not in options,  # documented as not supported by loss_parallel
         relations=of_loss(ignored),
         values=("outlier", "outlier_rows"),
         **fields,
     )
 
 
-#: Optimizers as a Spec calls them, and the operator that a step of theirs is.
+#: Optimizer, by its name in a Spec -> the operator of its step.
 _STEPS = {
     "sgd": "sgd_step",
     "sgd_foreach": "sgd_step",
@@ -130,13 +130,14 @@ _STEPS = {
 }
 
 
-#: What stalls a sum, and what it loses beside larger terms.
+#: Value classes for sums: equal numbers, at which a sum stalls, and numbers that are lost beside
+#: larger ones.
 _OF_SUMS = ("equal", "outlier", "heavy_tail")
-#: What is beyond a function's ends, and what it is flat or steep at.
+#: Value classes for activations: numbers at which a function saturates, is flat or is steep.
 _OF_ACTIVATIONS = ("outlier", "heavy_tail")
-#: What stalls a sum of squares, and what its squares lose.
+#: Value classes for norms: as for sums, and numbers whose squares underflow.
 _OF_NORMS = ("equal", "outlier", "heavy_tail", "subnormal")
-#: Moments far apart, and those that are squares of what is small.
+#: Value classes for optimizer steps: moments of very different size, and squares of small numbers.
 _OF_STEPS = ("heavy_tail", "outlier", "subnormal")
 
 
@@ -164,7 +165,7 @@ def _linear_cross_entropy(name: str, title: str, ignored: int) -> Model:
         "linear_cross_entropy",
         values=("outlier_rows", "heavy_tail"),
         columns="classes",
-        # torch gives NaN where all are ignored
+        # torch returns NaN if all targets are ignored
         relations=of_loss(ignored) if ignored > 1 else of_gradients("weight", scaled=False),
     )
 
@@ -178,8 +179,8 @@ _LINEAR_CROSS_ENTROPIES = (
 
 
 def _low_bit(optimizer: str, title: str, **more: Any) -> Model:
-    """torchao keeps a parameter's moments in few bits if it has at least 4,096 elements, in whole
-    blocks of 256."""
+    """A model for a step of torchao's low-bit optimizers, which store the moments of a parameter in
+    few bits if it has at least 4,096 elements, in whole blocks of 256."""
 
     def table(spec: Any) -> Arguments:
         whole = 256 // math.gcd(256, spec.k)
@@ -207,7 +208,7 @@ _LOW_BIT = (
     _low_bit("adamw_8bit_rounded", "adamw, 8bit, rounded by chance in bf16", random=True),
 )
 
-#: It takes parameters of two dimensions alone.
+#: Steps of Muon, which accepts only parameters of two dimensions.
 _MUONS = tuple(
     alone(
         f"step_{optimizer}",
@@ -363,7 +364,7 @@ OPERATORS: tuple[Model, ...] = (
         5,
         fields={
             "forbidden": "a target that is neither a class nor ignore_index raises an error",
-            "device": "cpu",  # a GPU asserts in its kernel, and the process is lost
+            "device": "cpu",  # on a GPU an assertion in the kernel ends the process
         },
         outside=True,
     ),
@@ -523,8 +524,8 @@ OPERATORS: tuple[Model, ...] = (
 
 
 def models_of_operators(globs: Iterable[str]) -> tuple[str, ...]:
-    """Names of the models that are nothing but operators of these globs. Raises ValueError for a
-    glob of none."""
+    """Names of the single-operator models that run an operator which matches one of the globs.
+    Raises ValueError for a glob that matches none."""
     known = sorted({name for model in OPERATORS for name in model.operators or ()})
     meant: set[str] = set()
     for glob in globs:

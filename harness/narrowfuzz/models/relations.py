@@ -1,6 +1,6 @@
-"""Relations of models that are one operator: what other operands must make of its results, to the
-bit, whatever order its kernels add in. Measured on torch's own kernels for a CPU, and proven where
-a docstring says so."""
+"""Relations of single operators: how results must change, to the bit, when operands change,
+whatever order the kernels add in. Measured on torch's own kernels for a CPU, and proven where a
+docstring gives the proof."""
 
 from __future__ import annotations
 
@@ -8,40 +8,41 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Of a Spec and a number of rows, those that nothing may depend on.
+#: (Spec, number of rows of a tensor) -> the rows that no result may depend on.
 Hides = Callable[[Any, int], range]
 
 
 @dataclass(frozen=True)
 class Relation:
-    """Operands are multiplied by powers of two or their negatives, in all their rows or in those
-    that are hidden; each result that is named is then so many times what it was."""
+    """If operands are multiplied by powers of two or their negatives, in all rows or in the hidden
+    ones, then each listed result is multiplied by its factor."""
 
-    #: What the other run is of, as findings say it: ``the negated grad_output``.
+    #: The changed operands, as findings describe them: ``the negated grad_output``.
     words: str
-    #: Operand -> its factor: ``input`` is the query of attention, ``grad_input`` its gradient.
+    #: Operand -> its factor. ``input`` is the query of attention, ``grad_input`` its gradient.
     operands: Mapping[str, float] = field(hash=False)
-    #: Result -> its factor. Of others nothing is said.
+    #: Result -> its factor. Other results are not compared.
     results: Mapping[str, float] = field(hash=False)
-    #: The rows of the operands that change, and whose own gradients are not compared; None: all.
+    #: The rows of the operands that are changed; their own gradients are not compared. None: all
+    #: rows are changed, and everything is compared.
     hides: Hides | None = None
-    #: Does it hold in fp16, whose small numbers do not round relatively?
+    #: True if it also holds in fp16, where subnormals are not rounded relatively.
     in_fp16: bool = True
-    #: Does it hold of a training's steps, and of the parameters that they leave?
+    #: True if it also holds for optimizer steps, and for the parameters after them.
     steps: bool = False
-    #: Why it does not hold of these operands of a Spec, "" where it does.
+    #: Why it does not hold for these operands of a Spec; "" if it does.
     excludes: Callable[[Any, Mapping[str, Any]], str] = lambda spec, operands: ""
 
     @property
     def scales(self) -> bool:
-        """Does anything come nearer to an end of its type's range?"""
+        """True if magnitudes change, and so may come closer to an end of their dtype's range."""
         return any(abs(by) != 1.0 for by in (*self.operands.values(), *self.results.values()))
 
 
 def of_gradients(*parameters: str, input: bool = True, scaled: bool = True) -> tuple[Relation, ...]:
-    """Every backward is linear in the gradient that comes in: negated it negates what it gives, and
-    times 8 it gives 8 times that where no number on the way is subnormal. Of exponentials some are:
-    not ``scaled``."""
+    """Every backward is linear in the output gradient: a negated one negates the gradients, and
+    eight times that gives eight times the gradients, unless an intermediate number is subnormal.
+    For operators with exponentials some are, hence ``scaled=False``."""
     names = [*(["grad_input"] if input else []), *(f"{name}.grad" for name in parameters)]
     negated = Relation(
         "the negated grad_output",
@@ -66,7 +67,8 @@ def _behind_the_last_query(spec: Any, rows: int) -> range:
 
 
 def of_loss(ignored: int) -> tuple[Relation, ...]:
-    """Of rows of logits that a weight makes; the targets of every ``ignored``-th are ignored."""
+    """Relations of a loss on logits that a weight computes; the target of every ``ignored``-th row
+    is ignored."""
     names = ("output", "grad_input", "weight.grad")
     return (
         *of_gradients("weight", scaled=False),
@@ -79,21 +81,22 @@ def of_loss(ignored: int) -> tuple[Relation, ...]:
     )
 
 
-#: No probability is smaller than e^-60 over the number of keys where no score is larger than this.
+#: If no score is larger than this in magnitude, no probability is below e^-60 / (number of keys).
 _SCORE = 30.0
 
 
 def _scores_far_apart(spec: Any, operands: Mapping[str, Any]) -> str:
-    """By Cauchy and Schwarz, over all heads at once, none of which is narrower than k / heads."""
+    """Why probabilities may be subnormal; "" if they cannot. Scores are bounded by Cauchy-Schwarz
+    over all heads at once, and no head is narrower than k / heads."""
     longest = [(operands[name] ** 2).sum(axis=-1).max() ** 0.5 for name in ("input", "key")]
     scale = (spec.heads / spec.k) ** 0.5
     return "probabilities may be subnormal" if scale * longest[0] * longest[1] > _SCORE else ""
 
 
 def of_attention(mask: str) -> tuple[Relation, ...]:
-    """Of softmax(query key^T scale + mask) value. Scores stay where one operand has what the other
-    lacks; everything is linear in the values; nothing depends on the numbers of a key, or its
-    value, that no query sees."""
+    """Relations of softmax(query key^T scale + mask) value. Scores do not change if query and key
+    are multiplied by reciprocal factors; everything is linear in the values; and nothing depends on
+    a key, or its value, that no query attends to."""
     q, k, v = "grad_input", "key.grad", "value.grad"
     hidden = {"padding": _last_quarter, "causal": _behind_the_last_query}.get(mask)
     same = {"output": 1.0, q: 1.0, k: 1.0, v: 1.0}
@@ -126,8 +129,8 @@ def of_attention(mask: str) -> tuple[Relation, ...]:
 
 
 def of_norm(weight: str, bias: str = "") -> tuple[Relation, ...]:
-    """Of (x - mean) / std weight + bias, which is odd in x but for its bias, and linear in weight
-    and bias together."""
+    """Relations of (x - mean) / std * weight + bias, which is odd in x and bias together, and
+    linear in weight and bias together."""
     linear = [name for name in (weight, bias) if name]
     odd: dict[str, float] = {"input": -1.0, "grad_output": -1.0}
     signs: dict[str, float] = {"output": -1.0, "grad_input": -1.0, f"{weight}.grad": 1.0}
@@ -148,8 +151,9 @@ def of_norm(weight: str, bias: str = "") -> tuple[Relation, ...]:
 
 
 def of_steps() -> tuple[Relation, ...]:
-    """Of an optimizer's steps on x weight + bias + the sum of x: all that is negated here leaves
-    the weight's gradients, and so the weight, as they are, and negates the bias."""
+    """Relation of an optimizer's steps on x * weight + bias + sum(x): negating input, output
+    gradient and bias leaves the weight's gradients, and so the weight, unchanged and negates the
+    bias."""
     operands = dict.fromkeys(("input", "grad_output", "bias"), -1.0)
     negated = dict.fromkeys(("output", "grad_input", "bias.grad", "bias"), -1.0)
     results = {**negated, "weight.grad": 1.0, "weight": 1.0}
@@ -157,7 +161,8 @@ def of_steps() -> tuple[Relation, ...]:
 
 
 def of_steps_on_a_table() -> tuple[Relation, ...]:
-    """Of an optimizer's steps on a table whose rows are the output."""
+    """Relation of an optimizer's steps on a table whose rows are the output: a negated table and
+    output gradient negate everything."""
     operands = {"table": -1.0, "grad_output": -1.0}
     results = dict.fromkeys(("output", "table.grad", "table"), -1.0)
     return (Relation("the negated table and grad_output", operands, results, steps=True),)

@@ -1,10 +1,11 @@
-"""How a multiply adds: accumulators of CPUs and tensor cores, and how far each may be from the sum.
+"""How a matrix multiply adds its products: the accumulators of CPUs and tensor cores, and bounds of
+their error.
 
-A tensor core adds a step of products and the sum so far at once: it aligns them to the largest of
-their exponents, cuts what lies below so many fraction bits, adds what is left exactly and cuts the
-result. How products are shared out among steps, in which order steps come, and whether K is split
-is the kernel's choice, so no bound here rests on it. Where it is known, ``outcomes`` says to the
-bit what may come out.
+A tensor core adds one step of products and the running sum at once: it aligns all terms to the
+largest of their exponents, truncates them below a fixed number of fraction bits, adds the truncated
+terms exactly and truncates the result. How products are divided among steps, in which order the
+steps are added, and whether K is split is the kernel's choice, so no bound in this module depends
+on it. Where steps and splits are known, ``outcomes`` lists the possible results bit for bit.
 
 Sources: Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores" (arXiv 2512.07004);
 DeepSeek-V3 (arXiv 2412.19437), section 3.5.2, on promotion; Higham, "Accuracy and Stability", 3.1.
@@ -30,17 +31,21 @@ class Accumulator:
     """How the products of one element of a result are added."""
 
     name: str
-    #: Products that are added to the sum at once.
+    #: Number of products that are added to the sum at once.
     step: int = 1
-    #: Bits that are kept behind the leading one: of a step's largest term, and of its sum.
+    #: Number of bits kept after the leading one, both of a step's largest term and of its sum; -1:
+    #: unknown.
     fraction_bits: int = 23
     rounding: Literal["nearest", "truncate"] = "nearest"
-    #: After so many products the sum goes to one in fp32; 0: it never does.
+    #: Number of products after which the sum is added to a separate sum in fp32 (promotion); 0:
+    #: never.
     promotes: int = 0
-    #: K may be split after every so many products, the parts' sums added in fp32; 0: it is not.
+    #: K may be split after every multiple of this many products, and the sums of the parts are
+    #: added in fp32; 0: K is never split.
     splits: int = 0
-    #: Steps, runs between promotions and tiles are neighbouring products, and nothing else is cut:
-    #: what it returns is known to the bit (``outcomes``), not only how far off it may be.
+    #: True: steps, runs between promotions and tiles are neighbouring products, and nothing else is
+    #: truncated. The possible results are then known bit for bit (``outcomes``), not only a bound
+    #: of their error.
     to_the_bit: bool = False
 
     def __post_init__(self) -> None:
@@ -52,32 +57,34 @@ class Accumulator:
 
     @property
     def ieee(self) -> bool:
-        """Every addition is fp32's."""
+        """True: every addition is an IEEE fp32 addition."""
         return (self.step, self.fraction_bits, self.rounding) == (1, 23, "nearest")
 
     @property
     def known(self) -> bool:
-        """Something can be said of its sums."""
+        """True: the error of its sums has a bound."""
         return self.fraction_bits > 0
 
     @property
     def exact_below(self) -> float:
-        """Sums of multiples of a unit are exact while all stay below so many units."""
+        """Sums of multiples of a unit are exact while their magnitudes stay below this many units;
+        0 for an unknown accumulator."""
         return 2.0 ** (self.fraction_bits + 1) if self.known else 0.0
 
 
 FP32 = Accumulator("fp32")
-#: Nothing is claimed of what it adds: every radius is infinite, no sum is exact.
+#: An accumulator of which nothing is assumed: every radius is infinite, and no sum counts as exact.
 UNKNOWN = Accumulator("unknown", fraction_bits=-1, rounding="truncate")
 #: FP8 on Hopper's tensor cores: https://github.com/pytorch/pytorch/issues/147971.
 HOPPER_FP8_FAST = Accumulator("hopper fp8, fast", 32, 13, "truncate", splits=128, to_the_bit=True)
 HOPPER_FP8 = Accumulator(
     "hopper fp8", 32, 13, "truncate", promotes=128, splits=128, to_the_bit=True
 )
-#: bf16 and fp16 on tensor cores: aligned with more bits than fp32 has, then cut to fp32.
+#: bf16 and fp16 on tensor cores: aligned with more bits than fp32 has, then truncated to fp32.
 TENSOR_CORE_16 = Accumulator("tensor core, 16 bits", 16, 23, "truncate", splits=16)
 
-#: What a device multiplies -> how it adds. "fp8 fast": fast accumulation is asked for.
+#: The type of a multiply -> how its products are added. "fp8 fast": with fast accumulation
+#: requested.
 Accumulators = Mapping[str, Accumulator]
 _EVERY = ("fp32", "bf16", "fp16", "fp8", "fp8 fast", "mxfp8", "fp4")
 CPU: Accumulators = dict.fromkeys((*_EVERY, *(f"attention {n}" for n in _EVERY[:3])), FP32)
@@ -87,23 +94,26 @@ HOPPER: Accumulators = {
     "fp16": TENSOR_CORE_16,
     "fp8": HOPPER_FP8,
     "fp8 fast": HOPPER_FP8_FAST,
-    # of fp32 attention it is not known what multiplies
+    # no entry for fp32 attention: which unit multiplies there is not known
     "attention bf16": TENSOR_CORE_16,
     "attention fp16": TENSOR_CORE_16,
 }
-#: Of any other GPU it is known that fp32 is fp32's, where TF32 is off.
+#: For any other GPU only this is known: fp32 products are added in fp32 while TF32 is off.
 UNKNOWN_DEVICE: Accumulators = {"fp32": FP32}
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one kind of multiply showed. ``problem``: why it showed nothing."""
+    """The measured accumulator of one kind of multiply. ``problem``: why it could not be
+    measured."""
 
-    #: Bits kept behind the leading one, and what becomes of those behind them.
+    #: Number of bits kept after the leading one, and whether the sum is rounded to nearest at the
+    #: last of them (else truncated).
     fraction_bits: int = 0
     nearest: bool = False
-    #: The first distance along K, a multiple of 16, at which a sum no longer meets the first one in
-    #: the accumulator; 0: it does up to 4096; None: results have no room to show it.
+    #: The smallest distance along K, a multiple of 16, at which a product no longer meets the first
+    #: one in the accumulator, but in fp32; 0: there is none below 4096; None: results have too few
+    #: bits to show it.
     apart: int | None = None
     problem: str = ""
 
@@ -116,8 +126,8 @@ class Found:
 
 
 def disagrees(expected: Accumulator, seen: Found) -> str:
-    """How a device that was seen to add like this leaves what is expected of it, "" if it does
-    not."""
+    """How the measured accumulator is less accurate than the expected one, in words; "" if it is
+    not, if nothing was measured, or if nothing is expected."""
     if seen.problem or not expected.known:
         return ""
     if seen.fraction_bits < expected.fraction_bits:
@@ -134,8 +144,9 @@ def _promotes(expected: Accumulator, seen: Found) -> bool:
 
 
 def wider(expected: Accumulator, seen: Found) -> Accumulator:
-    """``expected``, or where a device leaves that, what holds both: a bound, and no more. Nor is
-    more known of what could not be measured."""
+    """``expected`` if the measurement agrees with it; otherwise an accumulator whose bounds hold
+    for both the expected and the measured one, without ``to_the_bit``. Where nothing could be
+    measured, ``expected`` without ``to_the_bit``."""
     if seen.problem:
         return replace(expected, to_the_bit=False)
     if not disagrees(expected, seen):
@@ -153,18 +164,20 @@ def wider(expected: Accumulator, seen: Found) -> Accumulator:
 
 
 def reconciled(table: Accumulators, seen: Mapping[str, Found]) -> Accumulators:
-    """The table's accumulators, each widened by what was seen of it; what has one scale a row may
-    be another kernel's."""
+    """The table, with each accumulator widened by the measurements of its kind. Measurements with
+    one scale per row ("fp8 rowwise") count for the same entry ("fp8"), because another kernel may
+    run."""
     found = dict(table)
     for kind, one in seen.items():
         name = kind.replace(" rowwise", "")
-        if name in found and not (one.problem and name != kind):  # then there are no such kernels
+        # a problem with one scale per row means that the device has no such kernels
+        if name in found and not (one.problem and name != kind):
             found[name] = wider(found[name], one)
     return found
 
 
 def gamma(n: int) -> float:
-    """gamma_n = n u / (1 - n u); raises ValueError where n u >= 1 and the bound says nothing."""
+    """gamma_n = n u / (1 - n u). Raises ValueError if n u >= 1, where the bound is void."""
     n = max(n, 0)
     if n * U32 >= 1.0:
         raise ValueError(f"{n} additions in fp32: the bound is void, split the contraction")
@@ -179,23 +192,29 @@ def sum_radius(
     least: tuple[F64 | float, F64 | float],
     total: F64 | None = None,
 ) -> F64:
-    """How far the accumulator may be from A @ B^T, [..., rows of a, rows of b]; ``roundings`` are
-    those of scales, operands and products to fp32, ``least`` each row's smallest normal number,
-    ``total`` |A||B|^T for who has it.
+    """The largest possible distance of the accumulated sum from A @ B^T, [..., rows of a, rows of
+    b].
 
-    Proof, with products p of one element, S = sum |p| and T = (S + |sum p|) / 2, which no partial
-    sum of any of them exceeds. Numbers are cut towards zero, so that computed partial sums do not
-    exceed T either (induction over steps). IEEE fp32: gamma_{K-1} S (Higham 3.1).
+    ``roundings``: the number of roundings of scales, operands and products to fp32; ``least``: the
+    smallest normal number of each row of a and of b; ``total``: |A||B|^T, if the caller has it
+    already.
 
-    Else a step cuts at the unit 2^(e - F), e the largest exponent of its terms. A product's
-    exponent is the sum of its factors', a subnormal factor's that of the smallest normal: the unit
-    is at most U = 2^-F max(M, T) with M the product of both rows' largest numbers, normal ones at
-    least. A product loses less than the unit, and no more than itself; the sum so far loses a unit,
-    and so does what the step leaves: min(K U, S) + 2 U ceil(K / step) in all.
+    Proof, with the products p of one element, S = sum |p| and T = (S + |sum p|) / 2, which no
+    partial sum of any of them exceeds in magnitude. Numbers are truncated towards zero, so computed
+    partial sums do not exceed T either (induction over steps). IEEE fp32: gamma_{K-1} S (Higham
+    3.1).
 
-    Where sums are promoted after L products, T of such a run is at most L M, and the runs' T add up
-    to at most S: with J = ceil(K / L) runs (L + 2 L / step) 2^-F min(J max(M, min(T, L M)),
-    J M + S). Sums of runs and of splits are added in fp32, gamma of their number times S.
+    Otherwise a step truncates at the unit 2^(e - F), with e the largest exponent of its terms and F
+    the number of fraction bits. The exponent of a product is the sum of its factors' exponents,
+    where a subnormal factor has that of the smallest normal number: the unit is at most U = 2^-F
+    max(M, T), with M the product of the largest magnitudes of both rows, each at least the row's
+    smallest normal number. A product loses less than the unit, and no more than its own magnitude;
+    the running sum loses a unit, and so does the result of the step: min(K U, S) + 2 U ceil(K /
+    step) in all.
+
+    Where sums are promoted after L products, T of such a run is at most L M, and the T of all runs
+    add up to at most S: with J = ceil(K / L) runs, (L + 2 L / step) 2^-F min(J max(M, min(T, L M)),
+    J M + S). The sums of runs and of splits are added in fp32: gamma of their number times S.
     """
     contracted = a.shape[-1]
     if total is None:
@@ -224,5 +243,5 @@ def sum_radius(
 
 
 def _largest(size: F64, least: F64 | float) -> F64:
-    """Of each row the largest magnitude, at least the row's smallest normal number."""
+    """The largest magnitude of each row, but at least the row's smallest normal number."""
     return np.asarray(np.maximum(np.max(size, axis=-1, initial=0.0), least))

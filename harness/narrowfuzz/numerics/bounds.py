@@ -22,22 +22,23 @@ from narrowfuzz.numerics.scales import Scale
 
 #: A kernel may treat subnormal operands as zero and flush subnormal sums (VDPBF16PS does, GPUs do).
 FLUSH32 = 2.0**-126
-#: bf16's significand with float64's exponent range: a rounding before scales are applied.
+#: bf16's significand with float64's exponent range: for a rounding to bf16 before scales are
+#: applied.
 _BF16_WIDE = Format("bf16 before scaling", 11, 7, 1023, "ieee")
 
 
 def quantise_bound(x: F32, scale_: Scale, plan: OperandPlan) -> F64:
-    """Bound 3.1, per element: |Q(x) - x| for the given scales.
+    """Bound 3.1, per element: an upper bound of |Q(x) - x| for the given scales.
 
     Proof. In range, one rounding of v = x*s errs by at most u_q/(1+u_q) |v| (normal) or eta
     (subnormal); divide by s. The fp32 product before the cast adds a relative u, hence the u|x|
     term (and a subnormal product adds 2^-150, far below eta). Past the largest finite value the
     element saturates, so its error is |x| - max/s exactly.
 
-    A stochastic cast moves v by less than one spacing, twice the terms: 2 u_q |v| or 2 eta. Under
-    a two-level scale the multiplier is only k - 1 fp32 roundings close to 1/unit, so v is within
-    gamma_k of x / unit: the error is at most (slope (1 + gamma_k) + gamma_k) |x|. Where that
-    multiplier left fp32's range nothing is said.
+    A stochastic cast moves v by less than one spacing, twice the terms: 2 u_q |v| or 2 eta. Under a
+    two-level scale (k = ``plan.scale.roundings``) the multiplier equals 1/unit only up to k - 1
+    fp32 roundings, so v is within gamma_k of x / unit: the error is at most (slope (1 + gamma_k) +
+    gamma_k) |x|. Where that multiplier left fp32's range, the bound is infinite.
     """
     assert plan.format is not None and plan.scale is not None
     fmt = plan.format
@@ -62,19 +63,20 @@ def gemm_radius(
     least: tuple[F64 | float, F64 | float] = (0.0, 0.0),
     total: F64 | None = None,
 ) -> F64:
-    """Bound 3.2: how far the accumulator may be from A @ B^T of the operands really seen.
+    """Bound 3.2: the largest possible distance of the accumulator from A @ B^T of the operands that
+    were actually observed.
 
-    ``least``: the smallest normal number of each row of A and of B, where the accumulator aligns;
-    ``total``: |A||B|^T, for who has it.
+    ``least``: the smallest normal number of each row of A and of B, to which the accumulator
+    aligns; ``total``: |A||B|^T, if the caller has it already.
 
     Proof. The products are exact, and the accumulator errs as ``accumulator.sum_radius`` proves, in
-    any order and blocking; each of the c roundings of scales, operands or products adds at most
-    u |A||B|^T to first order. Scales of blocks are applied to partial sums: every product still
+    any order and blocking; each of the c roundings of scales, operands or products adds at most u
+    |A||B|^T to first order. Scales of blocks are applied to partial sums: every product still
     passes through the same c roundings, so the count is the same.
-    Whatever falls below fp32's normals may be rounded to a multiple of 2^-149 or flushed: at most
+    A number below fp32's normal numbers may be rounded to a multiple of 2^-149 or flushed: at most
     2^-126 for each of K products (or, where those are products of codes and far above, for each of
-    their scaled partial sums) and K sums, and 2^-126 times the other operand for each operand: the
-    last term.
+    their scaled partial sums) and for each of K sums, and 2^-126 times the other operand's element
+    for each element of an operand: the last term.
     """
     with np.errstate(all="ignore"):
         radius = sum_radius(a, b, gemm.accumulator, gemm.scale_roundings, least, total)
@@ -116,9 +118,9 @@ def interval(
     """Every value the layer may return: [lo, hi] after the output roundings and the bias.
 
     Rounding is monotone, so the image of [centre - radius, centre + radius] under the chain lies
-    between the images of its ends: exact, with no u_out term. ``may_elide`` says that roundings the
-    kernel does not do itself may be left out (default compile keeps fused chains in fp32): then the
-    hull of both outcomes.
+    between the images of its ends: exact, with no u_out term. ``may_elide``: roundings outside the
+    kernel may be omitted (torch.compile by default keeps fused chains in fp32); the result is then
+    the hull of both outcomes.
     """
     with np.errstate(all="ignore"):
         ends = np.stack([centre - radius, centre + radius])
@@ -131,7 +133,7 @@ def interval(
 
 
 def fused_bias_radius(centre: F64, radius: F64, bias: F32, contracted: int) -> F64:
-    """``radius`` where the kernel adds the bias between, not after, the partial sums.
+    """``radius``, enlarged for a kernel that adds the bias among the partial sums, not after them.
 
     Proof. The bias is one more term of the sum: gamma_K (S + |bias|) with S = |A||B|^T. For K >= 2
     gamma_K S <= 3 gamma_{K-1} S <= 3 radius; for K = 1, S = |centre|.
@@ -150,10 +152,10 @@ def _finish(ends: F64, rounding: tuple[Rounding, ...], dtype: str, bias: F32 | N
     out = FORMATS[dtype]
     for step, before in zip(rounding, ("", *rounding), strict=False):
         if (before, step, dtype) == ("bf16", "out", "bf16") and _all_normal(ends, out):
-            continue  # bf16 already
+            continue  # the values are bf16 already
         ends = round_to(ends, _BF16_WIDE if step == "bf16" else out, overflow="ieee")
     if bias is not None:
-        # the addition itself is fp32, whatever the output: it rounds first
+        # the addition itself is done in fp32 whatever the output dtype, so it rounds to fp32 first
         ends = round_to(ends + bias.astype(np.float64), FORMATS["fp32"], overflow="ieee")
     elif rounding and rounding[-1] == "out":
         return ends
@@ -172,6 +174,6 @@ def contains(lo: F64, hi: F64, got: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def excludes_zero(lo: F64, hi: F64) -> NDArray[np.bool_]:
-    """Elementwise: is the sign known? False where an end is NaN."""
+    """Elementwise: True where the sign is known; False where an end is NaN."""
     with np.errstate(invalid="ignore"):
         return np.asarray((lo > 0) | (hi < 0))

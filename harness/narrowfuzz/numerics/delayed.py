@@ -1,20 +1,21 @@
-"""The reference state machine of delayed scaling: what scale and history must be after each event.
+"""The reference state machine of delayed scaling: the scale and history required after each event.
 
 Stated from the recipe's data, independently of any library's code. One *slot* is one tensor of one
 layer (input, weight or output gradient); its state is a scale and a window of past maxima.
 
 The rules, with where they are published:
 
-* A tensor is quantised with the scale that stood before it was seen; its max|x| is *staged*, as a
-  maximum with what is already staged there (TransformerEngine: ``amax`` is an atomic maximum).
+* A tensor is quantised with the scale that was in effect before it was seen; its max|x| is
+  *staged*, as a maximum with the value already staged (TransformerEngine: ``amax`` is an atomic
+  maximum).
 * A *commit* takes the staged maximum into the window and makes the next scale
   ``fmax / amax / 2^margin``, amax being the window's maximum or its newest entry. An amax of 0, Inf
   or NaN keeps the old scale; a quotient past fp32 is fp32's largest value
   (common/recipe/delayed_scaling.cu; pytorch/fp8.py for the tensor by tensor path).
-* Forward slots commit when the outermost autocast region is left, output gradients once in the
-  backward pass. What has not run since the last commit keeps its state
+* Forward slots commit when the outermost autocast region ends, output gradients once in the
+  backward pass. A slot that was not used since the last commit keeps its state
   (TransformerEngine PR 825); a recompute stages and commits nothing (PR 24, PR 1254); nor does a
-  forward without a graph.
+  forward without an autograd graph.
 
 The window is an array in the library's order: cell 0 is the staging cell; a commit shifts all cells
 down by one, the oldest (cell 1) falls out, and cell 0 is cleared.
@@ -44,14 +45,14 @@ class Policy:
     #: Element formats of forward tensors and of output gradients.
     forward: Literal["e4m3", "e5m2"]
     backward: Literal["e4m3", "e5m2"]
-    #: Does a commit shift the window of a slot whose staged maximum is 0? The bulk kernel does not,
-    #: the tensor by tensor path does.
+    #: True: a commit also shifts the window of a slot whose staged maximum is 0. The bulk kernel
+    #: does not do this, the tensor by tensor path does.
     rolls_on_zero: bool = False
-    #: Is the quotient made as fmax times the reciprocal of amax, rounded twice? So it is where a
-    #: number is divided by a torch tensor.
+    #: True: the quotient is computed as fmax times the reciprocal of amax, rounded twice, as torch
+    #: does where a number is divided by a tensor.
     reciprocal: bool = False
-    #: Which backward pass commits output gradients: every one, or the one that runs through the
-    #: first forward of its region.
+    #: Which backward pass commits output gradients: every one, or only the one that runs through
+    #: the first forward of its region.
     backward_commits: Literal["each", "first"] = "each"
 
 
@@ -66,21 +67,22 @@ class Slot:
         return f"scale {self.scale:.8g} window {' '.join(f'{x:.4g}' for x in self.window)}"
 
     def equals(self, other: Slot) -> bool:
-        """Bit for bit."""
+        """True if both are equal bit for bit."""
         return self.key() == other.key()
 
     def key(self) -> tuple[bytes, bytes]:
-        """Its bits."""
+        """The bits of scale and window."""
         return np.float32(self.scale).tobytes(), self.window.tobytes()
 
 
 def fresh(history: int) -> Slot:
-    """A slot that has seen nothing."""
+    """The initial state of a slot: scale 1, and a window of zeros."""
     return Slot(np.float32(1.0), np.zeros(history, np.float32))
 
 
 def resized(slot: Slot, history: int) -> Slot:
-    """The slot under another window length: the oldest maxima go, or older empty cells are added.
+    """The slot under another window length: the oldest maxima are dropped, or empty cells are added
+    as the oldest.
 
     The staging cell stays, and the newest maxima keep their distance from the window's end.
     """
@@ -92,7 +94,8 @@ def resized(slot: Slot, history: int) -> Slot:
 
 
 def cut(slot: Slot, history: int) -> Slot:
-    """The slot under another window length, resized at the wrong end: the newest maxima go."""
+    """The slot under another window length, resized at the wrong end: the newest maxima are
+    dropped."""
     kept = min(history, len(slot.window))
     window = np.zeros(history, np.float32)
     window[:kept] = slot.window[:kept]
@@ -100,14 +103,15 @@ def cut(slot: Slot, history: int) -> Slot:
 
 
 def staged(slot: Slot, amax: np.float32) -> Slot:
-    """After the tensor was quantised once more; a NaN maximum leaves no mark."""
+    """The slot after its tensor was quantised again, with the maximum ``amax``; NaN is ignored."""
     window = slot.window.copy()
     window[0] = np.fmax(window[0], amax)
     return replace(slot, window=window)
 
 
 def committed(slot: Slot, policy: Policy, fmax: np.float32) -> Slot:
-    """After one update. Unchanged where nothing was staged and the policy does not roll zeros."""
+    """The slot after one commit. Unchanged if the staged maximum is 0 and the policy does not roll
+    on zero."""
     if slot.window[0] == 0 and not policy.rolls_on_zero:
         return slot
     amax = slot.window.max() if policy.algorithm == "max" else slot.window[0]

@@ -1,4 +1,5 @@
-"""One slot's state, followed through a run by what each event owes to it."""
+"""The expected state of one slot through a run: updated by the moves of each event and compared
+with the observed state."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Any
 
 from narrowfuzz.numerics.delayed import Slot, committed, cut, fresh, resized, staged
 
-#: What a slot owes to an event, in order: ("stage",), ("commit", policy),
-#: ("resize", history), ("cut", history), and ("lose",) where a reload forgets it.
+#: One change that an event makes to a slot: ("stage",), ("commit", policy), ("resize", history),
+#: ("cut", history), or ("lose",) where a reload forgets its state.
 Move = tuple[Any, ...]
 
 
@@ -18,8 +19,12 @@ def shared(
     seen: Sequence[Sequence[Sequence[tuple[Any, Any]]]],
     rank: int,
 ) -> tuple[list[Slot | None], list[list[tuple[Any, Any]]]]:
-    """What a rank's slot held after each event and what that quantised with it, but of what is
-    staged, and of each maximum, the largest of all ranks."""
+    """The observations of one rank's slot where ranks share their maxima: its state after each
+    event, with the largest staged maximum of all ranks, and the (maximum, scale) pairs of the
+    tensors that the event quantised with it, with the largest maximum of all ranks.
+
+    ``held``: states by rank and event; ``seen``: pairs by rank, event and tensor.
+    """
     slots = [
         own and staged(own, max(other.window[0] for other in slot if other))
         for slot in zip(*held, strict=True)
@@ -42,10 +47,16 @@ def followed(
     kinds: Collection[str],
     scales: bool,
 ) -> tuple[str, bool]:
-    """What the slot held after each event (None: nothing yet), against what its moves make of it;
-    ``seen`` has the maximum of each tensor that an event quantised with it, and with ``scales`` the
-    scale that it used. Its window begins with ``history`` cells; ``kinds`` are those of all moves.
-    After a difference it goes on from what was held."""
+    """Compare the observed states of a slot with those that its moves lead to. Returns a report
+    with both for each event, and whether anything differs.
+
+    ``held``: the observed state after each event (None: no state yet); ``seen``: for each event,
+    the maximum and the scale of each tensor that it quantised with the slot; ``moves``: the moves
+    of each event, in order; ``largest``: the largest finite value of the element format;
+    ``history``: the initial length of the window; ``kinds``: the kinds of all moves; ``scales``:
+    compare the used scales as well. After a difference the expected state continues from the
+    observed one.
+    """
     slot, lines, shows = fresh(history), [], False
     for event, got in enumerate(held):
         waiting, wrong, other = list(seen[event]), [], None
@@ -56,7 +67,7 @@ def followed(
                     wrong.append(scale)
                 slot = staged(slot, amax)
             if "commit" in kinds and kind == "commit":
-                # libraries divide, or multiply by a reciprocal: either will do
+                # libraries divide, or multiply by a reciprocal: either result is accepted
                 turned = replace(how[0], reciprocal=not how[0].reciprocal)
                 slot, other = committed(slot, how[0], largest), committed(slot, turned, largest)
             if "resize" in kinds and kind == "resize":
@@ -65,11 +76,11 @@ def followed(
                 slot = cut(slot, how[0])
             if "lose" in kinds and kind == "lose":
                 slot = fresh(len(slot.window))
-        if scales:  # an evaluation stages nothing
+        if scales:  # an evaluation stages nothing, but uses the scale
             wrong += [scale for _, scale in waiting if scale != slot.scale]
             lines += [f"event {event}: quantised with another scale, {scale}" for scale in wrong]
         got = got or fresh(len(slot.window))
-        if slot.equals(fresh(len(slot.window))):  # as if never seen
+        if slot.equals(fresh(len(slot.window))):  # as a slot that was never used
             slot = fresh(len(got.window))
         slot = got if other is not None and got.equals(other) else slot
         lines.append(f"event {event}: expected {slot}\n         got      {got}")

@@ -1,8 +1,8 @@
 """Narrow number formats as data, with exact decode, round and encode.
 
-A format is one literal in the table at the end; everything else is derived. Values travel as
-float64, in which every value of every format here is exact. Rounding is nearest, ties to even;
-overflow is judged after rounding (OCP OFP8 rev 1.0, section 5).
+A format is one literal in the table at the end; everything else is derived. Values are held
+in float64, in which every value of every format here is exact. Rounding is nearest, ties to even;
+overflow is decided after rounding (OCP OFP8 rev 1.0, section 5).
 
 >>> round_to(np.array([463.9, 464.0, 464.1]), E4M3FN).tolist()
 [448.0, 448.0, 448.0]
@@ -132,9 +132,9 @@ def decode(codes: Codes, fmt: Format) -> F64:
 def round_to(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> F64:
     """Round each value once to the nearest value of ``fmt``, ties to even.
 
-    To fp32 the machine rounds. Else the quantum 2^q of each element is known from its exponent;
-    adding and subtracting 1.5 * 2^(q+52) makes float64's own rounding do the work, exactly (at most
-    24 bits are kept).
+    For fp32 numpy's cast rounds. For other formats the quantum 2^q of each element is known from
+    its exponent; adding and subtracting 1.5 * 2^(q+52) makes float64's own rounding do the work,
+    exactly (at most 24 bits are kept).
     """
     # invalid: widening a signalling NaN raises the flag
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
@@ -142,7 +142,7 @@ def round_to(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> F
         if fmt is FP32:
             rounded = x.astype(np.float32).astype(np.float64)
             if overflow == "ieee":
-                return rounded  # with the machine's own infinities
+                return rounded  # the cast has made overflow infinite
         else:
             rounded = _rounded(x, fmt)
         too_big = np.abs(rounded) > fmt.max
@@ -156,7 +156,7 @@ def round_to(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> F
 
 
 def _rounded(x: F64, fmt: Format) -> F64:
-    """As if the largest exponent had no end."""
+    """Round to the format's precision as if its exponents had no upper limit."""
     magic = np.asarray(x.view(np.int64) & (0x7FF << _F64_MANTISSA))
     np.maximum(magic, (fmt.emin + _F64_BIAS) << _F64_MANTISSA, out=magic)
     np.minimum(magic, (fmt.emax + 1 + _F64_BIAS) << _F64_MANTISSA, out=magic)
@@ -169,10 +169,10 @@ def _rounded(x: F64, fmt: Format) -> F64:
 
 
 def rounded_from(y: F64 | F32, fmt: Format) -> tuple[F64, F64] | None:
-    """The least and the largest float64 that ``round_to`` takes to each y, overflow to Inf; NaN for
-    NaN. None where a y is no value of the format, which must be of IEEE's kind.
+    """The least and the largest float64 that ``round_to`` with ``overflow="ieee"`` maps to each y;
+    NaN for NaN. None if any y is not a value of the format, which must have IEEE's Inf and NaN.
 
-    Between two neighbours lies their tie, which belongs to the even one.
+    The tie between two neighbouring values belongs to the even one.
     """
     assert fmt.specials == "ieee", fmt.name
     with np.errstate(invalid="ignore"):  # widening a signalling NaN
@@ -205,10 +205,10 @@ def rounded_from(y: F64 | F32, fmt: Format) -> tuple[F64, F64] | None:
 
 
 def neighbours(x: F64 | F32, fmt: Format) -> tuple[F64, F64]:
-    """The largest value of ``fmt`` that is at most x and the smallest that is at least x.
+    """The largest value of ``fmt`` that is at most x and the smallest that is at least x: the two
+    values that stochastic rounding may return.
 
-    Equal where x is a value of the format or past its maximum. A zero has the sign of x. What
-    stochastic rounding may return.
+    Equal where x is a value of the format or past its maximum. A zero has the sign of x.
     """
     with np.errstate(invalid="ignore"):
         x = np.clip(np.asarray(x, dtype=np.float64), -fmt.max, fmt.max)
@@ -235,7 +235,7 @@ def encode(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> Cod
     integer = _INTEGERS[held.dtype]
     dropped, table = _encode_table(fmt, overflow, integer)
     bits, rest = held.view(integer), integer.type((1 << dropped) - 1)
-    # behind a sign the index is negative, and counts from the table's end
+    # a set sign bit makes the index negative, so it counts from the table's end
     return np.asarray(table[(((bits & rest) + rest) | bits) >> dropped])
 
 
@@ -244,10 +244,12 @@ _INTEGERS = {np.dtype(f): np.dtype(i) for f, i in (("f4", np.int32), ("f8", np.i
 
 @cache
 def _encode_table(fmt: Format, overflow: Overflow, integer: np.dtype[Any]) -> tuple[int, Codes]:
-    """The code of each sign, exponent and significand of two bits more than the format's, the last
-    of which says whether any bit behind it is set; and how many bits of a float those leave.
+    """The number of low bits of a float that are dropped to make an index, and the code for each
+    index.
 
-    Rounding to odd first loses nothing: two more bits tell what lies below, on and above a tie.
+    An index is the sign, the exponent and a significand of two bits more than the format's, the
+    last of which is set if any dropped bit is. Rounding to odd in this way loses nothing: two more
+    bits distinguish numbers below, on and above a tie.
     """
     width = integer.itemsize * 8
     mantissa = {32: 23, 64: 52}[width]

@@ -1,7 +1,7 @@
 """The random Hadamard transform of NVFP4 training: blocks of 16 along the contracted axis.
 
 x -> x @ (diag(signs) H / 4) with Sylvester's H. That matrix is orthogonal: applied to both operands
-it leaves their product alone and spreads an outlier over its block. Source: torchao 0.18
+it leaves their product unchanged and spreads an outlier over its block. Source: torchao 0.18
 ``nvfp4_training/hadamard_utils.py`` get_rht_matrix.
 """
 
@@ -28,7 +28,7 @@ def matrix(signs: Sequence[int]) -> F64:
 def transform(x: F32, signs: Sequence[int]) -> F32:
     """``x`` [rows, C] transformed and rounded to bf16, as the kernel does before it quantises.
 
-    The kernel sums in fp32 in an order of its own, so an element may differ by one bf16 step.
+    The kernel adds in fp32 in its own order, so an element may differ by one bf16 step.
     Raises ValueError if C is not a multiple of 16.
     """
     rows, contracted = x.shape

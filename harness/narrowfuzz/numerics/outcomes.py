@@ -1,20 +1,22 @@
-"""What an accumulator may return, to the bit: every value that the kernel's own choices leave open.
+"""The possible results of an accumulator, bit for bit: one for every choice that a kernel is free
+to make.
 
-Of one that is known ``to_the_bit`` the steps are runs of neighbouring products, and so are the runs
-between two promotions and the tiles that K may be split between. Left open are the order of a
-run's steps, which tiles share a part of a split K, and the order in which sums of runs and parts
-are added.
+For an accumulator that is known ``to_the_bit``, the steps are runs of neighbouring products, and so
+are the runs between two promotions and the tiles between which K may be split. The kernel chooses
+the order of a run's steps, which tiles share a part of a split K, and the order in which the sums
+of runs and parts are added.
 
-Proof that nothing is missing. A step of zeros changes no sum: the sum so far is alone then, has
-its bits already and keeps them. So only steps with a product other than zero count, and where
-these are at most ``MOST_STEPS``, every order of them and every way to share their tiles out among
-parts is tried: more than any kernel does, for parts that are no runs of tiles are tried as well.
-Sums of runs and of parts are judged only where they are multiples of one unit and their magnitudes
-add up to at most 2^24 units: then fp32 adds them without rounding, in any order.
+Proof that no result is missing. A step of zeros changes no sum: the running sum is then the only
+term, has no more bits than are kept and so keeps them all. So only steps with a nonzero product
+count, and where these are at most ``MOST_STEPS``, every order of them and every way to divide their
+tiles into parts is tried: more than any kernel does, because parts that are not runs of tiles are
+tried as well. Sums of runs and of parts are known only where they are multiples of one unit and
+their magnitudes add up to at most 2^24 units: then fp32 adds them without rounding, in any order.
 
-Any accumulator, known to the bit or not, returns the sum itself where all products are multiples of
-a unit, their magnitudes add up to less than 2^(fraction bits + 1) units, and so far reaches no
-product's exponent: that of its factors, which subnormal ones raise.
+Any accumulator, known to the bit or not, returns the exact sum where all products are multiples of
+a unit, their magnitudes add up to less than 2^(fraction bits + 1) units, and 2 to the power of a
+product's exponent stays below that limit, too. The exponent of a product is the sum of its factors'
+exponents, which is raised where a factor is subnormal.
 
 Source: Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores" (arXiv 2512.07004).
 """
@@ -33,9 +35,9 @@ from numpy.typing import NDArray
 from narrowfuzz.numerics.accumulator import Accumulator
 from narrowfuzz.numerics.formats import F64
 
-#: Steps with products other than zero whose orders are all tried.
+#: The largest number of steps with nonzero products for which all orders are tried.
 MOST_STEPS = 3
-#: An exponent below all others: that of zero.
+#: The exponent of zero: below all others.
 _NONE = -1000
 
 Parts = tuple[tuple[int, ...], ...]
@@ -43,14 +45,14 @@ Parts = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class _Products:
-    """The products of one row of A with all rows of B, [columns, rows of B], and the sum of both
-    factors' exponents, where a step aligns."""
+    """The products of one row of A with all rows of B, [columns, rows of B], and the exponents by
+    which a step aligns them: the sums of both factors' exponents."""
 
     values: F64
     exponents: NDArray[np.int64]
 
     def top(self) -> NDArray[np.int64]:
-        """The largest exponent for each row of B."""
+        """The largest exponent of a nonzero product, for each row of B."""
         there = np.where(self.values != 0.0, self.exponents, _NONE)
         return np.asarray(there.max(axis=0, initial=_NONE))
 
@@ -58,10 +60,11 @@ class _Products:
 def outcomes(
     a: F64, b: F64, accumulator: Accumulator, least: tuple[F64 | float, F64 | float]
 ) -> F64:
-    """Every sum that may come out for each element, [choices, rows of a, rows of b]: a choice that
-    an element does not have repeats another, and where too much is open all are NaN.
+    """Every sum that the accumulator may return for each element, [choices, rows of a, rows of b].
+    An element with fewer choices repeats one of them. NaN where the sum is not known to the bit.
 
-    ``least``: each row's smallest normal number; what is below it, the accumulator aligns there.
+    ``least``: the smallest normal number of each row of a and of b; smaller numbers are aligned by
+    its exponent.
     """
     if not accumulator.known:
         return np.full((1, len(a), len(b)), np.nan)
@@ -82,11 +85,11 @@ def outcomes(
 
 
 def _of_row(some: _Products, units: F64, columns: NDArray[np.intp], how: Accumulator) -> F64:
-    """The choices of one row of A, [choices, rows of B]."""
+    """The possible sums of one row of A, [choices, rows of B]."""
     total = some.values.sum(axis=0)
     unit = units.min(axis=0, initial=np.inf)
     exact = np.abs(some.values).sum(axis=0) < how.exact_below * unit
-    # nor is anything cut where subnormal factors align higher than their product reaches
+    # subnormal factors align higher than their product: that must not truncate anything either
     exact &= np.ldexp(1.0, some.top()) < how.exact_below * unit
     steps = columns // how.step
     if not how.to_the_bit or len(np.unique(steps)) > MOST_STEPS:
@@ -95,13 +98,14 @@ def _of_row(some: _Products, units: F64, columns: NDArray[np.intp], how: Accumul
 
 
 def _choices(some: _Products, steps: NDArray[np.intp], how: Accumulator) -> Iterator[F64]:
-    """One array for each way that is left open; NaN where sums of runs and parts are rounded."""
+    """The sums for each choice that the kernel has; NaN where fp32 may round when it adds the sums
+    of runs and parts."""
     there = tuple(int(s) for s in np.unique(steps))
     empty = np.zeros(some.values.shape[1])
 
     @cache
     def added(order: tuple[int, ...]) -> F64:
-        """The sum of these steps, one after the other."""
+        """The sum of these steps, added in this order."""
         if not order:
             return empty
         of_step = steps == order[-1]
@@ -114,7 +118,8 @@ def _choices(some: _Products, steps: NDArray[np.intp], how: Accumulator) -> Iter
 
 
 def _shared_out(steps: tuple[int, ...], how: Accumulator) -> Iterable[Parts]:
-    """The ways in which steps form chains: by runs between promotions, else by parts of K."""
+    """The ways to divide the steps into chains, each of which is added in the accumulator: by runs
+    between promotions, or, without promotions, by parts of K."""
     if how.promotes:
         return (_together(steps, how.promotes // how.step),)
     if not how.splits:
@@ -127,13 +132,13 @@ def _shared_out(steps: tuple[int, ...], how: Accumulator) -> Iterable[Parts]:
 
 
 def _together(steps: tuple[int, ...], length: int) -> Parts:
-    """Steps by the run of ``length`` steps that they lie in."""
+    """The steps, grouped by the run of ``length`` steps in which they lie."""
     runs = dict.fromkeys(s // length for s in steps)
     return tuple(tuple(s for s in steps if s // length == run) for run in runs)
 
 
 def _partitions(items: Parts) -> Iterator[tuple[Parts, ...]]:
-    """Every way to share items out among parts."""
+    """Every way to divide the items into parts."""
     if not items:
         yield ()
         return
@@ -145,7 +150,8 @@ def _partitions(items: Parts) -> Iterator[tuple[Parts, ...]]:
 
 
 def _step(total: F64, some: _Products, fraction_bits: int) -> F64:
-    """The sum so far and a step of products: aligned to the largest exponent, cut, added, cut."""
+    """The running sum plus one step of products: aligned to the largest exponent, truncated, added,
+    truncated again."""
     top = np.maximum(some.top(), np.where(total != 0.0, np.frexp(total)[1] - 1, _NONE))
     unit = np.ldexp(1.0, top - fraction_bits)
     whole = np.trunc(some.values / unit).sum(axis=0) + np.trunc(total / unit)
@@ -155,7 +161,7 @@ def _step(total: F64, some: _Products, fraction_bits: int) -> F64:
 
 
 def _sum(terms: Sequence[F64], empty: F64) -> F64:
-    """What fp32 adds up to in any order; NaN where it might round."""
+    """The sum of the terms in fp32 if it is exact in any order; NaN where an addition may round."""
     stacked = np.stack(terms) if terms else empty[None]
     unit = _unit(stacked).min(axis=0)
     exact = np.abs(stacked).sum(axis=0) <= 2.0**24 * unit
@@ -163,7 +169,7 @@ def _sum(terms: Sequence[F64], empty: F64) -> F64:
 
 
 def _exponents(x: F64, least: F64 | float) -> NDArray[np.int64]:
-    """The exponent of every number, that of its row's smallest normal one at least."""
+    """The exponent of every number, at least that of its row's smallest normal number."""
     lowest = np.reshape(np.asarray(least, dtype=np.float64), (-1, 1))
     return np.asarray(np.frexp(np.maximum(np.abs(x), lowest))[1] - 1, dtype=np.int64)
 

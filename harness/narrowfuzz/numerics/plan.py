@@ -1,4 +1,4 @@
-"""A recipe as data: what is quantised how in each of a layer's three GEMMs.
+"""A recipe as data: how each operand of a layer's three GEMMs is quantised.
 
 Every GEMM is written Y = A @ B^T with the *contracted axis last* in both operands:
 
@@ -17,7 +17,7 @@ from typing import Literal
 
 from narrowfuzz.numerics.accumulator import FP32, UNKNOWN, Accumulator
 from narrowfuzz.numerics.formats import Format, Overflow
-from narrowfuzz.numerics.scales import Fp32Scale as Fp32Scale  # recipes have them from here
+from narrowfuzz.numerics.scales import Fp32Scale as Fp32Scale  # recipes import them from here
 from narrowfuzz.numerics.scales import MxScale as MxScale
 from narrowfuzz.numerics.scales import ScaleRule
 from narrowfuzz.numerics.two_level import TwoLevelScale as TwoLevelScale
@@ -40,7 +40,7 @@ Granularity = Literal["tensor", "row", "block", "tile"]
 
 @dataclass(frozen=True)
 class OperandPlan:
-    """How one operand of one GEMM is quantised. ``format`` None: left in high precision."""
+    """How one operand of one GEMM is quantised. ``format`` None: it stays in high precision."""
 
     format: Format | None = None
     granularity: Granularity = "tensor"
@@ -50,7 +50,8 @@ class OperandPlan:
     overflow: Overflow = "saturate"
     #: ``stochastic``: the cast returns one of the two neighbours, at random.
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    #: Signs of a random Hadamard transform along the contracted axis, done first; (): none.
+    #: Signs of a random Hadamard transform along the contracted axis, applied before quantisation;
+    #: (): none.
     hadamard: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class OperandPlan:
 
     @property
     def power_of_two(self) -> bool:
-        """True where every scale is a power of two, so that scaling alone rounds nothing."""
+        """True if every scale is a power of two, so that scaling by itself rounds nothing."""
         return self.scale is not None and self.scale.pow2
 
 
@@ -81,11 +82,12 @@ class GemmPlan:
     rounding: tuple[Rounding, ...] = ("out",)
     #: True: the first rounding happens inside the kernel, so no compiler can fuse it away.
     kernel_rounds: bool = True
-    #: What operands are dequantised to before they are multiplied; "": the kernel takes codes.
+    #: The type that operands are dequantised to before they are multiplied; "": the kernel takes
+    #: codes.
     dequantise_to: Literal["", "fp32", "dtype"] = ""
     #: True: the kernel multiplies unit-scaled codes and scales the result afterwards, in fp32.
     post_scale: bool = False
-    #: True: the library asks for its device's fast FP8 accumulation.
+    #: True: the library requests its device's fast FP8 accumulation.
     fast: bool = False
     accumulator: Accumulator = FP32
 
@@ -107,7 +109,8 @@ class GemmPlan:
         return bool(self.a.hadamard or self.b.hadamard)
 
     def multiplies(self, dtype: str) -> str:
-        """What the device multiplies, as its accumulators are named, in a layer of ``dtype``."""
+        """The key of this GEMM's accumulator in a device's ``Accumulators``, in a layer of
+        ``dtype``."""
         if self.a.format is None or self.dequantise_to == "dtype":
             return dtype
         if self.dequantise_to == "fp32":
@@ -134,7 +137,8 @@ class Plan:
         return any(gemm.quantised for gemm in self.gemms.values())
 
     def added_by(self, accumulators: Mapping[str, Accumulator], dtype: str) -> Plan:
-        """The same on a device with these ``accumulators``, by what it multiplies."""
+        """This plan with the accumulators of a device; ``UNKNOWN`` for a GEMM that the device's
+        table lacks."""
         return replace(
             self,
             gemms={
@@ -145,7 +149,7 @@ class Plan:
 
 
 def unquantised(dtype: str) -> Plan:
-    """The plan of a plain nn.Linear. Products of fp32 round once more than their sum; those of
-    narrower types are exact in the fp32 accumulator."""
+    """The plan of a plain nn.Linear. A product of two fp32 numbers is rounded once before it is
+    added; products of narrower types are exact in the fp32 accumulator."""
     gemm = GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=int(dtype == "fp32"))
     return Plan(dict.fromkeys(ROLES, gemm), bias="either")

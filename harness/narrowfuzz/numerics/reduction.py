@@ -1,4 +1,4 @@
-"""What adding up over ranks may give: every rank rounds what it brings, and the order is open."""
+"""Possible results of a sum over ranks: every rank rounds its own term, and the order is open."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from narrowfuzz.numerics.formats import F64, Format, round_to
 
 
 def added(ends: Sequence[tuple[F64, F64]], fmt: Format, more: F64 | float = 0.0) -> tuple[F64, F64]:
-    """The interval of the sum of one number of each interval, added in ``fmt`` in any order;
-    ``more`` is added, too, by whichever rank and at whatever place.
+    """The interval of the sum of one number of each interval in ``ends``, added in ``fmt`` in any
+    order. ``more`` is one more term, which any rank may add at any place in that order.
 
-    Proof. What ranks bring is in ``ends``, already rounded. A sum of n terms in any order has n - 1
-    additions, each of which errs by at most u times a partial sum, and partial sums are at most S,
-    the sum of magnitudes, times (1 + u)^(n - 2): (n - 1) u (1 + u)^n S covers all of them. The last
-    addition rounds the exact result of two terms, so for n = 2 rounding both ends is exact; so it
-    is where additions are made in fp32 and rounded to ``fmt`` once. Partial sums also lie between
-    the sum of what is negative and of what is positive: where one of these leaves the range of
-    ``fmt``, an order may overflow on its way, and nothing is known (-inf to inf).
+    Proof. The terms of the ranks lie in ``ends``, and are already rounded. A sum of n terms in any
+    order has n - 1 additions, each of which errs by at most u times a partial sum, and partial sums
+    are at most S, the sum of magnitudes, times (1 + u)^(n - 2): (n - 1) u (1 + u)^n S covers all of
+    them. The last addition rounds the exact sum of two terms, so for n = 2 it is exact to round
+    both ends; the same holds where additions are made in fp32 and rounded to ``fmt`` once. Partial
+    sums also lie between the sum of the negative terms and that of the positive ones: where one of
+    these leaves the range of ``fmt``, some order may overflow on the way, and the interval is -inf
+    to inf.
     """
     with np.errstate(all="ignore"):
         lo = np.sum([lo for lo, _ in ends], axis=0) + more

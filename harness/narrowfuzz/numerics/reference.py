@@ -1,6 +1,6 @@
 """The reference of a quantised GEMM, executed from its plan.
 
-Four steps, each usable alone so that a rule can start from what was *observed*: amax of each
+Four steps, each usable by itself so that a rule can start from *observed* values: amax of each
 granule, scale from amax, codes from scale, values from codes. All operands are in canonical
 orientation: [rows, C] with the contracted axis last.
 
@@ -64,7 +64,8 @@ def transformed(x: F32, plan: OperandPlan) -> F32:
 
 
 class Undivided(ValueError):
-    """A shape that a plan's blocks do not divide: the plan says nothing about it."""
+    """Raised for an operand whose shape the plan's blocks do not divide: the plan does not define
+    it."""
 
 
 def amax(x: F32, plan: OperandPlan) -> F32:
@@ -96,8 +97,8 @@ def scale(amax_: F32, plan: OperandPlan) -> Scale:
 
 
 def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | None:
-    """The scale that ``deviation`` allows beside the rule's, the rule's own for a granule where
-    there is none; None if it has no say."""
+    """The scale of each granule that ``deviation`` allows besides the rule's own, or the rule's own
+    where it allows no other; None if the deviation does not concern this rule."""
     assert plan.format is not None and plan.scale is not None
     return plan.scale.as_built(amax_, plan.format, deviation)
 
@@ -110,7 +111,7 @@ def spread(per_granule: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
 
 
 def granule(index: tuple[int, ...], plan: OperandPlan) -> tuple[int, ...]:
-    """Index of the scale of an element; () where a tensor has one."""
+    """Index of the scale of an element; () if the tensor has a single scale."""
     if plan.granularity == "tensor":
         return ()
     if plan.granularity == "row":
@@ -151,26 +152,28 @@ def _scaled(x: F32, scale_: Scale, plan: OperandPlan, deviation: str) -> F64 | F
     assert plan.format is not None and plan.scale is not None
     with np.errstate(all="ignore"):
         scaled = plan.scale.scaled(x, scale_, partial(spread, plan=plan), deviation)
-    if plan.format.nan_code is None:  # under a NaN scale its codes mean nothing
+    if plan.format.nan_code is None:  # without a NaN code, codes under a NaN scale mean nothing
         return np.where(np.isnan(scaled), scaled.dtype.type(0.0), scaled)
     return scaled
 
 
 def meaningless(scale_: Scale, plan: OperandPlan) -> NDArray[Any]:
-    """Elements under a NaN scale that their codes need not repeat."""
+    """Mask of the elements whose codes mean nothing, because their scale is NaN
+    (``ScaleRule.void``)."""
     assert plan.format is not None and plan.scale is not None
     return spread(plan.scale.void(scale_, plan.format), plan)
 
 
 def values(codes_: Codes, scale_: Scale, plan: OperandPlan) -> F64:
-    """What the codes stand for: code / s, or code * X; exact up to float64 rounding."""
+    """The values that the codes represent: code / s, or code * X; exact up to float64 rounding."""
     assert plan.format is not None and plan.scale is not None
     with np.errstate(all="ignore"):
         return plan.scale.values(decode(codes_, plan.format), scale_, partial(spread, plan=plan))
 
 
 def quantise(x: F32, plan: OperandPlan) -> Quantised | None:
-    """All four steps on an operand transformed already; None where the plan quantises nothing."""
+    """All four steps for an operand that is already transformed; None if the plan quantises
+    nothing."""
     if plan.format is None:
         return None
     a = amax(x, plan)
@@ -182,8 +185,8 @@ def quantise(x: F32, plan: OperandPlan) -> Quantised | None:
 def multiplied(values_: F64, gemm: GemmPlan, dtype: str) -> F64:
     """The operand as it enters the multiply: rounded where the plan dequantises it first.
 
-    Quotients and products round to fp32's or the dtype's *range* (a value may overflow to Inf); the
-    relative rounding to fp32 is left to bound 3.2, which counts it.
+    Quotients and products round to fp32's or the dtype's *range* (a value may overflow to Inf);
+    bound 3.2 accounts for the relative error of the rounding to fp32.
     """
     if gemm.dequantise_to == "dtype":
         return round_to(values_, FORMATS[dtype], overflow="ieee")

@@ -1,9 +1,9 @@
 """Scale rules: from the amax of a granule to the factor its elements are quantised with.
 
-Each is a ``ScaleRule``, which the reference and the bounds ask. *Multiplicative* fp32 scales s
+Each is a ``ScaleRule``, which the reference and the bounds use. *Multiplicative* fp32 scales s
 (torchao float8): codes = cast(x * s). *MX* scales are powers of two X = 2^E stored as an E8M0 byte:
 codes = cast(x / X). The MX rules work on exponent and significand as integers, so no logarithm can
-be off by one. ``two_level.py`` has NVFP4's.
+be off by one. NVFP4's rule is in ``two_level.py``.
 
 >>> mx_exponent(np.float32([448.0, 449.0]), E4M3FN, "rceil").tolist()
 [0, 1]
@@ -23,28 +23,29 @@ from narrowfuzz.numerics.formats import E4M3FN as E4M3FN  # re-exported for the 
 from narrowfuzz.numerics.formats import E8M0_NAN, F32, F64, Format, encode_e8m0
 
 MxMode = Literal["floor", "rceil", "ceil", "even"]
-#: One a granule, whatever a rule makes them: fp32 numbers, E8M0 bytes, records of both levels.
+#: One scale per granule, in the representation of its rule: fp32 numbers, E8M0 bytes, or records of
+#: both levels.
 Scale = NDArray[Any]
-#: Lines up one number a granule with the elements.
+#: Broadcasts one number per granule to the elements.
 Spread = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class ScaleRule(ABC):
-    """What scale a granule gets, and what that does to its elements. A recipe may have one of its
-    own."""
+    """How the scale of a granule is computed and applied to its elements. A recipe may define its
+    own rule."""
 
-    #: Every scale depends on the amax of the whole tensor.
+    #: True: every scale depends on the amax of the whole tensor.
     whole: ClassVar[bool] = False
 
     @property
     def roundings(self) -> int:
-        """How many fp32 roundings lie between what data is multiplied with and the reciprocal of
-        what a code of 1 stands for, the product with the data included; 0: that product alone."""
+        """Number of fp32 roundings by which scaled data may differ from data / ``unit``: those of
+        the multiplier, and that of its product with the data; 0: only that product is rounded."""
         return 0
 
     @property
     def pow2(self) -> bool:
-        """True where every scale is a power of two, so that scaling alone rounds nothing."""
+        """True if every scale is a power of two, so that scaling by itself rounds nothing."""
         return False
 
     @abstractmethod
@@ -52,27 +53,27 @@ class ScaleRule(ABC):
         """The scale of each granule."""
 
     def as_built(self, amax: F32, fmt: Format, deviation: str) -> Scale | None:
-        """As ``reference.scale_as_built`` says."""
+        """See ``reference.scale_as_built``."""
         return None
 
     @abstractmethod
     def scaled(self, x: F32, scale: Scale, spread: Spread, deviation: str) -> F64 | F32:
-        """What is cast."""
+        """The scaled data, as it is before the cast to codes."""
 
     @abstractmethod
     def unit(self, scale: Scale) -> F64:
-        """What a code of 1 stands for."""
+        """The value that a code of 1 represents, for each scale."""
 
     def bounded(self, scale: Scale) -> F64:
-        """The same; infinite where data was multiplied with no finite number."""
+        """``unit``, but infinite where data was multiplied by a number that is not finite."""
         return self.unit(scale)
 
     def values(self, decoded: F64, scale: Scale, spread: Spread) -> F64:
-        """What codes stand for; exact up to float64 rounding."""
+        """The values that codes represent; exact up to float64 rounding."""
         return np.asarray(decoded * spread(self.unit(scale)))
 
     def void(self, scale: Scale, fmt: Format) -> NDArray[Any]:
-        """Scales under which codes mean nothing."""
+        """Mask of the scales under which codes mean nothing."""
         return np.isnan(self.unit(scale))
 
 
@@ -108,13 +109,13 @@ class Fp32Scale(ScaleRule):
         return np.asarray(decoded / spread(scale).astype(np.float64))
 
     def void(self, scale: Scale, fmt: Format) -> NDArray[Any]:
-        """A code may be NaN itself."""
+        """NaN scales, but only of formats without NaN: otherwise the codes themselves are NaN."""
         return np.isnan(scale) & (fmt.nan_code is None)
 
 
 @dataclass(frozen=True)
 class MxScale(ScaleRule):
-    """X = 2^E as an E8M0 byte; ``inf_byte`` is what a granule with an Inf gets."""
+    """X = 2^E as an E8M0 byte; ``inf_byte`` is the byte of a granule that contains an Inf."""
 
     mode: MxMode
     inf_byte: int
@@ -156,8 +157,8 @@ def max_over_amax(amax: F32, fmt: Format, *, eps: float) -> F32:
 
 
 def pow2_floor(s: F32) -> F32:
-    """The largest power of two that is at most ``s``; 0, Inf and NaN stay."""
-    # without its significand: every fp32 number is a normal one of float64
+    """The largest power of two that is at most ``s``; 0, Inf and NaN are unchanged."""
+    # the significand is cleared: every nonzero fp32 number is a normal float64 number
     exponent = s.astype(np.float64).view(np.int64) & (0x7FF << 52)
     return np.where(np.isnan(s), s, exponent.view(np.float64)).astype(np.float32)
 
@@ -165,7 +166,7 @@ def pow2_floor(s: F32) -> F32:
 def pow2_floor_by_log2(s: F32) -> F32:
     """The power of two *above* s where fp32 ``floor(log2(s))`` cannot tell the two apart, else 0.
 
-    ``exp2(floor(log2(s)))`` rounds log2 to fp32 first: just below 2^k the result is k. One ulp of
+    ``exp2(floor(log2(s)))`` rounds log2 to fp32 first: just below 2^k it rounds to k. One ulp of
     slack covers the vectorised log2, which is not correctly rounded.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -217,7 +218,8 @@ def mx_rceil_by_log2(amax: F32, fmt: Format) -> NDArray[np.uint8]:
 
 
 def mx_scale(amax: F32, fmt: Format, mode: MxMode, *, inf_byte: int) -> NDArray[np.uint8]:
-    """E8M0 byte of each granule. Zero gives byte 0, NaN 0xFF; Inf is a policy of the recipe."""
+    """E8M0 byte of each granule. Zero gives byte 0, NaN 0xFF, Inf ``inf_byte``, a policy of the
+    recipe."""
     ordinary = np.isfinite(amax) & (amax > 0)
     byte = encode_e8m0(mx_exponent(np.where(ordinary, amax, np.float32(1.0)), fmt, mode))
     byte = np.where(amax == 0, 0, byte)

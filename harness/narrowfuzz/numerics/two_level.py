@@ -5,7 +5,7 @@
     x     = code * block * g
 
 A scale is a record (block code, amax of the tensor), so that either library arithmetic can be
-followed. Sources: torchao 0.18 ``mx_formats/nvfp4_tensor.py`` nvfp4_quantize ("decode") and
+reproduced. Sources: torchao 0.18 ``mx_formats/nvfp4_tensor.py`` nvfp4_quantize ("decode") and
 ``nvfp4_training/hadamard_utils.py`` _nvfp4_quantize ("encode").
 
 >>> scale = two_level_scale(np.float32([[6.0, 3.0]]), "decode", eps=2.0**-6)
@@ -31,7 +31,7 @@ TWO_LEVEL = np.dtype([("block", np.uint8), ("amax", np.float32)])
 
 @dataclass(frozen=True)
 class TwoLevelScale(ScaleRule):
-    """An E4M3 code a granule times one fp32 number for the tensor (NVFP4)."""
+    """An E4M3 code per granule times one fp32 number for the tensor (NVFP4)."""
 
     eps: float
     arithmetic: Arithmetic
@@ -60,7 +60,7 @@ _LARGEST = np.finfo(np.float32).max
 
 
 def two_level_scale(block_amax: F32, arithmetic: Arithmetic, *, eps: float) -> NDArray[Any]:
-    """One record a block. The tensor's amax is the largest block's; NaN propagates.
+    """One record per block. The tensor's amax is the largest block's; NaN propagates.
 
     A tensor of zeros gets the smallest block scale: its codes and values are 0.
     """
@@ -80,9 +80,9 @@ def two_level_scale(block_amax: F32, arithmetic: Arithmetic, *, eps: float) -> N
 
 
 def multiplier(scale: NDArray[Any], arithmetic: Arithmetic) -> F32:
-    """What the data is multiplied with before the cast, in the library's order of roundings.
+    """The factor by which data is multiplied before the cast, in the library's order of roundings.
 
-    Inf where 1/g leaves fp32's range (amax below 2^-116), as built.
+    With "decode", Inf where 1/g leaves fp32's range (amax below 2^-116), as in the library.
     """
     block = decode(scale["block"], E4M3FN).astype(np.float32)
     with np.errstate(all="ignore"):
@@ -95,7 +95,7 @@ def multiplier(scale: NDArray[Any], arithmetic: Arithmetic) -> F32:
 
 
 def unit(scale: NDArray[Any]) -> F64:
-    """What a code of 1 stands for: block * g, exact in float64."""
+    """The value that a code of 1 represents: block * g, exact in float64."""
     tensor = (scale["amax"] / _REACH).astype(np.float64)
     with np.errstate(invalid="ignore"):
         return np.asarray(decode(scale["block"], E4M3FN) * tensor)

@@ -1,7 +1,8 @@
-"""What operators of torch may return: their references and bounds, one file each.
+"""References and bounds for the results of torch's operators, one file each.
 
-Calls of those that define ``OPERATOR``, or several ``OPERATORS``, are judged one by one (rule O25);
-nothing else registers them. Exact relations between two calls are in ``models/relations.py``.
+A module registers its operators by defining ``OPERATOR``, or several ``OPERATORS``; nothing else
+registers them. Their calls are judged one by one (rule O25). Exact relations between two calls are
+in ``models/relations.py``.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ def _found() -> Iterator[Operator]:
         yield from getattr(module, "OPERATORS", ())
 
 
-#: By name: what the modules of this package define.
+#: All operators that the modules of this package define, by name.
 BY_NAME: dict[str, Operator] = {operator.name: operator for operator in _found()}
-#: What kernels are known to do otherwise, by the name that an entry of the ledger gives.
+#: Known deviations of kernels, by the name that an entry of the ledger refers to.
 DEVIATIONS: dict[str, Deviation] = {
     deviation.name: deviation for operator in BY_NAME.values() for deviation in operator.deviations
 }
-#: Whose kernels those are, by the same name.
+#: Names of the operators that have a deviation, by the deviation's name.
 OPERATORS_OF: dict[str, frozenset[str]] = {
     name: frozenset(o.name for o in BY_NAME.values() if name in {d.name for d in o.deviations})
     for name in DEVIATIONS
 }
-#: By the name of a kernel of torch that is a call of it: ``aten::sum.dim_IntList``.
+#: Operators by the names of the torch kernels that implement them: ``aten::sum.dim_IntList``.
 BY_KERNEL: dict[str, Operator] = {
     kernel: operator for operator in BY_NAME.values() for kernel in operator.kernels
 }
-#: By the name of a function of torch that is a call of it.
+#: Operators by the names of the torch functions that implement them.
 BY_FUNCTION: dict[str, Operator] = {
     function: operator for operator in BY_NAME.values() for function in operator.functions
 }
-#: By the name of a function of a library that is a call of it: ``torchao.some:function``.
+#: Operators by the names of the library functions that implement them: ``torchao.some:function``.
 BY_LIBRARY: dict[str, Operator] = {
     function: operator for operator in BY_NAME.values() for function in operator.library
 }
@@ -50,7 +51,7 @@ BY_LIBRARY: dict[str, Operator] = {
 
 @cache
 def of_function(function: Any) -> Operator | None:
-    """The operator that a function of torch is a call of."""
+    """The operator of a torch function; None if it has none."""
     module, name = (getattr(function, what, "") for what in ("__module__", "__name__"))
     return BY_FUNCTION.get(f"{module}.{name}")
 

@@ -1,5 +1,5 @@
-"""Queries times keys in float64, computed once for all who judge calls of attention on them: a
-forward, its backward, and the statistics that the one keeps for the other."""
+"""Products of queries and keys in float64, cached for everything that judges attention on the same
+operands: a forward, its backward, and the statistics that the forward saves for the backward."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ import numpy as np
 
 from narrowfuzz.numerics.formats import F32, F64
 
-#: So many are kept: of the layers of a small model, whose backwards follow all its forwards.
+#: Number of cached results: enough for the layers of a small model, whose backwards run after all
+#: its forwards.
 _KEPT = 2
 
 
 @dataclass(frozen=True)
 class Products:
-    """What every score is made of, in float64; [batch, heads, rows, columns] but for q and k. None
-    of these arrays may be written to."""
+    """The parts of attention scores in float64, [batch, heads, rows, columns] except for q and k.
+    The arrays are shared: none may be written to."""
 
     #: [batch, heads, rows, width] and [batch, heads, columns, width].
     q: F64
     k: F64
-    #: q k^T, and the same of their magnitudes.
+    #: q k^T, and |q| |k|^T.
     raw: F64
     size: F64
-    #: What products flushed to zero may weigh: a factor times what is flushed of the other.
+    #: The sum of |q| of the query plus the sum of |k| of the key: times the magnitude below which
+    #: factors are flushed to zero, it bounds what that loses.
     sums: F64
 
 
-#: The last ones, by the shapes and bytes of what they are made of.
+#: The last results, with the shapes and bytes of their operands.
 _last: deque[tuple[tuple[object, ...], Products]] = deque(maxlen=_KEPT)
 
 
 def products(q: F32, k: F32) -> Products:
-    """Of queries [batch, heads, rows, width] and keys of as many heads, or of fewer that several
-    heads of queries share."""
+    """The products of queries [batch, heads, rows, width] with keys that have as many heads, or
+    fewer heads, each of which several heads of queries share."""
     made_of = (q.shape, k.shape, q.tobytes(), k.tobytes())
     for known, found in _last:
         if known == made_of:
@@ -55,6 +57,6 @@ def _products(q: F32, k: F32) -> Products:
 
 
 def for_each_head(x: F32, heads: int) -> F64:
-    """Keys or values in float64, those that heads of queries share once for each of these."""
+    """Keys or values in float64, with a shared head repeated for each head of queries."""
     share, wide = heads // x.shape[1], x.astype(np.float64)
     return wide if share == 1 else np.repeat(wide, share, axis=1)

@@ -1,4 +1,4 @@
-"""Attention kernels: what the statistics that a forward keeps must be for its backward."""
+"""Attention kernels: a bound for the log-sum-exp that a forward saves for its backward."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from narrowfuzz.operators.attention_products import products
 from narrowfuzz.play.attention_scores import sums_to_one, with_mask
 from narrowfuzz.trace.trace import AttentionCall
 
-#: A row of probabilities whose scores are all a large mask's may be off by so much: one fp32 number
-#: cannot hold the logarithm of their sum beside it, and then it is off by the number of keys.
+#: Bound for a row of probabilities whose scores all equal a large mask value: one fp32 number
+#: cannot hold the logarithm of the sum beside that value. Where it is lost, the sum of the row is
+#: off by the number of keys.
 OFF_BESIDE_A_MASK = 0.5
 
 
 class Excess(NamedTuple):
     """How far the worst row of probabilities is from a sum of 1; 0 where no row can be judged."""
 
-    #: In units of its bound, and that bound.
+    #: The distance in units of its bound, and that bound.
     factor: float
     allowed: float
-    #: Its scores are a large mask's, and its log-sum-exp is right but for fp32's rounding, in which
-    #: the sum is lost.
+    #: True: the scores of the row equal a large mask value, and its log-sum-exp is right except for
+    #: fp32's rounding, in which the logarithm of the sum is lost.
     swallowed: bool
 
 
 def softmax_excess(call: AttentionCall, adds: Accumulator) -> Excess:
     """max over rows of |sum exp(qk - lse) - 1| in units of its bound.
 
-    Bound. A score q.k of d products errs by what the accumulator does (``sum_radius``, with one
+    Bound. A score q.k of d products errs by the error of the accumulator (``sum_radius``, with one
     rounding of the result) and by what bound 3.2 lets a kernel flush, and where a mask is added by
-    one more rounding of it and of the sum; the kept log-sum-exp by one fp32 rounding and by what
-    exponential and sum of the kernel err, at most 2^-12 together for up to 4096 terms. With delta
-    twice their sum (two passes), each probability moves by a factor within e^(+-delta), so their
-    sum by at most e^delta - 1. A probability below e^-200 even so is none: of 4096 such the sum is
-    nothing beside 2^-12, however far off its score is. Rows whose delta exceeds 1/2 say nothing,
-    but for those whose scores are a large mask's: they are known exactly.
+    one more rounding of the score and of the sum; the saved log-sum-exp errs by one fp32 rounding
+    and by the errors of the kernel's exponential and sum, at most 2^-12 together for up to 4096
+    terms. With delta twice the sum of these errors (two passes), each probability changes by a
+    factor within e^(+-delta), so their sum changes by at most e^delta - 1. A probability that is
+    below e^-200 even with these errors counts as none: the sum of 4096 such probabilities is
+    negligible beside 2^-12, however far off its score is. Rows whose delta exceeds 1/2 are not
+    judged, except those whose scores equal a large mask value: these scores are known exactly.
     """
     with np.errstate(all="ignore"):
         of = products(call.q, call.k)
@@ -64,7 +66,7 @@ def softmax_excess(call: AttentionCall, adds: Accumulator) -> Excess:
         ratio = np.where(judged, np.abs(total - 1.0) / bound, 0.0)
     at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
     largest = summed[at].max()
-    with np.errstate(invalid="ignore"):  # of scores that are all infinite
+    with np.errstate(invalid="ignore"):  # where all scores are infinite
         exact = largest + np.log(np.exp(summed[at] - largest).sum())
     beside = not sure[at] and bool(abs(lse[at] - exact) <= 2.0 * U32 * abs(lse[at]))
     return Excess(float(ratio[at]), float(bound[at]), beside)

@@ -1,5 +1,5 @@
-"""``torch.bmm``: products of matrices that no linear multiplies, as attention and experts that are
-written by hand have them."""
+"""``torch.bmm``: batched products outside of linear layers, as in hand-written attention and
+experts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from narrowfuzz.operators.sampled import along, spread
 from narrowfuzz.operators.sum import FLUSHED, unit_of
 from narrowfuzz.trace.trace import OperatorCall
 
-#: More products than this take longer to judge than to compute.
+#: Calls with more products than this take longer to judge than to compute.
 _MOST = 2**22
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     a, b = named["self"], named["mat2"]
     if not a.numel() or not b.numel():
-        return None  # zeros, or nothing
+        return None  # the result is zeros, or empty
     if b.numel() > _MOST:
         raise ValueError("more than 2^22 products a row take longer to judge than to compute")
     return Read({"input": a, "mat2": b}, {"output": result}, {})
@@ -38,17 +38,18 @@ def products(a: F64, b: F64, fmt: Format, cut: Cut) -> Expected:
 
 
 def sums_of(a: Factors, b: Factors, fmt: Format, cut: Cut) -> tuple[F64, F64, NDArray[np.bool_]]:
-    """[..., M, K] times [..., K, N]: the sums of K products, how far from them a kernel may be
-    before it rounds to ``fmt``, and of which nothing is known.
+    """[..., M, K] times [..., K, N]: the sums of K products; the largest distance from them that a
+    kernel's sums may have before they are rounded to ``fmt``; and a mask of the elements of which
+    nothing is known.
 
     Proof. Each product is rounded to fp32 at most, or not at all (an FMA, or factors of few bits),
     and K - 1 additions are rounded: gamma_K of the sum of magnitudes (Higham 3.1). Units that round
-    to odd err twice as much. A GPU's tensor cores cut each of K products, and twice a step of at
-    least 8 what is added up, at 2^-23 of the largest, of which a subnormal factor counts as the
-    smallest normal number (``accumulator.sum_radius``). Products and factors below fp32's normal
-    numbers may be flushed to zero, the latter times the largest of the other operand. Where all
-    products are multiples of one power of two, and add up to at most 2^24 of it, there is nothing
-    to round.
+    to odd err twice as much. A GPU's tensor cores truncate each of K products, and twice per step
+    of at least 8 products the sum, at 2^-23 of the largest term, in which a subnormal factor counts
+    as the smallest normal number (``accumulator.sum_radius``). Products and factors below fp32's
+    normal numbers may be flushed to zero; each flushed factor costs up to 2^-126 times the number
+    that it is multiplied by. Where all products are multiples of one power of two, and their
+    magnitudes add up to at most 2^24 times it, there is nothing to round.
     """
     count = a.values.shape[-1]
     with np.errstate(all="ignore"):
@@ -67,13 +68,15 @@ def sums_of(a: Factors, b: Factors, fmt: Format, cut: Cut) -> tuple[F64, F64, ND
 
 @dataclass(frozen=True)
 class Factors:
-    """Numbers that are multiplied, and what of each decides how far their sums may be off."""
+    """The elements of an operand, with the properties that determine the error of sums of their
+    products."""
 
     values: F64
-    #: Its magnitude, and that which it counts as.
+    #: Magnitudes, and the magnitudes that the elements count as where tensor cores align them.
     size: F64
     aligned: F64
-    #: The largest power of two that divides it; 0 for what a kernel may flush to zero.
+    #: The largest power of two that divides an element; infinity for 0, and 0 for an element that a
+    #: kernel may flush to zero.
     unit: F64
     finite: NDArray[np.bool_]
 
@@ -90,21 +93,23 @@ class Factors:
 
 @dataclass(frozen=True)
 class Cut:
-    """How what multiplies cuts: ``times`` as much as an IEEE addition, after steps of ``step``
-    products besides (0: not), and the number that smaller factors count as."""
+    """How the multiplying unit rounds: with ``times`` the error of an IEEE addition, once more
+    after each step of ``step`` products (0: not), and with smaller factors counted as ``least``."""
 
     times: int = 1
     step: int = 0
     least: float = 0.0
 
     def roundings(self, products: int) -> int:
-        """Of so many products."""
+        """The number of IEEE roundings whose error covers that of a sum of ``products``
+        products."""
         steps = math.ceil(products / self.step) if self.step else 0
         return self.times * (products + 2 * steps)
 
 
 def cut_of(call: OperatorCall) -> Cut:
-    """Units for bf16 may round to odd; those of a GPU cut."""
+    """The rounding of the units of the call's device: a CPU's units for bf16 may round to odd; a
+    GPU's truncate."""
     if call.device == "cuda":
         return Cut(2, 8, FORMATS[call.dtypes["input"]].min_normal)
     return Cut(2 if call.dtypes["input"] == "bf16" else 1)
@@ -117,7 +122,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
-    """Of a large call some rows of every matrix."""
+    """The expected results; for a large call only of some rows of every matrix."""
     rows, products = call.tensors["input"].shape[1], call.tensors["mat2"].size
     if rows * products <= _MOST:
         return _expected(call)

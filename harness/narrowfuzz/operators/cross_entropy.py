@@ -1,5 +1,5 @@
-"""``torch.nn.functional.cross_entropy`` with smoothed labels, of rows of classes. Without smoothing
-it is ``log_softmax`` and ``nll_loss``, which are judged by themselves."""
+"""``torch.nn.functional.cross_entropy`` with label smoothing, of logits [rows, classes]. Without
+smoothing it is ``log_softmax`` and ``nll_loss``, which are judged separately."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
         return None
     if named["weight"] is not None or target.is_floating_point():
         raise ValueError("smoothed labels with class weights, or targets that are probabilities")
-    if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:  # classes travel as numbers of fp32
+    if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:  # classes are recorded in fp32
         raise ValueError("logits that are no matrix, empty or very large")
     if named["size_average"] or named["reduce"] or result.dtype != x.dtype:
         raise ValueError("deprecated size_average or reduce, or autocast")
@@ -43,15 +43,16 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _targets(call: OperatorCall) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Of each row its class (0 where it is ignored), and whether it counts."""
+    """The class of each row (0 if the row is ignored), and whether the row counts."""
     target = call.tensors["target"].astype(np.int64)
     counts = target != call.settings["ignored"]
     return np.where(counts, target, 0), counts
 
 
 def _losses(call: OperatorCall) -> tuple[tuple[F64, F64], tuple[F64, F64]]:
-    """Of each row ``-log p`` of its class, and the sum of all classes' ``-log p``, each with how
-    far off it may be; 0 for a row that is ignored. The sum is added in fp32 and rounded once."""
+    """For each row ``-log p`` of its class, and the sum of ``-log p`` over all classes, each with
+    its largest possible error; 0 for a row that is ignored. The sum is added in fp32 and rounded
+    once."""
     classes, counts = _targets(call)
     dtype = call.dtypes["input"]
     logs, off = log_probabilities(call.tensors["input"].astype(np.float64), dtype, call.device)
@@ -64,8 +65,8 @@ def _losses(call: OperatorCall) -> tuple[tuple[F64, F64], tuple[F64, F64]]:
 
 
 def _forward(call: OperatorCall) -> dict[str, Expected]:
-    """``(1 - s) nll + s / classes * sum of -log p``, of each row, or added up, or that over the
-    number of rows that count.
+    """``(1 - s) nll + s / classes * sum of -log p`` with the smoothing s: of each row, added up, or
+    that sum divided by the number of rows that count.
 
     Proof. Each of these operations rounds to the dtype of the input. All terms are positive; the
     losses of the rows' own classes may be added in that dtype (n roundings), the others are added
@@ -75,7 +76,8 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _whole(call: OperatorCall, *, narrow: bool) -> dict[str, Expected]:
-    """With sums that are rounded to the dtype of the input, or, for ``narrow``, may overflow it."""
+    """The expected loss. With ``narrow``, the sum over all classes is held in the dtype of the
+    input, and makes an end of the loss infinite where it overflows."""
     dtype, how = call.dtypes["input"], call.settings["reduction"]
     unit, fmt, share = UNIT[dtype][0], FORMATS[dtype], call.settings["smoothing"]
     classes = call.tensors["input"].shape[1]
@@ -108,11 +110,11 @@ def _whole(call: OperatorCall, *, narrow: bool) -> dict[str, Expected]:
 
 
 def _gradient(call: OperatorCall) -> dict[str, Expected]:
-    """``(p - (1 - s) [class is the target] - s / classes)`` times the gradient of the loss, over
-    the number of rows for a mean.
+    """``(p - (1 - s) [class is the target] - s / classes)`` times the gradient of the loss, for a
+    mean divided by the number of rows that count.
 
-    Proof. What log_softmax is handed, g, is rounded at most five times; its backward is ``g - p
-    sum(g)``, of a p whose logarithm was rounded to the dtype of the input.
+    Proof. The gradient that log_softmax receives, g, is rounded at most five times; its backward is
+    ``g - p sum(g)``, of a p whose logarithm was rounded to the dtype of the input.
     """
     if "grad_input" not in call.outputs:
         return {}

@@ -1,5 +1,5 @@
-"""The backward of ``torch.nn.functional.embedding``: rows are added up by the id that looked them
-up."""
+"""The backward of ``torch.nn.functional.embedding``: gradient rows are added up by the id that
+looked them up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from narrowfuzz.operators.sampled import Judging, along, spread
 from narrowfuzz.operators.sum import rounded
 from narrowfuzz.trace.trace import OperatorCall
 
-#: More numbers than this take longer to judge than to add.
+#: Calls with more numbers than this take longer to judge than to add.
 _MOST = 2**20
 
 
@@ -25,7 +25,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
         raise ValueError("scale_grad_by_freq")
     indices = named["indices"]
     rows, padding = int(named["num_weights"]), int(named["padding_idx"])
-    if rows > 2**24:  # ids travel as numbers of fp32
+    if rows > 2**24:  # ids are recorded in fp32
         raise ValueError("more than 2^24 embeddings")
     return Read(
         {"grad_output": named["grad_output"], "indices": indices.float()},
@@ -35,7 +35,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _terms(call: OperatorCall) -> tuple[F64, Any]:
-    """The rows that count, and the id of each."""
+    """The gradient rows that count, all but those of padding, and the id of each."""
     ids = call.tensors["indices"].ravel().astype(np.int64)
     grad_output = call.tensors["grad_output"].astype(np.float64)
     rows = grad_output.reshape(len(ids), grad_output.shape[-1])
@@ -44,8 +44,8 @@ def _terms(call: OperatorCall) -> tuple[F64, Any]:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """Of every id the sum of its rows, added in fp32 in any order and rounded once; 0 where no id
-    is."""
+    """For every id the sum of its rows, added in fp32 in any order and rounded once; 0 for an id
+    that does not occur."""
     terms, ids = _terms(call)
     rows, columns = call.settings["rows"], terms.shape[1]
     places = ids[:, None] * columns + np.arange(columns)
@@ -54,7 +54,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _of_some_columns(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
-    """Of a large call some columns."""
+    """What ``judging`` expects of a call; for a large call only of some columns."""
     rows, columns = call.tensors["indices"].size, call.tensors["grad_output"].shape[-1]
     if rows * columns <= _MOST:
         return dict(judging(call))
@@ -62,13 +62,14 @@ def _of_some_columns(judging: Judging, call: OperatorCall) -> dict[str, Expected
     return along(judging, call, axes, spread(columns, _MOST // rows))
 
 
-#: Up to so many ids torch's CUDA kernel takes them by warps: source,
+#: torch's CUDA kernel handles up to this many ids by warps, of 32 each: source,
 #: aten/src/ATen/native/cuda/Embedding.cu.
 _SHORT, _WARP = 3072, 32
 
 
 def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
-    """As torch's CPU kernel adds bf16 and fp16 rows: one by one, each partial sum rounded."""
+    """The result of torch's CPU kernel, which adds bf16 and fp16 rows one by one and rounds each
+    partial sum."""
     dtype = call.dtypes["grad_output"]
     if dtype == "fp32":
         return {}
@@ -81,8 +82,8 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _chunked_sums(call: OperatorCall) -> dict[str, Expected]:
-    """As torch's CUDA kernel adds bf16 and fp16 rows of up to 3072 ids: those of 32 ids in fp32,
-    their sum rounded, and that added to what is there, rounded again."""
+    """The result of torch's CUDA kernel for bf16 and fp16 rows of up to 3072 ids: it adds the rows
+    of 32 ids in fp32 and rounds their sum, adds that to the total so far, and rounds again."""
     dtype, ids = call.dtypes["grad_output"], call.tensors["indices"].ravel().astype(np.int64)
     if dtype == "fp32" or len(ids) > _SHORT:
         return {}

@@ -1,5 +1,5 @@
-"""``torch.nn.attention.flex_attention.flex_attention`` behind a ``block_mask``, forward: what a
-``score_mod`` does to scores nobody knows."""
+"""``torch.nn.attention.flex_attention.flex_attention`` with a ``block_mask``, forward. Calls with a
+``score_mod`` have no reference, because it may change scores in any way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def _read(named: Mapping[str, Any], result: Any) -> Read:
 
 
 def _seen(mask_mod: Any, query: Any, key: Any) -> Any:
-    """Which keys a query sees, [batch, heads, rows, columns] or 1 where all are alike."""
+    """Mask of the keys that each query attends to, [batch, heads, rows, columns], with 1 for batch
+    or heads where all are alike."""
     sizes = (*query.shape[:3], key.shape[2])
     places = [query.new_ones(size).long().cumsum(0) - 1 for size in sizes]
     b, h, i, j = (at.view([-1 if d == n else 1 for d in range(4)]) for n, at in enumerate(places))

@@ -1,10 +1,11 @@
-"""torchao's blockwise FP8 products of groups, emulated: activations in runs of 128 along what is
-contracted, weights in squares of 128, dequantised to bf16 and multiplied group by group.
+"""torchao's blockwise FP8 grouped products, emulated: activations are quantised in runs of 128
+along the contracted axis, weights in squares of 128; both are dequantised to bf16 and multiplied
+group by group.
 
 The plan is that of torchao 0.18 ``prototype/moe_training/blockwise_fp8/grouped_mm.py``. The weight
-gradient contracts tokens: its runs begin with each group where torchao pads groups to 128 rows,
-and are those of all tokens where it does not, so that a group's border may fall inside of one.
-A CPU has not got the kernels that quantise, which are Triton's (``triton_on_cpu``).
+gradient contracts over tokens: where torchao pads groups to 128 rows, each group begins a new run;
+where it does not, the runs are those of all tokens, so that a group's border may fall inside a run.
+The quantising kernels are Triton's, which a CPU runs only in an interpreter (``triton_on_cpu``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BLOCK = 128
 _SCALE = Fp32Scale(eps=1e-12, power_of_two=False)
 _RUN = OperandPlan(E4M3FN, "block", _BLOCK, _SCALE)
 _SQUARE = OperandPlan(E4M3FN, "tile", _BLOCK, _SCALE)
-#: More products than this take longer to judge than to compute.
+#: Calls with more products than this take longer to judge than to compute.
 _MOST = 2**24
 _OF = "torchao.prototype.moe_training.blockwise_fp8.grouped_mm"
 
@@ -48,26 +49,26 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, how)
 
 
-#: What rows stand for in bf16, [rows, K]: NaN in a block that has one, and infinity in a block of
-#: which nothing is to be told, which has an infinity or ends beyond bf16.
+#: Rows dequantised to bf16, [rows, K]: NaN in a block that contains NaN, and infinity where nothing
+#: is known, which is in a block that contains an infinity, and where a value overflows bf16.
 _Values = F64
 _Made = Callable[[F32, OperandPlan], _Values]
 
 
 def _quantised(x: F32, plan: OperandPlan) -> _Values:
-    """By the plan, which keeps NaN, as torchao's references in torch do."""
+    """Rows quantised by the plan, which preserves NaN, as torchao's references in torch do."""
     return _dequantised(x, plan, np.zeros(x.shape, dtype=bool))
 
 
 def _without_nan(x: F32, plan: OperandPlan) -> _Values:
-    """As the kernels do: the largest magnitude passes NaN by, and its code is 448."""
+    """Rows quantised as the kernels do it: the amax ignores NaN, whose code is 448."""
     hidden = np.isnan(x)
     return _dequantised(np.where(hidden, np.float32(0.0), x), plan, hidden)
 
 
 def _dequantised(x: F32, plan: OperandPlan, hidden: NDArray[np.bool_]) -> _Values:
-    """A code and the reciprocal of its scale, which is stored in fp32, are rounded to bf16, and so
-    is their product."""
+    """The values of the quantised rows: a code and the reciprocal of its scale, which is stored in
+    fp32, are rounded to bf16, and so is their product. The code is 448 where ``hidden`` is set."""
     found = reference.quantise(np.ascontiguousarray(x), plan)
     assert found is not None
     codes = np.where(hidden, E4M3FN.max, decode(found.codes, E4M3FN))
@@ -78,7 +79,7 @@ def _dequantised(x: F32, plan: OperandPlan, hidden: NDArray[np.bool_]) -> _Value
 
 
 def _product(a: _Values, b: _Values, cut: Cut) -> Expected:
-    """A @ B^T rounded once to bf16. NaN of a row is in all its results."""
+    """A @ B^T rounded once to bf16. A row with a NaN makes all its results NaN."""
     doubted = np.isinf(a).any(1, keepdims=True) | np.isinf(b).any(1)
     nan = np.isnan(a).any(1, keepdims=True) | np.isnan(b).any(1)
     left, right = (np.where(np.isfinite(x), x, 0.0) for x in (a, b))
@@ -92,7 +93,8 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _by(made: _Made, call: OperatorCall) -> dict[str, Expected]:
-    """Group by group; of rows that are no group's nothing is known."""
+    """The expected results, group by group, of operands that ``made`` quantises; nothing is known
+    of rows outside all groups."""
     a, b, offs = (call.tensors[name] for name in ("input", "mat2", "offs"))
     grad, cut = call.tensors.get("grad_output"), cut_of(call)
     shapes = {"output": call.outputs["output"].shape, "grad_input": a.shape, "grad_weight": b.shape}
@@ -111,7 +113,8 @@ def _by(made: _Made, call: OperatorCall) -> dict[str, Expected]:
 
 
 def _runs_of_tokens(made: _Made, x: F32, call: OperatorCall) -> Callable[[slice], _Values]:
-    """What the columns of some of the tokens stand for, [features, tokens]."""
+    """A function that returns the dequantised columns of a slice of the tokens, [features,
+    tokens]."""
     if call.settings["padded"]:
 
         def of_group(rows: slice) -> _Values:

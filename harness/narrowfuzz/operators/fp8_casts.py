@@ -1,5 +1,5 @@
-"""The kernels by which torchao 0.18 quantises what experts multiply, each by itself
-(``prototype/moe_training/kernels``): codes and scales to the bit."""
+"""torchao 0.18's kernels that quantise the operands of experts to FP8, each judged separately
+(``prototype/moe_training/kernels``): codes and scales bit for bit."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Oper
 from narrowfuzz.trace.trace import OperatorCall
 
 _Place = tuple[slice | int, ...]
-#: Rows that share nothing with others: their numbers, where their codes lie, transposed or not, and
-#: where their scales do.
+#: Rows that are quantised independently of others: their numbers, the place of their codes in the
+#: result, whether these are transposed there, and the place of their scales.
 _Part = tuple[F32, _Place, bool, _Place]
 _Parts = Callable[[F32, list[int]], Iterator[_Part]]
-#: More numbers than this take longer to judge than to quantise.
+#: Calls with more numbers than this take longer to judge than to quantise.
 _MOST = 2**20
 _ALL = slice(None)
 
 
 def _of_rows(x: F32, ends: list[int]) -> Iterator[_Part]:
-    """[M, K], one scale a row."""
+    """[M, K], one scale per row."""
     yield x, (_ALL, _ALL), False, (_ALL, 0)
 
 
 def _of_columns(x: F32, ends: list[int]) -> Iterator[_Part]:
-    """[E, K, N], one scale a column of each matrix."""
+    """[E, K, N], one scale per column of each matrix."""
     for expert, matrix in enumerate(x):
         yield matrix.T, (expert,), True, (expert, 0)
 
 
 def _of_transposed(x: F32, ends: list[int]) -> Iterator[_Part]:
-    """[E, K, N] -> [E, N, K], one scale a row of each matrix."""
+    """[E, K, N] -> [E, N, K], one scale per row of each matrix."""
     for expert, matrix in enumerate(x):
         yield matrix, (expert,), True, (expert, 0)
 
 
 def _of_groups_of_columns(x: F32, ends: list[int]) -> Iterator[_Part]:
-    """[M, K] whose columns are in groups, one scale a row of each."""
+    """[M, K] with groups of columns, one scale per row of each group."""
     for group, columns in rows_of_groups(ends):
         yield x[:, columns], (_ALL, columns), False, (group,)
 
 
 def _of_groups_of_rows(x: F32, ends: list[int]) -> Iterator[_Part]:
-    """[M, K] whose rows are in groups, one scale a column of each."""
+    """[M, K] with groups of rows, one scale per column of each group."""
     for group, rows in rows_of_groups(ends):
         yield x[rows].T, (rows,), True, (group,)
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """One of them, by the name of torch's dispatcher."""
+    """One of these kernels; ``name`` is its name in torch's dispatcher."""
 
     name: str
     words: str
@@ -67,7 +67,7 @@ class _Kernel:
 
 
 def _read(kernel: _Kernel, named: Mapping[str, Any], result: Any) -> list[Read | str]:
-    """Two calls of the kernel that takes two tensors."""
+    """One call for each tensor: a kernel that takes two tensors counts as two calls."""
     if str(named["output_dtype"]) != "torch.float8_e4m3fn":
         raise ValueError(f"{kernel.words} to another format than E4M3")
     offs = named.get("offsets")
@@ -92,8 +92,9 @@ def _read(kernel: _Kernel, named: Mapping[str, Any], result: Any) -> list[Read |
 def _expected(
     parts: _Parts, made: Callable[[F32, OperandPlan], Rows], call: OperatorCall
 ) -> dict[str, Expected]:
-    """To the bit; nothing is known of what is in no group, nor of rows whose scale is not to be
-    told. Of a row with NaN the NaN's own code must be NaN, and all else is left open."""
+    """Codes and scales, exactly. Nothing is known of elements outside all groups, nor of rows whose
+    scale is uncertain. In a row with NaN, the code of the NaN itself must be NaN, and nothing else
+    is known."""
     plan = row_plan(power_of_two=call.settings["power_of_two"])
     whole: dict[str, F64] = {n: np.zeros(x.shape) for n, x in call.outputs.items()}
     unknown = {n: np.ones(x.shape, dtype=bool) for n, x in call.outputs.items()}
@@ -114,14 +115,14 @@ def _nan_hidden(parts: _Parts, call: OperatorCall) -> Mapping[str, Expected]:
     return _expected(parts, without_nan, call)
 
 
-#: How many rows of a group the kernel of one pass may take at once.
+#: The numbers of rows of a group that the one-pass kernel may take at once.
 _AT_ONCE = (256, 512, 1024, 2048)
 
 
 def _by_average(call: OperatorCall) -> Mapping[str, Expected]:
-    """The kernel of one pass is chosen by the average group: of larger ones it looks at so many
-    rows, and writes no others. Here memory that nobody wrote is NaN; on a GPU it holds anything.
-    """
+    """The result of the one-pass kernel, which is chosen by the average size of a group: it takes
+    that many rows, rounded up to a power of two, of each group, and writes no others. On a CPU
+    memory that was never written is NaN; on a GPU it holds anything."""
     x, ends = call.tensors["input"], call.tensors["offs"].astype(int).tolist()
     most = 1
     while most < -(-len(x) // len(ends)):
@@ -162,7 +163,7 @@ _AVERAGE = Deviation(
 )
 
 
-#: How many rows, or columns, a block may have.
+#: The numbers of rows, or columns, that a block may have.
 _BLOCKS = (32, 64, 128)
 
 
@@ -171,8 +172,9 @@ def _beside_mask(parts: _Parts, call: OperatorCall) -> Mapping[str, Expected]:
 
 
 def _with_scales_of_nothing(call: OperatorCall, found: dict[str, Expected]) -> dict[str, Expected]:
-    """The mask of the scales counts within a block. So a last block that is not full writes the
-    scale of a largest magnitude of 0 over the first ones of the next group, or is overwritten."""
+    """``found`` with the scales that the mask of the kernel lets it overwrite. The mask counts
+    within a block. So a last block that is not full writes the scale of an amax of 0 over the first
+    scales of the next group, unless that group's own scales are written later."""
     scales, got = found["scales"], call.outputs["scales"]
     length = got.shape[1]
     over = max(-length % block if length > block else 0 for block in _BLOCKS)

@@ -1,9 +1,10 @@
-"""torchao's FP8 products of groups: all operands of all three products are quantised with one power
-of two a row of what is contracted, group by group, and multiplied as FP8 codes.
+"""torchao's FP8 grouped products: all operands of all three products are quantised group by group,
+with one power of two as the scale of each row along the contracted axis, and multiplied as FP8
+codes.
 
-The plan is that of torchao 0.18 ``prototype/moe_training/fp8_grouped_mm.py``: of the weight
-gradient each group has scales of its own. A CPU has neither the kernels, which are Triton's, nor
-the product (``triton_on_cpu``).
+The plan is that of torchao 0.18 ``prototype/moe_training/fp8_grouped_mm.py``; for the weight
+gradient each group has its own scales. A CPU has neither the kernels, which are Triton's, nor the
+product; ``triton_on_cpu`` emulates both.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Oper
 from narrowfuzz.trace.trace import OperatorCall
 
 _ROW = row_plan(power_of_two=True)
-#: More products than this take longer to judge than to compute.
+#: Calls with more products than this take longer to judge than to compute.
 _MOST = 2**24
 _FP32_MAX = float(np.finfo(np.float32).max)
 _OF = "torchao.prototype.moe_training.fp8_grouped_mm"
@@ -48,8 +49,8 @@ def _product(a: Rows, b: Rows, device: str) -> Expected:
 
     The device's accumulator errs as ``bounds.gemm_radius`` proves. Both scales are powers of two,
     and are applied to the sum one after the other, in either order: nothing is known where the
-    first of them may leave fp32's range, and what falls below its normal numbers may be flushed,
-    which the other one then scales.
+    first of them may leave fp32's range. A result below fp32's normal numbers may be flushed after
+    the first scale, and the other scale multiplies that loss.
     """
     gemm = GemmPlan(_ROW, _ROW, 0, accumulator=HOPPER_FP8_FAST if device == "cuda" else FP32)
     rows, columns = a.unit[:, None], b.unit
@@ -71,7 +72,8 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _by(made: Callable[[F32, OperandPlan], Rows], call: OperatorCall) -> dict[str, Expected]:
-    """Group by group; of rows that are no group's nothing is known."""
+    """The expected results, group by group, of operands that ``made`` quantises; nothing is known
+    of rows outside all groups."""
     a, b, offs = (call.tensors[name] for name in ("input", "mat2", "offs"))
     grad = call.tensors.get("grad_output")
     shapes = {"output": call.outputs["output"].shape, "grad_input": a.shape, "grad_weight": b.shape}

@@ -1,4 +1,4 @@
-"""Rows in FP8 with one scale each, as torchao's kernels for experts make them."""
+"""Rows in FP8 with one scale each, as torchao's kernels for experts quantise them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ def row_plan(*, power_of_two: bool) -> OperandPlan:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that are quantised by themselves: their codes as numbers and what they stand for,
-    [rows, K] in float64; of each row, its scale, what a code of 1 stands for, whether it has a NaN,
-    and whether its scale is not to be told."""
+    """Rows that are quantised independently of one another.
+
+    ``codes``: the codes as numbers; ``values``: the dequantised values, both [rows, K] in float64.
+    For each row: ``scale``; ``unit``, the value that a code of 1 represents; ``nan``, whether the
+    row contains NaN; ``doubted``, whether its scale is uncertain.
+    """
 
     codes: F64
     values: F64
@@ -31,9 +34,9 @@ class Rows:
 
 
 def quantised(x: F32, plan: OperandPlan) -> Rows:
-    """By the plan, which keeps NaN, as torchao's references in torch do. Not to be told is the
-    scale of an infinity, which is 0, and one just below a power of two, which the kernels round by
-    a logarithm."""
+    """Rows quantised by the plan, which preserves NaN, as torchao's references in torch do. The
+    scale is uncertain for a row with an infinity, whose scale is 0, and just below a power of two,
+    because the kernels round it by a logarithm."""
     found = reference.quantise(x, plan)
     assert found is not None
     scale = found.scale.astype(np.float64)
@@ -48,8 +51,8 @@ def quantised(x: F32, plan: OperandPlan) -> Rows:
 
 
 def without_nan(x: F32, plan: OperandPlan) -> Rows:
-    """As the kernels do: the largest magnitude passes NaN by. Times the scale it is a GPU's own
-    NaN, which is positive and which a clamp makes the largest number."""
+    """Rows quantised as the kernels do it: the amax ignores NaN. NaN times the scale is a GPU's own
+    NaN, which is positive and which a clamp turns into the largest number."""
     hidden = np.isnan(x)
     rows = quantised(np.where(hidden, np.float32(0.0), x), plan)
     codes = np.where(hidden, E4M3FN.max, rows.codes)

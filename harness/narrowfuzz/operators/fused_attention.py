@@ -1,5 +1,5 @@
-"""``torch.nn.functional.scaled_dot_product_attention`` in one kernel, and its backward: the CPU's
-flash attention, a GPU's flash, memory-efficient and cuDNN kernels."""
+"""``torch.nn.functional.scaled_dot_product_attention`` as a single kernel, and its backward: the
+CPU's flash attention, and a GPU's flash, memory-efficient and cuDNN kernels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from narrowfuzz.operators.large_attention import some_of
 from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
-#: What a backward gives, by name.
+#: Names of the gradients that a backward returns.
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 _PREFIX = "aten::_scaled_dot_product_"
-#: By kernel, what its forward is called with behind query, key and value, and its backward behind
-#: grad_out, query, key and value; ``{}`` of the settings.
+#: By kernel, the source of the arguments after query, key and value (forward), and after grad_out,
+#: query, key and value (backward); ``{}`` is filled in from the settings.
 _FORWARD = {
     "flash_attention_for_cpu": "0.0, {causal}, attn_mask=mask",
     "flash_attention": "0.0, {causal}",
@@ -44,18 +44,19 @@ _BACKWARD = {
     "cudnn_attention": f"out, logsumexp, {_SEED}, {_SEED}, mask, None, None, {{rows}}, "
     "{columns}, 0.0, {causal}",
 }
-#: Kernels take their keys in blocks of no fewer than so many, and fp32 sums move between these.
+#: Kernels take their keys in blocks of at least this many, and may rescale their fp32 sums between
+#: blocks.
 _BLOCK = 16
-#: Scores, and products with a gradient, that fp32 may not hold on the way.
+#: Larger scores, and larger products with a gradient, may overflow fp32 on the way.
 _LARGEST = 2.0**100
-#: Of a CPU's kernel: queries of a block, by the least number of queries, and keys of a block.
-#: Source: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp.
+#: Block sizes of the CPU's kernel: pairs of the least number of queries and the queries of a block;
+#: and the keys of a block. Source: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp.
 _QUERIES, _KEYS = ((768, 256), (192, 64), (0, 32)), 512
-#: The most numbers of fp32 that a vector register of a CPU holds.
+#: The largest number of fp32 numbers that a vector register of a CPU holds.
 _VECTOR = 16
-#: Whose backward makes dS of the probabilities that it rounded for grad_value.
+#: Backwards that compute dS from the probabilities that they rounded for grad_value.
 _ROUNDED_FOR_BOTH = {"attention_efficient_backward"}
-#: What may be flushed to zero.
+#: Numbers below this may be flushed to zero.
 _TINY = 2.0**-126
 
 
@@ -66,7 +67,8 @@ def _tensors(named: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def settings_of(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises ValueError for dropout, for what is empty, and where all scores are 0."""
+    """The settings of a call. Raises ValueError for dropout, for queries that are not 4-D, for
+    empty queries or keys, and for a scale of 0."""
     q, k, scale = named["query"], named["key"], named.get("scale")
     if named.get("dropout_p"):
         raise ValueError("dropout, whose random numbers are the kernel's own")
@@ -107,32 +109,33 @@ def _read_backward(kernel: str, named: Mapping[str, Any], result: Any) -> Read |
 
 @dataclass(frozen=True)
 class _Scores:
-    """What the exponential is taken of, [batch, heads, rows, columns], in float64, and how the
-    kernel may err in it."""
+    """The attention scores, [batch, heads, rows, columns] in float64, and how far a kernel's may be
+    from them."""
 
     q: F64
     k: F64
     v: F64
-    #: Heads of queries that share one of keys.
+    #: The number of heads of queries that share one head of keys.
     share: int
     scores: F64
-    #: Which keys a query sees.
+    #: Mask of the keys that each query attends to.
     seen: NDArray[np.bool_]
-    #: How far a score of the kernel may be from these.
+    #: The largest distance of a kernel's score from these.
     sigma: F64
-    #: Of the narrow dtype: unit roundoff and half its least number; of fp32 both are 0, as its
-    #: probabilities and their gradients are not rounded on the way.
+    #: Unit roundoff of the narrow dtype, and half its least subnormal number; both are 0 for fp32,
+    #: whose probabilities and their gradients are not rounded on the way.
     unit: float
     least: float
     #: Relative error of an exponential.
     eps: float
-    #: Rows with a score that is no number, or too large for one.
+    #: Rows of which nothing is known: the query, a key or a value is not finite, the mask has NaN
+    #: or +inf, or a score may be too large for fp32.
     unknown: NDArray[np.bool_]
-    #: Rows that must be NaN: the query has one, and every key is a number.
+    #: Rows that must be NaN: the query has NaN and no infinity, and all keys and values are finite.
     nan: NDArray[np.bool_]
 
     def of_seen(self, x: F64) -> F64:
-        """These numbers, and 0 of keys that are not seen."""
+        """``x``, with 0 for the keys that are not attended to."""
         return x if self.seen.all() else np.where(self.seen, x, 0.0)
 
 
@@ -141,7 +144,7 @@ def _scores(call: OperatorCall) -> _Scores:
     q, k, heads = of.q, of.k, of.q.shape[1]
     v, share = for_each_head(call.tensors["value"], heads), heads // call.tensors["key"].shape[1]
     scale, narrow = call.settings["scale"], call.dtypes["query"] != "fp32"
-    # tensor cores cut what they add: twice the error of rounding
+    # tensor cores truncate what they add: twice the error of rounding
     err = gamma((q.shape[-1] + 4) * (2 if call.device == "cuda" else 1))
     with np.errstate(all="ignore"):
         scores = of.raw * scale
@@ -169,13 +172,13 @@ def _scores(call: OperatorCall) -> _Scores:
 def forward_of(call: OperatorCall) -> dict[str, Expected]:
     """``softmax(query key^T scale + mask) value`` and the logarithm of the sum of exponentials.
 
-    Proof. A score errs by sigma (gamma_{D+4} of the sum of magnitudes), its exponential by tau =
-    sigma + u |s - max| + eps in its logarithm, and by 4 u where a block of keys raises the maximum;
-    the sum of a row by log sum P e^tau, exactly, and gamma_n (Blanchard, Higham and Higham, IMA J.
-    Numer. Anal. 41, 2021); each probability by delta, the sum of both. In bf16 and fp16 it is
-    rounded before it is multiplied. Factors and products below fp32's normal numbers may be
-    flushed to zero; of a GPU's fp32 factors what tensor cores carry separately, as well. A row
-    whose keys are all masked is 0.
+    Proof. A score errs by sigma (gamma_{D+4} of the sum of magnitudes). The exponential errs, in
+    its logarithm, by tau = sigma + u |s - max| + eps, and by 4 u for each block of keys that raises
+    the maximum. The sum of a row errs, in its logarithm, by log sum P e^tau, exactly, and by
+    gamma_n (Blanchard, Higham and Higham, IMA J. Numer. Anal. 41, 2021); each probability by delta,
+    the sum of both. In bf16 and fp16 the probability is rounded before it is multiplied. Factors
+    and products below fp32's normal numbers may be flushed to zero; of a GPU's fp32 factors, the
+    parts that tensor cores carry separately, as well. A row whose keys are all masked is 0.
     """
     at = _scores(call)
     with np.errstate(all="ignore"):
@@ -201,8 +204,9 @@ def forward_of(call: OperatorCall) -> dict[str, Expected]:
             centre = np.where(nan, np.nan, np.where(dead[..., None], 0.0, centre))
             radius = np.where(nan | dead[..., None], 0.0, radius)
         unknown = (at.unknown & (dead | ~at.nan))[..., None]
-        # it is divided by the sum of exponentials last, and may overflow before; the probabilities
-        # of a row add up to 1, so that it cannot where the largest value could not
+        # the division by the sum of exponentials comes last, so the result may overflow before it;
+        # the probabilities of a row add up to 1, so it cannot where the largest value times the
+        # largest sum does not
         if not _largest(total) * _largest(size) < FP32.max * 0.25:
             unknown = unknown | (~((p * total) @ size < FP32.max * 0.5) & ~nan)
         fmt = FORMATS[call.dtypes["output"]]
@@ -216,9 +220,9 @@ def forward_of(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _moved(p: F64, grown: F64, row: F64) -> F64:
-    """How far each probability may be off, whose logarithm errs by tau, of which ``grown`` is
-    e^tau - 1, and by what its ``row`` does. Those of a row add up to one, so the largest is off by
-    no more than all others together: by nothing where it is alone."""
+    """The largest error of each probability. Its logarithm errs by tau, where ``grown`` is e^tau -
+    1, and by the error ``row`` of its row's sum. The probabilities of a row add up to one, so the
+    largest errs by no more than all others together, and by nothing if there are no others."""
     all_grown = np.expm1(row)
     moved = p * (grown * (1.0 + all_grown) + all_grown)
     if not np.isfinite(moved).all():
@@ -232,14 +236,14 @@ def _moved(p: F64, grown: F64, row: F64) -> F64:
 
 
 def _largest(x: F64) -> float:
-    """The largest of these that is a number: what is made of any other is not known anyhow."""
+    """The largest finite element; results that depend on any other are unknown anyhow."""
     largest = float(x.max())
     return largest if math.isfinite(largest) else float(x.max(where=np.isfinite(x), initial=0.0))
 
 
 def _nan_swallowed(call: OperatorCall) -> dict[str, Expected]:
-    """As torch's CPU kernel treats a query that is NaN where there is no mask and keys are fewer
-    than a vector register holds: its row counts as one without keys."""
+    """The output of torch's CPU kernel without a mask and with fewer keys than a vector register
+    holds: the row of a query that is NaN counts as one without keys, and is 0."""
     masked = "mask" in call.tensors and not call.settings.get("written_out")
     if masked or call.settings["columns"] >= _VECTOR or "output" not in call.outputs:
         return {}
@@ -249,8 +253,8 @@ def _nan_swallowed(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _kept(call: OperatorCall, lse: F64, radius: F64, unknown: Any) -> Expected:
-    """In the shape of the result: kernels may keep more rows than there are, or a last dimension
-    of one."""
+    """The expected log-sum-exp in the shape of the result: kernels may store more rows than there
+    are, or a last dimension of one."""
     shape = call.outputs["logsumexp"].shape
     if lse.shape == shape:
         return Expected.within(lse, radius, FORMATS["fp32"], unknown)
@@ -265,32 +269,36 @@ def _kept(call: OperatorCall, lse: F64, radius: F64, unknown: Any) -> Expected:
 
 
 def _backward(call: OperatorCall) -> dict[str, Expected]:
-    """Of the output and the log-sum-exp that it was given; results are rounded once.
+    """The gradients, from the output and the log-sum-exp that the backward was given; results are
+    rounded once.
 
-    Proof. P = exp(s - lse) errs by rel = e^(sigma + u |s - lse| + 2^-20) - 1; dS = P (dP - delta)
-    with dP = grad_out value^T and delta = sum grad_out out by what P errs and by gamma_{D+2} of
-    the sums of magnitudes; in bf16 and fp16 both are rounded before they are multiplied; sums of n
-    terms by gamma_{n+4}.
+    Proof. P = exp(s - lse) has the relative error rel = e^(sigma + u |s - lse| + 2^-20) - 1. dS = P
+    (dP - delta), with dP = grad_out value^T and delta = sum grad_out out, errs by the error of P
+    and by gamma_{D+2} of the sums of magnitudes. In bf16 and fp16 both P and dS are rounded before
+    they are multiplied. Sums of n terms err by gamma_{n+4}. A GPU's tensor cores truncate, so their
+    sums count twice as many roundings.
     """
     return _gradients(call, blocks=False)
 
 
 def _block_sums(call: OperatorCall) -> dict[str, Expected]:
-    """As torch's CPU kernel adds in bf16 and fp16: what a block of queries gives to grad_key and
-    grad_value, or of keys to grad_query, is rounded and added to what is there in that dtype."""
+    """The gradients of torch's CPU kernel in bf16 and fp16: the contribution of each block of
+    queries to grad_key and grad_value, or of keys to grad_query, is rounded and added to the sum so
+    far in that dtype."""
     return _gradients(call, blocks=True) if call.dtypes["query"] != "fp32" else {}
 
 
-#: The keys that a tile of cuDNN's backward takes; and how far from overflowing, in its logarithm, a
-#: row may be (chosen: delta is rounded on its way, and the kernel's order of products not known).
+#: Number of keys in a tile of cuDNN's backward; and the margin, in the logarithm, within which a
+#: row counts as overflowing (chosen: delta is rounded on its way, and the kernel's order of
+#: products is not known).
 _TILE, _MARGIN = 128, 0.5
 
 
 def _padded_tile(call: OperatorCall) -> dict[str, Expected]:
-    """As cuDNN's backward does on Hopper with a mask where half of the last tile of keys is
-    padding: that scores 0, and where a row's log-sum-exp is so far below 0 that exp(0 - lse)
-    overflows fp32, or (0 - delta) of it the dtype, infinity times the padding's 0 is NaN in
-    grad_query (pytorch#196678)."""
+    """grad_query of cuDNN's backward on Hopper with a mask, where half of the last tile of keys is
+    padding. The padding has the score 0. Where a row's log-sum-exp is so far below 0 that exp(0 -
+    lse) overflows fp32, or its product with (0 - delta) overflows the dtype, infinity times the
+    padding's 0 is NaN in grad_query (pytorch#196678)."""
     tiles = call.settings["columns"] % _TILE == _TILE // 2
     if "mask" not in call.tensors or not tiles or "grad_query" not in call.outputs:
         return {}
@@ -308,12 +316,12 @@ def _padded_tile(call: OperatorCall) -> dict[str, Expected]:
 
 @dataclass(frozen=True)
 class _Products:
-    """What a backward multiplies for its gradients; how far the kernel's may be from these, and in
-    that as well what adding up so many of them errs."""
+    """The factors P and dS that a backward multiplies for its gradients, and the largest distance
+    of a kernel's factors from them; this includes the error of adding up their products."""
 
     p: F64
     of_p: F64
-    #: Without the scale.
+    #: dS is without the scale.
     ds: F64
     size_of_ds: F64
     of_ds: F64
@@ -322,8 +330,8 @@ class _Products:
 
 
 def _products(call: OperatorCall, at: _Scores, dy: F64, g: float) -> _Products:
-    """P and dS of the output and log-sum-exp that the backward was given, and of ``g``, the
-    relative error of its sums."""
+    """P and dS from the output and log-sum-exp that the backward was given; ``g``: the relative
+    error of its sums."""
     out, scale, width = call.tensors["out"].astype(np.float64), call.settings["scale"], dy.shape[-1]
     s, lse = at.scores, call.tensors["logsumexp"].astype(np.float64)
     lse = lse.reshape(*s.shape[:2], -1)[..., : s.shape[-2], None]
@@ -346,7 +354,7 @@ def _products(call: OperatorCall, at: _Scores, dy: F64, g: float) -> _Products:
     of_ds = of_ds * ((1.0 + at.unit) * more) + size_of_ds * both + last * more
     of_p = p * (rel * ((1.0 + at.unit) * more) + both) + (_TINY + at.least) * more
     of_p, of_ds = at.of_seen(of_p), at.of_seen(of_ds)
-    # dS may be rounded before it is scaled: in fp16 it may overflow then
+    # dS may be rounded before it is scaled: in fp16 it may then overflow
     largest = FORMATS[call.dtypes["query"]].max * 0.5 / max(1.0, abs(scale))
     tame = (size_of_ds + of_ds < largest * more).all(-1)
     tame &= (sizes < _LARGEST / (1.0 + abs(scale))).all(-1)
@@ -381,10 +389,11 @@ def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
             radius += _TINY * (left.shape[-1] + factor * sums)
             times = _times(name, rows, columns) if blocks else 0
             unit, least = UNIT[call.dtypes[name]]
-            # heads that share one of keys are rounded, and added up, in the dtype of the gradient
+            # gradients of heads of queries that share a head of keys are rounded and added up in
+            # the dtype of the gradient
             roundings = times + (share if share > 1 else 0)
-            # it may be scaled last, and overflow before: not where even the largest sum of
-            # magnitudes times the largest magnitude could not
+            # the scale may come last, so the result may overflow before it: not where even the
+            # largest sum of magnitudes times the largest magnitude does not
             most = fmt.max * 0.5 / max(1.0, 1.0 / abs(scale))
             tame = _largest(sums) * _largest(size_right) + _largest(radius) < most * 0.5
             weight: Any = 0.0 if tame and not roundings else size @ size_right
@@ -404,7 +413,7 @@ def _gradients(call: OperatorCall, *, blocks: bool) -> dict[str, Expected]:
 
 
 def _times(name: str, rows: int, columns: int) -> int:
-    """How many blocks a CPU's kernel adds up in the dtype of the gradient."""
+    """The number of blocks that a CPU's kernel adds up in the dtype of the gradient."""
     if name == "grad_query":
         return -(-columns // _KEYS)
     return -(-rows // next(block for least, block in _QUERIES if rows >= least))
@@ -419,7 +428,7 @@ def _title(call: OperatorCall, before: str = "") -> str:
     return f"{before}attention of {dtype} queries of {several}{how}"
 
 
-#: Of forwards and of backwards, by kernel.
+#: Known deviations of forwards and of backwards, by kernel.
 _FORWARD_DEVIATIONS = {
     "flash_attention_for_cpu": (
         Deviation(
@@ -449,9 +458,9 @@ _BACKWARD_DEVIATIONS = {
         ),
     ),
 }
-#: From how many keys on a backward's blocks add up their shares of grad_query by atomic operations:
-#: torch says of each that it is not deterministic. Seen on an H200, flash and cuDNN at 512 keys and
-#: not at 128.
+#: The number of keys from which the blocks of a backward add up their shares of grad_query by
+#: atomic operations: torch documents each of these kernels as not deterministic. Seen on an H200,
+#: flash and cuDNN at 512 keys and not at 128.
 _ATOMIC = {"efficient_attention": 65, "flash_attention": 129, "cudnn_attention": 129}
 
 
@@ -460,7 +469,8 @@ def _unordered(kernel: str, call: OperatorCall) -> bool:
 
 
 def _operators() -> tuple[Operator, ...]:
-    """One for each kernel and direction; what is expected of them is one."""
+    """One operator for each kernel and direction; all kernels of a direction share one
+    expectation."""
     found = []
     for short in _FORWARD:
         kernel, on_cpu = f"{_PREFIX}{short}", short.endswith("cpu")

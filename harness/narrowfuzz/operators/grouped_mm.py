@@ -1,5 +1,5 @@
-"""``torch.nn.functional.grouped_mm``: each group of rows times a matrix of its own, as experts that
-get any number of tokens have it, and the gradients of both, which are calls of the same kernel."""
+"""``torch.nn.functional.grouped_mm``: each group of rows times its own matrix, as in experts that
+get any number of tokens, and the gradients of both operands, which are calls of the same kernel."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sampled import along, spread
 from narrowfuzz.trace.trace import OperatorCall
 
-#: More products than this take longer to judge than to compute.
+#: Calls with more products than this take longer to judge than to compute.
 _MOST = 2**22
 _Place = tuple[slice | int, ...]
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What is grouped, by the dimensions of the operands."""
+    """Which dimensions are grouped; this depends on the numbers of dimensions of the operands."""
 
-    #: Where a group's rows, columns or products are in each operand, and in the result.
+    #: The index of a group's rows, columns or products in each operand, and in the result.
     input: str
     mat2: str
     output: str
-    #: The dimension of the input, and of the result, whose rows do not depend on one another.
+    #: The dimension of the input, and of the result, along which rows do not depend on one another.
     rows: tuple[int, int]
 
 
-#: ``g``: those of the group; ``i``: its number; ``:``: all.
+#: One character per dimension: ``g`` is the slice of the group, ``i`` its number, ``:`` everything.
 _FORMS = {
     (2, 3): _Form("g:", "i::", "g:", (0, 0)),
     (3, 2): _Form("i::", ":g", ":g", (1, 0)),
@@ -57,18 +57,19 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _grouped_length(a: Any, b: Any) -> int:
-    """How many rows, columns or products all groups share."""
+    """The length of the dimension (rows, columns or products) that all groups share."""
     return int(b.shape[-1] if a.ndim == 3 else a.shape[1 if b.ndim == 2 else 0])
 
 
 def in_order(offs: list[int], length: int) -> None:
-    """Raises ValueError where the documentation says nothing of what such offsets mean."""
+    """Raises ValueError for offsets that decrease or exceed ``length``, whose meaning the
+    documentation does not define."""
     if any(start > end for start, end in zip([0, *offs], [*offs, length], strict=True)):
         raise ValueError(f"offsets {offs} of {length} rows run backwards, or beyond the end")
 
 
 def rows_of_groups(ends: list[int]) -> Iterator[tuple[int, slice]]:
-    """Of groups that end there, the number and the rows of each."""
+    """The number and the rows of each group, from the places ``ends`` where the groups end."""
     for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         yield group, slice(start, end)
 
@@ -76,7 +77,7 @@ def rows_of_groups(ends: list[int]) -> Iterator[tuple[int, slice]]:
 def _groups(
     a: F32 | F64, b: F32 | F64, offs: F32 | None
 ) -> Iterator[tuple[_Place, _Place, _Place]]:
-    """Of each group where its numbers are in the operands, and in the result."""
+    """For each group, the places of its numbers in both operands and in the result."""
     form = _FORMS[a.ndim, b.ndim]
     ends = [0] * len(a) if offs is None else offs.astype(int).tolist()
     for number, rows in rows_of_groups(ends):
@@ -88,8 +89,8 @@ def _groups(
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """Of each group as of ``torch.bmm``; of a group without products zeros. Of rows and columns
-    behind the last group nothing is known: torch leaves them unwritten, and says that they are
+    """Each group as for ``torch.bmm``; a group without products gives zeros. Nothing is known of
+    rows and columns behind the last group: torch leaves them unwritten and documents that they are
     ignored."""
     a, b, offs = (call.tensors.get(name) for name in ("input", "mat2", "offs"))
     assert a is not None and b is not None
@@ -100,30 +101,32 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 def products_of_groups(
     a: F32 | F64, b: F32 | F64, offs: F32 | None, shape: tuple[int, ...], fmt: Format, cut: Cut
 ) -> Expected:
-    """The products of each group, within the bound of ``bmm.sums_of``, in a result of this
-    ``shape``. A group that multiplies nothing costs nothing: most experts may have no rows."""
+    """The expectation of a result of this ``shape``, group by group by ``bmm.sums_of``; nothing is
+    known outside all groups. Groups that multiply nothing are skipped: most experts may have no
+    rows."""
     centre, radius, unknown = np.zeros(shape), np.zeros(shape), np.ones(shape, dtype=bool)
     for left, right, place in _groups(a, b, offs):
         if not a[left].size or not b[right].size:
             unknown[place] = False
             continue
-        with np.errstate(invalid="ignore"):  # a NaN of memory that nobody wrote may signal
+        with np.errstate(invalid="ignore"):  # unwritten memory may hold a signalling NaN
             one, other = (Factors.of(x.astype(np.float64), cut) for x in (a[left], b[right]))
         centre[place], radius[place], unknown[place] = sums_of(one, other, fmt, cut)
     return Expected.within(centre, radius, fmt, unknown)
 
 
 def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
-    """Of a large call some of the rows that do not depend on one another."""
+    """The expected results; for a large call only of some of the rows that do not depend on one
+    another."""
     a, b = call.tensors["input"], call.tensors["mat2"]
     of_input, of_output = _FORMS[a.ndim, b.ndim].rows
     rows = a.shape[of_input]
-    # a row of two dimensions meets one matrix of all, or all of them once
+    # products of one row: a row of a 2-D operand meets one of the matrices, or all of a 2-D operand
     each = b.size // (len(b) if a.ndim < b.ndim else 1)
     if rows * each <= _MOST:
         return _expected(call)
     chosen = spread(rows, _MOST // (4 * each))
-    if a.ndim < b.ndim:  # the rows are those that are grouped
+    if a.ndim < b.ndim:  # these rows are the grouped ones
         offs = np.searchsorted(chosen, call.tensors["offs"]).astype(np.float32)
         call = replace(call, tensors={**call.tensors, "offs": offs})
     return along(_expected, call, {"input": of_input, "output": of_output}, chosen)

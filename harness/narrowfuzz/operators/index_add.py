@@ -1,5 +1,5 @@
-"""Numbers that are added up at places given by ids: ``torch.index_add``, ``torch.scatter_add`` and
-what ``weight[ids]`` does in backward. Gradients of looked-up rows and experts' outputs come so."""
+"""Sums at places that are given by ids: ``torch.index_add``, ``torch.scatter_add`` and the backward
+of ``weight[ids]``. Gradients of looked-up rows and outputs of experts are computed this way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from narrowfuzz.operators.sum import FLUSHED, rounded, unit_of
 from narrowfuzz.trace.trace import OperatorCall
 
 Places = NDArray[np.int64]
-#: Larger problems take longer to judge than to add; ids of fewer places are numbers of fp32.
+#: Larger problems take longer to judge than to add; below this number of places, ids are exact in
+#: fp32.
 _MOST = 2**20
 
 
@@ -37,13 +38,15 @@ def sums_at(
     unit: float = U32,
     flushed: float = 0.0,
 ) -> Expected:
-    """``base``, and at each place of it, counted through all its dimensions, the sum of the terms
-    that go there; each addition is rounded by at most ``unit``, and loses what is below ``flushed``
-    of a term and of its sum; the result is rounded once to ``fmt``.
+    """``base`` plus, at each place, the sum of the terms that go there; ``places`` are indices into
+    the flattened ``base``. Each addition is rounded by at most ``unit`` (relative), and may flush a
+    term and its sum to zero where they are below ``flushed``; the result is rounded once to
+    ``fmt``.
 
     Proof. n rounded additions in any order err by at most gamma_n of the sum of magnitudes (Higham,
     "Accuracy and Stability", 4.2), and by nothing where all terms are multiples of one power of two
-    and their magnitudes add up to at most 1 / unit of it; to add to 0 is no addition.
+    and their magnitudes add up to at most 1 / unit times it; adding to 0 does not count as an
+    addition.
     """
     start, terms, places = base.ravel(), terms.ravel(), places.ravel()
     with np.errstate(all="ignore"):
@@ -71,7 +74,7 @@ def _limited(base: Any, source: Any, ids: Any) -> None:
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
-    """Of ``index_add`` and ``scatter_add``."""
+    """Read a call of ``index_add`` or ``scatter_add``."""
     base, ids = named["self"], named["index"]
     source = named["source"] if "source" in named else named["src"]
     _limited(base, source, ids)
@@ -82,7 +85,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _read_put(named: Mapping[str, Any], result: Any) -> Read | None:
-    """Of ``index_put``, which is something else unless it accumulates."""
+    """Read a call of ``index_put``; None unless it accumulates."""
     if not named.get("accumulate"):
         return None
     base, given = named["self"], list(named["indices"])
@@ -97,7 +100,8 @@ def _read_put(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _numbered(call: OperatorCall) -> tuple[Places, Places, int]:
-    """The places of the result, counted through its dimensions; the ids; and their dimension."""
+    """The index of each place of the flattened result, in the shape of the result; the ids; and the
+    dimension that they index."""
     shape = call.tensors["input"].shape
     ids = call.tensors["index"].astype(np.int64)
     return np.arange(int(np.prod(shape))).reshape(shape), ids, call.settings["dim"]
@@ -112,7 +116,7 @@ def _taken(call: OperatorCall) -> tuple[F64, Places]:
 
 
 def _scattered(call: OperatorCall) -> tuple[F64, Places]:
-    """Those of ``scatter_add``, whose ids have a place for each term."""
+    """The terms of ``scatter_add``, whose ids name a place for each term, and the place of each."""
     every, ids, dim = _numbered(call)
     ids, source = np.atleast_1d(ids), np.atleast_1d(call.tensors["source"].astype(np.float64))
     at: list[Places] = list(np.indices(ids.shape, sparse=True))
@@ -121,13 +125,14 @@ def _scattered(call: OperatorCall) -> tuple[F64, Places]:
 
 
 def _unit(call: OperatorCall) -> float:
-    """A CPU adds in fp32; a GPU's atomic additions round each sum to the dtype."""
+    """Unit roundoff of an addition: a CPU adds in fp32; a GPU's atomic additions round each sum to
+    the dtype."""
     return UNIT[call.dtypes["output"]][0] if call.device == "cuda" else U32
 
 
 def _expected(terms: Any, call: OperatorCall) -> dict[str, Expected]:
-    """A GPU's atomic additions of fp32 take subnormal numbers, and give subnormal sums, for zero
-    (PTX ISA, ``red``: "flushes subnormal inputs and results to sign-preserving zero")."""
+    """A GPU's atomic additions of fp32 treat subnormal terms and sums as zero (PTX ISA, ``red``:
+    "flushes subnormal inputs and results to sign-preserving zero")."""
     base, fmt = call.tensors["input"].astype(np.float64), FORMATS[call.dtypes["output"]]
     source, places = terms(call)
     flushed = FLUSHED if call.device == "cuda" else 0.0
@@ -135,8 +140,9 @@ def _expected(terms: Any, call: OperatorCall) -> dict[str, Expected]:
 
 
 def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
-    """As torch's CPU kernels add bf16 and fp16 one by one, each sum rounded: ``index_put`` always,
-    ``index_add`` into one dimension, or into one that is neither the first nor the last."""
+    """The result of torch's CPU kernels that add bf16 and fp16 terms one by one and round each sum:
+    ``index_put`` always, ``index_add`` into a tensor of one dimension, or along a dimension that is
+    neither the first nor the last."""
     dtype = call.dtypes["output"]
     if dtype == "fp32":
         return {}
@@ -152,8 +158,8 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _one_by_one(call: OperatorCall, order: tuple[int, ...]) -> F32:
-    """With the ids' dimensions walked in this order, which follows from how values lie in
-    memory."""
+    """The sums, added one by one with the ids' dimensions traversed in this ``order``, which
+    follows from the memory layout of the values."""
     terms, places = _taken(call)
     rows = (*order, *(dim for dim in range(terms.ndim) if dim not in order))
     count = int(np.prod([terms.shape[dim] for dim in order]))
@@ -178,7 +184,7 @@ def _narrow(name: str) -> Deviation:
 
 
 def _operator(name: str, expression: str, read: Any, **how: Any) -> Iterator[Operator]:
-    """The kernel that returns a tensor, and the one that adds to one where that is."""
+    """The operators of the kernel that returns a new tensor and of the one that adds in place."""
     of_both: dict[str, Any] = {"unordered": lambda call: call.device == "cuda", **how}
     yield Operator(
         name=name,

@@ -1,4 +1,5 @@
-"""Attention with more scores than can be judged: some queries and some keys of every head."""
+"""Attention with too many scores to judge all: some queries and some keys of every head are
+judged."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from narrowfuzz.operators.operator import Expected
 from narrowfuzz.operators.sampled import Judging, along, spread
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Scores of a call that is judged whole, which are computed in float64; of those that stand for a
-#: larger one; and the most that one query of every head may have.
+#: The largest number of scores of a call that is judged whole, in float64; the number of scores
+#: that are judged of a larger call; and the largest number of scores that one query, or one key, of
+#: all heads may have.
 _WHOLE, _SAMPLED, _MOST = 2**20, 2**18, 2**22
-#: Where queries and keys are, of what has one for each.
+#: The dimension of the queries, and of the keys, in every tensor that has one entry for each.
 _QUERIES = dict.fromkeys(
     ("query", "out", "grad_out", "output", "logsumexp", "grad_query", "mask"), 2
 )
@@ -22,9 +24,9 @@ _KEYS = dict.fromkeys(("key", "value", "grad_key", "grad_value"), 2)
 
 
 def some_of(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
-    """What ``judging`` expects of a call; of a large one what it expects of some queries, and of
-    the gradients of some keys and values. Raises ValueError where even one query of every head has
-    too many scores."""
+    """What ``judging`` expects of a call; for a large one only of some queries, and of the
+    gradients of some keys and values. Raises ValueError if even one query, or one key, of all heads
+    has too many scores."""
     batch, heads, rows, _ = call.tensors["query"].shape
     columns = call.tensors["key"].shape[2]
     if batch * heads * rows * columns <= _WHOLE:
@@ -32,7 +34,7 @@ def some_of(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
     if batch * heads * max(rows, columns) > _MOST:
         raise ValueError("attention of so many scores takes longer to judge than to compute")
     mask = _mask(call)
-    if mask is not None:  # it has a row for each query then
+    if mask is not None:  # the mask then has a row for each query
         written_out = "mask" not in call.tensors
         settings = {**call.settings, "causal": False, "written_out": written_out}
         call = replace(call, tensors={**call.tensors, "mask": mask}, settings=settings)
@@ -45,7 +47,8 @@ def some_of(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
 
 
 def _mask(call: OperatorCall) -> Any:
-    """What is added to the scores [batch or 1, heads or 1, rows, columns], None for nothing."""
+    """The numbers that are added to the scores, including the causal mask, [batch or 1, heads or 1,
+    rows, columns]; None if nothing is added."""
     rows, columns = call.tensors["query"].shape[2], call.tensors["key"].shape[2]
     mask = call.tensors.get("mask")
     if mask is not None:

@@ -39,16 +39,16 @@ def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _forward(call: OperatorCall) -> dict[str, Expected]:
-    """Mean and variance are sums in fp32 that may be taken in any order, by differences from a
-    running mean or not; ``output = (input - mean) * rstd * weight + bias`` in fp32, the difference
+    """Mean and variance are computed from sums in fp32, in any order, with or without a running
+    mean; ``output = (input - mean) * rstd * weight + bias`` in fp32, where the mean is subtracted
     before or after the product.
 
-    Proof. With g = gamma_{4n+16} the mean errs by at most e = g mean|x|, a sum (Higham 4.2) as well
-    as a running mean, of which each step rounds three times what is no larger than sum|x| / k and
-    counts for k / n in the end; so do the means on the way. Welford's increments d_k d_k' are no
-    less than half d_k^2 and add up to n v, so sum |d_k| <= n sqrt(2 v) (Cauchy-Schwarz), and d_k
-    that err by e each change v by at most g v + 2 e sqrt(2 v) + 2 e^2: the variance lies within
-    that, ``rstd`` between its values there.
+    Proof. With g = gamma_{4n+16} the mean errs by at most e = g mean|x|. This holds for a sum
+    (Higham 4.2) as well as for a running mean, whose step k rounds three times a number of at most
+    sum|x| / k, which counts for k / n in the end; and for all means on the way. Welford's
+    increments d_k d_k' are no less than half d_k^2 and add up to n v, so sum |d_k| <= n sqrt(2 v)
+    (Cauchy-Schwarz), and errors of e in each d_k change v by at most g v + 2 e sqrt(2 v) + 2 e^2:
+    the variance lies within that, and ``rstd`` between its values at both ends.
     """
     x, eps = rows_of(call, "input"), call.settings["eps"]
     w, b = rows_of(call, "weight", 1.0), rows_of(call, "bias")
@@ -81,14 +81,14 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _backward(call: OperatorCall) -> dict[str, Expected]:
-    """Of the mean and the rstd that it was given.
+    """The gradients, from the mean and the rstd that the backward was given.
 
     ``grad_bias`` is the sum of ``grad_out`` over the rows, ``grad_weight`` that of ``grad_out *
     (input - mean) * rstd``, each added in fp32 in any order: gamma_{rows}. ``grad_input = rstd (h -
     mean(h) - x' mean(h x'))`` with h = grad_out weight and x' = (input - mean) rstd; kernels may
-    take the sums of h and of h input before they subtract, so what cancels counts by its
-    magnitude. They multiply these by the cube of rstd before they meet the input again: what is
-    flushed on that way is off by that times the input.
+    compute the sums of h and of h input before they subtract, so terms that cancel count by their
+    magnitudes. Kernels multiply these sums by the cube of rstd before they multiply by the input
+    again: a number that is flushed to zero on the way costs that number times the input.
     """
     dy, x, w = rows_of(call, "grad_out"), rows_of(call, "input"), rows_of(call, "weight", 1.0)
     mean, rstd = (call.tensors[n].astype(np.float64).reshape(-1, 1) for n in ("mean", "rstd"))
@@ -127,8 +127,8 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _on_the_way(h: F64, x: F64, mean: F64, rstd: F64) -> F64:
-    """The largest magnitude that ``grad_input`` meets on its way, where sums of h and of h input
-    are multiplied by rstd^3 before they meet the input again."""
+    """The largest magnitude on the way to ``grad_input``, if sums of h and of h input are
+    multiplied by rstd^3 before they are multiplied by the input again."""
     scale, most = np.abs(rstd) ** 3, np.abs(x).max(1, keepdims=True, initial=0.0) + np.abs(mean)
     sums = (np.abs(h) * (np.abs(x) + np.abs(mean))).sum(1, keepdims=True)
     parts = (sums, scale, sums * np.maximum(scale, 1.0) * np.maximum(most, 1.0), most)
@@ -136,10 +136,10 @@ def _on_the_way(h: F64, x: F64, mean: F64, rstd: F64) -> F64:
 
 
 def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
-    """As torch's CPU kernel sums bf16 and fp16 rows: each thread its share of them, one by one, in
-    their own dtype, and then what the threads have in fp32.
+    """The result of torch's CPU kernel, which sums bf16 and fp16 rows in their own dtype: each
+    thread adds its share of them one by one, and the threads' sums are then added in fp32.
 
-    A term of ``grad_weight`` is known within its own roundings in fp32; adding and rounding are
+    A term of ``grad_weight`` is known up to its own roundings in fp32; adding and rounding are
     monotone, so both ends go through the same sums.
     """
     dtype = call.dtypes["input"]
@@ -151,7 +151,7 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
         terms = dy * (x - mean) * rstd
         spread = gamma(8) * np.abs(dy) * (np.abs(x) + np.abs(mean)) * np.abs(rstd) + FLUSHED
         ends = (terms - spread, terms + spread)
-        # outwards, where fp32 does not have an end
+        # rounded outwards where an end is not an fp32 number
         low, high = (
             np.nextafter(end.astype(np.float32), np.float32(to))
             for end, to in zip(ends, (-np.inf, np.inf), strict=True)
@@ -167,8 +167,8 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
             )
             shape = call.outputs[name].shape
             lo, hi, got = lo.reshape(shape), hi.reshape(shape), call.outputs[name]
-            # a narrow sum that overflowed is infinite, and those of both signs are NaN: at one end
-            # only, it may be either
+            # a narrow sum that overflowed is infinite, and infinities of both signs add up to NaN:
+            # if only one end is NaN, the result may be either
             some = (np.isnan(lo) ^ np.isnan(hi)) & ~np.isfinite(got)
             lo, hi = np.where(some, got, lo), np.where(some, got, hi)
             found[name] = Expected.between(lo, hi, np.isnan(lo) ^ np.isnan(hi))
@@ -176,7 +176,7 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _by_threads(terms: F32, dtype: str, threads: int) -> F32:
-    """The sum of the rows, of which each thread adds up its share one by one."""
+    """The sum of the rows in fp32, of which each thread adds its share one by one in ``dtype``."""
     parts = [_one_by_one(terms[some], dtype) for some in shares(len(terms), threads)]
     with np.errstate(all="ignore"):
         return np.sum(parts, axis=0, dtype=np.float32)

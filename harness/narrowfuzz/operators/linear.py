@@ -1,8 +1,8 @@
-"""A linear and its gradients under a recipe's plan, executed: operands, products and bounds, which
-rules hold a run against, computed once and only as far as asked.
+"""The reference of a linear layer and its gradients under a recipe's plan: operands, products and
+bounds against which rules check a run. Everything is computed once, and only if it is used.
 
-Draws of one Spec are computed together. Their operands have one shape and one plan, and what small
-ones cost is mostly the calls.
+Draws of one Spec are computed together. Their operands have one shape and one plan, and for small
+operands most of the cost is that of the calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Interval = tuple[F64, F64]
 
 @dataclass(frozen=True)
 class Operand:
-    """One canonical operand of one GEMM and what the plan makes of it."""
+    """One canonical operand of one GEMM and its quantisation by the plan (None: high precision)."""
 
     x: F32
     plan: OperandPlan
@@ -34,30 +34,31 @@ class Operand:
 
 
 class Draws:
-    """Draws of one Spec: what the plan makes of each, for all of them at the first question."""
+    """The references of several draws of one Spec; each quantity is computed for all of them when
+    it is first used."""
 
     def __init__(self, plan: Plan, dtype: str, tensors: Sequence[Tensors]) -> None:
         self.plan, self.dtype, self.tensors = plan, dtype, tensors
         self._made: dict[tuple[str, ...], Sequence[Any]] = {}
 
     def operands(self, role: Role, side: str) -> Sequence[Operand]:
-        """One of each draw."""
+        """The operand on ``side`` "a" or "b" of each draw."""
         return self._once(("operand", role, side), lambda: self._operands(role, side))
 
     def values(self, role: Role, side: str) -> Sequence[F64]:
-        """The operands as the plan multiplies them."""
+        """The values of the operand as the plan multiplies them, for each draw."""
         return self._once(("values", role, side), lambda: list(self._stacked(role, side)))
 
     def gemms(self, role: Role) -> Sequence[Interval]:
-        """A @ B^T of the plan's operands and the radius of bound 3.2."""
+        """A @ B^T of the plan's operands and the radius of bound 3.2, for each draw."""
         return self._once(("gemm", role), lambda: self._gemms(role))
 
     def layers(self, role: Role) -> Sequence[Interval]:
-        """The unquantised product and the radius of bound 3.3."""
+        """The unquantised product and the radius of bound 3.3, for each draw."""
         return self._once(("layer", role), lambda: self._layers(role))
 
     def risky(self, role: Role) -> Sequence[Any]:
-        """Where partial sums may overflow."""
+        """Mask of the elements whose partial sums may overflow, for each draw."""
         return self._once(("risky", role), lambda: self._risks(role))
 
     def _once(self, key: tuple[str, ...], make: Callable[[], Sequence[T]]) -> Sequence[T]:
@@ -81,7 +82,7 @@ class Draws:
         ]
 
     def _stacked(self, role: Role, side: str) -> F64:
-        """``values`` as one array."""
+        """``values`` of all draws as one array."""
         (made,) = self._once(("stacked", role, side), lambda: [self._values(role, side)])
         return made
 
@@ -103,7 +104,8 @@ class Draws:
     def _layers(self, role: Role) -> Sequence[Interval]:
         gemm = self.plan.gemms[role]
         if not gemm.quantised and gemm.accumulator.ieee:
-            # only the accumulator errs; of infinite sums, which differ by NaN, nothing is said
+            # only the accumulator errs; an infinite radius becomes NaN, since nothing is known
+            # there
             with np.errstate(invalid="ignore"):
                 return [(centre, radius + (radius - radius)) for centre, radius in self.gemms(role)]
         a, b = (np.stack([o.x for o in self.operands(role, side)]) for side in "ab")
@@ -120,7 +122,7 @@ class Draws:
         return list(zip(centres, radii, strict=True))
 
     def _bounds(self, role: Role, side: str) -> F64:
-        """Bound 3.1 of every element, 0 where nothing is quantised."""
+        """Bound 3.1 of every element; 0 if nothing is quantised."""
         operands = self.operands(role, side)
         first = operands[0]
         quantised = [o.quantised for o in operands if o.quantised is not None]
@@ -139,8 +141,8 @@ class Draws:
         return every.reshape(len(operands), *first.x.shape)
 
     def least(self, i: int, role: Role) -> tuple[F64 | float, F64 | float]:
-        """The smallest normal number of each row of both operands, which accumulators align to; 0
-        where they do not."""
+        """The smallest normal number of each row of both operands of draw ``i``, to which
+        accumulators align; 0 for an IEEE accumulator, which does not align."""
         gemm = self.plan.gemms[role]
         if gemm.accumulator.ieee:
             return 0.0, 0.0
@@ -188,26 +190,26 @@ class Draws:
             operand = self.operands(role, side)[i]
             assert operand.quantised is not None
             scale = operand.quantised.scale.astype(np.float64)
-            if operand.plan.block:  # of a row the smallest, which is the largest factor
+            if operand.plan.block:  # the smallest scale of a row, which gives the largest factor
                 scale = reference.spread(scale, operand.plan).min(axis=1)
             with np.errstate(all="ignore"):
                 factors.append(1.0 / scale.reshape(-1, 1))
-        # a factor 2 below the limit: the scale really used may be half of the plan's
+        # a factor 2 below the limit: the scale that was used may be half of the plan's
         return ~(factors[0] * factors[1].T < FP32.max * 0.5)
 
 
 class Reference:
-    """One of these draws; alone if need be."""
+    """The reference of draw ``number`` among ``draws``; ``alone`` makes that of a single case."""
 
     def __init__(self, draws: Draws, number: int = 0) -> None:
         self.draws, self.number, self.plan = draws, number, draws.plan
 
     def of(self, plan: Plan, tensors: Tensors) -> bool:
-        """True for the reference of this very plan and these very tensors."""
+        """True if this is the reference of these same plan and tensors (by identity)."""
         return self.plan is plan and self.draws.tensors[self.number] is tensors
 
     def divides(self, role: Role, side: str) -> bool:
-        """True where the operand's granules fill it: the plan says nothing of a rest."""
+        """True if the operand's granules fill it: the plan does not define a remainder."""
         gemm = self.plan.gemms[role]
         tensors = self.draws.tensors[self.number]
         x = reference.canonical_operands(role, tensors)[side == "b"]
@@ -220,7 +222,7 @@ class Reference:
         return self.draws.operands(role, side)[self.number]
 
     def values(self, role: Role, side: str) -> F64:
-        """The operand as the plan multiplies it."""
+        """The values of the operand as the plan multiplies them."""
         return self.draws.values(role, side)[self.number]
 
     def centre(self, role: Role) -> F64:
@@ -232,18 +234,19 @@ class Reference:
         return self.draws.gemms(role)[self.number]
 
     def layer(self, role: Role) -> Interval:
-        """Unquantised product and the radius of bound 3.3."""
+        """The unquantised product and the radius of bound 3.3."""
         return self.draws.layers(role)[self.number]
 
     def least(self, role: Role) -> tuple[F64 | float, F64 | float]:
-        """The smallest normal number of each row of both operands, which accumulators align to; 0
-        where they do not."""
+        """The smallest normal number of each row of both operands, to which accumulators align; 0
+        for an IEEE accumulator, which does not align."""
         return self.draws.least(self.number, role)
 
     def may_overflow(self, role: Role) -> Any:
-        """Elements whose partial sums, or sums with only one scale applied, may leave fp32's range.
+        """Elements whose partial sums, or sums with only one scale applied, may leave the range of
+        the layer's dtype.
 
-        Which order a kernel scales and sums in is its own business, so nothing is said of these.
+        The order in which a kernel scales and adds is not fixed, so nothing is claimed of these.
         """
         return self.draws.risky(role)[self.number]
 
@@ -253,13 +256,13 @@ class Reference:
 
 
 def alone(plan: Plan, dtype: str, tensors: Tensors) -> Reference:
-    """The reference of one case."""
+    """The reference of a single case."""
     return Reference(Draws(plan, dtype, [tensors]))
 
 
 def by_rows(plan: OperandPlan, x: F32) -> bool:
-    """True where the rows of several operands may be quantised as those of one: no granule has
-    elements of two of them."""
+    """True if several operands may be quantised as one, with their rows concatenated: no granule
+    then has elements of two of them."""
     if plan.scale is None or plan.granularity == "tensor" or plan.scale.whole:
         return False
     return plan.granularity != "tile" or x.shape[0] % plan.block == 0

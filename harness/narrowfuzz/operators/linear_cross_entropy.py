@@ -1,5 +1,5 @@
-"""``torch.nn.functional.linear_cross_entropy``: the cross entropy of a linear's outputs, whole or
-in chunks of rows whose logits are never all in memory."""
+"""``torch.nn.functional.linear_cross_entropy``: the cross entropy of a linear's outputs, computed
+whole or in chunks of rows, so that the logits are never all in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected
 from narrowfuzz.operators.softmax import log_probabilities
 from narrowfuzz.trace.trace import OperatorCall
 
-#: More products than this take longer to judge than to compute.
+#: Calls with more products than this take longer to judge than to compute.
 _MOST = 2**22
 
 
@@ -41,12 +41,12 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _logits(call: OperatorCall) -> tuple[F64, F64, NDArray[np.int64], NDArray[np.bool_]]:
-    """Logarithms of the probabilities and how far off they may be [rows, classes]; of each row its
-    class (0 where it is ignored), and whether it counts.
+    """Logarithms of the probabilities and their largest possible errors, [rows, classes]; the class
+    of each row (0 if the row is ignored), and whether the row counts.
 
     Proof. A logit is a product of rows added in fp32 (gamma_k of the sum of magnitudes) and may be
-    rounded to the dtype of the input. Errors e of logits move log p by at most e and the logarithm
-    of their mean exponential, which is at most the largest of them.
+    rounded to the dtype of the input. An error e of a logit moves log p by at most e; errors of all
+    logits move the logarithm of the sum of exponentials by at most the largest of them.
     """
     x, w = (call.tensors[name].astype(np.float64) for name in ("input", "weight"))
     dtype, target = call.dtypes["input"], call.tensors["target"].astype(np.int64)
@@ -57,19 +57,19 @@ def _logits(call: OperatorCall) -> tuple[F64, F64, NDArray[np.int64], NDArray[np
     off = off + unit * (np.abs(z) + off) + least
     logs, own = log_probabilities(z, dtype, call.device)
     off = off + off.max(1, keepdims=True, initial=0.0) + own
-    # a logit that may overflow makes its row NaN
+    # a logit that may overflow may make its row NaN
     off = np.where((sizes < FORMATS[dtype].max * 0.5).all(1, keepdims=True), off, np.inf)
     return logs, off, np.where(counts, target, 0), counts
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """The losses of the rows that count, each, added up, or that over their number; the gradients
-    of these, which a row that is ignored adds nothing to.
+    """The loss of each row that counts, their sum, or that sum divided by their number; and the
+    gradients, to which a row that is ignored adds nothing.
 
     Proof. ``p - [class is the target]`` and its factor are rounded to the dtype of the input at
     most four times; products with it are added in fp32, and the weight's gradient may be rounded to
-    its dtype after each chunk. Of losses that are added up, gradients may be made for a loss whose
-    gradient is 1, and multiplied by it in the end.
+    its dtype after each chunk. For losses that are added up, gradients may be computed for a loss
+    whose gradient is 1, and multiplied by the loss's gradient in the end.
     """
     dtype, how = call.dtypes["input"], call.settings["reduction"]
     (unit, least), fmt = UNIT[dtype], FORMATS[dtype]
@@ -98,7 +98,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         dz_off = np.abs(factor) * p * np.expm1(off) + (4.0 * unit + 8.0 * U32) * size
         dz_off = dz_off + 4.0 * least * max(1.0, 1.0 / max(abs(float(np.max(scale))), 2.0**-60))
         dz_off = np.where(counts[:, None], dz_off, 0.0)
-        # nothing times a NaN is NaN
+        # 0 times NaN is NaN
         wild = ~np.isfinite(dz_off) | ~np.isfinite(off).all(1, keepdims=True)
         wild = wild | ~(np.abs(grad).max(initial=0.0) < fmt.max * 0.5)
         x, w = (call.tensors[name].astype(np.float64) for name in ("input", "weight"))
@@ -115,9 +115,9 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 def _product(
     a: F64, of_a: tuple[F64, Any], b: F64, scale: Any, dtype: str, roundings: int
 ) -> Expected:
-    """``scale`` times a [n, k] times b [k, m] in fp32, of an a that is off by so much and of which
-    some elements may be anything; sums on the way are rounded to the dtype so many times, and what
-    is scaled once more."""
+    """``scale`` times a [n, k] times b [k, m], added in fp32. ``of_a``: the largest error of each
+    element of a, and a mask of the elements that may be anything. Sums are rounded to the dtype
+    ``roundings`` times on the way, and the scaled result once more."""
     (off, wild), (unit, least), fmt = of_a, UNIT[dtype], FORMATS[dtype]
     size, centre = np.abs(a) @ np.abs(b), a @ b
     radius = off @ np.abs(b) + gamma(a.shape[1] + 4) * size + 2.0**-126 * (size > 0.0)
@@ -130,8 +130,8 @@ def _product(
 
 
 def _nothing_counts(call: OperatorCall) -> dict[str, Expected]:
-    """As torch computes a loss in chunks. Rows that are ignored are multiplied by 0, and so their
-    NaN reaches a sum; where no row counts, each row's factor is NaN, of the mean and of every
+    """The results of torch's chunked loss. Rows that are ignored are multiplied by 0, so their NaN
+    reaches the sum; where no row counts, a mean gives each row a factor of NaN, which reaches every
     gradient."""
     if not call.settings["options"] or call.settings["reduction"] == "none":
         return {}

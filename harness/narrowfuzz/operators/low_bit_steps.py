@@ -1,4 +1,4 @@
-"""A step of torchao's AdamW, whose moments are kept in 8 bits, 4 bits or FP8, on one parameter."""
+"""A step of torchao's AdamW with moments stored in 8 bits, 4 bits or FP8, on one parameter."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from narrowfuzz.operators.rows import LARGEST
 from narrowfuzz.play.derived import parameter_again
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Those of torchao.optim, and the options that their constructors take.
+#: The optimizers of torchao.optim, and the options that their constructors take.
 KINDS = ("AdamW8bit", "AdamW4bit", "AdamWFp8")
-#: The option that rounds a bf16 parameter up or down by chance.
+#: The option that rounds a bf16 parameter stochastically.
 ROUNDS = "bf16_stochastic_round"
 _OPTIONS = ("lr", "betas", "eps", "weight_decay", ROUNDS)
-#: What a step may be larger than Adam's bound, whose moments are exact. Chosen, not proven: room
-#: for a first moment that its code doubles beside a second that its code quarters.
+#: The factor by which a step may exceed Adam's bound, which holds for exact moments. Chosen, not
+#: proven: room for a first moment that its code doubles together with a second that its code
+#: quarters.
 _ROOM = 4.0
-#: Half of fp32's least number, and what a GPU may flush to zero.
+#: Half of fp32's least subnormal number, and the magnitude below which a GPU may flush to zero.
 _LEAST, _FLUSHED = 2.0**-150, 2.0**-126
 
 
 def read_low_bit_step(
     kind: str, group: Mapping[str, Any], param: Any, state: Any, start: Any, grads: Any
 ) -> Read | None:
-    """The call before it is made: ``start`` is the parameter before its first step, ``grads`` are
-    the gradients of all steps, this one's last [steps, ...]. None for other optimizers; raises
+    """The call, read before it is made. ``start``: the parameter before its first step; ``grads``
+    [steps, ...]: the gradients of all steps, this one's last. None for other optimizers; raises
     ValueError with the reason for options without a reference."""
     if kind not in KINDS:
         return None
@@ -55,7 +56,7 @@ def read_low_bit_step(
 
 
 def _before(call: OperatorCall) -> tuple[F64, F64, F64, F64]:
-    """Parameter, gradient and moments, as this step found them."""
+    """Parameter, gradient and both moments before this step."""
     param, grads = (call.tensors[name].astype(np.float64) for name in ("param", "grads"))
     moments = [
         call.tensors[name].astype(np.float64) if name in call.tensors else np.zeros(param.shape)
@@ -70,13 +71,13 @@ def _decayed(call: OperatorCall, param: F64) -> F64:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """``param``: Adam's step from the moments that the codes stand for, in fp32, rounded once, or
-    to either neighbour; what is NaN stays NaN.
+    """``param``: Adam's step in fp32, from the moments that the codes represent, rounded once, or,
+    with stochastic rounding, to either neighbour; NaN stays NaN.
     ``bounded_param``: the step is no larger than Adam's can be, whatever the gradients were.
 
-    Proof. By Cauchy and Schwarz ``m <= (1 - b1) sqrt(sum of (b1^2 / b2)^k) sqrt(v / (1 - b2))``, of
-    as many terms as there were steps, and both are divided by what corrects their beginning (for
-    the first step: by at most the rate; Kingma and Ba 2015, section 2.1).
+    Proof. By Cauchy and Schwarz ``m <= (1 - b1) sqrt(sum of (b1^2 / b2)^k) sqrt(v / (1 - b2))``,
+    with as many terms as there were steps, and both moments are divided by their bias corrections
+    (for the first step: by at most the rate; Kingma and Ba 2015, section 2.1).
     """
     options, steps = call.settings["options"], call.settings["steps"]
     (b1, b2), lr, fmt = options["betas"], options["lr"], FORMATS[call.dtypes["param"]]
@@ -88,7 +89,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         update, kept = lr * m / first / below, _decayed(call, param)
         unit = 2.0 * U32
         near = lr / first / below * 4.0 * unit * (np.abs(m0) + np.abs(grad))
-        # of the moment, and of what the rate makes of it before it is divided
+        # what may be flushed: of the moment, and of its product with the rate before the division
         flushed = call.device == "cuda"
         moment, product = (_FLUSHED, _FLUSHED) if flushed else (8.0 * _LEAST, _LEAST)
         near = near + (lr / first * moment + product) / below
@@ -113,8 +114,9 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _moment_lost(call: OperatorCall) -> dict[str, Expected]:
-    """Where the second moment's code is 0 and the first's is not, a step divides by epsilon or by
-    what this gradient alone adds: of how far it goes no more is known than of ``param``."""
+    """Where the second moment's code is 0 and the first's is not, a step divides by epsilon or
+    by what this gradient adds to it: the length of the step is then known only as far as
+    ``param`` is."""
     right = _expected(call)
     _, _, m0, v0 = _before(call)
     lost = (v0 == 0.0) & (m0 != 0.0)
@@ -125,7 +127,8 @@ def _moment_lost(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _nan_lost(call: OperatorCall) -> dict[str, Expected]:
-    """Stochastic rounding counts a NaN's bits up as those of a number: NaN, 0 or an infinity."""
+    """Stochastic rounding increments the bits of a NaN as if they were a number's: the result is
+    NaN, 0 or an infinity."""
     if not (call.settings["options"][ROUNDS] and call.dtypes["param"] == "bf16"):
         return {}
     right, got = _expected(call)["param"], call.outputs["param"].astype(np.float64)
@@ -146,7 +149,7 @@ def _title(call: OperatorCall) -> str:
 OPERATOR = Operator(
     name="low_bit_adam_step",
     words="steps of AdamW with low-bit moments",
-    read=lambda named, result: None,  # a step is no kernel
+    read=lambda named, result: None,  # a step is not a kernel
     expected=_expected,
     expression="trained({kind}, {options}, start, grads)",
     title=_title,

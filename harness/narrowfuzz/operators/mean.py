@@ -1,4 +1,4 @@
-"""``torch.mean`` over some dimensions: what a norm or a loss that is written by hand is made of."""
+"""``torch.mean`` over some dimensions, as in hand-written norms and losses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """The sum in fp32, in any order, over the number of terms; rounded once. In bf16 and fp16 torch
-    casts to fp32 before it adds, and back after it has divided, so no sum overflows them."""
+    """The sum in fp32, in any order, divided by the number of terms and rounded once. In bf16 and
+    fp16 torch casts to fp32 before it adds, and back after it has divided, so no sum overflows
+    them."""
     x, axes, keeps = call.tensors["input"], call.settings["dim"], call.settings["keepdim"]
     with np.errstate(all="ignore"):
         total = summed(x.astype(np.float64), axes, FP32, keepdims=keeps)

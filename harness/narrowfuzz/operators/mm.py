@@ -1,7 +1,8 @@
-"""``torch.mm`` and ``torch.addmm`` outside of linears: heads that share an embedding's weight,
-experts in a loop, and whatever else a model multiplies by itself; forward, and both gradients.
+"""``torch.mm`` and ``torch.addmm`` outside of linear layers: heads that share an embedding's
+weight, experts in a loop, and whatever else a model multiplies by itself; forward, and both
+gradients.
 
-What linears multiply is judged layer by layer, and not here.
+Products of linear layers are judged layer by layer, and not here.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read,
 from narrowfuzz.operators.sampled import Chosen, along, spread
 from narrowfuzz.trace.trace import OperatorCall
 
-#: More products than this are judged in some rows and columns.
+#: Of calls with more products than this only some rows and columns are judged.
 _MOST = 2**22
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     a, b = named["self"], named["mat2"]
     if not result.numel() or not a.numel():
-        return None  # nothing, or zeros
+        return None  # the result is empty, or zeros
     return Read({"input": a, "mat2": b}, {"output": result}, {})
 
 
@@ -41,9 +42,9 @@ def _read_with_bias(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """As of ``torch.bmm``. A bias is one product more, of 1, which a kernel may begin with; or it
-    is added to the rounded product, and that sum is rounded in its turn: what lies between the
-    ends of both."""
+    """As for ``torch.bmm``. A bias is either one more product, with a factor of 1, which a kernel
+    may begin with; or it is added to the rounded product, and that sum is rounded again. The result
+    lies in the hull of both intervals."""
     a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
     fmt, cut = FORMATS[call.dtypes["output"]], cut_of(call)
     product = products(a, b, fmt, cut)
@@ -59,7 +60,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _of_some(call: OperatorCall) -> dict[str, Expected]:
-    """Of a large call some rows and columns."""
+    """The expected results; for a large call only of some rows and columns."""
     (rows, count), columns = call.tensors["input"].shape, call.tensors["mat2"].shape[1]
     if rows * count * columns <= _MOST:
         return _expected(call)

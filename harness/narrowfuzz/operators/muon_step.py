@@ -1,5 +1,5 @@
 """A step of ``torch.optim.Muon`` on a matrix: momentum, a Newton-Schulz iteration in bf16 that
-makes its singular values nearly 1, and decay."""
+makes its singular values nearly 1, and weight decay."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from narrowfuzz.operators.optimizer_steps import expression_of_step, no_kernel, 
 from narrowfuzz.play.derived import rate_of_muon, singular_values_and_alignment
 from narrowfuzz.trace.trace import OperatorCall
 
-#: The largest singular value that an update may have, and the smallest that one may have in place
-#: of those that are at least ``_COUNTS`` of the gradient's norm. Chosen: five steps give 0.68 at
-#: least, in exact arithmetic, and bf16 moved that to no less than 0.675 and no more than 1.205 on a
-#: CPU for 4,613 random matrices of 1 to 200 rows and columns and 151 of up to 65,536 elements
-#: (normal, of far magnitudes, of low rank, almost constant, with rows of zeros, of singular values
-#: down to 1e-3, signs).
+#: The largest singular value that an update may have; the smallest that it may have for each
+#: singular value of the gradient that is at least ``_COUNTS`` of the gradient's norm; and
+#: ``_COUNTS``. Chosen: five steps give 0.68 at least, in exact arithmetic, and bf16 moved that to
+#: no less than 0.675 and no more than 1.205 on a CPU for 4,613 random matrices of 1 to 200 rows and
+#: columns and 151 of up to 65,536 elements (normal, of far magnitudes, of low rank, almost
+#: constant, with rows of zeros, of singular values down to 1e-3, signs).
 LARGEST, SMALLEST, _COUNTS = 1.3, 0.5, 0.02
-#: Of right steps the alignment is 0.68 to 1.13, for the same reason; chosen with room as well.
+#: The smallest alignment that an update may have. Correct steps have 0.68 to 1.13, for the same
+#: reason; chosen with room as well.
 _ALIGNED = 0.4
-#: The norm's squares are added up in fp32: where it is larger they may overflow, and torch steps by
-#: 0; where it is smaller they may underflow.
+#: The norm's squares are added up in fp32: with a larger norm they may overflow, and torch steps by
+#: 0; with a smaller one they may underflow.
 _LARGEST_NORM, _SMALLEST_NORM = 2.0**63, 2.0**-50
 
 
 def _gradient(call: OperatorCall) -> tuple[F64, float]:
-    """What is orthogonalised, of the momentum that was kept, and how far from it, in Frobenius
-    norm, it may be: three operations are rounded to the dtype of the parameter."""
+    """The matrix that is orthogonalised, from the stored momentum, and the largest distance of
+    the kernel's from it, in Frobenius norm: three operations are rounded to the dtype of the
+    parameter."""
     momentum = call.settings["options"]["momentum"]
     kept = call.outputs["momentum_buffer"].astype(np.float64)
     unit, least = UNIT[call.dtypes["param"]]
-    if _divides_in_place(call):  # what was kept may be another already
+    if _divides_in_place(call):  # the stored one may be divided by its norm already
         right = _momentum(call)
         off = right.radius + unit * np.abs(right.centre) + least
         return right.centre, float(np.linalg.norm(off))
@@ -45,9 +47,9 @@ def _gradient(call: OperatorCall) -> tuple[F64, float]:
 
 
 def _momentum(call: OperatorCall) -> Expected:
-    """``m + (1 - momentum) (g - m)``, or the same from the other end, as ``lerp`` computes it in
-    fp32 and rounds it once. Proof: the difference, the weight, the product and the sum are rounded;
-    none is larger than the sum of both magnitudes."""
+    """``m + (1 - momentum) (g - m)``, or the equivalent from the other end, as ``lerp`` computes it
+    in fp32 and rounds it once. Proof: the difference, the weight, the product and the sum are
+    rounded; none is larger than the sum of both magnitudes."""
     grad = call.tensors["grad"].astype(np.float64)
     before = call.tensors.get("momentum_buffer", np.zeros(grad.shape)).astype(np.float64)
     centre = before + (1.0 - call.settings["options"]["momentum"]) * (grad - before)
@@ -60,25 +62,29 @@ def _momentum(call: OperatorCall) -> Expected:
 
 
 def _divides_in_place(call: OperatorCall) -> bool:
-    """May a step divide the whole buffer by its norm, which may be infinite or none?"""
+    """True if a step may divide the whole momentum buffer by its norm, which may be infinite or
+    NaN."""
     return call.dtypes["param"] == "bf16" and not call.settings["options"]["nesterov"]
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
     """``momentum_buffer``: in fp32, rounded once.
-    ``param``: each element at most ``LARGEST`` rates from the decayed one, for none is larger than
-    the largest singular value; decay, update and parameter are rounded.
-    ``singular_values``, of what the parameter was moved by, in rates, largest first: none above
-    ``LARGEST``, and as many as the gradient has singular values of at least 0.02 of its norm are at
-    least ``SMALLEST``; either may be off by what the parameter's roundings hide.
-    ``alignment`` of the update with the gradient, by the largest that any matrix without singular
-    values above 1 has: an update the other way, or of another matrix, has none.
+    ``param``: each element differs from the decayed one by at most ``LARGEST`` rates, because no
+    element of an update is larger than its largest singular value; decay, update and parameter are
+    rounded.
+    ``singular_values`` of the change of the decayed parameter, in units of the rate, largest first:
+    none is above ``LARGEST``, and as many as the gradient has singular values of at least 0.02 of
+    its norm are at least ``SMALLEST``; both limits are widened by what the parameter's roundings
+    hide.
+    ``alignment``: the product of the update with the gradient, divided by the largest that any
+    matrix without singular values above 1 has. An update in the opposite direction, or of another
+    matrix, is not aligned.
 
-    Proved is, in exact arithmetic, that none is above 1.2025: the iteration begins with a matrix of
-    norm 1 and maps each singular value by 3.4445 x - 4.775 x^3 + 2.0315 x^5, which is at most
-    1.2025 on [0, 1.2025] (it is at 0.5545); and what roundings of the parameter and of the momentum
-    add, by Weyl. What the iteration's own roundings in bf16 add is not proved: ``LARGEST`` and
-    ``SMALLEST`` are chosen.
+    Proved is, in exact arithmetic, that no singular value is above 1.2025: the iteration begins
+    with a matrix of norm 1 and maps each singular value by 3.4445 x - 4.775 x^3 + 2.0315 x^5, which
+    is at most 1.2025 on [0, 1.2025] (it is at 0.5545). Proved is also, by Weyl, what roundings of
+    the parameter and of the momentum add. What the iteration's own roundings in bf16 add is not
+    proved: ``LARGEST`` and ``SMALLEST`` are chosen.
     """
     options, dtype = call.settings["options"], call.dtypes["param"]
     (unit, least), fmt = UNIT[dtype], FORMATS[dtype]
@@ -101,8 +107,8 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _alignment(call: OperatorCall, singular: Expected) -> Expected:
-    """Between ``_ALIGNED`` and ``LARGEST``, less or more by what the singular values are; unknown
-    of a gradient that is nothing beside its roundings, or beside epsilon."""
+    """Between ``_ALIGNED`` and ``LARGEST``, widened by as much as the singular values; unknown for
+    a gradient whose norm is less than 20 times that of its roundings, or 20 times epsilon."""
     gradient, apart = _gradient(call)
     hidden = singular.hi[:1] - LARGEST
     small = np.linalg.norm(gradient) < 20.0 * max(apart, call.settings["options"]["eps"])
@@ -111,9 +117,9 @@ def _alignment(call: OperatorCall, singular: Expected) -> Expected:
 
 
 def _overwritten(call: OperatorCall) -> dict[str, Expected]:
-    """As torch steps a bf16 parameter without Nesterov's momentum: the buffer is what the iteration
-    begins with, divided by its norm, and the next step goes on from that. The norm is rounded to
-    bf16, and so is the quotient."""
+    """torch's step of a bf16 parameter without Nesterov momentum: the iteration begins with the
+    momentum buffer itself, which it divides by its norm in place, and the next step goes on from
+    that. The norm is rounded to bf16, and so is the quotient."""
     if not _divides_in_place(call):
         return {}
     right = _momentum(call)
@@ -126,7 +132,8 @@ def _overwritten(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _singular(call: OperatorCall, wild: bool, hidden: F64) -> Expected:
-    """``hidden``: how far each element of the update may be from what it was, in rates."""
+    """The expected singular values. ``wild``: nothing is known of them; ``hidden``: the largest
+    error of each element of the update, in units of the rate."""
     size = min(call.tensors["param"].shape)
     nowhere = np.zeros(size)
     off = float(np.linalg.norm(hidden))

@@ -1,10 +1,10 @@
-"""The kernels by which torchao 0.18 moves MX scales to where tensor cores read them, and the one
-that dequantises MXFP8, each by itself (``prototype/mx_formats/kernels.py``,
+"""torchao 0.18's kernels that move MX scales into the layout that tensor cores read, and the one
+that dequantises MXFP8, each judged separately (``prototype/mx_formats/kernels.py``,
 ``prototype/moe_training/kernels/mxfp8/quant.py``).
 
 Tiles are those of cuBLAS (documentation of its block scaling factors): 128 rows and 4 columns in
 512 bytes, the byte of row r and column c at 16 (r mod 32) + 4 (r div 32) + c. Groups of rows, or of
-columns, are padded to whole tiles; what is behind the last of them is zero.
+columns, are padded to whole tiles; all bytes behind the last tile are zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from narrowfuzz.operators.operator import Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
 _ROWS, _COLUMNS = 128, 4
-#: More bytes than this take longer to judge than to move.
+#: Calls with more bytes than this take longer to judge than to move.
 _MOST = 2**22
 #: The byte that means NaN, and the exponent of byte 0.
 _NAN, _LEAST = 255.0, -127.0
@@ -29,7 +29,8 @@ _Moved = Callable[[F64, list[int], int], F64]
 
 
 def tiles(scales: F64) -> F64:
-    """Bytes of [R, C], padded with zeros, one tile of 512 after the other."""
+    """The bytes of [R, C], padded with zeros to whole tiles, one tile of 512 bytes after the
+    other."""
     down, across = (
         -(-size // by) for size, by in zip(scales.shape, (_ROWS, _COLUMNS), strict=True)
     )
@@ -63,7 +64,7 @@ def _with_zeros(parts: list[F64], size: int) -> F64:
 
 
 def _bytes(scales: Any) -> Any:
-    """Of a tensor of bytes, or of the E8M0 numbers that these mean."""
+    """The bytes, as numbers, of a tensor of bytes or of E8M0 numbers."""
     if str(scales.dtype) == "torch.uint8":
         return scales.float()
     return scales.double().log2().sub(_LEAST).nan_to_num(_NAN).float()
@@ -105,8 +106,8 @@ def _read_codes(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _dequantised(call: OperatorCall) -> dict[str, Expected]:
-    """A code times the power of two; what lies below fp32's normal numbers, the power as well, may
-    be taken for zero."""
+    """A code times its power of two; a product, or a power, below fp32's normal numbers may be
+    flushed to zero."""
     scales: F32 = call.tensors["scales"]
     codes = call.tensors["input"].astype(np.float64)
     with np.errstate(all="ignore"):

@@ -1,8 +1,8 @@
-"""torchao's MXFP8 products of groups, emulated: both operands of all three products are quantised
-in blocks of 32 along what is contracted, dequantised to bf16 and multiplied group by group.
+"""torchao's MXFP8 grouped products, emulated: both operands of all three products are quantised in
+blocks of 32 along the contracted axis, dequantised to bf16 and multiplied group by group.
 
-The plan is that of torchao 0.18 ``prototype/moe_training/mxfp8_grouped_mm.py``, whose blocks of the
-weight gradient lie along all tokens: a group's border may fall inside of one.
+The plan is that of torchao 0.18 ``prototype/moe_training/mxfp8_grouped_mm.py``. The blocks of its
+weight gradient lie along all tokens: a group's border may fall inside a block.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
 _BLOCK = 32
-#: What a block with an infinity gets, by the rule of its scale.
+#: The scale of a block that contains an infinity, by the scale's rule.
 _INF_BYTE = {"floor": 247, "rceil": 254, "ceil": 247, "even": 247}
-#: More products than this take longer to judge than to compute.
+#: Calls with more products than this take longer to judge than to compute.
 _MOST = 2**24
 _OF = "torchao.prototype.moe_training.mxfp8_grouped_mm"
 
@@ -32,7 +32,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     a, b, offs = named["A"], named["B_t"], named["offs"]
     if named["kernel_preference"].name != "EMULATED" or named["pad_token_groups_for_grouped_mm"]:
         raise ValueError("MXFP8 products of groups by kernels of a GPU, or of padded groups")
-    if named.get("bias") is not None or a.dtype != b.dtype:  # 0.17 takes none
+    if named.get("bias") is not None or a.dtype != b.dtype:  # torchao 0.17 takes no bias
         raise ValueError("MXFP8 products of groups with a bias, or of two dtypes")
     if not result.numel():
         return None
@@ -45,8 +45,8 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _dequantised(x: F32, mode: str) -> F64:
-    """Of rows what their blocks stand for, in bf16; NaN in blocks whose scale is not to be told: a
-    byte of 0, which torchao's bf16 does not hold, and rceil just above a power of two."""
+    """The rows dequantised to bf16; NaN in blocks whose scale is uncertain: byte 0, which torchao's
+    bf16 does not hold, and rceil just above a power of two."""
     plan = OperandPlan(E4M3FN, "block", _BLOCK, MxScale(mode, _INF_BYTE[mode]))  # type: ignore[arg-type]
     found = reference.quantise(x, plan)
     assert found is not None
@@ -59,7 +59,7 @@ def _dequantised(x: F32, mode: str) -> F64:
 
 
 def _stacked(x: F32, mode: str) -> F64:
-    """The same of several matrices, along their last dimension."""
+    """``_dequantised`` of several matrices, with blocks along their last dimension."""
     rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
     return _dequantised(rows, mode).reshape(x.shape)
 
@@ -74,7 +74,8 @@ def _experts(weights: F32, offs: F32, mode: str) -> F64:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """Sums in bf16's own kernel, group by group: the bound of ``torch.grouped_mm``."""
+    """Group by group, within the bound of ``torch.grouped_mm``: bf16's own kernel adds the
+    products."""
     mode = call.settings["mode"]
     a, b, offs = (call.tensors[name] for name in ("input", "mat2", "offs"))
 

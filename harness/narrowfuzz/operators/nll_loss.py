@@ -1,5 +1,5 @@
-"""``torch.nn.functional.nll_loss``, of which ``cross_entropy`` is made behind ``log_softmax``, and
-its backward; of rows of classes."""
+"""``torch.nn.functional.nll_loss`` and its backward, of log-probabilities [rows, classes];
+``cross_entropy`` is this behind ``log_softmax``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Oper
 from narrowfuzz.operators.sum import FLUSHED, rounded
 from narrowfuzz.trace.trace import OperatorCall
 
-#: What torch's numbers for ``reduction`` mean.
+#: torch's numbers for the values of ``reduction``.
 _NONE, _MEAN = 0, 1
 
 
 def _read(named: Mapping[str, Any], result: Any, outputs: Mapping[str, Any]) -> Read:
     x, target, weight = named["self"], named["target"], named.get("weight")
-    if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:  # classes travel as numbers of fp32
+    if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:  # classes are recorded in fp32
         raise ValueError("logits that are no matrix, empty or very large")
     tensors = {"input": x, "target": target.float()}
     tensors |= {} if weight is None else {"weight": weight}
@@ -44,8 +44,8 @@ def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _chosen(call: OperatorCall) -> tuple[NDArray[np.int64], NDArray[np.bool_], F64]:
-    """Of each row its class (0 where it is ignored), whether it counts, and the weight of that
-    class, 0 where it does not."""
+    """The class of each row (0 if the row is ignored), whether the row counts, and the weight of
+    its class (0 if it does not)."""
     target = call.tensors["target"].astype(np.int64)
     counts = target != call.settings["ignored"]
     classes = np.where(counts, target, 0)
@@ -55,7 +55,7 @@ def _chosen(call: OperatorCall) -> tuple[NDArray[np.int64], NDArray[np.bool_], F
 
 
 def _terms(call: OperatorCall) -> tuple[F64, F64]:
-    """Of each row its loss, and its weight."""
+    """The loss of each row, and its weight."""
     classes, counts, weights = _chosen(call)
     x = call.tensors["input"].astype(np.float64)[np.arange(len(classes)), classes]
     with np.errstate(all="ignore"):
@@ -63,8 +63,9 @@ def _terms(call: OperatorCall) -> tuple[F64, F64]:
 
 
 def _forward(call: OperatorCall) -> dict[str, Expected]:
-    """The losses ``-input[row, target] weight[target]``, one rounding each, or their sum in fp32 in
-    any order (gamma_{n+2} of the sum of magnitudes), over the sum of the weights for a mean."""
+    """The losses ``-input[row, target] weight[target]``, one rounding each, or their sum in
+    fp32 in any order (gamma_{n+2} of the sum of magnitudes), for a mean divided by the sum of
+    the weights."""
     terms, weights = _terms(call)
     fmt, how = FORMATS[call.dtypes["output"]], call.settings["reduction"]
     with np.errstate(all="ignore"):
@@ -97,8 +98,9 @@ def _scalar(centre: Any, radius: Any, fmt: Any, unknown: Any) -> Expected:
 
 
 def _backward(call: OperatorCall) -> dict[str, Expected]:
-    """``-grad_output weight[target]`` at each row's class, over ``total_weight`` for a mean, and 0
-    everywhere else. The quotient is rounded to the dtype before it meets a weight, or not."""
+    """``-grad_output weight[target]`` at each row's class, for a mean divided by ``total_weight``,
+    and 0 everywhere else. The quotient may be rounded to the dtype before it is multiplied by a
+    weight."""
     classes, counts, weights = _chosen(call)
     fmt = FORMATS[call.dtypes["grad_input"]]
     dy = call.tensors["grad_output"].astype(np.float64)
@@ -110,7 +112,7 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
         centre = np.zeros(call.outputs["grad_input"].shape)
         centre[at] = np.where(counts, -dy * weights, 0.0)
         radius = 2.0 * U32 * np.abs(centre)
-        if "weight" in call.tensors:  # that quotient, where it lies between two numbers
+        if "weight" in call.tensors:  # the rounding of that quotient to either of two neighbours
             least = np.zeros_like(centre)
             least[at] = fmt.min_subnormal / 2.0 * np.abs(weights)
             radius = radius + 2.0**-fmt.mantissa_bits * np.abs(centre) + least
@@ -119,8 +121,9 @@ def _backward(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
-    """As torch's CPU kernel adds in bf16 and fp16: on eight levels, each of which passes what it
-    has on after 16 terms (more, of very many), every partial sum rounded to the dtype."""
+    """The result of torch's CPU kernel in bf16 and fp16: it adds on eight levels, each of which
+    passes its sum on after 16 terms (more for very many terms), and rounds every partial sum to the
+    dtype."""
     dtype = call.dtypes["input"]
     if dtype == "fp32" or call.settings["reduction"] == _NONE:
         return {}
@@ -142,7 +145,8 @@ def _narrow_sums(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _by_levels(terms: F32, counts: NDArray[np.bool_], dtype: str) -> F32:
-    """Source: aten/src/ATen/native/LossNLL.cpp, ``nll_loss_out_frame``."""
+    """The sum of the terms that count, as torch adds it on eight levels. Source:
+    aten/src/ATen/native/LossNLL.cpp, ``nll_loss_out_frame``."""
     levels, n = 8, len(terms)
     power = max(4, math.ceil(math.log2(n)) // levels if n > 1 else 0)
     sums, mask = np.zeros((levels, 1), dtype=np.float32), (1 << power) - 1

@@ -1,4 +1,4 @@
-"""What an operator is: how a call of it is read, and what its results may be."""
+"""The definition of an operator: how a call of it is read, and what its results may be."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TORCH_DTYPE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Read:
-    """A call of a kernel in the operator's words: tensors that go in and come out, live, by name,
-    and everything else that it depends on, as literals."""
+    """A call in the operator's own names: its live input tensors and outputs by name, and
+    everything else that it depends on, as literals."""
 
     tensors: Mapping[str, Any]
     outputs: Mapping[str, Any]
@@ -31,10 +31,10 @@ class Read:
 
 @dataclass(frozen=True)
 class Expected:
-    """What one result may be, element by element."""
+    """The values that one result may have, element by element."""
 
-    #: The result in float64, and how far from it a kernel may be before it rounds to the dtype of
-    #: the result; 0 where the kernel must be exact.
+    #: The result in float64, and the largest distance from it that a kernel may have before it
+    #: rounds to the dtype of the result; 0 where the kernel must be exact.
     centre: F64
     radius: F64
     #: Both ends of the interval, rounded to that dtype; NaN where the result must be NaN.
@@ -42,14 +42,14 @@ class Expected:
     hi: F64
     #: Elements of which nothing is known.
     unknown: NDArray[np.bool_]
-    #: The format that a kernel rounds to, where one is known: a library may hand its bf16 product
-    #: on in fp32.
+    #: The format that a kernel rounds to, if it is known. It may be narrower than the result's: a
+    #: library may return its bf16 product in fp32.
     rounds_to: Format | None = None
 
     @classmethod
     def within(cls, centre: F64, radius: F64, fmt: Format, unknown: NDArray[np.bool_]) -> Expected:
-        """Both ends rounded once to ``fmt``: rounding is monotone, so the result lies between.
-        Nothing is known where the radius is no number."""
+        """The interval of this centre and radius, both ends rounded once to ``fmt``: rounding is
+        monotone, so the result lies between. Nothing is known where the radius is not finite."""
         unknown = unknown | ~np.isfinite(radius)
         with np.errstate(all="ignore"):
             ends = np.empty((2, *centre.shape))
@@ -60,118 +60,121 @@ class Expected:
 
     @classmethod
     def between(cls, lo: F64, hi: F64, unknown: NDArray[np.bool_]) -> Expected:
-        """Of whose interval no more is known than its ends."""
+        """An interval of which only the ends are known."""
         with np.errstate(all="ignore"):
             return cls((lo + hi) / 2.0, (hi - lo) / 2.0, lo, hi, unknown)
 
     @classmethod
     def unwritten(cls, shape: tuple[int, ...]) -> Expected:
-        """Of a result of which nothing is known, for parts to be ``put`` into."""
+        """A result of this shape of which nothing is known yet, for parts to be ``put`` into."""
         centre, radius, lo, hi = (np.zeros(shape) for _ in range(4))
         return cls(centre, radius, lo, hi, np.ones(shape, dtype=bool))
 
     def put(self, place: slice | int | tuple[slice | int, ...], part: Expected) -> None:
-        """What is known of a part of the result."""
+        """Set the expectation of the part of the result at ``place``."""
         for name in ("centre", "radius", "lo", "hi", "unknown"):
             getattr(self, name)[place] = getattr(part, name)
 
     @classmethod
     def exactly(cls, values: NDArray[Any]) -> Expected:
-        """These and no others, NaN among them."""
+        """These values and no others; NaN must be NaN."""
         values = values.astype(np.float64)
         return cls.between(values, values, np.zeros(values.shape, dtype=bool))
 
 
 def either(one: Expected, other: Expected) -> Expected:
-    """What lies between the ends of both."""
+    """The hull of both intervals."""
     lo, hi = np.fmin(one.lo, other.lo), np.fmax(one.hi, other.hi)
     return Expected.between(lo, hi, one.unknown | other.unknown)
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """How kernels of a release are known to be wrong, which an entry of the ledger may name."""
+    """A known error in the kernels of a release, which an entry of the ledger may name."""
 
     name: str
-    #: What they do, as ``list`` and the docs say it.
+    #: What the kernels do, in the words of ``list`` and the docs.
     words: str
-    #: Whose kernels, as torch names the types of devices.
+    #: The devices whose kernels do so, by torch's names of device types.
     devices: tuple[str, ...]
-    #: What each result is then, by name; nothing of a call, or a result, that it does not touch.
+    #: What each result is under the deviation, by name, without calls and results that it does not
+    #: affect.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]
 
 
 @dataclass(frozen=True)
 class Derived:
-    """Results of a call that are made of its tensors and of what it returned."""
+    """Results that are computed from the tensors of a call and from what it returned."""
 
-    #: Their names, which are the last of the operator's results.
+    #: Their names, which come last among the operator's results.
     names: tuple[str, ...]
-    #: A function of ``play/``, whose source scripts have: (the call's tensors, what it returned,
-    #: its settings) -> these results by name, fp32.
+    #: A function of ``play/``, whose source is copied into scripts: (the call's tensors, what it
+    #: returned, its settings) -> these results by name, fp32.
     make: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of torch. What is here is all that the rules, the watch and the scripts know."""
+    """An operator of torch. The rules, the watch and the scripts know nothing else about it."""
 
     name: str
-    #: What is checked of a model where its calls are: ``layer norms``.
+    #: A plural for what is checked in a model that calls it: ``layer norms``.
     words: str
-    #: The arguments of a kernel, by their names in its schema, or of a function, and its result ->
-    #: the call, or of a kernel that takes lists that of each tensor, or why nobody judges that one;
-    #: None where these arguments make it another operator's. Raises ValueError with the reason
-    #: where nobody judges such a call.
+    #: Reads a call: (the arguments of a kernel by their names in its schema, or those of a
+    #: function; its result) -> the call. For a kernel that takes lists: for each tensor the call,
+    #: or the reason why it is not judged. None if these arguments make it a call of another
+    #: operator. Raises ValueError with the reason if such a call is not judged.
     read: Callable[[Mapping[str, Any], Any], Read | Sequence[Read | str] | None]
-    #: What each result may be, by name. Raises ValueError with the reason where nothing is known.
+    #: What each result may be, by name. Raises ValueError with the reason if nothing is known.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]
-    #: A call of it in Python, made of its tensors' names and ``str.format`` of its settings.
+    #: A call of it in Python: the names of its tensors, and ``{}`` fields that ``str.format`` fills
+    #: in from its settings.
     expression: str
     #: A call of it in words: ``torch.sum over dim 0 of a bfloat16 tensor of
     #: [4096, 16]``.
     title: Callable[[OperatorCall], str]
-    #: The kernels that are calls of it, as the dispatcher names them.
+    #: The kernels that implement it, as the dispatcher names them.
     kernels: tuple[str, ...] = ()
-    #: The arguments that these overwrite. ``read`` gets them as they were, and as the result, by
-    #: name, what they are afterwards.
+    #: The arguments that the kernels overwrite. ``read`` gets them as they were before the call,
+    #: and as the result, by name, as they are after it.
     overwrites: tuple[str, ...] = ()
-    #: Functions of torch that are calls of it, where torch composes them of several kernels:
+    #: Functions of torch that implement it, where torch composes them of several kernels:
     #: ``torch.nn.functional.rms_norm``.
     functions: tuple[str, ...] = ()
-    #: Functions of a library that are calls of it, by module and name: ``torchao.some:function``.
+    #: Functions of a library that implement it, by module and name: ``torchao.some:function``.
     library: tuple[str, ...] = ()
-    #: Of a function: tensors whose gradients are results of the same call, and these results. The
-    #: gradient that comes in is its tensor ``grad_output``.
+    #: For functions: an argument -> the result of the same call that is its gradient. The incoming
+    #: gradient is the tensor ``grad_output``.
     gradients: Mapping[str, str] = field(default_factory=dict)
-    #: What the expression gives: the one result, or a tuple of these; derived ones come last.
+    #: The results that the expression returns: one, or a tuple of several; derived ones come last.
     results: tuple[str, ...] = ("output",)
-    #: Result -> results of the same call that its expected value is made of: where one of these is
-    #: wrong, nothing is known of it.
+    #: Result -> results of the same call from which its expected value is computed: if one of these
+    #: is wrong, nothing is known of it.
     made_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: Further results, which no kernel returns.
     derived: Derived | None = None
     #: Tensors that a call may be without; the expression takes None for them.
     optional: tuple[str, ...] = ()
-    #: Tensors that only say what the call found; the expression does without.
+    #: Tensors that only record the state that the call found; the expression does not use them.
     found: tuple[str, ...] = ()
     deviations: tuple[Deviation, ...] = ()
-    #: May another run of this very call return other bits, since its kernel adds up in no fixed
-    #: order, as torch documents?
+    #: True if another run of the same call may return other bits, because its kernel adds in no
+    #: fixed order, as torch documents.
     unordered: Callable[[OperatorCall], bool] = lambda call: False
-    #: A function that compiles itself, which it does only out of a watch's sight.
+    #: True for a function that compiles itself, which it does only while no watch sees it.
     compiles: bool = False
-    #: Do linears call it, too? What they multiply is judged layer by layer.
+    #: True if linear layers call it, too. Their products are judged layer by layer.
     of_linears: bool = False
-    #: A function of ``play/`` that the expression calls, which scripts have the source of.
+    #: A function of ``play/`` that the expression calls, whose source is copied into scripts.
     helper: str = ""
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """The results that a call itself gives."""
+        """The results that a call itself returns: all but the derived ones."""
         made = () if self.derived is None else self.derived.names
         return tuple(name for name in self.results if name not in made)
 
     def role(self, result: str) -> str:
-        """What verdicts on that result are about."""
+        """The role in verdicts on that result: the operator's name, followed by the result's if
+        there are several."""
         return f"{self.name}.{result}" if len(self.results) > 1 else self.name

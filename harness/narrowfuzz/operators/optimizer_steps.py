@@ -1,5 +1,5 @@
-"""A step of ``torch.optim.SGD``, ``Adam``, ``AdamW`` and ``Adagrad`` on one parameter, whatever
-implements it: a loop, operators for all parameters at once (``foreach``), or one kernel
+"""A step of ``torch.optim.SGD``, ``Adam``, ``AdamW`` and ``Adagrad`` on one parameter, in any
+implementation: a loop, operators for all parameters at once (``foreach``), or one kernel
 (``fused``)."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from narrowfuzz.operators.operator import (
 from narrowfuzz.operators.sampled import elements
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Of each kind of torch.optim: its operator, what it keeps of a parameter, and the options that its
-#: constructor takes. What is judged of Muon, muon_step.py has.
+#: For each optimizer of torch.optim: its operator, the state that it stores for a parameter, and
+#: the options that its constructor takes. The expectation of Muon is in muon_step.py.
 _COMMON = ("lr", "weight_decay", "maximize", "foreach", "fused")
 _ADAM = ("adam_step", ("exp_avg", "exp_avg_sq"), ("betas", "eps", *_COMMON))
 _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
@@ -46,21 +46,22 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("lr", "weight_decay", "momentum", "nesterov", "eps", "adjust_lr_fn"),
     ),
 }
-#: Options with which a step is something else than what is known here.
+#: Options that change a step in a way that has no reference here.
 _OTHERWISE = ("amsgrad", "capturable", "differentiable")
-#: Options of Muon's iteration, whose reference knows it as its authors published it.
+#: Options of Muon's iteration as its authors published it; the reference covers no other values.
 _PUBLISHED = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_steps": 5}
-#: Larger parameters would make scripts of megabytes: theirs are the whole tensors.
+#: The largest number of elements of a parameter: scripts contain whole tensors, and would have
+#: megabytes for larger ones.
 LARGEST_PARAMETER = 2**18
 
 
 def read_step(
     kind: str, group: Mapping[str, Any], param: Any, state: Any
 ) -> tuple[str, Read] | None:
-    """The operator, and the call before it is made: its results are the parameter and its state
-    afterwards. None for an empty parameter; raises ValueError with the reason for other optimizers,
-    options without a reference, a learning rate that is a tensor, a sparse gradient, and a very
-    large parameter."""
+    """The operator's name, and the call, read before it is made; its results are the parameter and
+    its state afterwards. None for an empty parameter; raises ValueError with the reason for other
+    optimizers, options without a reference, a learning rate that is a tensor, a sparse gradient,
+    and a very large parameter."""
     if kind not in _KINDS:
         raise ValueError(f"torch.optim.{kind}")
     if others := [name for name in _OTHERWISE if group.get(name)]:
@@ -87,8 +88,9 @@ def read_step(
 
 @dataclass(frozen=True)
 class _Term:
-    """Numbers in float64 and how far from them an implementation may be, of which each operation
-    may be rounded to ``dtype``. Where it may overflow on its way, it is wild: nothing is known."""
+    """Numbers in float64, and the largest distance from them that an implementation may have whose
+    operations may each be rounded to ``dtype``. ``wild`` marks elements that may overflow on the
+    way: nothing is known of them."""
 
     centre: F64
     radius: F64
@@ -101,14 +103,14 @@ class _Term:
         return cls(centre, radius, np.asarray(far | wild), dtype)
 
     def rounded(self) -> _Term:
-        """Rounded to the dtype, or kept in fp32 as it is: between both."""
+        """Rounded to the dtype, or held in fp32 without rounding: the radius covers both."""
         unit, least = UNIT[self.dtype]
         size = np.abs(self.centre) + self.radius
         return replace(self, radius=self.radius + unit * size + least)
 
     def times(self, option: float) -> _Term:
-        """An option may be rounded to the dtype, too: the last elements of a parameter, which fill
-        no vector register, have it so."""
+        """The product with an option, which may be rounded to the dtype, too: that happens for the
+        last elements of a parameter, which do not fill a vector register."""
         centre = self.centre * option
         unit = 0.0 if np.frexp(option)[0] in (0.5, -0.5, 0.0) else UNIT[self.dtype][0]
         radius = abs(option) * self.radius * (1.0 + unit) + (2.0 * U32 + unit) * np.abs(centre)
@@ -120,7 +122,7 @@ class _Term:
         return _Term.of(centre, radius + 2.0 * U32 * size, self.dtype, self.wild | other.wild)
 
     def expected(self) -> Expected:
-        """Rounded once more, to what is kept."""
+        """The expectation of the stored result, which is rounded once more."""
         return Expected.within(self.centre, self.radius, FORMATS[self.dtype], self.wild)
 
 
@@ -130,7 +132,8 @@ def _given(call: OperatorCall, name: str) -> _Term:
 
 
 def _gradient(call: OperatorCall) -> _Term:
-    """With its sign, and the decay that is part of it."""
+    """The gradient with the sign of ``maximize``, and with the weight decay that is part of it (not
+    for AdamW)."""
     options = call.settings["options"]
     grad = _given(call, "grad").times(-1.0 if options["maximize"] else 1.0)
     decay = options["weight_decay"]
@@ -142,8 +145,8 @@ def _gradient(call: OperatorCall) -> _Term:
 def _sgd(call: OperatorCall) -> dict[str, Expected]:
     """``param - lr d``, where d is the gradient with its decay, or the momentum's buffer.
 
-    Proof. Each of at most two operations a line of the documented algorithm is rounded to the dtype
-    of the parameter, or computed in fp32; what is kept is rounded once.
+    Proof. Each line of the documented algorithm has at most two operations, each rounded to the
+    dtype of the parameter, or computed in fp32; what is stored is rounded once.
     """
     options, found = call.settings["options"], {}
     with np.errstate(all="ignore"):
@@ -162,9 +165,9 @@ def _sgd(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _blocks_skipped(call: OperatorCall) -> dict[str, Expected]:
-    """As torch's fused kernel of a CPU steps bf16 and fp16: elements of whole vector registers, of
-    which the smallest hold 8, stay as they are, and their momentum is whatever the memory held; the
-    last few of a parameter are stepped."""
+    """The step of torch's fused CPU kernel in bf16 and fp16: elements in whole vector registers,
+    the smallest of which hold 8, stay as they are, and their momentum is whatever the memory held;
+    only the last few elements of a parameter are stepped."""
     if not call.settings["options"]["fused"] or call.dtypes["param"] == "fp32":
         return {}
     shape = call.outputs["param"].shape
@@ -180,8 +183,9 @@ def _blocks_skipped(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _adam(call: OperatorCall) -> dict[str, Expected]:
-    """Adam's step with the betas as given or, by the fused kernel of a GPU, as fp32 has them: with
-    0.999 a second moment is 1.3e-5 smaller then, which torch takes for allowed (pytorch#173224)."""
+    """Adam's step with the betas as given or, for the fused kernel of a GPU, as rounded to fp32:
+    with 0.999 a second moment is then 1.3e-5 smaller, which torch considers acceptable
+    (pytorch#173224)."""
     betas = call.settings["options"]["betas"]
     exact = _adam_with(call, betas)
     if not (call.settings["options"]["fused"] and call.device == "cuda"):
@@ -193,13 +197,14 @@ def _adam(call: OperatorCall) -> dict[str, Expected]:
 def _adam_with(
     call: OperatorCall, betas: tuple[float, ...], power: float = 0.0
 ) -> dict[str, Expected]:
-    """The moments, each from what it was; the parameter, from the moments that were kept.
+    """The moments, each from its value before the step; and the parameter, from the moments that
+    the step stored.
 
-    Proof. As for SGD; of the quotient of the moments seven operations (both roots and divisions,
+    Proof. As for SGD. In the quotient of the moments seven operations (both roots and divisions,
     eps, the moments' own last roundings and the step's size) may be rounded, so its relative error
-    is at most eight unit roundoffs of the dtype; a beta's ``power`` may be off by so much, which
-    counts for more where 1 minus that is small. Where the second moment or the denominator is near
-    the dtype's least number, nothing is known.
+    is at most eight unit roundoffs of the dtype. A power of a beta may be off by ``power``, which
+    counts for more where 1 minus that power is small. Where the second moment or the denominator is
+    near the dtype's least number, nothing is known.
     """
     options, dtype = call.settings["options"], call.dtypes["param"]
     (b1, b2), lr, steps = betas, options["lr"], call.settings["steps"] + 1
@@ -233,8 +238,8 @@ def _adam_with(
         return {"param": Expected(moved.centre, moved.radius, moved.lo, moved.hi, unknown), **found}
 
 
-#: Whose steps are known where they have no state, and the options that they begin with; torchao's
-#: compute as Adam does.
+#: The optimizers whose steps have a reference without their state, and the defaults of their
+#: options; torchao's optimizers compute as Adam does.
 _ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
 STATELESS: dict[str, Mapping[str, Any]] = {
     "SGD": {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False, "dampening": 0.0},
@@ -246,12 +251,13 @@ STATELESS: dict[str, Mapping[str, Any]] = {
 def step_without_state(
     kind: str, options: Mapping[str, Any], dtype: str, param: NDArray[Any], grad: NDArray[Any]
 ) -> Expected:
-    """A parameter after a step of SGD, or the first one of Adam, whose moments nobody saw.
+    """A parameter after a step of SGD, or after the first step of Adam, whose moments were not
+    recorded.
 
     Proof. Adam's moments are products of the gradient, rounded at most three times, and of its
-    square, at most four times, which the root halves: their quotient errs by less than six
+    square, rounded at most four times, which the root halves: their quotient errs by less than six
     roundings more, and is at most 1, times the rate. Where the square overflows, nothing is known.
-    torchao takes powers of the betas in fp32, as a fused kernel of a GPU does.
+    torchao computes powers of the betas in fp32, as a fused kernel of a GPU does.
     """
     low_bit, given = (
         kind in KINDS,
@@ -274,14 +280,14 @@ def step_without_state(
 
 def _adagrad(call: OperatorCall) -> dict[str, Expected]:
     """``sum + d d``, and ``param - lr / (1 + (step - 1) lr_decay) d / (sqrt(sum) + eps)``; the
-    parameter, from the sum that was kept.
+    parameter, from the sum that the step stored.
 
-    Proof. As for SGD, but that every implementation squares in fp32 (``addcmul``, and the fused
-    kernels of aten/src/ATen/native/cpu/FusedAdagradKernel.cpp and its CUDA twin). Of the quotient
+    Proof. As for SGD, except that every implementation squares in fp32 (``addcmul``, and the fused
+    kernels of aten/src/ATen/native/cpu/FusedAdagradKernel.cpp and its CUDA twin). In the quotient
     six operations (the root, eps and its sum, the rate, its product, the division) may be rounded,
-    and a fused kernel takes the root before the sum is rounded, which counts for half of that: at
-    most seven unit roundoffs of the dtype. Where sum or denominator is near the dtype's least
-    number, nothing is known.
+    and a fused kernel takes the root before the sum is rounded, which counts for half of that
+    rounding: at most seven unit roundoffs of the dtype. Where sum or denominator is near the
+    dtype's least number, nothing is known.
     """
     options, dtype = call.settings["options"], call.dtypes["param"]
     unit, least = UNIT[dtype]
@@ -296,7 +302,7 @@ def _adagrad(call: OperatorCall) -> dict[str, Expected]:
         below = np.sqrt(kept) + options["eps"]
         update = rate * d.centre / below
         near = np.abs(update) * (8.0 * unit + 8.0 * U32) + rate * d.radius / below * (1.0 + unit)
-        near = near + 2.0 * least * (1.0 + 1.0 / below)  # the rate times d may be rounded apart
+        near = near + 2.0 * least * (1.0 + 1.0 / below)  # the rate times d may be rounded, too
         far = ~(rate * (np.abs(d.centre) + d.radius) < FORMATS[dtype].max * 0.5)
         step = _Term.of(-update, near, dtype, d.wild | far).rounded()
         moved = _given(call, "param").plus(step).expected()

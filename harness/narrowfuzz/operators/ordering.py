@@ -1,5 +1,5 @@
-"""``torch.topk`` and ``torch.sort``, by which routers choose experts and rows are brought to them:
-what they return is exact, and which of equal numbers comes first is theirs to choose unless a sort
+"""``torch.topk`` and ``torch.sort``, by which routers choose experts and rows are brought to
+them. Their results are exact; which of equal numbers comes first is not defined, unless a sort
 is stable."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Derived, Expected, Operat
 from narrowfuzz.play.derived import at_their_places
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Larger tensors take longer to judge than to sort; whole numbers below it are numbers of fp32.
+#: Larger tensors take longer to judge than to sort; whole numbers below this are exact in fp32.
 _MOST = 2**20
 
 
@@ -49,15 +49,16 @@ def _read(
 
 
 def _ordered(x: F32, dim: int, count: int, *, falling: bool) -> F32:
-    """NaN counts as the largest number."""
+    """The first ``count`` values in order; NaN counts as the largest number."""
     rising = np.sort(x, axis=dim)
     every = np.flip(rising, axis=dim) if falling else rising
     return np.take(every, np.arange(count), axis=dim)
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """The values in their order; at the places that are named the same values; and no place that
-    is named twice, or, of a stable sort, before an equal one that was before it."""
+    """``values``: in their order. ``found``, the input at the returned indices: the same values.
+    ``misplaced``: 0, because no index may occur twice or, in a stable sort, come before the smaller
+    index of an equal value."""
     dim, count = call.settings["dim"], call.settings["count"]
     values = _ordered(call.tensors["input"], dim, count, falling=call.settings["falling"])
     wrong = np.zeros_like(np.take(values, [0], axis=dim))

@@ -18,10 +18,10 @@ from narrowfuzz.operators.sum import FLUSHED, rounded
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Relative error of a function of the C library, SLEEF or CUDA in fp32. SLEEF promises one unit in
-#: the last place, the CUDA programming guide two of each function used here; four are allowed, as
-#: some are made of another: tanh and the logistic function of an exponential.
+#: the last place, the CUDA programming guide two for each function used here; four are allowed,
+#: because some are computed from another: tanh and the logistic function from an exponential.
 _EPS = 8.0 * U32
-#: Larger arguments overflow on their way, or ask for pi in more digits than fp32 has.
+#: Larger arguments overflow on the way, or (angles) need pi in more digits than fp32 has.
 _LARGEST, _LARGEST_ANGLE = 2.0**20, 2.0**13
 
 _erf = np.frompyfunc(erf, 1, 1)
@@ -29,15 +29,16 @@ _erf = np.frompyfunc(erf, 1, 1)
 
 @dataclass(frozen=True)
 class _Value:
-    """What fp32 computes of each argument, and how far from it a kernel may be before rounding."""
+    """The function of each argument in float64, and the largest distance from it that a kernel may
+    have before it rounds to the dtype of the result."""
 
     centre: F64
     radius: F64
 
 
 def _of_exp(x: F64) -> F64:
-    """Relative error of e^x: ``_EPS``, and what a kernel loses that makes it a power of two of x
-    log2(e), rounded."""
+    """Relative error of e^x: ``_EPS``, and the loss of a kernel that computes it as 2 to the power
+    of x log2(e), which is rounded."""
     return np.asarray(_EPS + 2.0 * U32 * np.abs(x))
 
 
@@ -65,8 +66,8 @@ def _tanh(x: F64) -> _Value:
 
 
 def _sigmoid(x: F64) -> _Value:
-    """1 / (1 + e^-x): the exponential counts for its share of the sum, and both operations round.
-    Where it overflows, what is nearly 0 is 0."""
+    """1 / (1 + e^-x): the error of the exponential counts by its share of the sum, and both
+    operations round. Where the exponential overflows, a result that is nearly 0 is 0."""
     y = 1.0 / (1.0 + np.exp(-x))
     return _Value(y, y * ((1.0 - y) * _of_exp(x) + _EPS) + FLUSHED)
 
@@ -77,18 +78,19 @@ def _silu(x: F64) -> _Value:
 
 
 def _normal(x: F64) -> tuple[F64, F64]:
-    """The cumulated normal distribution, and its density."""
+    """The cumulative normal distribution, and its density."""
     below = 0.5 * (1.0 + np.asarray(_erf(x / sqrt(2.0)), dtype=np.float64))
     return below, np.asarray(np.exp(-0.5 * x * x) / sqrt(2.0 * pi))
 
 
 def _gelu(x: F64) -> _Value:
-    """x/2 (1 + erf(x / sqrt 2)): 1 is added to what may be nearly -1, so the error is of x."""
+    """x/2 (1 + erf(x / sqrt 2)): 1 is added to a number that may be nearly -1, so the error is
+    relative to x, not to the result."""
     return _Value(x * _normal(x)[0], np.abs(x) * _EPS)
 
 
 def _bent(x: F64) -> tuple[F64, F64]:
-    """tanh of the polynomial by which a GELU is approximated, and the polynomial's derivative."""
+    """tanh of the polynomial in the tanh approximation of GELU, and the polynomial's derivative."""
     slope = sqrt(2.0 / pi) * (1.0 + 3.0 * 0.044715 * x * x)
     return np.tanh(sqrt(2.0 / pi) * (x + 0.044715 * x**3)), slope
 
@@ -98,7 +100,7 @@ def _gelu_tanh(x: F64) -> _Value:
 
 
 def _tanh_slope(y: F64) -> _Value:
-    """1 - y^2 of tanh's own result."""
+    """1 - y^2, from tanh's own result y."""
     return _Value(1.0 - y * y, np.full(y.shape, 4.0 * U32))
 
 
@@ -133,17 +135,18 @@ def _gelu_tanh_slope(x: F64) -> _Value:
 
 @dataclass(frozen=True)
 class _Function:
-    """A function of torch, and its derivative if it has a kernel of its own."""
+    """A function of torch, and its derivative if its backward has a kernel of its own."""
 
     name: str
     #: As users call it.
     call: str
     value: Callable[[F64], _Value]
     slope: Callable[[F64], _Value] | None = None
-    #: What the backward is made of: the result of the forward, or its input.
+    #: The tensor from which the backward computes the derivative: the result of the forward
+    #: ("output"), or its input ("self").
     of: str = "self"
     largest: float = _LARGEST
-    #: What it is called with behind its argument, ``{}`` of the settings.
+    #: The source of the arguments behind the first, ``{}`` filled in from the settings.
     how: str = ""
 
 
@@ -163,7 +166,7 @@ _FUNCTIONS = (
         how=", approximate={approximate}",
     ),
 )
-#: What ``approximate="tanh"`` makes of GELU.
+#: GELU with ``approximate="tanh"``.
 _APPROXIMATE = _Function("gelu", "torch.nn.functional.gelu", _gelu_tanh, _gelu_tanh_slope)
 
 
@@ -189,8 +192,8 @@ def _chosen(function: _Function, call: OperatorCall) -> _Function:
 
 
 def _forward(function: _Function, call: OperatorCall) -> dict[str, Expected]:
-    """In fp32, and rounded once to bf16 or fp16; a CPU rounds 1 / sqrt(x) twice where no vector
-    register is full."""
+    """The function in fp32, rounded once to bf16 or fp16; a CPU rounds 1 / sqrt(x) twice for
+    elements that do not fill a vector register."""
     function = _chosen(function, call)
     dtype = call.dtypes["output"]
     with np.errstate(all="ignore"):
@@ -204,9 +207,10 @@ def _forward(function: _Function, call: OperatorCall) -> dict[str, Expected]:
 
 
 def _backward(function: _Function, call: OperatorCall) -> dict[str, Expected]:
-    """The gradient times the derivative, in fp32, and rounded once. The logistic function's three
-    operations are each rounded to fp16, on a GPU to bf16 as well (aten/src/ATen/native/cpu/
-    BinaryOpsKernel.cpp, aten/src/ATen/native/cuda/BinaryMiscBackwardOpsKernels.cu)."""
+    """The gradient times the derivative, in fp32, and rounded once. Of the logistic function's
+    backward, all three operations are rounded to fp16, on a GPU to bf16 as well
+    (aten/src/ATen/native/cpu/BinaryOpsKernel.cpp,
+    aten/src/ATen/native/cuda/BinaryMiscBackwardOpsKernels.cu)."""
     assert function.slope is not None
     function = _chosen(function, call)
     of = "output" if "output" in call.tensors else "input"
@@ -236,7 +240,7 @@ def _narrow_square(call: OperatorCall) -> dict[str, Expected]:
         return {"grad_input": Expected.exactly(rounded(dy * slope, dtype))}
 
 
-#: By the name of a function, what its backward is known to do otherwise.
+#: Known deviations of backwards, by the name of the function.
 _KNOWN = {
     "tanh": (
         Deviation(

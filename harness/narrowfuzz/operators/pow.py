@@ -1,5 +1,5 @@
-"""``torch.pow`` with a number as exponent: of squares a norm that is written by hand takes the
-mean."""
+"""``torch.pow`` with a number as exponent, as in hand-written norms, which take the mean of
+squares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from narrowfuzz.operators.sampled import elements
 from narrowfuzz.operators.sum import FLUSHED
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Exponents that torch multiplies, or takes the square root, for. All others go to the C library's
+#: Exponents for which torch multiplies, or takes the square root. All others go to the C library's
 #: or a GPU's pow.
 _JUDGED = (0.0, 0.5, 1.0, 2.0, 3.0)
 
@@ -32,7 +32,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
     """The power in fp32, rounded to the dtype. A cube is two products, each rounded to the dtype.
-    Square roots behind the last full vector register are the C library's pow, which errs by less
+    Behind the last full vector register a square root is the C library's pow, which errs by less
     than a unit in the last place of fp32 (glibc manual, Errors in Math Functions)."""
     x, exponent = call.tensors["input"].astype(np.float64), call.settings["exponent"]
     dtype = call.dtypes["output"]

@@ -1,6 +1,7 @@
-"""The product of two matrices as a kernel is given them: codes and inverse scales, or plain values.
+"""The product of two matrices from the operands that a kernel is given: codes and inverse scales,
+or plain values.
 
-What a linear's three products are to a compiler that fuses all else.
+A compiler that fuses everything else leaves these products of a linear layer.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.trace.trace import Multiplied, Seen
 
-#: Any kernel: two inverse scales, each rounded and applied.
+#: The plan of any such kernel: two inverse scales, each rounded and applied.
 _KERNEL = GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=4)
 
 
 def expected(one: Multiplied, accumulators: Accumulators) -> Expected:
-    """A @ B^T of the operands that the kernel got, within bound 3.2, and the bias."""
+    """A @ B^T of the operands that the kernel got, plus the bias, within bound 3.2."""
     a, b = dequantised(one.a), dequantised(one.b)
     centre = reference.product(a, b)
     radius = _radius(accumulators, one, a, b)
@@ -48,7 +49,8 @@ def dequantised(seen: Seen) -> F64:
 
 
 def _radius(accumulators: Accumulators, one: Multiplied, a: F64, b: F64) -> F64:
-    """Bound 3.2 by whichever accumulation the kernel was asked for."""
+    """Bound 3.2; for FP8 the larger of those with and without fast accumulation, because it is not
+    known which one was requested."""
     kinds = (one.dtype,) if one.a.codes is None else ("fp8", "fp8 fast")
     least = _least(one.a, one.dtype), _least(one.b, one.dtype)
     gemms = [replace(_KERNEL, accumulator=accumulators.get(kind, UNKNOWN)) for kind in kinds]
@@ -76,7 +78,7 @@ def _may_overflow(one: Multiplied, a: F64, b: F64) -> NDArray[np.bool_]:
 
 
 def _with_bias(one: Multiplied, centre: F64, radius: F64, bias: F32) -> tuple[F64, F64]:
-    """addmm adds before it rounds, or rounds, adds and rounds again: the hull of both."""
+    """addmm adds the bias before it rounds, or rounds, adds and rounds again: the hull of both."""
     lo, hi = bounds.interval(centre, radius, _KERNEL, one.dtype, bias=bias)
     fused = bounds.fused_bias_radius(centre, radius, bias, _contracted(one.a))
     low, high = bounds.interval(

@@ -1,5 +1,5 @@
 """``torch.nn.functional.rms_norm`` and its backward: one kernel each on a GPU; on a CPU torch
-composes both of products, sums and a reciprocal square root."""
+composes both from products, sums and a reciprocal square root."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
 def _read_function(named: Mapping[str, Any], result: Any) -> Read | None:
     x, weight = named["input"], named["weight"]
     if x.device.type != "cpu":
-        return None  # it is a kernel, which is judged by itself
+        return None  # there it is one kernel, which is judged instead
     if not x.numel():
         raise ValueError("it is empty")
     tensors = {"input": x} | ({} if weight is None else {"weight": weight})
@@ -55,8 +55,9 @@ def _read_function(named: Mapping[str, Any], result: Any) -> Read | None:
 def _forward(call: OperatorCall) -> dict[str, Expected]:
     """``rstd = (mean(input^2) + eps)^-1/2`` and ``output = input rstd weight`` in fp32.
 
-    Proof. All terms of the mean are positive: added in any order it errs by gamma_{n+8} of itself,
-    its root by half of that, the reciprocal root by 4 units in the last place, as CUDA's promises.
+    Proof. All terms of the mean are positive: added in any order it errs by at most gamma_{n+8} of
+    itself, its root by half of that, and the reciprocal root by 4 units in the last place, as
+    CUDA's promises.
     """
     x, w, eps = rows_of(call, "input"), rows_of(call, "weight", 1.0), call.settings["eps"]
     with np.errstate(all="ignore"):
@@ -73,14 +74,14 @@ def _forward(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _backward(call: OperatorCall) -> dict[str, Expected]:
-    """Of the rstd that it was given, so that is exact."""
+    """The gradients, from the rstd that the backward was given, which is exact for that reason."""
     rstd = call.tensors["rstd"].astype(np.float64).reshape(-1, 1)
     return _gradients(call, rows_of(call, "grad_out"), rstd, np.zeros_like(rstd), 0.0)
 
 
 def _whole_or_by_default(call: OperatorCall) -> dict[str, Expected]:
-    """Where no eps is given, with that of the input's dtype, as the documentation has it, or with
-    that of fp32, as torch 2.13 has it, which computes in fp32."""
+    """The function; where no eps is given, with that of the input's dtype, as documented, or with
+    that of fp32, as in torch 2.13, which computes in fp32."""
     if call.settings["eps"] is not None:
         return _whole(call)
     own, wide = (
@@ -92,7 +93,7 @@ def _whole_or_by_default(call: OperatorCall) -> dict[str, Expected]:
 
 def _whole(call: OperatorCall) -> dict[str, Expected]:
     """The function in fp32, rounded once. Its backward multiplies by the cube of rstd, which may be
-    below fp32's normals: what is flushed is off by that times what it is multiplied by."""
+    below fp32's normal numbers: flushing it costs that number times its other factors."""
     found = _forward(call)
     if "grad_output" not in call.tensors:
         return found
@@ -110,10 +111,10 @@ def _whole(call: OperatorCall) -> dict[str, Expected]:
 def _gradients(
     call: OperatorCall, dy: F64, rstd: F64, off: F64, flushed: Any
 ) -> dict[str, Expected]:
-    """Of an rstd that is off by at most ``off`` of itself, with h = grad_out weight and x' = input
-    rstd: ``grad_input = rstd (h - x' mean(h x'))``, and ``grad_weight`` is the sum of ``grad_out
-    x'`` over the rows; sums in fp32, in any order (gamma_n of the sums of magnitudes). The cube of
-    rstd is off by at most 3.1 times as much."""
+    """The gradients for an rstd that is off by at most ``off`` of itself, with h = grad_out weight
+    and x' = input rstd: ``grad_input = rstd (h - x' mean(h x'))``, and ``grad_weight`` is the sum
+    of ``grad_out x'`` over the rows; sums in fp32, in any order (gamma_n of the sums of
+    magnitudes). The cube of rstd is off by at most 3.1 times as much."""
     x, w = rows_of(call, "input"), rows_of(call, "weight", 1.0)
     rows, n = x.shape
     found: dict[str, Expected] = {}

@@ -1,4 +1,5 @@
-"""What norms share: tensors as rows of what is normalised together, results in their own shape."""
+"""Helpers of norms: tensors as rows that are each normalised together, and results in their own
+shape."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Where squares, or sums on the way, are larger than this they may overflow, and infinity times a
+#: Where squares, or sums on the way, are larger than this, they may overflow, and infinity times a
 #: statistic that is 0 is NaN.
 LARGEST = 2.0**100
 
 
 def rows_of(call: OperatorCall, name: str, default: float = 0.0) -> F64:
-    """A tensor as rows of what is normalised together; a parameter as one row, of the ``default``
-    where the call is without it."""
+    """A tensor as [rows, n], where each row is normalised together; a parameter as one row, filled
+    with ``default`` if the call has none."""
     n = math.prod(call.settings["shape"])
     if name not in call.tensors:
         return np.full((1, n), default)
@@ -26,7 +27,7 @@ def rows_of(call: OperatorCall, name: str, default: float = 0.0) -> F64:
 
 
 def within(centre: F64, radius: F64, call: OperatorCall, name: str, unknown: Any) -> Expected:
-    """In the dtype and the shape of the result."""
+    """The expectation of the result ``name``, in its dtype and shape."""
     shape = call.outputs[name].shape
     unknown = np.broadcast_to(unknown, centre.shape) | ~np.isfinite(centre)
     centre, radius, unknown = (x.reshape(shape) for x in (centre, radius, unknown))

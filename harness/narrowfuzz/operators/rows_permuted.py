@@ -1,9 +1,9 @@
-"""The kernels by which torchao 0.18 moves rows to experts and their gradients back, each by itself
+"""torchao 0.18's kernels that move rows to experts and their gradients back, each judged separately
 (``prototype/moe_training/ep/kernels.py`` and ``permute.py``, from torchtitan's
 ``models/moe/kernels.py``).
 
-Rows come by rank, then by expert; experts get theirs by expert, then by rank, each group padded to
-whole blocks. A number of no row, -1, stands where there is padding.
+Rows arrive ordered by rank, then by expert; experts get theirs ordered by expert, then by rank,
+with each group padded to whole blocks. Padding has the row number -1.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from narrowfuzz.operators.operator import Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
-#: The number of no row.
+#: The row number of padding.
 _PADDING = -1
-#: More numbers than this take longer to judge than to move.
+#: Calls with more numbers than this take longer to judge than to move.
 _MOST = 2**22
 
 
@@ -56,7 +56,7 @@ def _read_gradient(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _gradient(call: OperatorCall) -> dict[str, Expected]:
-    """Each row's own, once: no row goes to two places. Rows that go nowhere have zeros."""
+    """Each row's own gradient, once: no row goes to two places. Rows that go nowhere have zeros."""
     numbers, grad = call.tensors["numbers"].astype(int), call.tensors["grad_output"]
     found = np.zeros((call.settings["rows"], grad.shape[1]))
     rows = numbers != _PADDING

@@ -1,5 +1,5 @@
-"""Calls that are too large to judge whole: some places stand for all, each judged with all that it
-depends on, so that no bound is wider for it."""
+"""Sampling of calls that are too large to judge whole: only some places are judged, each with
+everything that it depends on, so sampling widens no bound."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from narrowfuzz.trace.trace import OperatorCall
 Judging = Callable[[OperatorCall], Mapping[str, Expected]]
 Chosen = NDArray[np.int64]
 _GOLDEN = (5.0**0.5 - 1.0) / 2.0
-#: What an ``Expected`` has a number of for each element.
+#: The fields of an ``Expected`` that hold a number for each element.
 _NUMBERS = ("centre", "radius", "lo", "hi")
-#: Numbers of a call of which each is judged by itself.
+#: The largest number of judged elements of a call whose elements are independent.
 _ELEMENTS = 2**16
 
 
 def spread(count: int, wanted: int) -> Chosen:
-    """So many of ``count`` places, at least one, one in each of as many equal parts, the first and
-    the last place included. Where in its part each is follows the golden ratio: steps of one length
-    would meet the same columns of a table again and again."""
+    """About ``wanted`` of ``count`` places, at least one, one in each of as many equal parts, the
+    first place and, of several, the last place included. The position of each in its part follows
+    the golden ratio: steps of one length would meet the same columns of a table again and again."""
     wanted = max(1, min(wanted, count))
     part = np.arange(wanted)
     chosen = np.floor((part + part * _GOLDEN % 1.0) * count / wanted).astype(np.int64)
@@ -36,9 +36,9 @@ def spread(count: int, wanted: int) -> Chosen:
 def along(
     judging: Judging, call: OperatorCall, axes: Mapping[str, int], chosen: Chosen
 ) -> dict[str, Expected]:
-    """What ``judging`` expects of a call whose tensors and results have nothing but the chosen
-    places along these axes, placed in the whole results; of other places nothing is known, nor of
-    results without such an axis."""
+    """What ``judging`` expects of the call when it is cut down to the chosen places; ``axes`` names
+    the tensors and results to cut, and the axis of each. It is placed in results of the full shape:
+    nothing is known of other places. Results that ``axes`` does not name are missing."""
 
     def cut(arrays: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -68,8 +68,8 @@ def _placed(found: Expected, shape: tuple[int, ...], axis: int, chosen: Chosen) 
 
 
 def elements(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
-    """Of a call whose tensors and results are all of one shape, and whose numbers do not depend on
-    one another."""
+    """What ``judging`` expects of a call whose tensors and results all have one shape and whose
+    elements do not depend on one another; for a large call only of some elements."""
     arrays = {**call.tensors, **call.outputs}
     shape = next(iter(arrays.values())).shape
     size = int(np.prod(shape))

@@ -48,11 +48,13 @@ def _within(centre: F64, radius: F64, dtype: str, unknown: Any) -> Expected:
 
 
 def _logs(x: F64, dim: int) -> tuple[F64, F64, F64, F64]:
-    """x - max, log of the sum of its exponentials, and how far off both may be, in fp32.
+    """x - max; the logarithm of the sum of its exponentials; and the largest errors in fp32: of
+    each exponential, in its logarithm, and of the logarithm of the sum.
 
-    Proof. x - max is rounded once, the exponential errs by ``_EPS``; what is summed errs by
-    tau = u |x - max| + eps + 4 u in its logarithm, and so does the sum by log sum P e^tau, exactly,
-    and by gamma_n for its additions (Blanchard, Higham and Higham, IMA J. Numer. Anal. 41, 2021).
+    Proof. x - max is rounded once, and the exponential errs by ``_EPS``: each term of the sum errs,
+    in its logarithm, by tau = u |x - max| + eps + 4 u. So the sum errs, in its logarithm, by log
+    sum P e^tau, exactly, and by gamma_n for its additions (Blanchard, Higham and Higham, IMA J.
+    Numer. Anal. 41, 2021).
     """
     off = x - x.max(dim, keepdims=True, initial=-np.inf)
     exps = np.exp(off)
@@ -65,14 +67,15 @@ def _logs(x: F64, dim: int) -> tuple[F64, F64, F64, F64]:
 
 
 def _off_logs(off: F64, total: F64, of_sum: F64, unit: float) -> F64:
-    """How far from their difference a kernel's logarithm may be, before it is rounded."""
+    """The largest distance of a kernel's log-probabilities from ``off - total``, before they are
+    rounded."""
     radius = 4.0 * U32 * (np.abs(off) + np.abs(total)) + _EPS * np.abs(total) + of_sum
     return radius + 1.01 * unit * (1.0 + np.abs(total))
 
 
 def log_probabilities(x: F64, dtype: str, device: str) -> tuple[F64, F64]:
-    """log_softmax of each row [rows, classes], and how far off it may be once it is rounded to the
-    dtype of x; no number where an element is none."""
+    """log_softmax of each row [rows, classes], and its largest error once it is rounded to the
+    dtype of x; not finite where an element of x is not."""
     off, total, _, of_sum = _logs(x, 1)
     unit, least = UNIT[dtype]
     logs = off - total
@@ -90,10 +93,11 @@ def _read_logsumexp(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _logsumexp(call: OperatorCall) -> dict[str, Expected]:
-    """The maximum and the logarithm of the sum of exponentials. torch composes it of kernels, each
-    of which rounds its result to the dtype (aten/src/ATen/native/ReduceOps.cpp): differences and
-    exponentials move the sum by their relative errors, its own rounding and that of its logarithm
-    come to it. A row that has an infinity that is not -inf, or a NaN, is left open."""
+    """The maximum plus the logarithm of the sum of exponentials. torch composes it of kernels, each
+    of which rounds its result to the dtype (aten/src/ATen/native/ReduceOps.cpp): roundings of
+    differences and exponentials move the sum by their relative errors, and the roundings of the sum
+    and of its logarithm are added to that. Nothing is known of a row with +inf or NaN, or of -inf
+    throughout."""
     x, dim = call.tensors["input"].astype(np.float64), call.settings["dim"]
     dtype = call.dtypes["output"]
     unit, least = UNIT[dtype] if dtype != "fp32" else (0.0, 0.0)
@@ -113,12 +117,13 @@ def _logsumexp(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _forward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
-    """From x - max and the log of the sum, each with its error; a row that has an infinity that is
-    not -inf, or a NaN, is left open.
+    """From x - max and the log of the sum, each with its error; nothing is known of a row with +inf
+    or NaN, or of -inf throughout.
 
-    In bf16 and fp16 a CPU's kernels round on the way: softmax each exponential, and it may their
-    sum; its logarithm the sum and the log of that (aten/src/ATen/native/cpu/SoftMaxKernel.cpp and
-    LogSoftmaxKernelImpl.h, of the last dimension). A GPU's compute in fp32.
+    In bf16 and fp16 a CPU's kernels round on the way: softmax rounds each exponential, and may
+    round their sum; log_softmax rounds the sum and its logarithm
+    (aten/src/ATen/native/cpu/SoftMaxKernel.cpp and LogSoftmaxKernelImpl.h, of the last dimension).
+    A GPU's kernels compute in fp32.
     """
     x, dim = call.tensors["input"].astype(np.float64), call.settings["dim"]
     fmt = FORMATS[call.dtypes["output"]]
@@ -141,8 +146,8 @@ def _forward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
 
 
 def _safe(call: OperatorCall) -> dict[str, Expected]:
-    """The same, and 0 of a row that is -inf throughout, as attention has it of a query that sees no
-    key."""
+    """As softmax, but 0 for a row of -inf throughout, as attention needs it for a query that
+    attends to no key."""
     right, x = _forward(call, log=False)["output"], call.tensors["input"]
     nothing = (x == -np.inf).all(call.settings["dim"], keepdims=True)
     lo, hi = (np.where(nothing, 0.0, end) for end in (right.lo, right.hi))
@@ -150,9 +155,9 @@ def _safe(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _backward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
-    """Of the output that it was given: ``y (dy - sum(dy y))``, of a logarithm ``dy - exp(y)
-    sum(dy)``, the sums in fp32 in any order. CUDA's softmax is given the products dy y as a tensor
-    of their dtype, so these are rounded to it first (aten/src/ATen/native/cuda/SoftMax.cu,
+    """From the output that the backward was given: ``y (dy - sum(dy y))``, for log_softmax ``dy -
+    exp(y) sum(dy)``, the sums in fp32 in any order. CUDA's softmax is given the products dy y as a
+    tensor of their dtype, so these are rounded to it first (aten/src/ATen/native/cuda/SoftMax.cu,
     ``softmax_backward_cuda_out``)."""
     dy, y = (call.tensors[n].astype(np.float64) for n in ("grad_output", "output"))
     dim, dtype = call.settings["dim"], call.dtypes["grad_input"]
@@ -168,7 +173,7 @@ def _backward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
             centre = dy - factor * total
             radius = factor * (g * sizes + 2.0 * _EPS * np.abs(total))
             radius = radius + 4.0 * U32 * (np.abs(dy) + factor * np.abs(total))
-            radius = radius + FLUSHED * np.abs(total)  # of an exponential
+            radius = radius + FLUSHED * np.abs(total)  # of a flushed exponential
         else:
             centre = terms - factor * total if rounds else factor * (dy - total)
             radius = np.abs(factor) * (g * sizes + 4.0 * U32 * (np.abs(dy) + np.abs(total)))

@@ -1,5 +1,5 @@
-"""``torch.sum`` over some dimensions: what gives a bias, a norm's weight and anything that was
-broadcast its gradient, and many a loss its value."""
+"""``torch.sum`` over some dimensions: it computes the gradients of biases, of norms' weights and of
+anything that was broadcast, and the value of many losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, Format, round_t
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Sums that may be flushed to zero.
+#: Numbers below this, fp32's smallest normal number, may be flushed to zero.
 FLUSHED = 2.0**-126
 
 
@@ -25,7 +25,7 @@ def summed(terms: F64, axes: tuple[int, ...], fmt: Format, *, keepdims: bool = F
     Proof. n - 1 rounded additions in any order err by at most gamma_{n-1} of the sum of magnitudes
     (Higham, "Accuracy and Stability", 4.2); a kernel may flush what is below fp32's normals.
     Rounding is monotone, so the result lies between the rounded ends. Where the magnitudes add up
-    to half the largest finite number, a sum may overflow on its way.
+    to half the largest finite number of ``fmt``, a sum may overflow on its way.
     """
     count = math.prod(terms.shape[axis] for axis in axes)
     with np.errstate(all="ignore"):
@@ -36,9 +36,9 @@ def summed(terms: F64, axes: tuple[int, ...], fmt: Format, *, keepdims: bool = F
 
 
 def exact_sums(terms: F64, axes: tuple[int, ...], *, keepdims: bool = False) -> NDArray[np.bool_]:
-    """Where every partial sum is a number of fp32, whatever the order: all terms are multiples of
-    one power of two, and their magnitudes add up to at most 2^24 of it. A sum of n equal powers of
-    two is such a sum."""
+    """Mask of the sums whose every partial sum is an fp32 number, whatever the order: all terms are
+    multiples of one power of two, and their magnitudes add up to at most 2^24 times it. A sum of n
+    equal powers of two is such a sum, for n up to 2^24."""
     with np.errstate(all="ignore"):
         size = np.abs(terms).sum(axis=axes, keepdims=keepdims)
         unit = np.min(unit_of(terms), axis=axes, keepdims=keepdims, initial=np.inf)
@@ -47,12 +47,12 @@ def exact_sums(terms: F64, axes: tuple[int, ...], *, keepdims: bool = False) -> 
 
 
 def unit_of(values: F64) -> F64:
-    """The largest power of two that divides each value of fp32; infinity for 0, 0 for what is no
-    number."""
+    """The largest power of two that divides each fp32 value; infinity for 0, and 0 for Inf and
+    NaN."""
     with np.errstate(over="ignore"):
         bits = np.abs(values).astype(np.float32).view(np.int32)
     size = bits.view(np.float32).astype(np.float64)
-    # without the lowest bit of its significand; a power of two has none but the implicit one
+    # without the lowest set bit of its significand; a power of two has only the implicit one
     less = (bits & (bits - 1)).view(np.float32).astype(np.float64)
     with np.errstate(invalid="ignore"):
         lowest = np.where(bits & 0x7FFFFF, size - less, size)
@@ -62,8 +62,8 @@ def unit_of(values: F64) -> F64:
 
 
 def rounded(x: F32, dtype: str) -> F32:
-    """Numbers of fp32 as bf16 or fp16 rounds them. ``round_to`` does so, too; a sum that is rounded
-    at every row asks for thousands of these."""
+    """fp32 numbers rounded to bf16 or fp16. ``round_to`` does the same, but a sum that is rounded
+    at every row needs thousands of these roundings."""
     if dtype == "fp16":
         return x.astype(np.float16).astype(np.float32)
     bits = x.view(np.uint32)
@@ -83,14 +83,15 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """In fp32, or exact where every partial sum is. What is not finite comes out as such: a NaN, or
-    infinities of both signs, give NaN, infinities of one sign themselves."""
+    """The sum in fp32, exact where every partial sum is. Values that are not finite determine
+    the result: NaN, or infinities of both signs, give NaN; infinities of one sign give that
+    infinity."""
     x, axes, keeps = call.tensors["input"], call.settings["dim"], call.settings["keepdim"]
     given, asked = FORMATS[call.dtypes["input"]], FORMATS[call.dtypes["output"]]
     terms = x.astype(np.float64)
     if (
         asked is not given and asked.bits <= given.bits
-    ):  # asked for a narrower dtype, torch casts before it adds
+    ):  # for a narrower result dtype torch casts before it adds
         terms = round_to(terms, asked, overflow="ieee")
     with np.errstate(all="ignore"):
         plain = summed(np.where(np.isfinite(terms), terms, 0.0), axes, FP32, keepdims=keeps)
@@ -103,29 +104,29 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     return {"output": Expected(centre, radius, lo, hi, plain.unknown)}
 
 
-#: Iterations below which torch's kernels do not share the work (aten/src/ATen/Parallel.h).
+#: Number of iterations below which torch's kernels use a single thread (aten/src/ATen/Parallel.h).
 _GRAIN = 2**15
 
 
 def shares(count: int, threads: int, grain: int = 1) -> Iterator[slice]:
-    """The iterations of each thread, as at::parallel_for deals them out."""
+    """The iterations of each thread, as at::parallel_for distributes them."""
     used = max(1, min(threads, -(-count // grain))) if count > grain else 1
     share = max(1, -(-count // used))
     yield from (slice(begin, begin + share) for begin in range(0, count, share))
 
 
 def _ends(terms: F64) -> F64:
-    """Between which numbers their sum in fp32 lies [2]."""
+    """The least and the largest value that the sum of the terms may have in fp32, [2]."""
     known = summed(terms, (0,), FP32)
     radius = 0.0 if exact_sums(terms, (0,)) else known.radius
     return np.array([known.centre - radius, known.centre + radius])
 
 
 def _shared(call: OperatorCall) -> dict[str, Expected]:
-    """As torch adds up all elements on several threads (TensorIteratorReduce.cpp,
+    """torch's sum of all elements on several threads (TensorIteratorReduce.cpp,
     two_pass_reduction): each adds its share of them, in the order of memory, in fp32; the partial
     sums are rounded to the dtype of the result before they are added. Rounding and adding are
-    monotone, so both ends go through the same."""
+    monotone, so both ends go through the same operations."""
     x, got, fmt = call.tensors["input"], call.outputs["output"], FORMATS[call.dtypes["output"]]
     steps = call.strides["input"]
     if call.threads == 1 or x.size < _GRAIN or got.size != 1 or fmt is FP32 or 0 in steps:
@@ -138,7 +139,7 @@ def _shared(call: OperatorCall) -> dict[str, Expected]:
         total = ends.sum(0)
         room = gamma(len(parts)) * np.abs(total) * np.array([-1.0, 1.0])
         lo, hi = round_to(total + room, fmt, overflow="ieee")
-    # a part that may be infinite may make the whole so, and two of both signs a NaN
+    # a part that may be infinite may make the whole infinite, and two of opposite signs NaN
     below, above = (ends == -np.inf).any(), (ends == np.inf).any()
     if np.where(np.isnan(got), below & above, (got == -np.inf) & below | (got == np.inf) & above):
         lo = hi = got.astype(np.float64)
@@ -149,7 +150,7 @@ def _shared(call: OperatorCall) -> dict[str, Expected]:
 
 
 def over(call: OperatorCall) -> str:
-    """What is added up, in words."""
+    """The dimensions that are added up, in words."""
     axes = call.settings["dim"]
     some = len(axes) < call.tensors["input"].ndim
     return f"dim {', '.join(map(str, axes))}" if some else "all elements"

@@ -1,5 +1,5 @@
-"""What ``torch.amp.GradScaler`` makes of scaled gradients: they are multiplied by the inverse of
-the scale, where they are, and a number says whether one of them is not finite."""
+"""``torch.amp.GradScaler``'s unscaling of gradients: they are multiplied in place by the inverse of
+the scale, and a number records whether one of them is not finite."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ def _read(named: Mapping[str, Any], result: Any) -> list[Read]:
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """``grad``: the product as IEEE 754 rounds it to fp32, and that in the dtype. It is exact where
-    fp32 holds it, as with an inverse that is a power of two; a kernel may flush what is below
-    fp32's normals.
-    ``found_inf``: 1 where an element is not finite, or else as it was; of a list that has such an
-    element in another tensor, nothing is known.
-    """
+    """``grad``: the product, rounded to fp32 as IEEE 754 defines it, and then to the dtype. The
+    first rounding is exact where fp32 holds the product, as with an inverse that is a power of two;
+    a kernel may flush numbers below fp32's normal ones.
+    ``found_inf``: 1 if an element is not finite, otherwise as it was before. Unknown if this tensor
+    is finite and another tensor of its list is not."""
     grad, before = (call.tensors[n].astype(np.float64) for n in ("grad", "found_inf"))
     with np.errstate(all="ignore"):
         centre = grad * call.tensors["inv_scale"].astype(np.float64).reshape(())

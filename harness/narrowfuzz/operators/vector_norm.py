@@ -1,5 +1,5 @@
-"""``torch.linalg.vector_norm`` over some dimensions, of orders 2, 1 and infinity, alone and of a
-list of tensors: what ``clip_grad_norm_`` takes of gradients, and what rows are scaled by."""
+"""``torch.linalg.vector_norm`` over some dimensions, of orders 2, 1 and infinity, for one tensor or
+a list: ``clip_grad_norm_`` takes it of gradients, and rows are scaled by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sum import FLUSHED, exact_sums, over, summed
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Of more elements the bound of a sum in fp32 says little.
+#: For more elements the bound of a sum in fp32 is too wide to be useful.
 LARGEST_TENSOR = 2**20
 
 
@@ -40,14 +40,14 @@ def _large(x: Any) -> str:
 def _one(x: Any, order: float, dims: Any, keeps: bool, norm: Any) -> Read:
     dims = (dims,) if isinstance(dims, int) else dims
     axes = tuple(sorted(d % x.ndim for d in dims)) if dims and x.ndim else tuple(range(x.ndim))
-    # infinity as Python writes it is no Python
+    # repr(math.inf) is not a Python expression
     how = {"ord": "torch.inf" if order == math.inf else order, "dim": axes, "keepdim": keeps}
     return Read({"input": x}, {"output": norm}, {**how, "dtype": str(norm.dtype)})
 
 
 def _ends(x: F64, order: float, axes: tuple[int, ...]) -> tuple[F64, F64, F64, Any]:
-    """The norm of finite numbers, the ends between which fp32 has it, and where it may overflow on
-    its way; dimensions are kept."""
+    """The norm of finite numbers in float64; the least and the largest value that it may have in
+    fp32; and where it may overflow on the way. The reduced dimensions have size 1."""
     if order == math.inf:
         largest = np.max(np.abs(x), axis=axes, keepdims=True, initial=0.0)
         return largest, largest, largest, np.zeros(largest.shape, dtype=bool)
@@ -71,15 +71,16 @@ def _ends(x: F64, order: float, axes: tuple[int, ...]) -> tuple[F64, F64, F64, A
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
-    """In fp32, rounded once; what is not finite comes out as such.
+    """The norm in fp32, rounded once; elements that are not finite make it infinite or NaN.
 
-    Proof. Order 1 is a sum; of order infinity nothing is rounded. Of order 2 each square and n - 1
-    additions are rounded in any order, so that the sum of squares errs by at most gamma_n of itself
-    (Higham, "Accuracy and Stability", 4.2), the root by half of that, and by its own rounding; a
-    kernel may flush squares below fp32's normals. torch's kernels square and add in fp32 what is
-    bf16 or fp16 (``NormTwoOps`` and the loop over rows in ReduceOpsKernel.cpp, ``LpNormFunctor``
-    in ForeachReduceOp.cu). A sum of squares that fp32 holds and whose root it holds is exact. Where
-    the squares add up to half of fp32's largest number, they may overflow.
+    Proof. Order 1 is a sum; for order infinity nothing is rounded. For order 2 each square and n -
+    1 additions are rounded in any order, so that the sum of squares errs by at most gamma_n of
+    itself (Higham, "Accuracy and Stability", 4.2), the root by half of that, and by its own
+    rounding; a kernel may flush squares below fp32's normals. torch's kernels square and add bf16
+    and fp16 numbers in fp32 (``NormTwoOps`` and the loop over rows in ReduceOpsKernel.cpp,
+    ``LpNormFunctor`` in ForeachReduceOp.cu). The norm is exact where fp32 holds every square, every
+    partial sum and the root. Where the squares add up to half of fp32's largest number, they may
+    overflow.
     """
     x, settings = call.tensors["input"].astype(np.float64), call.settings
     order = math.inf if settings["ord"] == "torch.inf" else settings["ord"]

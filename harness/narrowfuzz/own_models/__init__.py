@@ -1,7 +1,7 @@
-"""A user's own model: found, tried once, and made one of the models by name.
+"""A user's own model: found, tried once, and registered as one of the models by name.
 
-Its name in a case is that of its file and function, and a hash of the file. A case never makes a
-file run: only who names it on the command line, or hands it to ``cases``, does.
+Its name in a case is made of its file, its function and a hash of the file. A case never executes a
+file: only a user does, who names it on the command line or passes it to ``cases``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from narrowfuzz.own_models.source import Source, like, raised, source_of
 from narrowfuzz.trace.words import few
 
 __all__ = ["known_as", "register", "source_of"]
-#: Functions that are named where another was asked for.
+#: Largest number of functions that an error message lists if the requested one does not exist.
 _NAMED = 6
 
 
 @cache
 def register(text: str) -> tuple[Model, ...]:
-    """The model by this name, tried once, as it is by default and then as its parameters' other
-    values make it; from now on they are among ``MODELS``.
+    """The model by this name, with the default arguments of ``build`` first and then with other
+    values of its parameters. Each is tried once and added to ``MODELS``.
 
-    Raises ValueError, in one sentence, for what cannot be judged: a build that raises or gives no
-    module, a model without a linear, one that does not run on a CPU, or whose buffers change.
+    Raises ValueError, in one sentence, for a model that cannot be judged: a build that raises or
+    returns no module, a model without a linear, one that does not run on a CPU, or one whose runs
+    differ (``trial.tried``).
     """
     source = source_of(text)
     values = _choices(source)
@@ -57,7 +58,8 @@ def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
 
 
 def _others(module: Any, source: Source) -> str:
-    """The functions that are written in a module; of those with a like name, that."""
+    """End of a sentence that lists the functions defined in a module, and suggests one with a
+    similar name."""
     there = [
         name
         for name, one in vars(module).items()
@@ -77,9 +79,11 @@ def _model(source: Source, sizes: Mapping[str, float]) -> Model:
 
 
 def known_as(name: str, text: str) -> Model:
-    """The model of a case that was kept when its file was another: the file as it is now.
+    """Register the model of a saved case under its name there, though the file may have changed
+    since: the model is that of the file as it is now.
 
-    Raises ValueError if it is of another file or function, or of other parameters than it has.
+    Raises ValueError if ``name`` is of another file or function, or of arguments that ``build``
+    does not have.
     """
     called = name.partition("#")[0]
     for model in register(text):

@@ -1,9 +1,9 @@
-"""Calls of a user's model, watched module by module: what draws random numbers, and what gives
-another answer to the same question.
+"""Calls of a user's model, observed module by module, to find out which module draws random
+numbers, and which returns different results for the same inputs.
 
-A forward is asked several times with the same arguments and the same state of every generator. The
-first module that then gets the same and returns something else is the one that keeps something
-between calls, or reads a clock, or memory that nobody wrote.
+A forward is called several times with the same arguments and the same state of every random
+generator. The first module that then gets the same inputs and returns something else is the one
+that keeps state between calls, or reads a clock or uninitialised memory.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from narrowfuzz.play import player
 from narrowfuzz.play.kernels import eagerly
 from narrowfuzz.play.own import floats_in, tensors_in
 
-#: How often the same is asked: a counter that is looked at every second or every third time shows.
+#: Number of identical calls: enough to reveal a counter that matters every second or third time.
 CALLS = 4
-#: Other seeds that are tried of a generator whose numbers may change nothing.
+#: Number of other seeds that are tried, because a generator's numbers may have no effect by chance.
 _SEEDS = 8
-#: The generators of a process whose state a seed sets and a checkpoint does not restore.
+#: The random generators of a process that can be seeded, but that a checkpoint does not restore.
 FOREIGN = ("Python's random", "numpy.random")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One call of a module: hashes of what it got and gave, and whether there was a NaN."""
+    """One call of a module: hashes of its inputs and outputs, and whether they contain NaN."""
 
     name: str
+    #: Name of the module's class.
     kind: str
-    #: This module's how many-th call.
+    #: Number of earlier calls of the same module.
     number: int
     got: bytes
     gave: bytes
@@ -53,14 +54,14 @@ class Seen:
 
     @property
     def called(self) -> str:
-        """As a sentence names it."""
+        """The module's name in a message."""
         return f"{self.name} ({self.kind})" if self.name else f"the model itself ({self.kind})"
 
 
 @dataclass
 class Answer:
-    """What a forward returns, its modules' calls in the order in which they end, and the generators
-    that have moved."""
+    """What a forward returned, the calls of its modules in the order in which they ended, and the
+    names of the random generators whose state changed."""
 
     given: Any = None
     seen: list[Seen] = field(default_factory=list)
@@ -71,7 +72,7 @@ class Answer:
         return floats_in(self.given)
 
     def same(self, other: Answer) -> bool:
-        """Bit for bit, in all tensors of floats."""
+        """True if all floating-point tensors are equal to the bit."""
         mine, theirs = self.floats, other.floats
         return len(mine) == len(theirs) and all(
             digest([a]) == digest([b]) for a, b in zip(mine, theirs, strict=True)
@@ -79,8 +80,8 @@ class Answer:
 
 
 def asked(model: nn.Module, call: Callable[[], Any], *, foreign: int = 0) -> Answer:
-    """``call``, which calls the model: torch's generator begins at 0, the others at ``foreign``.
-    Their states are afterwards as they were."""
+    """Run ``call``, which calls the model, and record it. torch's generator is seeded with 0, the
+    others with ``foreign``; their states are restored afterwards."""
     answer = Answer()
     with eagerly(), _kept_generators(), ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -122,8 +123,8 @@ def _watch(seen: list[Seen], name: str, module: nn.Module, hooks: ExitStack) -> 
 
 
 def parted(first: Answer, other: Answer) -> str:
-    """The module that gets the same in both and gives something else, the innermost that did so
-    first."""
+    """The module that got the same inputs in both answers and returned something else: the first of
+    them, and of nested ones the innermost."""
     before = {(one.name, one.number): one for one in first.seen}
     for one in other.seen:
         then = before.get((one.name, one.number))
@@ -133,15 +134,15 @@ def parted(first: Answer, other: Answer) -> str:
 
 
 def forgetful(answers: Sequence[Answer]) -> str:
-    """Of answers to the same question: the module that makes one differ from the first, "" if none
-    does."""
+    """The module that makes one of the answers to identical calls differ from the first; "" if all
+    are the same."""
     other = next((one for one in answers if not one.same(answers[0])), None)
     return "" if other is None else parted(answers[0], other)
 
 
 def strange_generator(model: nn.Module, call: Callable[[], Any], first: Answer) -> str:
-    """Whether a generator that is not torch's decides what the model returns: which, and in which
-    module; "" if none does."""
+    """Text that names the module, and the generator other than torch's, that determine what the
+    model returns; "" if no such generator does."""
     moved = [name for name in FOREIGN if name in first.moved]
     for seed in range(1, _SEEDS + 1) if moved else ():
         other = asked(model, call, foreign=seed)
@@ -151,8 +152,8 @@ def strange_generator(model: nn.Module, call: Callable[[], Any], first: Answer) 
 
 
 def unwritten(model: nn.Module, call: Callable[[], Any], first: Answer) -> str:
-    """The module whose result is NaN where ``torch.empty`` gives NaN, and was a number before; ""
-    if there is none."""
+    """The module whose result contains NaN if ``torch.empty`` is filled with NaN, and did not
+    before: it returns uninitialised memory. "" if there is none."""
     if any(t.isnan().any() for t in first.floats):
         return ""
     try:
@@ -166,7 +167,8 @@ def unwritten(model: nn.Module, call: Callable[[], Any], first: Answer) -> str:
 
 
 def multiplications(model: nn.Module, call: Callable[[], Any]) -> int:
-    """How often the linears of a model multiply in ``call``: rows x in_features x out_features."""
+    """Number of scalar multiplications of a model's linears in ``call``: the sum of rows x
+    in_features x out_features over the calls of linears."""
     found = 0
 
     def count(linear: Any, given: Any, output: torch.Tensor) -> None:
@@ -182,7 +184,7 @@ def multiplications(model: nn.Module, call: Callable[[], Any]) -> int:
 
 
 class Kernels(TorchDispatchMode):
-    """The kernels that run in it, by name, each with the shapes that it returns."""
+    """Records the name of every ATen operator that runs inside it, with the shapes it returns."""
 
     supports_higher_order_operators = True
 
@@ -197,7 +199,7 @@ class Kernels(TorchDispatchMode):
 
 
 class Functions(TorchFunctionMode):
-    """The operators that are called in it as functions of torch."""
+    """Records the operators that are called inside it through functions of torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,20 +212,20 @@ class Functions(TorchFunctionMode):
         try:
             if operator is not None and operator.read(arguments_of(func, args, kwargs), made):
                 self.operators.add(operator.name)
-        except ValueError:  # nobody judges such a call, and the run says so
+        except ValueError:  # such a call cannot be judged; the run reports that
             return made
         return made
 
 
 def kept_outside(model: nn.Module, blocks: Sequence[str], call: Callable[[], Any]) -> str:
-    """The first of these submodules that, called again with what it was just called with, computes
-    something else though none of its inputs has changed: it keeps something for the rest of the
-    model's forward, as layers with a cache of keys and values do. "" if none does."""
+    """The first of these submodules that computes something else if it is called a second time with
+    the same unchanged inputs, because it keeps state for the rest of the model's forward, as layers
+    with a cache of keys and values do. "" if none does."""
     found: list[str] = []
 
     def again(name: str, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
         def computed() -> tuple[Any, Any]:
-            torch.clear_autocast_cache()  # else a weight is cast the first time alone
+            torch.clear_autocast_cache()  # else a weight is cast only the first time
             torch.set_rng_state(before)
             with Kernels() as operators:
                 given = forward(*args, **named)
@@ -257,7 +259,7 @@ def kept_outside(model: nn.Module, blocks: Sequence[str], call: Callable[[], Any
 
 @contextmanager
 def filled() -> Iterator[None]:
-    """What is allocated and not written holds NaN inside, by torch's own switch for that."""
+    """Inside, uninitialised memory is filled with NaN, by torch's deterministic mode."""
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
@@ -281,7 +283,7 @@ def _kept_generators() -> Iterator[None]:
 
 
 def _states() -> dict[str, Any]:
-    """The state of each generator, comparable."""
+    """Generator -> its state, in a form that can be compared."""
     kind, keys, *rest = np.random.get_state()
     return {
         "torch": digest([torch.get_rng_state()]),
@@ -291,7 +293,7 @@ def _states() -> dict[str, Any]:
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> bytes:
-    """A hash of their bits."""
+    """A hash of the shapes, dtypes and bits of these tensors."""
     found = hashlib.sha256()
     for t in tensors:
         raw = t.detach().reshape(-1).contiguous().view(torch.uint8)

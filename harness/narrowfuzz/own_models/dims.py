@@ -1,4 +1,4 @@
-"""What a user's ``build`` may be called with: its parameters' annotations say it.
+"""The arguments that a user's ``build`` may be called with, as its annotations declare them.
 
 ``def build(layers: Literal[1, 2] = 1, tokens: Annotated[int, range(16, 65)] = 32)`` has eight
 combinations of one or two layers and 16, 32, 40 or 64 tokens.
@@ -11,16 +11,18 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-#: So many combinations are judged at most.
+#: Largest number of combinations that are judged.
 MOST = 12
+#: The arguments that differ from the first value of their parameter, as (name, value).
 Dims = tuple[tuple[str, Any], ...]
 
 
 def choices(build: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
-    """Each parameter that is drawn, and its values: the default first, if it has one.
+    """Parameter -> its values, the default first if it has one.
 
-    A parameter of another annotation keeps its default. Raises ValueError, in words that follow
-    the name of ``build``, for one that has neither values nor a default.
+    A parameter with any other annotation keeps its default. Raises ValueError for a parameter with
+    neither values nor a default; the message continues a sentence that begins with the name of
+    ``build``.
     """
     try:
         hints = get_type_hints(build, include_extras=True)
@@ -45,7 +47,7 @@ def choices(build: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
 
 
 def _values(hint: Any) -> tuple[Any, ...]:
-    """Those of a Literal; of a range its first, middle and last."""
+    """The values of a Literal; the first, middle and last of a range; () for other annotations."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     spans = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
@@ -56,8 +58,8 @@ def _values(hint: Any) -> tuple[Any, ...]:
 
 
 def combinations(values: Mapping[str, tuple[Any, ...]]) -> Iterator[Dims]:
-    """What differs from the first of each, at most ``MOST`` of them: nothing, then one parameter,
-    then several."""
+    """The first ``MOST`` combinations, ordered by how many parameters differ from their first
+    values: none, one, several."""
     names, every = list(values), [tuple(enumerate(each)) for each in values.values()]
     ordered = sorted(itertools.product(*every), key=lambda one: sum(i > 0 for i, _ in one))
     for one in ordered[:MOST]:
@@ -65,7 +67,7 @@ def combinations(values: Mapping[str, tuple[Any, ...]]) -> Iterator[Dims]:
 
 
 def size(values: Mapping[str, tuple[Any, ...]], dims: Dims) -> float:
-    """The product of the numbers among them, by which models are told smaller and larger."""
+    """The product of a combination's numeric arguments, by which models are ordered by size."""
     product = 1.0
     for value in ({name: each[0] for name, each in values.items()} | dict(dims)).values():
         product *= value if isinstance(value, int | float) and value > 0 else 1

@@ -1,7 +1,7 @@
-"""Token ids: which argument holds them, and how many there are.
+"""Token ids: which argument of a model holds them, and the size of its vocabulary.
 
-Asked of a forward, not of names: every look into a table of embeddings is seen, and what is looked
-up is held beside each argument.
+Found by observing a forward, not by names: every lookup in an embedding table is recorded, and its
+indices are compared with each argument.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _TABLES = (torch.ops.aten.embedding.default, torch.ops.aten._embedding_bag.defau
 
 @dataclass(frozen=True)
 class Lookup:
-    """One look into a table: how many rows that has, and the numbers of those that were read."""
+    """One lookup in an embedding table: the table's number of rows, and the indices read."""
 
     rows: int
     ids: torch.Tensor
 
     def of(self, argument: torch.Tensor) -> bool:
-        """True if these are the argument's values, in its order."""
+        """True if the indices are the argument's values, in its order."""
         if argument.is_floating_point():
             return False
         flat = argument.reshape(-1).long()
@@ -48,15 +48,15 @@ class _Lookups(TorchDispatchMode):
 
 @contextmanager
 def lookups() -> Iterator[list[Lookup]]:
-    """Those of the forwards that run inside."""
+    """The lookups of the forwards that run inside."""
     with _Lookups() as mode:
         yield mode.found
 
 
 def driven(given: Mapping[Any, Any], found: Sequence[Lookup]) -> Any:
-    """Place or name of what a case's input takes the place of: the first argument that holds floats
-    or ids that are looked up, and of such ids those of the largest table; where there is neither,
-    the first tensor."""
+    """Position or name of the argument that a case's input replaces. The first tensor argument that
+    holds floats or indices of a lookup decides: floats are replaced; if it holds indices, the
+    argument with those of the largest table. If there is neither, it is the first tensor."""
     tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
     rows = {
         key: max((one.rows for one in found if one.of(value)), default=0)
@@ -75,10 +75,10 @@ def vocabulary(
     found: Sequence[Lookup],
     again: Callable[[torch.Tensor], Sequence[Lookup]],
 ) -> int:
-    """How many ids the example's argument may hold: the rows of the smallest table that they are
-    looked up in as they are. ``again``: the lookups with other ids, by which positions and kinds
-    that happen to be the example's ids are told from these. Where no table has them, those up to
-    the example's largest."""
+    """The number of ids that the example's argument may contain: the rows of the smallest table in
+    which they are looked up unchanged; if there is none, the example's largest id plus one.
+    ``again`` returns the lookups with other ids, which rules out tables of positions or token types
+    whose indices happen to equal the example's ids."""
     tables = {one.rows for one in found if one.of(example)}
     other = _others(example)
     if len(tables) > 1:
@@ -87,7 +87,8 @@ def vocabulary(
 
 
 def _others(example: torch.Tensor) -> torch.Tensor:
-    """Ids of which each is among the example's, or 0 or 1, in another order."""
+    """Other valid ids of the same shape: the example's in another order, or if all are equal, with
+    the first replaced by 0 or 1."""
     turned = example.reshape(-1).roll(1).reshape(example.shape)
     if not torch.equal(turned, example):
         return turned

@@ -1,4 +1,4 @@
-"""Where a user's model comes from: a file or a module, and the function in it that builds one."""
+"""The source of a user's model: a file or module, and the function in it that builds the model."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from narrowfuzz.trace.meaning import shortened
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's ``build`` is: a file, or a module by its dotted name."""
+    """A model's ``build`` function and where it is defined."""
 
+    #: Absolute path of a file, or dotted name of a module.
     where: str
     build: str
-    #: Of the file's bytes.
+    #: Hash of the file's bytes.
     hash: str
-    #: What it is called with where that is not the default.
+    #: Arguments of ``build`` that are not its defaults.
     dims: Dims = ()
 
     @property
     def title(self) -> str:
-        """As a user names it, without folders."""
+        """FILE.py:build as a user writes it, without folders."""
         return f"{Path(self.where).name}:{self.build}"
 
     def refused(self, why: str) -> ValueError:
-        """In one sentence, why the model is not judged."""
+        """The error that says, in one sentence, why the model cannot be judged."""
         return ValueError(f"model {self.name.partition('#')[0]}: {why}")
 
     @property
@@ -42,8 +43,8 @@ class Source:
 
 
 def source_of(text: str) -> Source:
-    """What ``FILE.py:build`` or ``package.module:build`` names. Raises ValueError if there is no
-    such file or module."""
+    """The source named by ``FILE.py:build`` or ``package.module:build``. Raises ValueError if there
+    is no such file or module."""
     where, colon, build = text.rpartition(":")
     if not colon or not where or not build.isidentifier():
         raise ValueError(f"model {text!r}: write FILE.py:build or package.module:build")
@@ -67,13 +68,14 @@ def source_of(text: str) -> Source:
 
 
 def like(name: str, there: Sequence[str]) -> str:
-    """``: did you mean NAME?`` where one that is there has a like name."""
+    """``: did you mean NAME?`` if one of ``there`` has a similar name, else ""."""
     near = difflib.get_close_matches(name, there, n=1)
     return f": did you mean {near[0]!r}?" if near else ""
 
 
 def _like_module(name: str) -> str:
-    """The part of a dotted name that is misspelt, put right by what lies beside it."""
+    """``: did you mean NAME?`` for the first part of a dotted name that does not exist, if a module
+    beside it has a similar name; else ""."""
     above: list[str] = []
     for part in name.split("."):
         folders = _folders(".".join(above))
@@ -86,7 +88,7 @@ def _like_module(name: str) -> str:
 
 
 def _folders(package: str) -> list[str]:
-    """Where a package's modules lie; of none, where all that can be imported do."""
+    """The folders that contain a package's modules; for "" those of all top-level modules."""
     if not package:
         return sys.path
     found = importlib.util.find_spec(package)
@@ -100,7 +102,8 @@ def said(error: BaseException) -> str:
 
 
 def raised(doing: str, error: BaseException) -> str:
-    """What was raised while ``doing`` something, and what helps where that is known."""
+    """A message about an error that was raised while ``doing`` something, with advice if a module
+    is missing."""
     what = f"{doing} raised {said(error)}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]

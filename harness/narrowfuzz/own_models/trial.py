@@ -1,4 +1,4 @@
-"""A user's model, tried once: what it is like, or why it cannot be judged."""
+"""The trial of a user's model: finds its properties, or the reason why it cannot be judged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _HOW = "it must return a module and what that is called with: a tensor, a tuple,
 
 
 def tried(source: Source) -> Model:
-    """Build it, call it several times, and see. Raises ValueError for what cannot be judged."""
+    """Build the model, call it several times, and describe it. Raises ValueError with the reason if
+    it cannot be judged."""
     module, given = _built(source)
     linears, dtype = _linears(source, module)
     changing = Changing(dict(module.named_buffers()))
@@ -91,7 +92,8 @@ def tried(source: Source) -> Model:
 
 
 def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], str]:
-    """Of a model that is built where it can be looked at; and the dtype of the first."""
+    """Name -> linear of a model that is built on the CPU, and the dtype of the first linear. Raises
+    ValueError if it is built elsewhere, or has no linear of a supported dtype."""
     elsewhere = {t.device.type for t in (*module.parameters(), *module.buffers())} - {"cpu"}
     if elsewhere:
         raise source.refused(
@@ -110,14 +112,16 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
 
 
 def _made(source: Source, place: Any) -> OwnModel:
-    """As players build it, once more: a case's input takes this place among its arguments."""
+    """A new instance of the model, built as players build it: a case's input replaces the argument
+    at this position or of this name."""
     return OwnModel(source.where, source.build, 1, 1, dict(source.dims), place)
 
 
 def _driven(
     source: Source, module: nn.Module, given: Mapping[Any, Any], changing: Changing
 ) -> tuple[OwnModel, Sequence[Lookup]]:
-    """It, called with what a case's input takes the place of, and its looks into tables."""
+    """The model with the argument determined that a case's input replaces, and its lookups in
+    embedding tables."""
     probe = _made(source, next(k for k, v in given.items() if isinstance(v, torch.Tensor)))
     call, example = _calling(probe, source, changing), probe.given[probe.driven]
     with lookups() as found:
@@ -132,7 +136,7 @@ def _driven(
 def _check_buffers(
     source: Source, built: nn.Module, own: OwnModel, example: torch.Tensor, changing: Changing
 ) -> None:
-    """Refuse a model whose first forward fills a buffer by what it is given, and no other does."""
+    """Refuse a model whose first forward fills a buffer with values that depend on its input."""
     after = {n: then for n, then in _buffers(own.model).items() if n not in changing.names}
     if after.items() <= _buffers(built).items():
         return
@@ -159,7 +163,7 @@ def _vocabulary(
 
 
 def _inputs(given: Mapping[Any, Any]) -> tuple[str, ...]:
-    """``mask [2, 32] bool``: each tensor's name where it has one, its shape and its dtype."""
+    """``mask [2, 32] bool``: name (if there is one), shape and dtype of each tensor."""
     return tuple(
         f"{f'{key} ' if isinstance(key, str) else ''}{list(one.shape)} "
         f"{str(one.dtype).removeprefix('torch.')}"
@@ -169,7 +173,8 @@ def _inputs(given: Mapping[Any, Any]) -> tuple[str, ...]:
 
 
 def _built(source: Source) -> tuple[nn.Module, dict[Any, Any]]:
-    """What ``build`` gives, if that is a module and something to call it with."""
+    """The module that ``build`` returns, and the arguments to call it with, by position or name.
+    Raises ValueError if it returns anything else."""
     try:
         torch.manual_seed(0)
         made = getattr(imported(source.where), source.build)(**dict(source.dims))
@@ -185,21 +190,23 @@ def _built(source: Source) -> tuple[nn.Module, dict[Any, Any]]:
 
 @dataclass
 class Changing:
-    """The buffers of a model as it is built, and the names of those that every forward changes."""
+    """The buffers of a model as built, and the names of those that every forward changes."""
 
     built: Mapping[str, torch.Tensor]
     names: set[str] = field(default_factory=set)
 
     def restore(self, model: nn.Module) -> None:
-        """Let the next forward begin as the first, and a backward that is still to come find what
-        it kept: no version is counted."""
+        """Set the changing buffers back to their initial values for the next forward. Through
+        ``data``, because autograd must not count this as a new version: a backward may still need
+        them."""
         for name in self.names:
             model.get_buffer(name).data.copy_(self.built[name])
 
 
 def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[torch.Tensor], Any]:
-    """The model as it is called with an input, each time with the buffers that it is built with; a
-    first call may make what later ones keep, a cache. What that raises is refused."""
+    """A function that calls the model with an input, each time with the initial values of its
+    changing buffers. The first call may fill a cache that later calls use. If the model raises an
+    error, the model is refused."""
     called_before = False
 
     def call(x: torch.Tensor) -> Any:
@@ -228,8 +235,9 @@ def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[tor
 def _answers(
     source: Source, own: OwnModel, example: torch.Tensor, called: Callable[[torch.Tensor], Any]
 ) -> tuple[list[Answer], tuple[str, ...], frozenset[str] | None]:
-    """What it answers again and again to the same, its parameters that no gradient reaches, and the
-    operators that it calls."""
+    """The answers to identical calls, the parameters that get no gradient, and the operators that
+    the model calls; None if backward fails. Raises ValueError for a model that returns nothing to
+    compare or differentiate, or whose runs differ."""
 
     def call() -> Any:
         x = example.clone()
@@ -254,7 +262,7 @@ def _answers(
         unreached = _unreached(own.model, first)
     answers += [
         asked(own.model, call) for _ in range(CALLS - 1)
-    ]  # what a backward left matters, too
+    ]  # after a backward: what it leaves may change the next forward
     if which := forgetful(answers):
         raise source.refused(
             "with the same input and the same random numbers it gives another output each time: "
@@ -275,7 +283,7 @@ def _answers(
 
 
 def _unreached(model: nn.Module, answer: Answer) -> tuple[str, ...] | None:
-    """The parameters that train, and get no gradient from what it returned; None where backward
+    """The trainable parameters that get no gradient from what the model returned; None if backward
     fails."""
     ends = [t for t in answer.floats if t.requires_grad]
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -289,8 +297,9 @@ def _unreached(model: nn.Module, answer: Answer) -> tuple[str, ...] | None:
 
 
 def _sizes(source: Source, example: torch.Tensor, given: int, ids: int) -> dict[str, Any]:
-    """The example's shape as a Spec's: rows, a batch where there are three sizes, features, and
-    features out of so many numbers that are ``given``; so many ``ids``, 0: it holds none."""
+    """The example's shape as fields of a Spec: rows, a batch if it has three dimensions, and
+    features in and out. ``given``: number of floats that the model returns. ``ids``: size of the
+    vocabulary, 0 if the example holds features."""
     *rows, features = (*example.shape, 1) if ids else example.shape
     fixed: dict[str, Any] = {"batch": 0, "m": math.prod(rows)}
     if len(rows) == 2 and rows[0] <= 64:
@@ -307,8 +316,8 @@ def _sizes(source: Source, example: torch.Tensor, given: int, ids: int) -> dict[
 
 
 def _blocks(module: Any) -> tuple[str, ...]:
-    """The blocks of the first list of modules with linears: what training code recomputes one by
-    one. A list of norms before it is none."""
+    """Names of the blocks in the first ModuleList that contains linears, which training code
+    recomputes one by one. An earlier list without linears, of norms for example, does not count."""
     for name, part in module.named_modules():
         if isinstance(part, nn.ModuleList) and any(
             isinstance(m, nn.Linear) for m in part.modules()
@@ -318,7 +327,7 @@ def _blocks(module: Any) -> tuple[str, ...]:
 
 
 def _buffers(module: nn.Module) -> dict[str, bytes]:
-    """A hash of every buffer's bytes."""
+    """Name -> hash of the bytes of every buffer."""
     return {name: digest([buffer]) for name, buffer in module.named_buffers()}
 
 

@@ -1,6 +1,6 @@
-"""What a script asks of runs as a whole, where no single element is the answer.
+"""Checks that a script makes of whole runs, where no single element is wrong by itself.
 
-Each function says how it went in a sentence, and whether the divergence shows.
+Each function returns a sentence that describes the result, and whether the divergence shows.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Sentence = tuple[str, bool]
 
 
 def plain(t: torch.Tensor) -> torch.Tensor:
-    """In float64, NaN equal to NaN and -0 to 0."""
+    """The tensor in float64, changed so that NaN equals NaN and -0 equals 0."""
     return t.double().nan_to_num(nan=0.5) + 0.0
 
 
 def rows(t: torch.Tensor) -> torch.Tensor:
-    """In fp32, all but the last dimension as one; of a library's own tensor what is inside."""
+    """In fp32, all but the last dimension flattened; a library's own tensor is unwrapped first."""
     t = getattr(t, "_data", t)
     return (t.flatten(0, -2) if t.dim() > 1 else t).float()
 
@@ -52,7 +52,7 @@ def crc(t: torch.Tensor) -> int:
 
 
 def different(first: Results, *others: Results) -> Sentence:
-    """Results that are not the first run's in each of the others."""
+    """Names of results that differ between the first run and any of the others."""
     names = {}
     for other in others:
         for name in {**first, **other}:
@@ -62,13 +62,13 @@ def different(first: Results, *others: Results) -> Sentence:
 
 
 def missing(results: Results, names: Sequence[str]) -> Sentence:
-    """Gradients that are not there."""
+    """Which of the gradients with these names are missing."""
     lacking = [name for name in names if name not in results]
     return f"no gradient of: {', '.join(lacking) or 'nothing'}", bool(lacking)
 
 
 def not_the_sum(whole: Results, *parts: Results) -> Sentence:
-    """Gradients that are not the parts', added one by one in their own dtype."""
+    """Gradients that are not the sum of the parts' gradients, added one by one in their dtype."""
     total = {name: grad for name, grad in parts[0].items() if name.endswith(".grad")}
     for part in parts[1:]:
         total = {name: grad + part[name] for name, grad in total.items()}
@@ -85,8 +85,8 @@ def beyond(
     ratio: float,
     floor: float,
 ) -> Sentence:
-    """A root mean square error larger than ``ratio`` times eager's, or what is ``usual`` of such
-    results, and ``floor``."""
+    """The root mean square error of ``got`` must be at most ``floor`` plus ``ratio`` times eager's
+    error or the ``usual`` one, whichever is larger; and ``got`` must be finite."""
 
     def rms(t: torch.Tensor) -> float:
         return t.double().square().mean().sqrt().item()
@@ -100,8 +100,8 @@ def beyond(
 def own_backward(
     results: Results, tensors: Results, last: str, allowed: float, largest: float, tiny: float
 ) -> Sentence:
-    """The output times its gradient, and the last weight times its, have the same sums. Below
-    ``tiny`` a result is as far off as there."""
+    """For each output of the last linear, sum(output * its gradient) must equal sum(weight * its
+    gradient), plus the bias's. Below ``tiny`` a result is allowed the error of ``tiny``."""
     grad, weight = results[f"{last}.weight.grad"].double(), tensors[f"{last}.weight"].double()
     y = results["output"].double()
     g = tensors["grad_output"].double().reshape(y.shape)
@@ -118,7 +118,7 @@ def own_backward(
 
 
 def statistics(attention: Sequence[Attended], allowed: float) -> Sentence:
-    """What attention's backward got is not its forward's, or probabilities do not sum to 1."""
+    """Attention backwards must get their forward's tensors, and probabilities must sum to 1."""
     forwards = [a for a in attention if a.phase == "forward"]
     backwards = [a for a in attention if a.phase == "backward"]
     lost, moved, worst = 0, 0, 0.0
@@ -143,7 +143,7 @@ def statistics(attention: Sequence[Attended], allowed: float) -> Sentence:
 
 
 def recomputed_otherwise(products: Sequence[Product]) -> Sentence:
-    """A product of backward with a forward product's weight is that product again."""
+    """Products of backward that use a forward product's weight must repeat that product."""
     forwards = [p for p in products if p.phase == "forward"]
     moved = repeated = 0
 
@@ -156,7 +156,7 @@ def recomputed_otherwise(products: Sequence[Product]) -> Sentence:
 
     for p in (p for p in products if p.phase == "backward"):
         first = [f for f in forwards if same(f, p, "b")]
-        # a weight that equals its transpose may be the input gradient's as well
+        # a product with a symmetric weight may compute the input gradient as well
         if first and not (p.b.shape[0] == p.b.shape[1] and equal(p.b, p.b.t())):
             repeated += 1
             moved += not any(same(f, p, "a") for f in first)
@@ -167,8 +167,8 @@ def recomputed_otherwise(products: Sequence[Product]) -> Sentence:
 
 
 def wrong_products(products: Sequence[Product]) -> Sentence:
-    """A product farther from float64 than K + 3 roundings of fp32 in any order, and then those of
-    the result."""
+    """Each product may differ from float64 by at most K + 3 roundings of fp32, in any order of
+    summation, plus the rounding of the result to its dtype."""
     worst = 0.0
     for p in products:
         scales = [1.0 if s is None else s.double() for s in (p.scale_a, p.scale_b)]

@@ -1,7 +1,7 @@
-"""Activation checkpointing of a model: everything, or everything but what a policy keeps.
+"""Activation checkpointing of a model: recompute everything, or all but what a policy saves.
 
-The selective policy is torchtitan's: attention and every second matmul are kept, the rest is
-recomputed. That is the dangerous kind: what was kept must belong to what is recomputed.
+The selective policy is torchtitan's: attention and every second matmul are saved, the rest is
+recomputed. That is the dangerous kind: saved tensors must match the recomputed ones.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _KEPT = (
 def recomputing(
     model: nn.Module, how: Callable[..., Any], regions: tuple[str, ...], whole: bool
 ) -> Any:
-    """``model`` as a callable that recomputes in backward, as ``full``, ``reentrant`` or
-    ``selective`` does: each of its submodules ``regions``, the ``whole``, or these inside that."""
+    """``model`` as a callable that recomputes in backward, by ``full``, ``reentrant`` or
+    ``selective``: each of its submodules ``regions``, the ``whole`` model, or both, nested."""
     for name in regions:
         region = model.get_submodule(name)
         if "forward" not in vars(region):
@@ -42,8 +42,8 @@ def recomputing(
 
 
 def numbered(how: Callable[..., Any], place: Any) -> Callable[..., Any]:
-    """The same, and during a recompute ``place.forward`` is the forward that it belongs to, and
-    ``place.segment`` the checkpointed call that it repeats: a block that a forward calls twice is
+    """``how``, but during a recompute ``place.forward`` and ``place.segment`` are the numbers of
+    the forward and of its checkpointed call that is repeated: a block that a forward calls twice is
     recomputed last call first."""
 
     def checkpointed(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -53,7 +53,7 @@ def numbered(how: Callable[..., Any], place: Any) -> Callable[..., Any]:
         def again(*args: Any, **named: Any) -> Any:
             now = place.forward, place.segment, place.segments
             place.forward, place.segment = numbers
-            place.segments = numbers[1]  # checkpoints inside are numbered as in the forward
+            place.segments = numbers[1]  # nested checkpoints get the forward's numbers
             try:
                 return function(*args, **named)
             finally:

@@ -1,6 +1,6 @@
-"""Trains a loss whose classes ranks share: PyTorch's ``loss_parallel``.
+"""Trains a loss whose classes are sharded over ranks: PyTorch's ``loss_parallel``.
 
-Scripts have the source of these functions, with the values of a job put in.
+Scripts contain the source of these functions, with the values of a job substituted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def play_classes(
     taps: Taps,
     on: Callable[..., list[Trace]],
 ) -> list[Trace]:
-    """What training leaves on every rank, put together from all. ``on`` runs a function on every
-    rank."""
+    """The traces of all ranks after training, each with the full tensors. ``on`` runs a function on
+    every rank."""
 
     def main(rank: int, mesh: Any) -> Trace:
         trace, device = Trace(), torch.device(mesh.device_type)
@@ -62,12 +62,12 @@ def play_classes(
             trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
         return trace
 
-    with loss_parallel():  # it is switched for all threads
+    with loss_parallel():  # this switch is shared by all threads
         return on({"classes": job.layout.ranks}, main)
 
 
 def _whole(part: torch.Tensor, share: Any) -> torch.Tensor:
-    """What all ranks have of a parameter, or of its gradient."""
+    """The full tensor of a parameter, or of its gradient, from the ranks' parts."""
     like = share.detach()
     own = DTensor.from_local(
         part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
@@ -77,7 +77,7 @@ def _whole(part: torch.Tensor, share: Any) -> torch.Tensor:
 
 def _pass(trace: Trace, run: Training, mesh: Any, n: int, x: torch.Tensor, g: torch.Tensor) -> None:
     """One forward and backward on this rank's columns of the logits."""
-    x, g = x.flatten(0, -2), g.flatten(0, -2)  # DTensor shares no dimension of one that reshapes
+    x, g = x.flatten(0, -2), g.flatten(0, -2)  # DTensor shards no dimension of a reshaped tensor
     logits = distribute_tensor(x, mesh, [Shard(1)]).requires_grad_()
     trace.phase, run.forward = "forward", n
     y = run.call(logits)

@@ -1,6 +1,6 @@
-"""Trains a model whose ranks share the rows of each sequence: PyTorch's context parallelism.
+"""Trains a model with the rows of each sequence sharded over ranks: PyTorch's context parallelism.
 
-Scripts have the source of these functions, with the values of a job put in.
+Scripts contain the source of these functions, with the values of a job substituted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from narrowfuzz.play.converted import called, fill
 from narrowfuzz.play.job import Taps
 from narrowfuzz.play.player import Trace, Training, by_steps, keep, microbatch, phased
 
-#: The kernels whose keys and values can go around.
+#: Attention kernels for which keys and values can be passed from rank to rank.
 _KERNELS = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
 ]
-#: The dimension of the rows.
+#: The dimension of the rows, which ranks shard.
 _ROWS = 1
 
 
@@ -42,8 +42,8 @@ def play_context(
     taps: Taps,
     on: Callable[..., list[Trace]],
 ) -> list[Trace]:
-    """What training leaves on every rank: outputs and input gradients put together from all, and
-    gradients added up. ``on`` runs a function on every rank."""
+    """The traces of all ranks after training: outputs and input gradients are gathered from all
+    ranks, and parameter gradients are summed. ``on`` runs a function on every rank."""
 
     def main(rank: int, mesh: Any) -> Trace:
         trace, device = Trace(), torch.device(mesh.device_type)
@@ -71,7 +71,7 @@ def play_context(
 
 
 def unavailable() -> str:
-    """Why it has no attention on a CPU, or "" if it has."""
+    """Why context parallelism has no attention on a CPU here, or "" if it has."""
     parts = getattr(experimental, "_context_parallel", None) or experimental
     handled = getattr(parts._attention, "custom_ops", {})
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -89,7 +89,7 @@ def _pass(trace: Trace, run: Training, mesh: Any, n: int, x: torch.Tensor, g: to
                 mesh, buffers=[x, g], buffer_seq_dims=[_ROWS, _ROWS], no_restore_buffers={x, g}
             )
         )
-        with torch.enable_grad():  # context_parallel is entered without
+        with torch.enable_grad():  # context_parallel turns gradients off
             x.requires_grad_()
             trace.phase, run.forward = "forward", n
             y = run.call(x)

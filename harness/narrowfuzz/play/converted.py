@@ -1,6 +1,6 @@
-"""Makes a model, converts and fills it, and has it trained: what a recipe's case is.
+"""Makes a model, converts and fills it, and trains it: the case of a recipe.
 
-Scripts have the source of these functions, with the values of a job put in.
+Scripts contain the source of these functions, with the values of a job substituted.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def play(
     taps: Taps,
     layout: Any = None,
 ) -> Trace:
-    """A model that is made and converted, filled and trained, and what it leaves. A ``layout`` over
-    ranks places the model, feeds a rank its part of the tensors and collects what it has; calls
-    are then watched from outside of it. A training that a layout does not end goes on elsewhere."""
+    """Make, convert, fill and train a model; returns the trace. A ``layout`` over ranks places the
+    model, feeds this rank its part of the tensors and adds results common to ranks; calls are then
+    watched outside its hooks. Unless ``layout.ends``, the training goes on elsewhere."""
     with torch.no_grad():
         model = make()
         if job.lifecycle != "none":
@@ -63,7 +63,7 @@ def play(
             if layout is not None:
                 watching.outside, watching.own = True, on_this_rank
             trace.calls = watching.calls
-            if layout is None:  # who lays out does it for all ranks, which share the switch
+            if layout is None:  # with one it is set once for all ranks
                 stack.enter_context(set_checkpoint_early_stop(False))
             stack.enter_context(watching.recording())
             if taps.tap is not None:
@@ -88,14 +88,14 @@ def play(
 
 
 def regions_of(device: str, autocast: bool) -> Callable[[bool | None], Any]:
-    """What opens a region, in high precision under None: torch's autocast, or nothing."""
+    """A function that opens a region: torch's autocast, disabled for None or False; or nothing."""
     if autocast:
         return lambda narrow: torch.autocast(device, torch.bfloat16, enabled=bool(narrow))
     return lambda narrow: contextlib.nullcontext()
 
 
 def renewed(model: nn.Module, anew: Callable[[], nn.Module], *, lifecycle: str) -> nn.Module:
-    """The model itself, a copy of it, or another one that has loaded its state."""
+    """The model itself, a deep copy of it, or a new model that has loaded its state."""
     if lifecycle == "deepcopy":
         return copy.deepcopy(model)
     if lifecycle == "reload":
@@ -113,13 +113,13 @@ def fill(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, job: Job) -> 
 
 
 def called(run: Training, *, job: Job, taps: Taps, layout: Any = None) -> Any:
-    """The model as it is called: recomputed, wrapped by its layout, compiled, all or nothing of it.
-    Where calls are watched, a recompute knows which forward it repeats."""
+    """A callable that runs the model as the job demands: recomputed, wrapped by its layout,
+    compiled, or as it is. If calls are watched, a recompute knows which forward it repeats."""
     call: Any = run.model
     if job.recompute.how:
         how: Any
         if job.recompute.how == "selective":
-            # a package's own model may know better what to keep
+            # a package's own model may bring its own policy
             how = getattr(run.model, "selective", selective)
         elif job.recompute.how == "reentrant":
             how = reentrant

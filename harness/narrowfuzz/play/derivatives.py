@@ -1,8 +1,8 @@
-"""The backward of a user's own ``torch.autograd.Function`` is the derivative of its forward: in
-float64, against finite differences that bring their own error (``differences.py``).
+"""Checks that the backward of a user's ``torch.autograd.Function`` is the derivative of its
+forward: in float64, against finite differences with an error estimate (``differences.py``).
 
-A backward is called wrong only where it leaves that error many times over on every one of many
-fresh gradients and directions, and where nothing says that it is meant so: see ``meant``.
+A backward is called wrong only if it is off by many times that error for every one of many fresh
+gradients and directions, and if nothing suggests that this is intended: see ``meant``.
 
 A stand-alone script is written from this source.
 """
@@ -37,42 +37,42 @@ from narrowfuzz.play.functions import (
     needing,
 )
 
-#: Of one argument of one Function: the module that called it, the slope by finite differences and
-#: its error, what the backward gives along the same direction, by how much these may differ, all in
-#: the worst direction; their root mean square difference as a share of the slopes, what that may
-#: be, and of how many directions. ``why`` nothing can be said, or "".
+#: For one argument of one Function: the module that called it; the slope by finite differences, its
+#: error, what the backward gives along the same direction and the allowed difference, all in the
+#: worst direction; ``off``, their root mean square difference as a share of the slopes, the allowed
+#: ``share``, and the number of directions. ``why`` there is no verdict, or "".
 Derivative = namedtuple(
     "Derivative", "function module argument why slope error backward allowed off share directions"
 )
-#: Arguments are tried so far beside what they were, a share of their root mean square: away from
-#: kinks, from a grid that they were rounded to, and from what a backward may have kept of them.
+#: Before they are tried, arguments are moved by this share of their root mean square: away from
+#: kinks, from a grid that they were rounded to, and from values that a backward may have saved.
 BESIDE = 2.0**-4
-#: Directions that are looked at, and fresh ones where those are not as they should be.
+#: The number of directions tried first, and of fresh ones if the first do not agree.
 FEW, MANY = 2, 20
-#: So many errors a slope may be off by: an estimate that moved by e from one step to the next,
-#: a quarter as long, is a sixteenth of e off; in noise a few times e.
+#: A slope may be off by this many errors: an estimate that moved by e from one step to the next, a
+#: quarter as long, is a sixteenth of e off; in noise a few times e.
 ERRORS = 64.0
-#: What a backward may be off by at least, a share of the slope: it may round to bf16.
+#: The least that a backward may be off by, a share of the slope: it may round to bf16.
 SHARE = 2.0**-7
-#: A slope whose error is no smaller share of it tells nothing.
+#: A slope whose error is a larger share of it than this decides nothing.
 CLEAR = 2.0**-10
-#: A smooth function is not so many times steeper over a finite step than over the smallest.
+#: A smooth function is at most this much steeper over a finite step than over the smallest.
 STEEP = 8.0
-#: A single element is moved by this, and then by these, as shares of the root mean square.
+#: A single element is moved by LEAST and then by FAR, as shares of the root mean square.
 LEAST, FAR = 2.0**-12, (0.25, -0.25, 1.0, -1.0, 4.0, -4.0, 16.0, -16.0)
-#: Elements that are moved by themselves.
+#: The number of elements that are moved one at a time.
 ELEMENTS = 48
-#: Where an object is among the arguments, a backward may be off by this share.
+#: The share that a backward may be off by if an object is among the arguments.
 HIDDEN = 0.25
-#: More numbers in the arguments than these take too long.
+#: A call with more numbers in its arguments takes too long to be tried.
 LARGEST_CALL = 2**22
 
 
 def derivatives(own: Any, ids: int) -> list[Derivative]:
-    """Of every Function of a user's that a forward of this ``OwnModel`` calls, and every argument
-    that it is asked the gradient of, once for each kind of call; ids: as ``function_calls``.
+    """Results for every user-defined Function that a forward of this ``OwnModel`` calls and every
+    argument that needs a gradient, once for each kind of call. ``ids``: see ``function_calls``.
 
-    Parameters are moved a little first: what begins as zeros hides what it is multiplied by.
+    Parameters are moved a little first: one that is zero hides what it is multiplied by.
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -94,7 +94,7 @@ def derivatives(own: Any, ids: int) -> list[Derivative]:
 
 
 def of_call(call: FunctionCall, other: FunctionCall | None) -> Iterator[Derivative]:
-    """Of every argument that needs a gradient; ``other`` is the same call in another forward."""
+    """Results for each argument that needs a gradient; ``other``: this call in another forward."""
     asked = [i for i, needs in enumerate(call.needs) if needs]
     try:
         wide = in_float64(call)
@@ -113,7 +113,7 @@ def of_call(call: FunctionCall, other: FunctionCall | None) -> Iterator[Derivati
 
 
 def unsaid(call: FunctionCall, i: int, why: str) -> Derivative:
-    """Nothing can be said of this argument."""
+    """A result without a verdict on this argument."""
     nan = math.nan
     return Derivative(
         call.name, call.module, call.argument(i), why, nan, nan, nan, nan, nan, nan, 0
@@ -121,8 +121,8 @@ def unsaid(call: FunctionCall, i: int, why: str) -> Derivative:
 
 
 def follows(call: FunctionCall, other: FunctionCall | None) -> bool:
-    """True where floats that need no gradient differ from forward to forward: they may hang on what
-    does, and the backward may be that of both. Without the other call nobody knows."""
+    """True if floats that need no gradient differ between forwards: they may depend on arguments
+    that need one, and the backward may include that. True if the other call is unknown, too."""
     if other is None or other.name != call.name:
         return True
     for needs, mine, theirs in zip(call.needs, call.args, other.args, strict=False):
@@ -137,8 +137,8 @@ def follows(call: FunctionCall, other: FunctionCall | None) -> bool:
 
 
 def point_of(call: FunctionCall) -> tuple[dict[int, torch.Tensor], str]:
-    """The arguments that need a gradient, beside what they were, and why nothing can be tried
-    there, or ""."""
+    """Finite values, if possible slightly moved, for the arguments that need a gradient; and why
+    nothing can be tried there, or ""."""
     values = {i: a for i, (a, needs) in enumerate(zip(call.args, call.needs, strict=True)) if needs}
     if sum(x.numel() for x in values.values()) > LARGEST_CALL:
         return values, "its arguments are too large to be tried"
@@ -154,8 +154,8 @@ def point_of(call: FunctionCall) -> tuple[dict[int, torch.Tensor], str]:
 
 
 def live_of(call: FunctionCall, values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """A gradient for each result that the backward passes one back from: some results are there to
-    be saved, and theirs is dropped."""
+    """A random gradient for each result whose gradient the backward uses: some results are returned
+    only to be saved, and their gradients are dropped."""
     live = {}
     for j, y in enumerate(called_with(call, needing(values))):
         if isinstance(y, torch.Tensor) and y.requires_grad and y.numel():
@@ -171,7 +171,7 @@ def of_argument(
     live: Mapping[int, torch.Tensor],
     i: int,
 ) -> Derivative:
-    """A few directions, and many fresh ones where these are not as they should be."""
+    """Try a few directions, and many fresh ones if those do not agree."""
     place = call.name, call.module, call.argument(i)
 
     def said(slopes: Sequence[Slope], why: str = "", share: float = SHARE) -> Derivative:
@@ -198,7 +198,7 @@ def of_argument(
 
 
 def share_off(slopes: Sequence[Slope]) -> float:
-    """Root mean square of what the backward is off by, a share of that of the slopes."""
+    """The root mean square error of the backward, as a share of that of the slopes."""
     off = math.hypot(*(s.backward - s.slope for s in slopes))
     return off / (math.hypot(*(s.size for s in slopes)) or 1.0)
 
@@ -209,9 +209,9 @@ def roughness(
     live: Mapping[int, torch.Tensor],
     i: int,
 ) -> float:
-    """What share of the slope a backward may be off by: it may round, and is then not additive in
-    the gradients that it gets; nor is one that clips them, or adds a gradient of its own. An object
-    among the arguments may hold what is rounded in forward alone, out of sight."""
+    """The share of the slope that a backward may be off by. One that rounds or clips the gradients
+    that it gets, or adds a gradient of its own, is not additive in them, by which it is recognised.
+    An object among the arguments may hold values that only the forward rounds, out of sight."""
     known = (torch.Tensor, bool, int, float, str, list, tuple, torch.dtype, torch.device)
     hidden = any(not (a is None or isinstance(a, known)) for a in call.args)
     sent = [{j: drawn(g) for j, g in live.items()} for _ in range(2)]
@@ -231,7 +231,7 @@ def meant(
     i: int,
     slopes: Sequence[Slope],
 ) -> str:
-    """Why a backward that is not the derivative may well be meant so, or why there is none; ""."""
+    """Why a backward that is not the derivative may well be intended, or "" for no reason."""
     sent = {j: drawn(g) for j, g in live.items()}
     gradients = backward_of(call, values, sent)
     gradient = gradients[list(values).index(i)]
@@ -244,9 +244,9 @@ def meant(
     if max(s.leap for s in slopes) > STEEP:
         return "its result moves in leaps: it rounds, or it is steep"
     for j in others_of(call, i):
-        # a backward may be that of the same without rounding, for every argument
+        # a backward may be that of the unrounded function, for every argument
         for _ in range(FEW):
-            # from a little beside it: what was rounded before stands on a grid
+            # start slightly beside the value: one that was rounded before lies on a grid
             way, start = way_from(call.args[j]), BESIDE * way_from(call.args[j])
             there = call if j in values else with_argument(call, j, call.args[j] + start)
             if differences(there, values, sent, j, way).leap > STEEP:
@@ -257,7 +257,7 @@ def meant(
 
 
 def others_of(call: FunctionCall, i: int) -> list[int]:
-    """The other arguments that hold floats, whether they need a gradient or not."""
+    """Indices of the other arguments that hold finite floats, needing a gradient or not."""
     return [
         j
         for j, a in enumerate(call.args)
@@ -272,7 +272,7 @@ def others_of(call: FunctionCall, i: int) -> list[int]:
 def multiple_of(
     results: Sequence[Any], live: Mapping[int, Any], values: Mapping[int, torch.Tensor]
 ) -> bool:
-    """True where a result is an argument, or a constant times it, in whatever shape."""
+    """True if a result is an argument times a constant (which may be 1), in any shape."""
     for y in (vector([results[j]]) for j in live):
         for x in (vector([x]) for x in values.values()):
             if y.numel() == x.numel() and nonzero(x):
@@ -290,8 +290,8 @@ def passes_through(
     i: int,
     gradient: torch.Tensor,
 ) -> bool:
-    """True where an element has a gradient that the results do not move with at all near where it
-    is, but do farther off: one that is clamped, or rounded to a grid."""
+    """True if an element has a gradient although the results do not change at all close to its
+    value, but do farther away: it is clamped, or rounded to a grid."""
     x, here = values[i], moved(call, values, live, i, torch.zeros_like(values[i]))
     sizes = gradient.detach().abs().reshape(-1)
     some = torch.randperm(sizes.numel())[: ELEMENTS // 2].to(sizes.device)
@@ -312,7 +312,7 @@ def passes_through(
 def wrong_backward(
     found: Sequence[Derivative], function: str, argument: str
 ) -> tuple[str, bool | None]:
-    """Of this argument of this Function, in words, whether its backward is wrong; None: cannot
+    """A sentence on this argument of this Function, and whether its backward is wrong; None: cannot
     tell."""
     for one in found:
         if (one.function, one.argument) == (function, argument) and not one.why:

@@ -1,5 +1,5 @@
-"""Results that are made of what an operator's call was given and returned. Whoever reads what an
-operator is imports this without torch, and scripts are pasted from it."""
+"""Results computed from the inputs and results of an operator's call. This module does not import
+torch, so operators can be described without it; scripts are pasted from it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 def parameter_again(
     tensors: Mapping[str, Any], results: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The parameter, which is held to a second bound."""
+    """The parameter under a second name, which has a second bound."""
     return {"bounded_param": results["param"]}
 
 
 def rate_of_muon(options: Mapping[str, Any], rows: int, columns: int) -> float:
-    """What an update of that many rows and columns is multiplied by."""
+    """The factor by which Muon multiplies an update with this many rows and columns."""
     if options["adjust_lr_fn"] == "match_rms_adamw":
         return float(options["lr"] * 0.2 * math.sqrt(max(rows, columns)))
     return float(options["lr"] * math.sqrt(max(1.0, rows / columns)))
@@ -25,9 +25,9 @@ def rate_of_muon(options: Mapping[str, Any], rows: int, columns: int) -> float:
 def singular_values_and_alignment(
     tensors: Mapping[str, Any], results: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The singular values of what Muon moved a decayed parameter by, in rates, largest first; and
-    its product with the gradient that was orthogonalised, by the sum of that one's singular values.
-    NaN where they are not finite."""
+    """The singular values, largest first, of Muon's update of the decayed parameter, divided by its
+    rate; and the inner product of that update with the gradient that was orthogonalised, divided by
+    the sum of this gradient's singular values. NaN if either is not finite."""
     options, param = settings["options"], tensors["param"].double().cpu()
     decayed = param * (1.0 - options["lr"] * options["weight_decay"])
     update = (decayed - results["param"].double().cpu()) / rate_of_muon(options, *param.shape)
@@ -47,8 +47,8 @@ def singular_values_and_alignment(
 def at_their_places(
     tensors: Mapping[str, Any], results: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What stands at the places that an ordering names, and of each row how many of them it names
-    twice, or, where it is stable, behind an equal number that stood behind."""
+    """The values at the indices that a sort returned, and for each row the number of indices that
+    occur twice or, if it is stable, that follow a larger index of an equal value."""
     dim, places = settings["dim"], results["indices"].long()
     found = tensors["input"].gather(dim, places)
     wrong = (places.sort(dim).values.diff(dim=dim) == 0).sum(dim, keepdim=True)

@@ -1,11 +1,11 @@
-"""How fast a user's ``torch.autograd.Function`` moves along a direction, in float64.
+"""Slopes of a user's ``torch.autograd.Function`` along a direction, in float64.
 
 For a gradient g sent into the results, a direction d of one argument x and a step h,
 
     s(h) = <g, F(x + h d) - F(x - h d)> / 2h  ->  <backward(g), d>   as h -> 0.
 
-Two neighbouring steps give a slope (Richardson's) and how much it moved; the two one-sided slopes
-part by another amount where F has a kink. Both are its error.
+Two neighbouring steps give a slope (by Richardson extrapolation) and how much it changed between
+them; at a kink of F the two one-sided slopes differ as well. The error is the sum of both.
 
 A stand-alone script is written from this source.
 """
@@ -22,11 +22,11 @@ import torch
 
 from narrowfuzz.play.functions import FunctionCall, backward_of, called_with, needing
 
-#: One direction: ``size`` is what a sum of so many products comes to, ``leap`` how many times as
-#: steep a finite step was as the smallest one, at the steepest.
+#: The slope along one direction. ``size``: the typical magnitude of such a sum of products.
+#: ``leap``: the steepest finite step, as a multiple of the slope over the smallest step.
 Slope = namedtuple("Slope", "slope error backward size leap constant")
-#: Steps as shares of an argument's root mean square: from what crosses the grid of an 8-bit number
-#: to where fp32 inside of a Function still tells two points apart.
+#: Steps as shares of an argument's root mean square: from large enough to cross the grid of an
+#: 8-bit format to where a Function that computes in fp32 still distinguishes two points.
 STEPS = tuple(2.0**-k for k in range(2, 21, 2))
 
 
@@ -35,21 +35,21 @@ def nonzero(t: torch.Tensor | None) -> bool:
 
 
 def drawn(like: torch.Tensor) -> torch.Tensor:
-    """Normal numbers in the shape and type of a tensor, drawn on the CPU."""
+    """Normal random numbers in the shape and dtype of a tensor, drawn on the CPU."""
     wide = torch.complex128 if like.is_complex() else torch.float64
     return torch.randn(like.shape, dtype=wide).to(like.device, like.dtype)
 
 
 def size_of(x: torch.Tensor) -> float:
-    """The root mean square, 1 where that is nothing."""
+    """The root mean square, or 1 if that is zero or not finite."""
     size = x.detach().abs().square().mean().sqrt().item() if x.numel() else 0.0
     return size if size and math.isfinite(size) else 1.0
 
 
 def way_from(x: torch.Tensor, *, relative: bool = False) -> torch.Tensor:
-    """A random direction for x, as large as that is, as a whole or ``relative``, element by
-    element. What is made of zeros, of one triangle or symmetric stays so: its backward may count
-    on it."""
+    """A random direction for x with the root mean square of x or, if ``relative``, a quarter of
+    each element's size. Zeros, a triangle and symmetry are preserved: the backward may rely on
+    them."""
     way = drawn(x) * (x.detach().abs() / 4 if relative else size_of(x))
     if nonzero(x):
         way = way * (x != 0)
@@ -59,7 +59,7 @@ def way_from(x: torch.Tensor, *, relative: bool = False) -> torch.Tensor:
 
 
 def vector(tensors: Sequence[Any]) -> torch.Tensor:
-    """All numbers of the tensors of floats, one after the other."""
+    """All numbers of the floating-point and complex tensors, in one float64 vector."""
     real = [
         (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t).detach().double()
         for t in tensors
@@ -74,11 +74,11 @@ def slope_along(
     live: Mapping[int, torch.Tensor],
     i: int,
 ) -> Slope:
-    """Along a fresh direction of argument i, for a fresh gradient of the results."""
+    """The slope along a random direction of argument i, for a random gradient of the results."""
     sent = {j: drawn(g) for j, g in live.items()}
     direction = way_from(values[i])
     ends = [moved(call, values, sent, i, STEPS[0] * step * direction) for step in (1, -1)]
-    if not all(bool(end.isfinite().all()) for end in ends):  # it may want positive numbers
+    if not all(bool(end.isfinite().all()) for end in ends):  # it may need positive numbers
         direction = way_from(values[i], relative=True)
     gradient = backward_of(call, values, sent)[list(values).index(i)]
     along = 0.0 if gradient is None else vector([gradient]).dot(vector([direction])).item()
@@ -93,7 +93,7 @@ def differences(
     i: int,
     direction: torch.Tensor,
 ) -> Slope:
-    """What finite differences say, step by step."""
+    """The slope by finite differences over all steps; its ``backward`` is NaN."""
     g, parts = vector([*sent.values()]), [vector([t]).numel() for t in sent.values()]
     here = moved(call, values, sent, i, 0.0 * direction)
     slopes, gaps, sizes, steeps = [], [], [], []
@@ -117,8 +117,8 @@ def differences(
 
 
 def leap_of(steeps: Sequence[float]) -> float:
-    """How many times as steep as over the last step it was over one that was steeper than the four
-    times longer step before: a leap of the same height is. What bends is less so, step by step."""
+    """The largest slope that exceeds 1.5 times that over the four times longer step before, divided
+    by the last slope: a jump gets steeper with each shorter step, a smooth bend hardly does."""
     most = max((s for before, s in pairwise(steeps) if s > 1.5 * before), default=0.0)
     return most / steeps[-1] if steeps[-1] else math.inf if most else 1.0
 
@@ -130,7 +130,7 @@ def moved(
     i: int,
     by: torch.Tensor,
 ) -> torch.Tensor:
-    """The numbers of the live results where argument i is moved."""
+    """The live results, in one vector, with argument i moved by ``by``."""
     if i in values:
         values = {**values, i: values[i] + by}
     else:  # it needs no gradient

@@ -1,7 +1,8 @@
-"""Experts that ranks share: each has some, and gets the rows of all ranks that go to these.
+"""Expert parallelism: each rank has some of the experts, and gets the rows of all ranks for these.
 
-What ranks do is what trainers do: an exchange of rows before the experts and one behind them.
-Scripts have the source of these functions, with the values of a job put in."""
+As in trainers, ranks exchange rows before the experts and again behind them. Scripts contain the
+source of these functions, with the values of a job substituted.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +27,25 @@ from torch.func import functional_call
 from narrowfuzz.play.layers import whole_sum
 from narrowfuzz.play.player import Trace
 
-#: The dimension of each weight of the experts that is their hidden features, which tensor-parallel
-#: ranks share.
+#: The dimension of each weight of the experts that holds their hidden features, which
+#: tensor-parallel ranks shard.
 HIDDEN = {"w1": 1, "w2": 2, "w3": 1}
 
 
 def in_groups(mesh: Any, experts: int) -> Any:
-    """The mesh with its data-parallel ranks in groups of so many, which share experts."""
-    # what is kept of operators knows the groups of an earlier mesh like this one
+    """The mesh with its data-parallel ranks in groups of ``experts`` ranks, which share experts."""
+    # DTensor's cache for operators holds the groups of an earlier, equal mesh
     _clear_sharding_prop_cache()
     groups = mesh["data"].size() // experts
     parts = mesh._unflatten("data", (groups, experts), ("groups", "experts"))
     shared = [name for name in parts.mesh_dim_names if name != "replicas"]
-    parts[tuple(shared)]._flatten()  # what all of these hold parts of is added up at once
+    parts[tuple(shared)]._flatten()  # for sums over all of these ranks at once
     return parts
 
 
 def share_experts(model: nn.Module, mesh: Any) -> None:
-    """Lay a model's experts out over the ranks of a mesh, as many in a row on each; with a second
-    dimension, of tensor-parallel ranks, each of these has some hidden features of them."""
+    """Shard a model's experts over the ranks of a mesh, equally many consecutive ones on each; a
+    second, tensor-parallel dimension of the mesh shards the hidden features of each expert."""
     exchange = Exchange()
     distribute_module(
         model.get_submodule("experts"), mesh, divided, exchange.sends, exchange.returns
@@ -52,7 +53,7 @@ def share_experts(model: nn.Module, mesh: Any) -> None:
 
 
 def divided(name: str, module: nn.Module, mesh: Any) -> None:
-    """Each parameter in pieces along its experts, and along their hidden features."""
+    """Shard each parameter along its experts and, if the mesh is 2-D, along its hidden features."""
     for key, parameter in [*module.named_parameters(recurse=False)]:
         pieces = [Shard(0), Shard(HIDDEN[key])][: mesh.ndim]
         laid = distribute_tensor(parameter.data, mesh, pieces)
@@ -60,18 +61,18 @@ def divided(name: str, module: nn.Module, mesh: Any) -> None:
 
 
 class Exchange:
-    """Rows on their way to the ranks whose experts they go to, and back."""
+    """Sends rows to the ranks that have their experts, and the results back."""
 
     def sends(self, module: nn.Module, given: tuple[Any, ...], mesh: Any) -> tuple[Any, ...]:
-        """This rank's rows by expert, and where those of each end, of all experts; to the rows of
-        all ranks, by those experts that this one has."""
+        """From this rank's rows, sorted by expert, and the ends of the rows of each of all experts,
+        to the rows of all ranks for the experts of this rank, and their ends."""
         rows, offs = given
-        if mesh.ndim > 1:  # each part of an expert sends a summand of these rows' gradient back
+        if mesh.ndim > 1:  # every shard of an expert adds a summand to these rows' gradient
             whole = DTensor.from_local(rows, mesh["tensor"], [Replicate()])
             rows = whole.to_local(grad_placements=[Partial()])
         ranks, group = mesh["experts"].size(), mesh["experts"].get_group()
         counts = rows_of_each(offs)
-        # as many of each rank for each expert here
+        # the number of rows from each rank for each expert here
         came = all_to_all_single(counts, None, None, group).reshape(ranks, -1)
         self.sent = counts.reshape(ranks, -1).sum(1).tolist()
         self.received = came.sum(1).tolist()
@@ -80,7 +81,7 @@ class Exchange:
         return rows[self.order], ends
 
     def returns(self, module: nn.Module, products: torch.Tensor, mesh: Any) -> torch.Tensor:
-        """What was made of these rows, back to where each came from."""
+        """Send the experts' outputs back to the ranks that their rows came from."""
         products, group = products[self.order.argsort()], mesh["experts"].get_group()
         products = all_to_all_single_autograd(products, self.sent, self.received, group)
         if mesh.ndim > 1:
@@ -90,13 +91,13 @@ class Exchange:
 
 
 def rows_of_each(offs: torch.Tensor) -> torch.Tensor:
-    """How many rows end at each of these."""
+    """The number of rows in each group, from the ends of all groups."""
     return offs.diff(prepend=offs.new_zeros(1))
 
 
 def by_expert(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows that come by rank, then by expert, so many of each, in the order of experts, then ranks;
-    and where the rows of each expert end."""
+    """The permutation from rows by rank, then expert, to rows by expert, then rank, and where the
+    rows of each expert end; ``counts`` of rows are [ranks, experts]."""
     ranks, experts = counts.shape
     expert = torch.arange(experts, device=counts.device).repeat(ranks)
     order = expert.repeat_interleave(counts.flatten()).argsort(stable=True)
@@ -104,8 +105,8 @@ def by_expert(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Apart(torch.autograd.Function):
-    """A copy, whose gradient is one, too: where a piece of a tensor begins in memory, its products
-    may be summed in another order than a rank's own are."""
+    """A copy whose gradient is a copy, too: the order in which products are summed may depend on
+    where a tensor begins in memory, and a slice begins elsewhere than a rank's own tensor."""
 
     @staticmethod
     def forward(ctx: Any, piece: torch.Tensor) -> Any:
@@ -117,13 +118,13 @@ class Apart(torch.autograd.Function):
 
 
 def apart(piece: torch.Tensor) -> torch.Tensor:
-    """The piece in memory of its own."""
+    """A copy of the piece in memory of its own."""
     return Apart.apply(piece)  # type: ignore[no-any-return]
 
 
 class Together(nn.Module):
-    """What ranks that share experts train, in one process: a model for each rank's rows, all with
-    the experts of the first, each in so many parts as tensor-parallel ranks have of it."""
+    """The training of ranks that share experts, in one process: one model for the rows of each
+    rank, all with the experts of the first, each cut into one part per tensor-parallel rank."""
 
     def __init__(self, model: nn.Module, ranks: int, parts: int) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class Together(nn.Module):
         counts = torch.stack([rows_of_each(offs) for _, offs, *_ in routed])
         order, _ = by_expert(counts)
         sent, products, begin = torch.cat([rows for rows, *_ in routed]), [], 0
-        # in shares as ranks have them: what a kernel makes of an element hangs on where it is
+        # cut as ranks have them: a kernel's result for an element may depend on its position
         for rank, share in enumerate(counts.chunk(len(models), 1)):
             here = order[begin : (begin := begin + int(share.sum()))]
             which = slice(rank * share.shape[1], (rank + 1) * share.shape[1])
@@ -151,7 +152,7 @@ class Together(nn.Module):
         return torch.cat(y).reshape(x.shape)
 
     def products(self, rows: torch.Tensor, offs: torch.Tensor, which: slice) -> torch.Tensor:
-        """What these experts make of rows: the sum of what their parts do."""
+        """The outputs of the experts ``which``: the sums of the outputs of their parts."""
         experts: Any = self.models.get_submodule("0.experts")
         weights = {key: w[which] for key, w in experts.named_parameters()}
         if self.parts == 1:
@@ -168,16 +169,16 @@ class Together(nn.Module):
 def turned(
     tensors: Mapping[str, torch.Tensor], ranks: int, forwards: int
 ) -> dict[str, torch.Tensor]:
-    """What ``Together`` is given in each of so many forwards: ranks turn their own rows by one more
-    from one to the next."""
+    """The inputs of ``Together`` for all ``forwards``: from one forward to the next, each rank
+    rolls its own rows by one more."""
     rows = tensors["input"].chunk(ranks)
     later = {f"input@{n}": torch.cat([r.roll(n, 0) for r in rows]) for n in range(1, forwards)}
     return {**tensors, **later}
 
 
 def parted(trace: Trace, ranks: int) -> list[Trace]:
-    """What each rank has of what ``Together`` left: its rows, its own parameters' gradients, its
-    calls; and all that the experts' parameters have."""
+    """Each rank's part of the trace of ``Together``: its rows, its calls, the gradients of its own
+    parameters and of all those of the experts."""
     traces = [Trace() for _ in range(ranks)]
     for key, t in trace.results.items():
         pieces = t.chunk(ranks) if t.ndim else [t] * ranks

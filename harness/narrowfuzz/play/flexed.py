@@ -1,4 +1,4 @@
-"""FlexAttention behind a mask of numbers: what a script calls."""
+"""FlexAttention behind a mask of numbers, as scripts call it."""
 
 from __future__ import annotations
 

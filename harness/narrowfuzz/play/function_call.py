@@ -1,4 +1,4 @@
-"""One call of a function of torch and its backward: what a script calls."""
+"""One call of a torch function and its backward, as scripts call it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def called(
     grad_output: torch.Tensor | None,
     *wanted: str,
 ) -> tuple[torch.Tensor | None, ...]:
-    """The result, and the gradients of those arguments that are wanted; without a gradient of the
-    result, the result alone."""
+    """The result, and the gradients of the ``wanted`` arguments; without a gradient of the result,
+    only the result."""
     leaves = {name: arguments[name] for name in wanted if arguments[name] is not None}
     if grad_output is not None:
         leaves = {name: t.detach().requires_grad_() for name, t in leaves.items()}

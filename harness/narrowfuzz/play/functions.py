@@ -1,5 +1,5 @@
-"""The calls of a user's own ``torch.autograd.Function``s in a forward of their model, and such a
-call made again in float64.
+"""Records the calls of a user's own ``torch.autograd.Function``s in a forward of their model, and
+repeats such a call in float64.
 
 A stand-alone script is written from this source, as from that of ``models.py``.
 """
@@ -18,14 +18,14 @@ from torch import nn
 
 from narrowfuzz.play.player import seed
 
-#: Packages whose Functions are no user's.
+#: Packages whose Functions are not a user's.
 LIBRARIES = ("torch", "torchao", "transformer_engine", "triton", "narrowfuzz", "te_on_cpu")
 
 
 @dataclass
 class FunctionCall:
-    """What a Function was given, copied, and which module ran; ``needs`` says of which arguments a
-    gradient was asked."""
+    """Copies of the arguments of a Function's call, and the module that ran; ``needs`` states for
+    each argument whether it needs a gradient."""
 
     function: Any
     module: str
@@ -35,16 +35,16 @@ class FunctionCall:
 
     @property
     def name(self) -> str:
-        """Where the Function is defined and what it is called."""
+        """The module and the qualified name of the Function."""
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What two calls have in common that differ in their numbers alone."""
+        """Equal for two calls that differ only in their numbers."""
         return self.name, self.needs, tuple(map(kind_of, self.args)), repr(self.kwargs.keys())
 
     def argument(self, i: int) -> str:
-        """The name that ``forward`` has for this argument."""
+        """The name of this argument in the signature of ``forward``."""
         names = list(inspect.signature(self.function.forward).parameters.values())
         names = names[takes_context(self.function) :]
         if i < len(names) and names[i].kind is not inspect.Parameter.VAR_POSITIONAL:
@@ -53,7 +53,7 @@ class FunctionCall:
 
 
 def kind_of(value: Any) -> Any:
-    """A tensor's shape and type, a plain value, or else its type."""
+    """A tensor's shape and dtype, a plain value itself, otherwise the value's type."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.dtype
     plain = value is None or isinstance(value, (bool, int, str, torch.dtype))
@@ -61,7 +61,7 @@ def kind_of(value: Any) -> Any:
 
 
 def takes_context(function: Any) -> bool:
-    """True where ``forward`` gets ``ctx``; False where ``setup_context`` does."""
+    """True if ``forward`` gets ``ctx``; False if ``setup_context`` does."""
     same: bool = function.setup_context == torch.autograd.Function.setup_context
     return same
 
@@ -72,7 +72,7 @@ def is_own(function: Any) -> bool:
 
 
 def own_functions() -> list[Any]:
-    """Every such Function that there is."""
+    """All user-defined Functions that exist."""
     found, open_ones = [], [torch.autograd.Function]
     while open_ones:
         function = open_ones.pop()
@@ -83,7 +83,7 @@ def own_functions() -> list[Any]:
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same with every tensor changed, those in lists, tuples and dicts, too."""
+    """The same with ``change`` applied to every tensor, also in lists, tuples and dicts."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if type(value) in (list, tuple):
@@ -95,9 +95,9 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 @contextlib.contextmanager
 def functions_seen(model: nn.Module, calls: list[FunctionCall]) -> Iterator[None]:
-    """Every call of a user's Function is added to ``calls``, however its ``apply`` was come by:
-    what ``apply`` calls is the class's ``forward``. Of one whose class is made in the model's
-    forward it is the ``apply`` of all."""
+    """Add every call of a user's Function to ``calls``, however the model obtained its ``apply``:
+    the class's ``forward``, which ``apply`` calls, is replaced. For a class that is created during
+    the model's forward, ``apply`` of the base class is replaced."""
     running = [""]
 
     def enter(module: nn.Module, args: Any, *, name: str) -> None:
@@ -115,7 +115,7 @@ def functions_seen(model: nn.Module, calls: list[FunctionCall]) -> Iterator[None
         @functools.wraps(forward)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             context = type(args[0]) if takes_context(function) else None
-            # a class that inherits from this one may call it
+            # a subclass may call this forward
             if getattr(context, "_forward_cls", function) is function:
                 record(function, args[takes_context(function) :], kwargs)
             return forward(*args, **kwargs)
@@ -147,7 +147,7 @@ def functions_seen(model: nn.Module, calls: list[FunctionCall]) -> Iterator[None
 
 
 def function_calls(own: Any, ids: int, seed: int) -> list[FunctionCall]:
-    """The calls in one forward of an ``OwnModel`` on the numbers of this seed: normal ones, or
+    """The calls in one forward of an ``OwnModel`` on random input of this seed: normal numbers, or
     token ids below ``ids``."""
     example, weight = own.given[own.driven], next(own.parameters())
     generator = torch.Generator().manual_seed(seed)
@@ -164,22 +164,22 @@ def function_calls(own: Any, ids: int, seed: int) -> list[FunctionCall]:
 
 
 def widened(t: torch.Tensor) -> torch.Tensor:
-    """In float64; what holds no floats as it is."""
+    """The tensor in float64 or complex128; unchanged if it holds no floats."""
     if t.is_complex():
         return t.to(torch.complex128)
     return t.to(torch.float64) if t.is_floating_point() else t
 
 
 def in_float64(call: FunctionCall) -> FunctionCall:
-    """The same call on the same numbers."""
+    """The same call with its tensors in float64."""
     args, kwargs = mapped((call.args, call.kwargs), widened)
     return FunctionCall(call.function, call.module, args, kwargs, call.needs)
 
 
 def called_with(call: FunctionCall, values: Mapping[int, torch.Tensor]) -> list[Any]:
-    """What the Function returns for these values in place of the arguments of these numbers, which
-    need a gradient, with the same random numbers each time. Arguments are copies: it may write into
-    them."""
+    """The results of the Function with ``values``, by argument index, in place of the arguments
+    that need a gradient; random numbers are the same each time. Arguments are copied: the Function
+    may write into them."""
     state = torch.get_rng_state()
     seed(0)
     args, kwargs = mapped((call.args, call.kwargs), torch.clone)
@@ -193,15 +193,15 @@ def called_with(call: FunctionCall, values: Mapping[int, torch.Tensor]) -> list[
 
 
 def needing(values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """The same values, asking for a gradient."""
+    """The same values as leaves that require a gradient."""
     return {i: x.detach().requires_grad_(True) for i, x in values.items()}
 
 
 def backward_of(
     call: FunctionCall, values: Mapping[int, torch.Tensor], sent: Mapping[int, torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """The gradients that its backward gives for the values, where these gradients are ``sent`` into
-    its results of these numbers."""
+    """The gradients of the values by the Function's backward, if the gradients ``sent`` are those
+    of its results, by index."""
     leaves = needing(values)
     y = called_with(call, leaves)
     ends = [y[j] for j in sent]

@@ -1,4 +1,4 @@
-"""Products of groups of rows, as models and scripts call them: torch's, and torchao's in MXFP8 and
+"""Grouped matrix products, as models and scripts call them: torch's, and torchao's in MXFP8 and
 FP8."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import torch
 
 
 def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
-    """[M, K] in groups that end at ``offs``, or [G, M, K], times their matrix of [G, K, N]; in
-    float64, which torch's kernel does not take, group by group, and zeros behind the last."""
+    """Rows, [M, K] in groups that end at ``offs`` or [G, M, K], times their group's matrix of [G,
+    K, N]. Float64, which torch's kernel lacks, runs group by group, with zeros behind the last."""
     if a.dtype != torch.float64:
         return torch._grouped_mm(a, b, offs=offs)
     if offs is None:
@@ -29,8 +29,8 @@ def mxfp8_grouped(
     mode: str,
     wgrad_with_hp: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """[M, K] in groups that end at ``offs`` times their matrix of [G, K, N], emulated; with a
-    gradient, those of both as well."""
+    """Rows, [M, K] in groups that end at ``offs``, times their group's matrix of [G, K, N],
+    emulated; with a ``grad_output``, the gradients of both as well."""
     from torchao.prototype.moe_training import _to_mxfp8_then_scaled_grouped_mm
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.quantization.quantize_.common import KernelPreference
@@ -54,8 +54,8 @@ def fp8_grouped(
     offs: torch.Tensor,
     grad_output: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
-    """[M, K] in groups that end at ``offs`` times their matrix of [G, K, N], rowwise; with a
-    gradient, those of both as well. On a CPU in Triton's interpreter."""
+    """Rows, [M, K] in groups that end at ``offs``, times their group's matrix of [G, K, N],
+    rowwise; with a ``grad_output``, both gradients as well. On a CPU in Triton's interpreter."""
     made_ready(rows)
     from torchao.prototype.moe_training import fp8_grouped_mm
 
@@ -74,7 +74,7 @@ def fp8_blockwise_grouped(
     grad_output: torch.Tensor | None,
     padded: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """The same in blocks of 128, emulated; ``padded``: each group to whole blocks of rows."""
+    """The same in blocks of 128, emulated; ``padded``: each group is padded to whole blocks."""
     made_ready(rows)
     from torchao.prototype.moe_training.blockwise_fp8 import grouped_mm
 
@@ -87,7 +87,7 @@ def fp8_blockwise_grouped(
 
 
 def in_columns(weights: torch.Tensor) -> torch.Tensor:
-    """The same numbers, each column after the other."""
+    """The same values in column-major memory layout."""
     return weights.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -97,7 +97,7 @@ def with_gradients(
     weights: torch.Tensor,
     grad_output: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
-    """What it returns, and where there is a gradient those of both."""
+    """The product and, with a ``grad_output``, the gradients of both operands."""
     if grad_output is None:
         return (product(rows, weights),)
     leaves = [t.detach().requires_grad_() for t in (rows, weights)]
@@ -109,8 +109,8 @@ def with_gradients(
 def fp8_cast(
     kernel: str, x: torch.Tensor, offs: torch.Tensor | None, power_of_two: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes as fp32 numbers and scales, a row for each group, by a kernel of torchao's experts; the
-    one of two tensors gets this one twice."""
+    """Codes as fp32 numbers, and scales, one row per group, by a cast kernel of torchao's experts;
+    a kernel that takes two tensors ("dual") gets this one twice."""
     made_ready(x)
     import torchao.prototype.moe_training.kernels  # noqa: F401
 
@@ -122,7 +122,7 @@ def fp8_cast(
 
 
 def mx_scales_moved(kernel: str, scales: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
-    """Bytes of MX scales where tensor cores read them, by a kernel of torchao's, as numbers."""
+    """MX scale bytes, as numbers, in the layout that tensor cores read, by a torchao kernel."""
     made_ready(scales)
     import torchao.prototype.moe_training.kernels.mxfp8.quant  # noqa: F401
 
@@ -134,8 +134,8 @@ def mx_scales_moved(kernel: str, scales: torch.Tensor, offs: torch.Tensor | None
 def permuted_rows(
     counts: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, experts: int, ranks: int, n: int
 ) -> torch.Tensor:
-    """The numbers of the rows that experts get, by torchao's kernel: so many of each rank for each
-    expert, from ``starts`` on, to where each expert's begin; as numbers."""
+    """For each row of each expert, the number of the row it comes from, by torchao's kernel: for
+    each rank ``counts`` rows, from ``starts`` on; ``ends`` is where each expert's begin."""
     made_ready(counts)
     import torchao.prototype.moe_training.ep.kernels  # noqa: F401
 
@@ -146,7 +146,7 @@ def permuted_rows(
 def permuted_rows_gradient(
     grad_output: torch.Tensor, numbers: torch.Tensor, rows: int
 ) -> torch.Tensor:
-    """The gradients of so many rows, by torchao's kernel, of those at the places where they are."""
+    """The gradients of ``rows`` rows, by torchao's kernel: row numbers[i] gets grad_output[i]."""
     made_ready(grad_output)
     import torchao.prototype.moe_training.ep.permute  # noqa: F401
 
@@ -155,7 +155,7 @@ def permuted_rows_gradient(
 
 
 class InMxfp8(torch.autograd.Function):
-    """Rows in MXFP8, whose gradient is theirs, as torchao's exchange of rows makes them."""
+    """Casts rows to MXFP8 as torchao's exchange of rows does; the gradient passes as it is."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor) -> Any:
@@ -170,7 +170,7 @@ class InMxfp8(torch.autograd.Function):
 
 
 class OutOfMxfp8(torch.autograd.Function):
-    """The numbers of what is in MXFP8."""
+    """The values of an MXFP8 tensor; the gradient passes as it is."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any) -> Any:
@@ -182,8 +182,8 @@ class OutOfMxfp8(torch.autograd.Function):
 
 
 def permuted_to_experts(rows: torch.Tensor, counts: torch.Tensor, triton: bool) -> torch.Tensor:
-    """Rows by rank and expert, so many of each, moved to experts in MXFP8, in whole blocks of 32,
-    and back; their gradient goes the other way by torchao's Triton kernel, or by torch."""
+    """Rows by rank and expert, ``counts`` of each, permuted to experts in MXFP8, in whole blocks of
+    32, and back; the gradient is permuted by torchao's Triton kernel, or by torch."""
     made_ready(rows)
     from torchao.prototype.moe_training.ep.permute import permute_mxfp8_fwd_hp_bwd
 
@@ -194,14 +194,14 @@ def permuted_to_experts(rows: torch.Tensor, counts: torch.Tensor, triton: bool) 
         InMxfp8.apply(wide), *given, use_triton_for_bwd=triton
     )
     values = OutOfMxfp8.apply(moved)
-    # padding has the number -1, of a row behind all others
+    # padding has the index -1, here that of an additional last row
     places = numbers.long() % (len(rows) + 1)
     back = values.new_zeros(len(rows) + 1, values.shape[1]).index_copy(0, places, values)
     return back[:-1, : rows.shape[1]]
 
 
 def mxfp8_dequantised(codes: torch.Tensor, scales: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Codes of E4M3, given as numbers, in blocks of 32 with a byte each, by torchao's kernel."""
+    """The values of E4M3 codes (given as numbers) with a scale byte per 32, by torchao's kernel."""
     made_ready(codes)
     from torchao.prototype.mx_formats import kernels
 
@@ -211,10 +211,10 @@ def mxfp8_dequantised(codes: torch.Tensor, scales: torch.Tensor, dtype: str) -> 
 
 
 def made_ready(like: torch.Tensor) -> None:
-    """Let torchao's Triton kernels run where this tensor is, before torchao is imported. Of those
-    that are tuned the shape chooses a candidate: to time them all takes a GPU a minute. On a CPU
-    the interpreter does so itself; of blockwise kernels it takes the last, for others have programs
-    of two rows and need thirty times as long."""
+    """Make torchao's Triton kernels run on this tensor's device, before torchao is imported. For
+    autotuned kernels the shape selects one configuration: timing all takes a GPU a minute. On a CPU
+    the interpreter does that itself, but for blockwise kernels, which get the last one: others have
+    programs of two rows and take thirty times as long."""
     if not like.is_cuda:
         import triton_on_cpu
 
@@ -231,8 +231,8 @@ def made_ready(like: torch.Tensor) -> None:
 
 
 def made_ready_early() -> None:
-    """The same for who builds a model and may not run it, in a process whose kernels are
-    interpreted: beside a GPU, parameters are made on a CPU and on no device as well."""
+    """The same for callers that build a model and may not run it, in a process whose kernels are
+    interpreted: on a machine with a GPU, too, parameters are made on a CPU and on "meta"."""
     import os
 
     if os.environ.get("TRITON_INTERPRET") == "1":

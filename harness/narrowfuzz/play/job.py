@@ -1,6 +1,7 @@
-"""One training as plain records, without torch: what the player plays, arms run and scripts show.
+"""One training as plain records, without torch: the player plays it, arms run it, scripts show it.
 
-Whoever runs a Spec makes a ``Job`` of it. Scripts get its fields put into the player's source.
+A ``Job`` is made from each Spec that runs. Scripts contain the player's source with the values of
+its fields substituted.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-#: ("open", how) and ("close",): a region, in high precision under None. ("forward", number, turn,
-#: mode, narrow): on an input of its own or on the common one's rows, turned by so many; ``narrow``:
-#: in a region for itself. ("backward", number, of, retain): through the outputs of these forwards.
-#: ("step", to_none) of the optimizer, after which gradients are gone, or zero. ("reload",
-#: weights_only, *settings): a new model gets the state, from a file that may hold nothing but
-#: weights or anything. ("rollback",): the model gets the state that it began with. ("switch",):
-#: what follows says its settings itself. ("handover",): its state goes to another model, or comes
-#: from one.
+#: ("open", how) and ("close",): a region, in high precision if ``how`` is None. ("forward", number,
+#: turn, mode, narrow): on an input of its own or on the common one, with rows rolled by ``turn``;
+#: ``narrow``: in a region of its own. ("backward", number, of, retain): through the outputs of the
+#: forwards ``of``. ("step", to_none): the optimizer steps, then gradients are None, or zero.
+#: ("reload", weights_only, *settings): a new model loads the state, from a file that may hold only
+#: weights, or anything. ("rollback",): the model loads the state that it began with. ("switch",):
+#: later events state their settings themselves. ("handover",): the state goes to another model, or
+#: comes from one.
 Event = tuple[Any, ...]
-#: What a loss is scaled by first.
+#: The initial scale of a loss.
 FIRST_SCALE = 1024.0
-#: What gradients are clipped to: the most that their norm may be, or each of them by itself.
+#: The clipping limit: of the gradients' norm, or of the absolute value of each number.
 CLIPS_AT = 1.0
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """What of a converted model backward computes again: its ``regions``, the ``whole``, or both.
-    ``how`` is "", "full", "reentrant" or "selective"."""
+    """The parts of a converted model that backward recomputes: its ``regions``, the ``whole``, or
+    both. ``how`` is "", "full", "reentrant" or "selective"."""
 
     how: str = ""
     regions: tuple[str, ...] = ()
@@ -46,10 +47,10 @@ class Compile:
 
 @dataclass(frozen=True)
 class Layers:
-    """A model of a library's own layers, made under ``settings``: the ``order`` in which it calls
-    them by name, and how each forward does, by its number (``inside``, ``first``, ``path``). A
-    checkpoint of ``by`` wraps ``each`` layer, the ``whole``, or both; only where ``recomputed``
-    does backward compute again. ``caching``: layers take is_first_microbatch."""
+    """A model of a library's own layers, created under ``settings``: the ``order`` in which it
+    calls them by name, and each forward's options by its number (``hows``: ``inside``, ``first``,
+    ``path``). A checkpoint of ``by`` wraps ``each`` layer, the ``whole``, or both; backward
+    recomputes only if ``recomputed``. ``caching``: layers take is_first_microbatch."""
 
     order: tuple[str, ...]
     layout: str = ""
@@ -67,11 +68,11 @@ class Layers:
 @dataclass(frozen=True)
 class Mesh:
     """A model laid out over ranks: ``data`` of them share the rows [batch, rows] of the input and
-    shard parameters by FSDP, gathered by ``units`` ("" is the rest); ``tensor`` of them, next to
-    each other, share the linears named in ``styles`` and cut input and output gradient along the
-    dimension in ``cuts``. The ``data`` ones are so many ``replicas`` of each other; of a replica
-    so many in a row share ``experts``. With ``ddp``, what DistributedDataParallel is
-    called with, that trains replicas of one rank each. 0 ranks or dimension 0: not at all."""
+    shard parameters by FSDP, in ``units`` ("" is the rest); ``tensor`` of them, next to each other,
+    share the linears named in ``styles`` and cut input and output gradient along the dimension in
+    ``cuts``. The ``data`` ranks form ``replicas`` of the model; in each, ``experts`` consecutive
+    ranks share experts. ``ddp``: the options of DistributedDataParallel, which then trains replicas
+    of one rank each. 0 ranks or dimension 0: not at all."""
 
     data: int
     tensor: int
@@ -109,11 +110,10 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Job:
-    """One training: its events and data's shapes, the optimizer ("" for none) and its options, how
-    the model is recomputed and compiled, and what each rank must know of how it is laid out, as the
-    player of that asks for it. Without ``input_grad`` the input needs no gradient. ``tied``:
-    parameter -> the tensor that it is filled with, if that is not called as it is. ``dtype`` is
-    called as in torch."""
+    """One training: its events, the shapes of its data, the optimizer ("" for none) and its
+    options, how the model is recomputed and compiled, and the ``layout`` over ranks, as the player
+    of that layout needs it. Without ``input_grad`` the input needs no gradient. ``tied``: parameter
+    -> the tensor that fills it, if that has another name. ``dtype`` is torch's name of it."""
 
     events: tuple[Event, ...]
     dtype: str
@@ -139,7 +139,7 @@ class Job:
 
     @cached_property
     def happens(self) -> tuple[str, ...]:
-        """The kinds of its events."""
+        """The kinds of its events, each once."""
         return tuple(dict.fromkeys(event for event, *_ in self.events))
 
     @cached_property
@@ -161,22 +161,22 @@ class Job:
 
 @dataclass(frozen=True)
 class Taps:
-    """What of a training is recorded; with ``adds`` gradients after each backward, with ``steps``
-    parameters after each step, too. Of a library's layers what they quantise and multiply if one
-    ``listens``, the parameters before the first event (``begins``), and after each event ``states``
-    and what is ``pending``."""
+    """The parts of a training that are recorded; with ``adds`` also gradients after each backward,
+    with ``steps`` parameters after each step. For a library's layers: what they quantise and
+    multiply (``listens``), the parameters before the first event (``begins``), and after each event
+    the library's state (``states``) and its temporary buffers (``pending``)."""
 
-    #: Its results.
+    #: Record its results.
     keeps: bool = True
     adds: bool = False
     steps: bool = False
-    #: The calls of these linears.
+    #: Record the calls of these linears.
     watch: tuple[str, ...] = ()
-    #: A context manager that shows the operands of multiplies; where ranks are threads, this rank's
-    #: part of what the ``shared`` one shows.
+    #: A context manager that emits the operands of multiplies; if ranks are threads, this rank's
+    #: part of what the ``shared`` one emits.
     tap: Callable[..., Any] | None = None
     shared: Callable[..., Any] | None = None
-    #: Surrounds all that runs.
+    #: A context manager around all events.
     around: Callable[[], Any] | None = None
     listens: bool = False
     begins: bool = False

@@ -1,4 +1,4 @@
-"""Whose kernels run: oneDNN's or PyTorch's own on a CPU, on how many threads, and none that a model
+"""Selects kernels: oneDNN's or PyTorch's own on a CPU, the number of threads, and none that a model
 compiles itself."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 
 @contextmanager
 def without_onednn() -> Iterator[None]:
-    """PyTorch's own kernels multiply, in backward too: the switch is one of the process."""
-    # not ``flags``: that sets what fp32 is computed in as well, and warns of GPUs
+    """PyTorch's own kernels multiply, in backward too: the switch applies to the whole process."""
+    # not ``flags``: it also sets the precision of fp32 products, and warns about GPUs
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
     onednn.enabled = False
@@ -25,7 +25,7 @@ def without_onednn() -> Iterator[None]:
 
 @contextmanager
 def on_threads(count: int) -> Iterator[None]:
-    """A CPU's kernels share their work between so many threads."""
+    """A CPU's kernels use this many threads."""
     before = torch.get_num_threads()
     if count == before:
         yield
@@ -38,7 +38,7 @@ def on_threads(count: int) -> Iterator[None]:
 
 
 def eagerly() -> AbstractContextManager[None]:
-    """Parts that a model compiles itself run as they are written: what is eager is eager, modes see
+    """Parts that a model compiles itself run uncompiled, so that an eager arm is eager, modes see
     its kernels, and hooks are not traced."""
     stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance

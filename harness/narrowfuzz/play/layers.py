@@ -1,8 +1,8 @@
-"""Every call of every linear in a model, seen from the layer's own edges.
+"""Records every call of every linear in a model at the layer's own boundary.
 
 Hooks and identity autograd nodes stand before and behind each linear, so its input, its output and
-both their gradients are what that very call got and returned, however its tensors are shared. The
-recipe's tap adds the operands of its GEMMs. Nothing the library computes changes.
+both gradients are those of exactly that call, however its tensors are shared. The recipe's tap adds
+the operands of its GEMMs. Nothing the library computes changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from narrowfuzz.play.player import innermost
 
 
 class Probe(torch.autograd.Function):
-    """Identity that tells its gradient to ``note``."""
+    """Identity that passes its gradient to ``note``."""
 
     @staticmethod
     def forward(ctx: Any, t: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.Tensor:
@@ -40,43 +40,43 @@ class Call:
     """One call of a linear; ``tensors`` are what it got, ``outputs`` what it returned."""
 
     module: str
-    #: This module's how many-th call of the same phase.
+    #: The number of this call among the module's calls in the same phase.
     index: int
     phase: str
-    #: The forward that it belongs to, and the checkpointed call in it; 0: none.
+    #: The forward that it belongs to, and the checkpointed call in that; 0: none.
     forward: int
     segment: int = 0
     weight: Any = None
     bias: Any = None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    #: Whose GEMMs were being recorded when this call began: a recompute interrupts a backward.
+    #: The GEMM list that was being filled when this call began: a recompute interrupts a backward.
     interrupted: list[Any] | None = None
     forward_gemms: list[Any] = field(default_factory=list)
     backward_gemms: list[Any] = field(default_factory=list)
-    #: Parameters to whose gradients this call has added what it had to add.
+    #: The parameters (weight, bias) whose gradients include this call's part by now.
     added: set[str] = field(default_factory=set)
-    #: How many-th of all calls it was to end; of a module that is looked at whatever it does.
+    #: The number of this call in the order in which calls ended; set by ``watch_any`` only.
     ended: int = -1
 
     @property
     def sizes(self) -> tuple[int, int, int] | None:
-        """Its tokens, in_features and out_features, if it is a linear that got so far."""
+        """Its tokens, in_features and out_features; None if it is no linear or has no input yet."""
         given, weight = self.tensors.get("input"), self.weight
         if given is None or not given.dim() or weight is None or weight.dim() != 2:
             return None
         return math.prod(given.shape[:-1]), given.shape[-1], weight.shape[0]
 
     def held(self, name: str) -> torch.Tensor:
-        """What it computed with: input, weight, bias or grad_output. Raises KeyError."""
+        """The tensor it computed with: input, weight, bias or grad_output. Raises KeyError."""
         return {"weight": self.weight, "bias": self.bias, **self.tensors}[name]  # type: ignore[return-value]
 
 
 class LayerWatch:
-    """Records the calls of linears during one run, or of ``everything``; what is no linear is seen
-    from outside. ``place.forward`` is the forward that runs, or that is recomputed. ``outside``
-    is behind what hooks of the layer itself do to its input and output, as those do that lay it out
-    over ranks; ``own`` is this rank's part of a tensor."""
+    """Records the calls of modules during one run: of linears with their GEMMs; of other modules,
+    or of all with ``everything``, only tensors at their boundary. ``place.forward`` is the forward
+    that runs or is recomputed. With ``outside``, hooks stand outside the layer's own, such as those
+    that lay it out over ranks; ``own`` takes this rank's part of a tensor."""
 
     def __init__(self, place: Any) -> None:
         self.place = place
@@ -88,12 +88,12 @@ class LayerWatch:
         self._ended = 0
 
     def now(self, t: torch.Tensor) -> torch.Tensor:
-        """Its values now: who gets it next may write into it, as an activation in place does."""
+        """A copy of its values: the next module may overwrite them, as in-place activations do."""
         held: torch.Tensor = self.own(t.detach()).clone()
         return held
 
     def emit(self, *operands: Any) -> None:
-        """The recipe's tap: one GEMM, of the call that is running."""
+        """Called by the recipe's tap with one GEMM, which belongs to the call that is running."""
         if self._current is not None:
             self._current.append(operands)
 
@@ -102,7 +102,7 @@ class LayerWatch:
         return self._current is not None
 
     def running(self) -> Call | None:
-        """The call of a linear that has begun last and not ended, None where none is known."""
+        """The call of a linear whose GEMMs are being recorded, None if there is none."""
         return next(
             (
                 c
@@ -114,20 +114,20 @@ class LayerWatch:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Watch whoever is followed, until the context ends. A recompute must not stop early: it
-        would leave its last call open."""
+        """Keep watching followed modules until the context ends. A recompute must not stop early:
+        its last call would stay open."""
         with self._hooks:
             yield
 
     def follow(self, layers: dict[str, nn.Module]) -> None:
-        """These linears from now on, and no others."""
+        """Watch these modules from now on, and no others."""
         self._hooks.close()
         for name, module in layers.items():
             linear = hasattr(module, "weight") and not self.everything
             (self._attach if linear else self.watch_any)(name, module, self._hooks)
 
     def _begun(self, name: str) -> Call:
-        """A call of this module, from now on."""
+        """Record that a call of this module begins."""
         phase = "recompute" if in_backward() else "forward"
         number = self._counts[name, phase]
         call = Call(name, number, phase, self.place.forward, self.place.segment)
@@ -136,8 +136,8 @@ class LayerWatch:
         return call
 
     def watch_any(self, name: str, module: nn.Module, stack: ExitStack) -> None:
-        """Every tensor that a module of any kind is given and returns, and whether a gradient comes
-        back to it. Nothing stands in between."""
+        """Record every tensor that a module of any kind gets and returns, and the gradient of its
+        output. Nothing is inserted in between."""
         running: list[Call] = []
 
         def before(module: Any, args: Any, named: Any) -> None:
@@ -161,7 +161,7 @@ class LayerWatch:
         stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
 
     def _every(self, name: str, held: Any) -> dict[str, torch.Tensor]:
-        """The tensors in there, by this name and their numbers."""
+        """The tensors in ``held``, by this name and their index (none for the first)."""
         return {f"{name}{i or ''}": self.now(t) for i, t in enumerate(tensors_of(held))}
 
     def _attach(self, name: str, module: nn.Module, stack: ExitStack) -> None:
@@ -181,7 +181,7 @@ class LayerWatch:
             return (Probe.apply(args[0], note), *args[1:])
 
         def weigh(module: Any, args: Any) -> None:
-            # behind hooks that put the parameters in place
+            # after hooks that put the parameters in place
             running[-1].weight = kept(module.weight)
             if getattr(module, "bias", None) is not None:
                 running[-1].bias = kept(module.bias)
@@ -192,7 +192,7 @@ class LayerWatch:
             call.outputs["output"] = self.now(output)
 
             def note(grad: torch.Tensor) -> None:
-                if "grad_output" in call.tensors:  # a kept graph runs backward again
+                if "grad_output" in call.tensors:  # a retained graph runs backward again
                     call.backward_gemms = []
                     call.added.clear()
                     for role in ("grad_weight", "grad_bias"):
@@ -200,7 +200,7 @@ class LayerWatch:
                 call.tensors["grad_output"] = self.own(grad.detach())
                 self._current = call.backward_gemms
 
-            if _forbids_writing(output):  # what stood behind it would allow it
+            if _forbids_writing(output):  # a Probe behind it would allow it
                 output.register_hook(note)
                 return None
             return Probe.apply(output, note)
@@ -231,19 +231,19 @@ class LayerWatch:
 
 
 def _forbids_writing(t: torch.Tensor) -> bool:
-    """Is this a view that an autograd.Function made? Who writes into one that has a gradient gets
-    an error."""
+    """Is this a view that an autograd.Function made? Writing into one that has a gradient
+    raises."""
     made = torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION
     return t.requires_grad and t._is_view() and torch._C._autograd._get_creation_meta(t) == made
 
 
 def tensors_of(held: Any) -> list[torch.Tensor]:
-    """The tensors in arguments or results, as deep as they lie."""
+    """The tensors in arguments or results, at any depth."""
     return [t for t in tree_leaves(held) if isinstance(t, torch.Tensor)]
 
 
 def whole_sum(t: Any) -> Any:
-    """A tensor laid out over ranks, whose sums are in parts on them, with these added up."""
+    """A tensor that is laid out over ranks, with its partial sums added up."""
     from torch.distributed.tensor import Replicate
 
     placements = [Replicate() if p.is_partial() else p for p in t.placements]
@@ -251,15 +251,15 @@ def whole_sum(t: Any) -> Any:
 
 
 def on_this_rank(t: Any) -> Any:
-    """This rank's part of a tensor that is laid out over ranks, its sums added up."""
+    """This rank's part of a tensor that is laid out over ranks, after partial sums are added up."""
     if any(placement.is_partial() for placement in getattr(t, "placements", ())):
         t = whole_sum(t)
     return innermost(t)
 
 
 def copies(take: Callable[..., None]) -> Callable[..., None]:
-    """``take`` with copies of what a tap emits, which may be overwritten: of what is laid out over
-    ranks, this rank's."""
+    """``take``, called with copies of what a tap emits, which may be overwritten; for a tensor that
+    is laid out over ranks, with this rank's part."""
 
     def copied(t: Any) -> Any:
         if isinstance(t, tuple):
@@ -275,7 +275,7 @@ def copies(take: Callable[..., None]) -> Callable[..., None]:
 
 
 def kept(parameter: torch.Tensor) -> torch.Tensor:
-    """Its values now: an optimizer may step before they are looked at. Taken from inside a
+    """A copy of its values: an optimizer may step before they are checked. Taken from inside a
     library's tensor, which need not support what a plain one does (inference mode, for one)."""
     inner: torch.Tensor = innermost(parameter)
     return inner.detach().clone()

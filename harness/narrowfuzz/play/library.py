@@ -1,8 +1,9 @@
-"""A library's own layers as the player takes them: how they are called, recomputed and listened to.
+"""How the player handles a library's own layers: how they are called, recomputed and recorded.
 
-Scripts have the source of these functions, with the values of a job put in. ``subject`` holds a
-library's verbs: layer(settings), autocast(settings), checkpoint(function, x, reentrant),
-backward(outputs, grads, retain), listen(layers, record) and load(layers, state)."""
+Scripts contain the source of these functions, with the values of a job substituted. ``subject``
+holds a library's operations: layer(settings), autocast(settings), checkpoint(function, x,
+reentrant), backward(outputs, grads, retain), listen(layers, record) and load(layers, state).
+"""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from narrowfuzz.play.job import Event, Taps
 from narrowfuzz.play.layers import in_backward
 from narrowfuzz.play.player import Kept, Trace, Training, leave, train
 
-#: Where execution stands: in a phase of which forward's which layer call; -1: outside any.
+#: The position of execution: its phase, the forward's number, the layer call's index; -1: none.
 Where = namedtuple("Where", "phase of call", defaults=(-1, -1))
 #: One call of a layer.
 Called = namedtuple("Called", "name")
 #: A recipe's settings.
 Settings = namedtuple("Settings", "history algorithm margin format fused reduces")
-#: One tensor quantised: the (layer, direction, index) of its state, None where none is known.
+#: One quantised tensor; its slot is the (layer, direction, index) of its state, None if unknown.
 Cast = namedtuple("Cast", "slot input codes scale format")
-#: One operand of a product: codes, or values where 1 / scale is None.
+#: One operand of a product: codes and 1 / scale, or values where ``inverse`` is None.
 Side = namedtuple("Side", "codes inverse format")
 #: One product of two operands.
 Product = namedtuple("Product", "role a b")
@@ -42,11 +43,11 @@ def play_layers(
     job: Any,
     taps: Taps,
 ) -> Trace:
-    """A model of a library's layers, whose parameters ``fill`` sets, through all events.
+    """Train a model of a library's layers, whose parameters ``fill`` sets, through all events.
     ``recorded`` gets (event, where, cast or product), ``calls`` (event, where, call), ``states``
-    every slot's scale and window after each event, ``pending`` what the library has set aside then;
-    ``began`` gets the parameters."""
-    torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
+    the scale and the amax window of every slot after each event, ``pending`` the library's
+    temporary buffers then; ``began`` gets the initial parameters."""
+    torch.manual_seed(0)  # quantising the initial values puts their maximum into the state
     run = trace.training = training_of(
         fill(built(job.layers.settings, subject=subject, job=job)),
         subject=subject,
@@ -75,7 +76,7 @@ def play_layers(
         taps=taps,
     )
     leave(run)
-    trace.training = None  # traces of ranks are sent
+    trace.training = None  # ranks send each other their traces
     if taps.keeps:
         trace.results = by_event(trace.kept)
     return trace
@@ -84,7 +85,7 @@ def play_layers(
 def noting(
     trace: Trace, run: Training, events: Iterable[Event], *, subject: Any, taps: Taps
 ) -> Iterator[Event]:
-    """The events, and behind each of them the library's state."""
+    """The events; after each of them the library's state is recorded."""
     for event in events:
         yield event
         if taps.states:
@@ -96,7 +97,7 @@ def noting(
 
 
 def copied(t: Any) -> Any:
-    """What is seen, as it is now."""
+    """The same with copies of its tensors, which may change later."""
     if isinstance(t, tuple):
         return type(t)(*map(copied, t)) if hasattr(t, "_fields") else t
     return t.detach().clone() if isinstance(t, torch.Tensor) else t
@@ -143,9 +144,9 @@ def through(
     job: Any,
     taps: Taps,
 ) -> Any:
-    """What the layers make of an input. ``inside`` holds the settings of a region that this forward
-    opens for itself, inside of what is recomputed; ``first`` says whether weights are kept or taken
-    as they were kept, ``path`` which branch runs."""
+    """The output of the layers for an input. ``inside`` holds the settings of a region that this
+    forward opens itself, inside what is recomputed; ``first`` is is_first_microbatch: True caches
+    weights, False uses cached ones; ``path`` is the branch that runs."""
     number, trains = run.forward, torch.is_grad_enabled()
 
     def call(index: int, name: str, x: Any) -> Any:
@@ -192,7 +193,7 @@ def wrapped(
     function: Callable[[Any], Any], x: Any, settings: Any, trains: bool, *, subject: Any, job: Any
 ) -> Any:
     """``function(x)`` in a region of its own, unless its settings are None, and recomputed in
-    backward if layers are and it ``trains``."""
+    backward if the layers are and it ``trains``."""
 
     def region(x: Any) -> Any:
         with contextlib.nullcontext() if settings is None else subject.autocast(settings):
@@ -208,13 +209,13 @@ def wrapped(
 def backward_of(
     run: Training, outputs: list[Any], grads: list[Any], retain: bool, *, subject: Any, taps: Taps
 ) -> None:
-    """The library's own backward."""
+    """Run the library's own backward."""
     with recording(run, subject=subject, taps=taps):
         subject.backward(outputs, grads, retain)
 
 
 def recording(run: Training, *, subject: Any, taps: Taps) -> Any:
-    """Tells ``run.record`` of what passes."""
+    """A context in which ``run.record`` gets every cast and product, if any are recorded."""
     if not taps.listens:
         return contextlib.nullcontext()
 

@@ -11,7 +11,7 @@ import torch
 
 
 def unpacked(shapes: Mapping[str, tuple[int, ...]], text: str) -> dict[str, torch.Tensor]:
-    """The fp32 tensors that ``text`` holds, one after the other: base 85 of zlib."""
+    """The fp32 tensors that ``text`` holds one after the other, compressed by zlib, in base 85."""
     raw = bytearray(zlib.decompress(base64.b85decode(text))) + bytes(4)
     flat, tensors = torch.frombuffer(raw, dtype=torch.float32), {}
     for name, shape in shapes.items():
@@ -21,7 +21,7 @@ def unpacked(shapes: Mapping[str, tuple[int, ...]], text: str) -> dict[str, torc
 
 
 def laid(t: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The same values in this layout; a step of 0 repeats one of them along its dimension."""
+    """The same values with these strides; a stride of 0 repeats one value along its dimension."""
     shape = t.shape
     for dim, step in enumerate(strides):
         t = t.narrow(dim, 0, 1) if step == 0 and shape[dim] else t

@@ -1,7 +1,8 @@
-"""Trains one model on several ranks: FSDP2, tensor parallel, or both, as users lay it out.
+"""Trains one model on several ranks, laid out as users do it: FSDP2, tensor and expert parallelism,
+DistributedDataParallel, and combinations.
 
-Every rank plays the same events on its own piece of the data. Scripts have the source of these
-functions, with the values of a job put in.
+Every rank plays the same events on its own piece of the data. Scripts contain the source of these
+functions, with the values of a job substituted.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from narrowfuzz.play.job import Event, Mesh, Taps
 from narrowfuzz.play.layers import copies, whole_sum
 from narrowfuzz.play.player import Trace, Training, keep_norm, phased
 
-#: What emits the operands of the GEMMs that run on this thread.
+#: For each thread, the function that emits the operands of the GEMMs that run on it.
 _here = threading.local()
 
 
 @dataclass
 class OnMesh:
-    """A model laid out over the ranks of a device mesh, as one of them has it. What it plays it
-    may begin with a state from elsewhere, or end by handing its own on."""
+    """A model laid out over the ranks of a device mesh, as one rank has it. Its events may begin
+    with a state from elsewhere, or end by handing the state over."""
 
     laid: Mesh
     mesh: Any
@@ -73,18 +74,18 @@ class OnMesh:
             run.stepped(run.model)
 
     def wrap(self, run: Training, call: Any) -> Any:
-        """The model as DistributedDataParallel has it; with another layout as it was called."""
+        """The model in DistributedDataParallel; with another layout, ``call`` as it is."""
         options = self.laid.ddp
         return call if options is None else replica(run.model, call, self.mesh, options)
 
     def call(self, run: Training, call: Any) -> Any:
-        """Calls that leave gradients where they are but in the last microbatch of a step."""
+        """A call that adds gradients up over DDP's ranks only in the last microbatch of a step."""
         if self.laid.ddp is None:
             return call
         return synchronising(run, call, last_of_steps(self.events))
 
     def collect(self, trace: Trace, run: Training) -> None:
-        """What ranks know together."""
+        """Record the norm of the gradients, which ranks compute together."""
         if self.laid.shape:
             keep_norm(trace, run)
 
@@ -97,8 +98,8 @@ def play_mesh(
     taps: Taps,
     on: Callable[..., list[Trace]],
 ) -> list[Trace]:
-    """What training leaves on every rank, those of a tensor-parallel group next to each other.
-    ``on`` runs a function on every rank. Raises what a rank raised first."""
+    """The traces of all ranks after training, those of a tensor-parallel group next to each other.
+    ``on`` runs a function on every rank. Raises the first exception of any rank."""
 
     def part(trace: Trace, mesh: Any) -> None:
         layout = OnMesh(job.layout, mesh, job.events)
@@ -117,7 +118,7 @@ def on_mesh(
     *,
     taps: Taps,
 ) -> list[Trace]:
-    """The traces of a part that each rank of a mesh plays."""
+    """The traces of ``part``, which each rank of a mesh runs."""
 
     def main(rank: int, mesh: Any) -> Trace:
         trace = Trace()
@@ -127,7 +128,7 @@ def on_mesh(
         return trace
 
     with contextlib.ExitStack() as stack:
-        # what is switched for all threads is switched once
+        # switches that all threads share are set once
         stack.enter_context(set_checkpoint_early_stop(False))
         if taps.shared is not None:
             stack.enter_context(taps.shared(copies(_emit)))
@@ -135,20 +136,20 @@ def on_mesh(
 
 
 def made(t: Any) -> Any:
-    """A result; of one that a collective is still making what it makes."""
+    """The result itself; if a collective is still computing it, wait for it."""
     return t.trigger_wait() if hasattr(t, "trigger_wait") else t
 
 
 def chunk(t: torch.Tensor, pieces: int, which: int, dim: int) -> torch.Tensor:
-    """One of so many pieces along a dimension, as DTensor cuts it: the last may be smaller, or
+    """One of ``pieces`` pieces along a dimension, as DTensor cuts it: the last may be smaller, or
     empty."""
     cut = t.chunk(pieces, dim)
     return cut[which].clone() if which < len(cut) else t.narrow(dim, 0, 0).clone()
 
 
 def shard_model(model: nn.Module, mesh: Any, laid: Mesh) -> None:
-    """Experts and tensor parallel first, then FSDP. A package's own model knows how it is laid
-    out."""
+    """Lay out experts and tensor parallelism first, then FSDP. A package's own model may lay itself
+    out by its method ``shard``."""
     data, tensor = laid.data, laid.tensor
     if laid.experts:
         parts = in_groups(mesh, laid.experts)
@@ -198,7 +199,7 @@ def shard_model(model: nn.Module, mesh: Any, laid: Mesh) -> None:
 
 
 class Called(nn.Module):
-    """A model that is called in another way, as one module."""
+    """A model that is called in another way (recomputed, for one), as one module."""
 
     def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -209,14 +210,14 @@ class Called(nn.Module):
 
 
 def replica(model: nn.Module, call: Any, mesh: Any, options: Mapping[str, Any]) -> nn.Module:
-    """A model of which each rank has all."""
+    """The model in DistributedDataParallel: each rank has all of it."""
     whole = call if call is model else Called(model, call)
     group = mesh["replicas"].get_group()
     return DistributedDataParallel(whole, process_group=group, **options)
 
 
 def synchronising(run: Training, call: Any, last: Sequence[int]) -> Callable[..., Any]:
-    """Calls of DistributedDataParallel, of which these forwards have gradients added up."""
+    """Calls of a DistributedDataParallel model that sum gradients in the forwards ``last`` only."""
 
     def called(*args: Any) -> Any:
         ddp = getattr(call, "_orig_mod", call)
@@ -227,7 +228,7 @@ def synchronising(run: Training, call: Any, last: Sequence[int]) -> Callable[...
 
 
 def last_of_steps(events: Sequence[Event]) -> list[int]:
-    """The last forward before each step, and that before the end."""
+    """The numbers of the last forward before each step, and before the end."""
     last = -1
     found: list[int] = []
     for event, *how in (*events, ("step",)):
@@ -239,14 +240,14 @@ def last_of_steps(events: Sequence[Event]) -> list[int]:
 
 
 def settled(parameter: Any) -> None:
-    """A gradient that ranks hold parts of a sum of is added up."""
+    """Add up a gradient of which ranks hold partial sums."""
     if any(placement.is_partial() for placement in getattr(parameter.grad, "placements", ())):
         parameter.grad = whole_sum(parameter.grad)
 
 
 @contextlib.contextmanager
 def of_this_thread(emit: Callable[..., None]) -> Iterator[None]:
-    """``emit`` gets the GEMMs of the thread that runs."""
+    """``emit`` gets the GEMMs of the current thread."""
     _here.emit = emit
     try:
         yield

@@ -1,8 +1,8 @@
-"""The modules themselves: plain torch, plain arguments, nothing of ours.
+"""The modules of models: plain torch with plain arguments, and nothing of this package.
 
-A stand-alone script is written from this source, so a class may use torch, ``math``, ``F``, ``nn``,
-classes of this file and what ``groups.py`` has. Every linear that a recipe may convert is an
-``nn.Linear``.
+A stand-alone script is written from this source, so a class may use only torch, ``math``, ``F``,
+``nn``, classes of this file and the contents of ``groups.py``. Every linear that a recipe may
+convert is an ``nn.Linear``.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class LlamaBlock(nn.Module):
 
 
 class TwoBlocks(nn.Module):
-    """Two Llama blocks: a recomputed block behind another one."""
+    """Two Llama blocks, so that a recomputed block follows another one."""
 
     def __init__(self, dim: int, hidden: int, heads: int, fused: bool) -> None:
         super().__init__()
@@ -122,8 +122,8 @@ class TwoBlocks(nn.Module):
 
 
 class Router(nn.Module):
-    """The ``top_k`` experts of each row, and their weights, which add up to 1. Its own is no
-    linear's: filters of conversions leave routers alone."""
+    """The ``top_k`` experts of each row, and their weights, which add up to 1. The router's weight
+    is not in a linear: filters of conversions skip routers."""
 
     def __init__(self, dim: int, experts: int, top_k: int) -> None:
         super().__init__()
@@ -137,8 +137,8 @@ class Router(nn.Module):
 
 
 class LoopedExperts(nn.Module):
-    """A mixture of experts, one after the other: each gets the rows that chose it, if any, and
-    zeros to whole blocks of so many rows."""
+    """A mixture of experts, one after the other: each gets the rows that chose it, if any, padded
+    with zeros to whole blocks of ``block`` rows."""
 
     def __init__(self, dim: int, hidden: int, experts: int, top_k: int, block: int) -> None:
         super().__init__()
@@ -158,8 +158,8 @@ class LoopedExperts(nn.Module):
 
 
 class Experts(nn.Module):
-    """The weights of all experts, each a SwiGLU: [experts, outputs, features]. Trainers tell by its
-    type that a weight is laid out over ranks, or ask whether it has a method (``asks``)."""
+    """The weights of all experts, each a SwiGLU: [experts, outputs, features]. Whether a weight is
+    laid out over ranks is decided by its type or, with ``asks``, by its methods, as in trainers."""
 
     def __init__(self, dim: int, hidden: int, experts: int, asks: bool = False) -> None:
         super().__init__()
@@ -169,15 +169,15 @@ class Experts(nn.Module):
         self.w3 = nn.Parameter(torch.randn(experts, hidden, dim))
 
     def forward(self, rows: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
-        """Of rows in groups that end at ``offs``, one for each expert; or as many rows of each,
-        [experts, rows, features]. Where ranks share the experts, of those that it has."""
+        """Outputs for rows in groups that end at ``offs``, one group per expert, or without it for
+        [experts, rows, features]. If ranks share the experts, those of this rank."""
         w1, w2, w3 = (self.local(w) for w in (self.w1, self.w2, self.w3))
         h = F.silu(expert_products(rows, w1, offs)) * expert_products(rows, w3, offs)
         return expert_products(h, w2, offs)
 
 
 class GroupedExperts(nn.Module):
-    """A mixture of experts whose rows are sorted by expert and multiplied in groups, and an expert
+    """A mixture of experts whose rows are sorted by expert and multiplied in groups, plus an expert
     that all rows share. ``before``: rows are weighted before they are multiplied."""
 
     def __init__(
@@ -195,8 +195,8 @@ class GroupedExperts(nn.Module):
         return self.combined(rows, self.experts(sent, offs), *back).reshape(x.shape)
 
     def routed(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What goes to the experts, by expert; where the rows of each end; and for each of these
-        which row it was, and its weight."""
+        """The rows for the experts, sorted by expert; where each expert's rows end; and for each of
+        these rows its original index and its weight."""
         weights, chosen = self.router(rows)
         of_expert = chosen.flatten()
         numbers = torch.arange(len(self.router.weight), device=rows.device)
@@ -208,14 +208,14 @@ class GroupedExperts(nn.Module):
     def combined(
         self, rows: torch.Tensor, h: torch.Tensor, row: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
-        """What the experts made of it, back in its rows, and the shared expert's."""
+        """The experts' outputs, added up in their original rows, plus the shared expert's."""
         y = torch.zeros_like(rows).index_add(0, row, h if self.before else h * weight)
         return y + self.shared(rows)
 
 
 class CapacityExperts(nn.Module):
-    """A mixture of experts that take as many rows each, a quarter more than their share: what comes
-    behind these is dropped."""
+    """A mixture of experts that take equally many rows each, a quarter more than an equal share:
+    rows beyond these are dropped."""
 
     def __init__(self, dim: int, hidden: int, experts: int) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def local(weight: Any) -> torch.Tensor:
 
 
 def local_of_type(weight: Any) -> torch.Tensor:
-    """The same, told by the weight's type: compiled code does not see a DTensor's methods."""
+    """The same, decided by the weight's type: compiled code does not see a DTensor's methods."""
     from torch.distributed.tensor import DTensor  # which takes a while to load
 
     return weight.to_local() if isinstance(weight, DTensor) else weight
@@ -255,8 +255,8 @@ def local_of_type(weight: Any) -> torch.Tensor:
 def expert_products(
     rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor | None
 ) -> torch.Tensor:
-    """Rows in groups that end at ``offs``, or as many of each, times the transposed matrix of each.
-    torch's kernel takes whole 16 bytes, hence the zeros."""
+    """Rows in groups that end at ``offs``, or [experts, rows, features], times each group's
+    transposed matrix. torch's kernel takes rows of whole 16 bytes, hence the padding with zeros."""
     outputs, features = weights.shape[1:]
     if features % 8 or outputs % 8:
         rows = F.pad(rows, (0, -features % 8))
@@ -348,7 +348,7 @@ class GainLinear(nn.Linear):
 
 
 class OwnForward(nn.Module):
-    """A subclass of nn.Linear where the model wants it."""
+    """A model whose linear is a subclass of nn.Linear."""
 
     def __init__(self, dim: int, out: int, bias: bool) -> None:
         super().__init__()

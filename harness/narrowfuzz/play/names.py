@@ -1,8 +1,8 @@
-"""What tensors and results of a run are called: names are taken apart here alone.
+"""The names of a run's tensors and results; no other module parses them.
 
 ``output@0`` is the first output of a training, ``output`` its last; ``w1.weight.grad@7`` is the
-gradient that event 7 left, ``input@3`` what the fourth forward is given in place of ``input``, and
-``resumed:w1.weight`` a parameter after the part of a training that was saved and loaded.
+gradient after event 7, ``input@3`` the input of the fourth forward in place of ``input``, and
+``resumed:w1.weight`` a parameter at the end of a training that was saved, loaded and resumed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _TEXT = re.compile(r"(?:(\w+):(?!:))?([^@]*)(?:@(.*))?", re.DOTALL)
 
 
 class Name(NamedTuple):
-    """A name's parts; what it does not have is ""."""
+    """A name's parts; a missing part is ""."""
 
-    #: Of a training that was saved and loaded: resumed, afresh, saved, loaded.
+    #: For a training that was saved and loaded: resumed, afresh, saved, loaded.
     part: str
     #: input, output, grad_output, grad_input, <parameter>.grad, <parameter>, ...
     kind: str
@@ -25,7 +25,7 @@ class Name(NamedTuple):
 
     @property
     def by_rows(self) -> bool:
-        """An output or the gradient of an input, which have a row for each token."""
+        """True for an output or the gradient of an input, which have a row for each token."""
         return self.kind in ("output", "grad_input")
 
     @property
@@ -48,7 +48,7 @@ class Name(NamedTuple):
 
     @property
     def module(self) -> str:
-        """The module whose parameter it is of."""
+        """The module that has the parameter."""
         return (self.gradient_of or self.kind).rpartition(".")[0]
 
 

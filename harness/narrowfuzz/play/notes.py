@@ -1,6 +1,6 @@
-"""What a script asks of a training of a library's layers.
+"""Checks that a script makes of a training of a library's layers.
 
-Each check says how it went in a sentence, and whether the divergence shows.
+Each check returns a sentence that describes the result, and whether the divergence shows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 @contextlib.contextmanager
 def edges(layers: Any, record: Callable[[Any], None]) -> Iterator[None]:
-    """What linears quantise, recorded at their own edges and not inside the library: input, weight
+    """Record what linears quantise, at their own boundary and not inside the library: input, weight
     and output gradient, whether they are quantised or not."""
 
     def before(name: str, layer: Any, args: Any) -> None:
@@ -41,14 +41,14 @@ def edges(layers: Any, record: Callable[[Any], None]) -> Iterator[None]:
 
 
 def seen_at(run: Trace, kind: Any, places: Collection[Any]) -> list[Any]:
-    """Casts or products of these (event, where)."""
+    """Casts or products (``kind``) that were recorded at these (event, where)."""
     return [
         seen for event, at, seen in run.recorded if (event, at) in places and type(seen) is kind
     ]
 
 
 def in_time(run: Trace, places: Collection[Any]) -> list[Any]:
-    """Casts of these (event, where), but for those of a forward's tensors in a backward."""
+    """Casts at these (event, where), except those of a forward's tensors that run in a backward."""
     found = []
     for event, where, seen in run.recorded:
         if type(seen) is Cast and (event, where) in places:
@@ -58,8 +58,8 @@ def in_time(run: Trace, places: Collection[Any]) -> list[Any]:
 
 
 def maxima(run: Trace, slot: tuple[str, str, int], *, scales: bool) -> list[list[Any]]:
-    """For each event, the maxima of what was quantised with a slot, recomputes left out, and the
-    scale that was used, None without ``scales``."""
+    """For each event, the maxima of what was quantised with a slot, recomputes excluded, and the
+    scales that were used, None without ``scales``."""
     found: list[list[Any]] = [[] for _ in run.states]
     for event, where, seen in run.recorded:
         if type(seen) is Cast and seen.slot == slot and where.phase != "recompute":
@@ -69,8 +69,8 @@ def maxima(run: Trace, slot: tuple[str, str, int], *, scales: bool) -> list[list
 
 
 def wrong_casts(casts: Sequence[Any], *, kind: str) -> Sentence:
-    """Codes that are not the saturating cast of tensor times scale; scales that are not those of
-    the tensor (``kind`` current) or its blocks (mx), where they are no state."""
+    """Codes that are not the saturating cast of tensor times scale; and scales, where they are not
+    a state, that are not those of the tensor (``kind`` current) or its blocks (mx)."""
     scales = codes = 0
     for cast in casts:
         fp8 = _FP8[cast.format]
@@ -92,8 +92,8 @@ def wrong_casts(casts: Sequence[Any], *, kind: str) -> Sentence:
 
 
 def of_blocks(x: torch.Tensor, scale: torch.Tensor, form: str) -> tuple[Any, int, Any]:
-    """The matrix, how many bytes are not the smallest power of two that holds its block of 32, and
-    what each element is multiplied by."""
+    """The matrix, the number of scale bytes that are not the smallest power of two that holds their
+    block of 32, and the factor that multiplies each element."""
     along = scale.shape == (x.shape[0], x.shape[1] // 32)  # rows, not columns
     lines, bytes_ = (x, scale) if along else (x.t(), scale.t())
     amax = lines.abs().nan_to_num(nan=0.0, posinf=math.inf)
@@ -112,8 +112,8 @@ def of_blocks(x: torch.Tensor, scale: torch.Tensor, form: str) -> tuple[Any, int
 
 
 def not_made(products: Sequence[Any], side: str, casts: Sequence[Any], *, own: bool) -> Sentence:
-    """Operands that none of these casts made, or with another scale. ``own`` False lets those pass
-    that no cast made: parameters in the narrow format were made before the schedule."""
+    """Operands that none of these casts made, or with another scale. With ``own`` False, one that
+    no cast made passes: parameters in the narrow format were made before the schedule."""
     wrong = 0
     for operand in (getattr(product, side) for product in products):
         if operand.inverse is None:
@@ -125,13 +125,13 @@ def not_made(products: Sequence[Any], side: str, casts: Sequence[Any], *, own: b
 
 
 def same_codes(made: torch.Tensor, got: torch.Tensor) -> bool:
-    """The same codes, as they are or transposed."""
+    """True if the codes are the same, as they are or transposed."""
     a, b = (t.view(torch.uint8).reshape(-1, t.shape[-1]) for t in (made, got))
     return any(a.shape == c.shape and torch.equal(a, c) for c in (b, b.t()))
 
 
 def same_inverse(scale: torch.Tensor, inverse: torch.Tensor) -> bool:
-    """Is it 1 / scale, or are these the scales of the same blocks?"""
+    """True if ``inverse`` is 1 / scale or, for scales of blocks, holds the same scales."""
     if scale.dtype != torch.float32:
         return torch.equal(scale.flatten(), inverse.view(scale.dtype).flatten())
     return bool((1 / scale == inverse).all())
@@ -159,14 +159,14 @@ def recomputed_with(again: Sequence[Any], first: Sequence[Any]) -> Sentence:
 
 
 def other_formats(products: Sequence[Any], due: tuple[str, ...]) -> Sentence:
-    """Products that do not multiply these formats; without any, products in FP8."""
+    """Products whose operands do not have the formats ``due``; if none is due, products in FP8."""
     ran = [tuple(sorted({product.a.format, product.b.format})) for product in products]
     wrong = [r for r in ran if (set(r) & _FP8.keys() if not due else r != tuple(sorted(due)))]
     return f"expected {due or 'high precision'}, got {ran}", bool(wrong)
 
 
 def weight_not_cast(run: Trace, event: int) -> Sentence:
-    """No weight was quantised in this forward."""
+    """True if no weight was quantised in this forward."""
     casts = [
         s for e, at, s in run.recorded if e == event and type(s) is Cast and at.phase == "forward"
     ]
@@ -177,13 +177,13 @@ def weight_not_cast(run: Trace, event: int) -> Sentence:
 
 
 def left_over(left: Mapping[str, int]) -> Sentence:
-    """What is set aside that should be nothing."""
+    """The library's pending counts that should be 0 but are not."""
     found = {name: n for name, n in left.items() if n}
     return f"left over: {found or 'nothing'}", bool(found)
 
 
 def other_bits(got: Any, want: Any) -> Sentence:
-    """A result, or a slot's scale and window, that is not the other run's; NaN equals NaN."""
+    """A result, or a slot's scale and window, that differs from the other run's; NaN equals NaN."""
     if got is None or isinstance(got, torch.Tensor):
         got, want = (got,), (want,)
     shows = any(x is None or not equal(x, y) for x, y in zip(got, want, strict=True))

@@ -1,5 +1,5 @@
-"""Models that are nothing but one operator, with learned operands: what shows in one of them is
-that operator's. Their source is what scripts build them from."""
+"""Models that consist of a single operator with learned operands, so that a failure in one is that
+operator's. Scripts build them from this source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from narrowfuzz.play.groups import (
 
 
 class Scaled(nn.Module):
-    """Every feature times a weight, plus a bias, whose gradients are sums over the rows; and the
+    """Every feature times a weight, plus a bias, whose gradients are sums over the rows; plus the
     sum of each row."""
 
     def __init__(self, dim: int) -> None:
@@ -36,8 +36,8 @@ class Scaled(nn.Module):
 
 
 class Normalised(nn.Module):
-    """A normalisation alone; ``mixed``, of bf16 where its parameters are fp32, as autocast hands it
-    what a linear returns."""
+    """A normalisation by itself; with ``mixed``, of a bf16 input with fp32 parameters, as it gets
+    the output of a linear under autocast."""
 
     def __init__(self, norm: str, dim: int, mixed: bool) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Normalised(nn.Module):
 
 
 class NormalisedByHand(nn.Module):
-    """An RMS norm as models write it out, or a layer norm that is ``centred`` first."""
+    """An RMS norm as models write it out, or with ``centred`` a layer norm without a bias."""
 
     def __init__(self, dim: int, centred: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class NormalisedByHand(nn.Module):
 
 
 class Products(nn.Module):
-    """Each head of a row times a matrix of its own, as experts of equal loads are."""
+    """Each head of a row times a matrix of its own, as for experts that get equally many rows."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Products(nn.Module):
 
 
 class Product(nn.Module):
-    """Rows times a matrix that no linear holds, plus a row of it; or without that."""
+    """Rows times a matrix that is not in a linear, plus a bias row if ``bias``."""
 
     def __init__(self, dim: int, columns: int, bias: bool) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ class Product(nn.Module):
 
 
 class GroupedProducts(nn.Module):
-    """Rows in groups, each through matrices of its own to twice their width and back, as experts
-    are. The groups' ``sizes`` take turns until no row is left, those of the last group with the
-    rest; so many rows ``behind`` them are no group's, and hold NaN."""
+    """Rows in groups, each multiplied by matrices of its own to twice the width and back, as
+    experts are. The sizes of groups cycle through ``sizes`` until no row remains, and the last
+    group gets the rest; ``behind`` more rows belong to no group, and hold NaN."""
 
     def __init__(self, dim: int, experts: int, sizes: tuple[int, ...], behind: int) -> None:
         super().__init__()
@@ -113,10 +113,10 @@ class GroupedProducts(nn.Module):
 
 
 class QuantisedGroups(nn.Module):
-    """The same as torchao multiplies it: ``kind``, and how. Widths are padded with zeros to
-    multiples of ``block``. So are rows, but where torchao pads each group itself; they are the last
-    group's where all groups are such multiples, and else no group's. Without ``sizes`` the groups
-    have no row, as on a rank that got no token, and the input is returned."""
+    """The same by torchao's products of this ``kind``, with its options (``how``). Widths are
+    padded with zeros to multiples of ``block``. So are rows, unless torchao pads each group; this
+    padding is in the last group if all ``sizes`` are such multiples, else in none. Without
+    ``sizes`` no group has a row, as on a rank that got no token, and the input is returned."""
 
     def __init__(
         self, dim: int, experts: int, sizes: tuple[int, ...], block: int, kind: str, *how: Any
@@ -124,7 +124,7 @@ class QuantisedGroups(nn.Module):
         super().__init__()
         if kind != "mxfp8":
             made_ready_early()
-        # a watch stands in front of what is there before the model runs
+        # a watch replaces functions that are imported before the model runs
         from importlib.util import find_spec
 
         import torchao.prototype.moe_training
@@ -151,7 +151,7 @@ class QuantisedGroups(nn.Module):
         return (y if self.sizes else torch.cat([flat, y])).reshape(x.shape)
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-        padded = F.pad(a, (0, 0, 0, -len(a) % self.padding)).contiguous()  # torchao wants rows
+        padded = F.pad(a, (0, 0, 0, -len(a) % self.padding)).contiguous()  # row-major, for torchao
         if a.dtype == torch.float64:
             return grouped(padded, b, offs)
         given = padded, b, offs, None
@@ -165,9 +165,9 @@ class QuantisedGroups(nn.Module):
 
 
 class GroupCasts(nn.Module):
-    """Products with a learned row, and beside them what a kernel of torchao's experts makes of them
-    in FP8: three times as wide, and repeated until there are groups of all ``sizes``, which are its
-    columns where ``across``."""
+    """Features times a weight, and beside that the FP8 cast of the result by a kernel of torchao's
+    experts: three times as wide, and repeated to fill groups of all ``sizes``, which are groups of
+    columns if ``across``."""
 
     def __init__(self, dim: int, kernel: str, sizes: tuple[int, ...], across: bool) -> None:
         super().__init__()
@@ -186,9 +186,9 @@ class GroupCasts(nn.Module):
 
 
 class MxScales(nn.Module):
-    """Products with a learned row, and beside them where torchao's kernels move the bytes of their
-    exponents, as if these were MX scales: of ``sizes`` in groups of rows or of columns; and what
-    another makes of E4M3 codes with such scales."""
+    """Features times a weight, and beside that torchao's kernels which move MX scales, on the
+    exponent bytes of the result in groups of ``sizes`` rows or columns, and the kernel that
+    dequantises E4M3 codes with such scales."""
 
     def __init__(self, dim: int, sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class MxScales(nn.Module):
 
 
 class Beside(torch.autograd.Function):
-    """The first of two tensors; its gradient is that of both."""
+    """The first of two tensors; both get its gradient."""
 
     @staticmethod
     def forward(ctx: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -227,9 +227,9 @@ class Beside(torch.autograd.Function):
 
 
 class PermutedRows(nn.Module):
-    """Products with a learned row, whose gradients go once as they are, and once from experts back
-    to where rows came from, as torchao moves them: by its ``triton`` kernel, or by torch. So many
-    ``ranks`` send rows to so many ``experts``, whose ``sizes`` take turns."""
+    """Features times a weight. Their gradient is the sum of itself and of what torchao makes of it
+    when it moves rows back from experts, by its ``triton`` kernel or by torch. ``ranks`` ranks send
+    rows to ``experts`` experts, in groups whose sizes cycle through ``sizes``."""
 
     def __init__(
         self, dim: int, ranks: int, experts: int, sizes: tuple[int, ...], triton: bool
@@ -252,7 +252,7 @@ class PermutedRows(nn.Module):
 def group_ends(
     experts: int, sizes: tuple[int, ...], rows: int, device: torch.device
 ) -> torch.Tensor:
-    """Where each group ends whose sizes take turns, the last with all rows that are left."""
+    """The end of each group: sizes cycle through ``sizes``, and the last has all other rows."""
     ends = [0]
     for number in range(experts - 1):
         ends.append(min(rows, ends[-1] + sizes[number % len(sizes)] if sizes else 0))
@@ -260,8 +260,8 @@ def group_ends(
 
 
 class AttendsFlexibly(nn.Module):
-    """The same by FlexAttention, forward, behind a block mask: ``causal``, or of ``documents`` of
-    eight rows each, or none."""
+    """Attention by FlexAttention, forward only (a CPU has no backward), with a block mask:
+    ``causal``, ``documents`` of eight rows each, or none."""
 
     def __init__(self, dim: int, columns: int, heads: int, shared: int, mask: str) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ class AttendsByHand(nn.Module):
 
 
 class Probabilities(nn.Module):
-    """softmax of each row, times a weight."""
+    """softmax (with ``log``, log_softmax) of each row of features times a weight."""
 
     def __init__(self, dim: int, log: bool) -> None:
         super().__init__()
@@ -320,8 +320,8 @@ class Probabilities(nn.Module):
 
 class CrossEntropy(nn.Module):
     """The cross entropy of rows of logits and fixed targets, every ``ignored``-th of which is
-    ignored; ``weighted``, three classes weigh 1, 2 and 3, and so on; ``outside``, the last target
-    is no class. In the shape of the logits."""
+    ignored, in the shape of the logits. With ``weighted``, classes weigh 1, 2, 3, 1, 2, 3, ...;
+    with ``outside``, the last target is no class."""
 
     def __init__(self, classes: int, reduction: str, ignored: int, options: dict[str, Any]) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class CrossEntropy(nn.Module):
 
 class LinearCrossEntropy(nn.Module):
     """The mean cross entropy of the outputs of a linear, in chunks of 16 rows; every ``ignored``-th
-    target is ignored. In the shape of its input."""
+    target is ignored. Expanded to the shape of its input."""
 
     def __init__(self, dim: int, classes: int, ignored: int) -> None:
         super().__init__()
@@ -374,7 +374,7 @@ class Lookup(nn.Module):
 
 
 class Indexed(nn.Module):
-    """Rows of a table by their ids, as a subscript takes them."""
+    """Rows of a table by their ids, by indexing."""
 
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()
@@ -385,9 +385,9 @@ class Indexed(nn.Module):
 
 
 class Collects(nn.Module):
-    """Rows are added up by a group that each belongs to, as experts' outputs are by their token,
-    and each gets the sum of its group; ``flat``, the numbers of all rows. A third belongs to the
-    first group."""
+    """Rows are added up by the group that each belongs to, as experts' outputs are by token, and
+    each row gets the sum of its group; with ``flat``, single numbers instead of rows. A third
+    belongs to the first group."""
 
     def __init__(self, dim: int, groups: int, add: str, flat: bool) -> None:
         super().__init__()
@@ -406,8 +406,8 @@ class Collects(nn.Module):
 
 
 class Chosen(nn.Module):
-    """Features times a weight, of which each row keeps its ``count`` largest where they are, as
-    routers choose experts; or all in their order, equal ones as they were."""
+    """Features times a weight; each row retains only its ``count`` largest, in place, as routers
+    choose experts. If ``count`` is 0, each row is sorted stably."""
 
     def __init__(self, dim: int, count: int) -> None:
         super().__init__()
@@ -423,7 +423,7 @@ class Chosen(nn.Module):
 
 
 class Activated(nn.Module):
-    """Features times a weight, through a function of each."""
+    """Features times a weight, through an elementwise activation function."""
 
     def __init__(self, dim: int, function: str, how: dict[str, Any]) -> None:
         super().__init__()
@@ -436,7 +436,7 @@ class Activated(nn.Module):
 
 
 class Capped(nn.Module):
-    """Logits that are bent to be no larger than 30, by tanh."""
+    """Features times a weight, capped smoothly at 30 by tanh, as logits are."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -447,8 +447,8 @@ class Capped(nn.Module):
 
 
 class ZLoss(nn.Module):
-    """What keeps logits small: the mean of the square of each row's log of the sum of exponentials.
-    In the shape of the logits."""
+    """The loss that keeps logits small: the mean over rows of the squared log-sum-exp, in the shape
+    of the logits."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -459,12 +459,12 @@ class ZLoss(nn.Module):
 
 
 class Attends(nn.Module):
-    """Rows attend to ``columns`` learned keys and values, of which so many heads of queries share
-    one head, behind a mask:
+    """Rows attend to ``columns`` learned keys and values; ``shared`` heads of queries share one
+    head of these. The mask is one of:
 
-    ``causal``; ``padding``, the last quarter of the keys is none; ``both`` of these; ``empty``,
-    every third row sees no key; ``finite``, every third row's scores are moved by -1e9 instead;
-    ``bias``, scores are moved by the distance, as ALiBi does.
+    ``causal``; ``padding``: the last quarter of the keys is masked; ``both`` of these; ``empty``:
+    every third row sees no key; ``finite``: every third row's scores get -1e9 added instead;
+    ``bias``: scores get a multiple of the distance added, as in ALiBi.
     """
 
     def __init__(self, dim: int, columns: int, heads: int, shared: int, mask: str) -> None:
@@ -491,7 +491,7 @@ class Attends(nn.Module):
         return t.reshape(*t.shape[:2], heads, -1).transpose(1, 2)
 
     def masked(self, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
-        """[rows, columns]."""
+        """The mask [rows, columns], boolean or added to the scores."""
         i = torch.arange(rows, device=like.device)[:, None]
         j = torch.arange(columns, device=like.device)
         if self.mask in ("padding", "both"):
@@ -505,8 +505,8 @@ class Attends(nn.Module):
 
 
 class ScaledByNorm(nn.Module):
-    """Rows over their norm of an ``order``, "2", "1" or "inf", times a weight; no row is divided by
-    less than 2^-10."""
+    """Rows divided by their norm of an ``order`` ("2", "1" or "inf") and times a weight; no row is
+    divided by less than 2^-10."""
 
     def __init__(self, dim: int, order: str) -> None:
         super().__init__()
@@ -519,8 +519,8 @@ class ScaledByNorm(nn.Module):
 
 
 class Unscaled(nn.Module):
-    """Rows times a weight, plus what GradScaler makes of a gradient of the same numbers whose scale
-    is ``scale``; that has no gradient."""
+    """Rows times a weight, plus the same rows as GradScaler unscales them from this ``scale``, as
+    if they were a gradient; the latter part has no gradient."""
 
     def __init__(self, dim: int, scale: float) -> None:
         super().__init__()

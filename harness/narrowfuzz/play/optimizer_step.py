@@ -1,4 +1,4 @@
-"""Steps of an optimizer on one parameter: what a script calls."""
+"""Steps of an optimizer on one parameter, as scripts call them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def stepped(
     grad: torch.Tensor,
     **state: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """The parameter and its state, in this order, after one step that follows so many others; it is
-    the last of two that are alike."""
+    """The parameter and its state, in this order, after one step that follows ``steps`` others; the
+    optimizer has two equal parameters, of which the last is returned."""
     both = [torch.nn.Parameter(laid(param, param.stride())) for _ in range(2)]
     optimizer = getattr(torch.optim, kind)(both, **options)
     for parameter in both:
@@ -35,8 +35,8 @@ def stepped(
 def trained(
     kind: str, options: Mapping[str, Any], start: torch.Tensor, grads: torch.Tensor
 ) -> tuple[torch.Tensor]:
-    """The parameter after as many steps of an optimizer of torchao as there are gradients, which it
-    compiles unless it is told not to."""
+    """The parameter after one step per gradient of a torchao optimizer, which would compile its
+    steps if not run eagerly."""
     import torchao.optim
 
     parameter = torch.nn.Parameter(start.clone())

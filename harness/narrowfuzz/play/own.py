@@ -1,4 +1,4 @@
-"""A user's model, as one of ours: rows of features or token ids in, rows of features out.
+"""A user's model, wrapped as one of ours: rows of features or token ids in, rows of features out.
 
 A stand-alone script is written from this source, as from that of ``models.py``.
 """
@@ -23,11 +23,11 @@ from torch import nn
 
 
 class OwnModel(nn.Module):
-    """What ``build`` of a file or module gives: a model, and what it is called with.
+    """The model that ``build`` of a file or module returns, and what it is called with.
 
-    The case's input takes the place of the tensor ``driven``: a number of an argument, or a name.
-    All floats that the model returns, one tensor after the other, are the output, in rows of
-    ``width`` with zeros at the end of the last. What is built in eval mode stays in it.
+    The case's input replaces the tensor ``driven``: an argument's position, or its name. All floats
+    that the model returns, one tensor after the other, are the output, in rows of ``width`` with
+    zeros at the end of the last. Modules built in eval mode stay in it.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class OwnModel(nn.Module):
         super().__init__()
         self.rows, self.width, self.driven = rows, width, driven
         torch.manual_seed(0)
-        with torch.device("cpu"):  # what builds a model may read numbers
+        with torch.device("cpu"):  # ``build`` may read parameters
             self.model, self.given = built(where, build, dims)
         self.evaluating = [module for module in self.model.modules() if not module.training]
 
@@ -47,7 +47,7 @@ class OwnModel(nn.Module):
         return self
 
     def called(self, x: torch.Tensor) -> Any:
-        """What the model returns."""
+        """The model's results, with x in place of the driven argument."""
         given = {key: handed(value, x) for key, value in self.given.items()}
         # a copy: the model may write into what it is given
         given[self.driven] = x.reshape(self.given[self.driven].shape).clone()
@@ -64,8 +64,8 @@ class OwnModel(nn.Module):
 
 
 def interpreted() -> None:
-    """Where Triton's kernels are interpreted they have a GPU's numbers, if they are imported after
-    this; it warns where Triton or torchao is a release whose kernels are not known."""
+    """If Triton's kernels are interpreted: those imported after this compute a GPU's numbers. Warns
+    if Triton or torchao is a release whose kernels are not known."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     try:
@@ -78,15 +78,15 @@ def interpreted() -> None:
 
 @cache
 def imported(where: str) -> Any:
-    """The module of that dotted name, or of that file, beside which its own imports are looked
-    for."""
+    """The module of this dotted name, or of this file; a file's own imports are also searched in
+    its folder."""
     interpreted()
     if not where.endswith(".py"):
         return importlib.import_module(where)
     file = Path(where)
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
-    # its classes have the names that their user knows, unless another module has the file's
+    # its classes have the names that the user knows, unless another module has the file's name
     found = importlib.machinery.PathFinder.find_spec(file.stem)
     first = found is not None and found.origin is not None and file.samefile(found.origin)
     free = first and file.stem not in sys.modules
@@ -100,20 +100,20 @@ def imported(where: str) -> Any:
 
 
 def built(where: str, build: str, dims: dict[str, Any]) -> tuple[Any, dict[Any, Any]]:
-    """The model that ``build`` gives, and what it is called with, by place or by name."""
+    """The model that ``build`` returns, and its arguments by position or name."""
     model, given = getattr(imported(where), build)(**dims)
     return model, by_place(given)
 
 
 def by_place(given: Any) -> dict[Any, Any]:
-    """What a model is called with, by place or by name: of a mapping by its names."""
+    """A model's arguments by position or, if they are a mapping, by name."""
     if isinstance(given, Mapping):
         return dict(given)
     return dict(enumerate(given if isinstance(given, (list, tuple)) else (given,)))
 
 
 def handed(a: Any, x: torch.Tensor) -> Any:
-    """An argument where x is: floats in its precision, if it has one."""
+    """The argument on the device of x; its floats get the dtype of x, if x holds floats."""
     if not isinstance(a, torch.Tensor):
         return a
     if a.is_floating_point() and x.is_floating_point():
@@ -122,12 +122,12 @@ def handed(a: Any, x: torch.Tensor) -> Any:
 
 
 def floats_in(y: Any) -> list[torch.Tensor]:
-    """The tensors of floats in what a model returns, in order."""
+    """The floating-point tensors in a model's results, in order."""
     return [t for t in tensors_in(y) if t.is_floating_point()]
 
 
 def tensors_in(y: Any) -> list[torch.Tensor]:
-    """All tensors in it, in order: in tuples, lists, mappings and dataclasses of them."""
+    """All tensors in it, in order; also those inside tuples, lists, mappings and dataclasses."""
     if isinstance(y, torch.Tensor):
         return [y]
     parts: Any = ()

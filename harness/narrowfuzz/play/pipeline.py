@@ -1,6 +1,6 @@
 """Trains a chain of models as a pipeline: each rank has one stage of it, or two.
 
-Scripts have the source of these functions, with the values of a job put in.
+Scripts contain the source of these functions, with the values of a job substituted.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from narrowfuzz.play.player import Trace, Training, by_steps, keep, microbatch, 
 
 
 def chained(build: Callable[[], nn.Module], stages: int) -> nn.Module:
-    """So many models, each on what the one before returns."""
+    """``stages`` models, each of which takes what the one before returns."""
     return nn.Sequential(*(build() for _ in range(stages)))
 
 
 class Stage(nn.Module):
-    """A part of the chain as it is called, on an input in memory of its own: how a product is added
-    may go by where rows begin."""
+    """A part of the chain. Its input is copied to memory of its own: the order in which a product
+    is summed may depend on where rows begin."""
 
     def __init__(self, part: nn.Module, call: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -41,9 +41,9 @@ def play_pipeline(
     taps: Taps,
     on: Callable[..., list[Trace]],
 ) -> list[Trace]:
-    """What training leaves on every rank: outputs on the last, and the gradients of its own stages
-    on each. ``make`` makes the whole chain. Microbatches are the rows of ``play``'s forwards, and
-    their gradients add up. ``on`` runs a function on every rank."""
+    """The traces of all ranks after training: outputs on the last, and the gradients of its own
+    stages on each. ``make`` makes the whole chain. Microbatches are the rows of ``play``'s
+    forwards, and their gradients add up. ``on`` runs a function on every rank."""
     from torch.distributed import pipelining
 
     per_rank = 2 if job.layout.schedule == "interleaved" else 1
@@ -93,5 +93,5 @@ def play_pipeline(
 
 
 def _sent_back(output: torch.Tensor, grad_output: torch.Tensor) -> torch.Tensor:
-    """A loss with this gradient."""
+    """A loss whose gradient is ``grad_output``."""
     return (output.float() * grad_output.float()).sum()

@@ -1,9 +1,9 @@
-"""Plays one training, event by event, and keeps what it left: of a model that a recipe converted
-(``converted.py``) as of a library's own layers (``library.py``).
+"""Plays one training, event by event, and records its results: of a model that a recipe converted
+(``converted.py``) or of a library's own layers (``library.py``).
 
-Arms, the float64 twin and scripts are made of these functions. They are written to be specialised:
-a script gets them with every keyword argument that is a constant put in, and without the branches
-that are never taken.
+Arms, the float64 reference and scripts consist of these functions. They are written to be
+specialised: a script contains them with every constant keyword argument substituted, and without
+the branches that are never taken.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch import nn
 
 from narrowfuzz.play.job import CLIPS_AT, FIRST_SCALE, Event, Job, Taps
 
-#: One result: output, grad_input, <parameter>.grad or <parameter>; which forward's, in which event.
+#: One result: output, grad_input, <parameter>.grad or <parameter>, with its forward and event.
 Kept = namedtuple("Kept", "name forward event tensor")
 
 
 @dataclass
 class Trace:
-    """What a training leaves: every result in order, and by name once it is over. The calls of
-    watched linears, or what was multiplied where none is watched. Of a library's layers what was
-    ``recorded``, their ``states``, what was ``pending`` and the parameters it ``began`` with. And
-    how far the training came."""
+    """The results of a training, in order, and by name once it is over; and how far it came
+    (``phase``). The calls of watched linears, or the GEMMs where none is watched. For a library's
+    layers also what was ``recorded``, their ``states``, what was ``pending`` and the parameters it
+    ``began`` with."""
 
     kept: list[Kept] = field(default_factory=list)
     results: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Trace:
     pending: list[Any] = field(default_factory=list)
     began: dict[str, Any] = field(default_factory=dict)
     phase: str = "convert"
-    #: What of a phase is done, where that is not what the phase is called after: to be said only.
+    #: The step inside a phase, if it is not the one that the phase is named after; for messages.
     doing: str = ""
     #: The training of a library's layers that runs, or that raised.
     training: Any = None
@@ -58,11 +58,11 @@ def call_of(trace: Trace, module: str, index: int, phase: str = "forward") -> An
 
 @dataclass
 class Training:
-    """A model as far as it is trained: the shapes of its input and output, how it is called and how
-    another one is made and prepared, what opens a region, runs a backward, loads a state, hands it
-    on and follows a step; its optimizer if any, the state it began with, the event, the forward and
-    the checkpointed call that run, and input and output of each forward whose graph exists. Of a
-    library's layers ``record`` gets what happens, and where it happens stands in ``at``."""
+    """A model in training: the shapes of its input and output; functions that call it, make another
+    one (``anew``) and ``prepare`` it, open a region, run a backward, load a state, hand it over and
+    follow a step; its optimizer if any, the state it ``began`` with, the current event, forward and
+    checkpointed call (``segment``), and input and output of each forward whose graph exists. For a
+    library's layers ``record`` gets what happens, and ``at`` is where that is."""
 
     model: Any
     shapes: tuple[tuple[int, ...], ...] = ((), ())
@@ -96,7 +96,7 @@ def train(
     job: Job,
     taps: Taps,
 ) -> None:
-    """Every event in order; results are left live, if ``taps`` keep any."""
+    """Play all events in order; results, if ``taps`` keep any, are recorded without copies."""
     if job.optimizer:
         run.optimizer = optimizing(run.model, job=job)
     if job.loss_scaling != "none":
@@ -123,7 +123,7 @@ def train(
             trace.doing = ""
             run.prepare()
             if job.optimizer:
-                # it holds the very tensors that a step changes: who keeps it copies it
+                # state_dict() holds the very tensors that a step changes
                 moments = copy.deepcopy(run.optimizer.state_dict())
                 run.optimizer = optimizing(run.model, job=job)
                 run.optimizer.load_state_dict(moments)
@@ -138,8 +138,8 @@ def train(
 
 
 def leave(run: Training) -> None:
-    """Let go of the model, which would outlive a training that holds what holds it, and close the
-    regions that are open: some trainings end in one, and so may what raises."""
+    """Release the model, which reference cycles would keep alive after the training, and close open
+    regions: a training may end in one, or raise there."""
     run.live.clear()
     run.model = run.call = run.backward = run.anew = run.prepare = None
     while run.regions:
@@ -159,7 +159,7 @@ def loaded(file: io.BytesIO, *, weights_only: bool) -> Any:
 
 
 def optimizing(model: nn.Module, *, job: Job) -> Any:
-    """An optimizer of what trains."""
+    """An optimizer of the parameters that train."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if job.low_bit:
         import torchao.optim
@@ -169,16 +169,16 @@ def optimizing(model: nn.Module, *, job: Job) -> Any:
 
 
 def scaling(*, job: Job) -> Any:
-    """What scales a loss, by twice as much after each step that it takes, by half after each that
-    it skips. The gradients that are given are those of the scaled loss."""
+    """A loss scaler that doubles the scale after each step that it takes, and halves it after each
+    that it skips. The gradients that are given are those of the scaled loss."""
     if job.loss_scaling == "by_hand":
         return ByHand(FIRST_SCALE)
     kind: Any = torch.amp.GradScaler
     device = torch.device(job.device)
-    if job.loss_scaling == "sharded":  # it asks all ranks for infinities
+    if job.loss_scaling == "sharded":  # checks all ranks for infinities
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-        # by default it takes the group that there was when its module was imported
+        # its default is the group that existed when its module was imported
         kind = partial(ShardedGradScaler, process_group=torch.distributed.group.WORLD)
     scaler = kind(device.type, init_scale=FIRST_SCALE, growth_interval=1)
     scaler.scale(torch.zeros((), device=device))
@@ -187,10 +187,10 @@ def scaling(*, job: Job) -> Any:
 
 @dataclass
 class ByHand:
-    """The definition of GradScaler on gradients of one process."""
+    """The definition of GradScaler, for gradients of one process."""
 
     scale: float
-    #: Whether all gradients that are divided for the next step are finite; None until they are.
+    #: Whether all gradients were finite when they were unscaled for the next step; None before.
     finite: bool | None = None
 
     def unscale_(self, optimizer: Any) -> None:
@@ -202,14 +202,14 @@ class ByHand:
             grad.mul_(1 / self.scale)
 
     def step(self, optimizer: Any) -> None:
-        """Divide the gradients unless they are, and step unless one of them was not finite."""
+        """Divide the gradients unless that is done, and step if all of them are finite."""
         if self.finite is None:
             self.unscale_(optimizer)
         if self.finite:
             optimizer.step()
 
     def update(self) -> None:
-        """Change the scale as the step went."""
+        """Change the scale, depending on whether the step was taken."""
         self.scale *= 2.0 if self.finite else 0.5
         self.finite = None
 
@@ -219,19 +219,19 @@ class ByHand:
 
 
 def keep(trace: Trace, run: Training, name: str, result: torch.Tensor, forward: int = -1) -> None:
-    """A result of the event that runs; of a library's own tensor what is inside."""
+    """Record a result of the current event; a library's own tensor is unwrapped first."""
     trace.kept.append(Kept(name, forward, run.event, innermost(result)))
 
 
 def keep_gradients(trace: Trace, run: Training, called: str = "grad") -> None:
-    """Copies of the gradients that are there."""
+    """Record copies of all gradients that exist."""
     for name, parameter in run.model.named_parameters():
         if parameter.grad is not None:
             keep(trace, run, f"{name}.{called}", parameter.grad.clone())
 
 
 def keep_state(trace: Trace, run: Training, *, job: Job) -> None:
-    """The gradients that are left in the end, and the parameters where steps have moved them."""
+    """Record the gradients that exist at the end, and the parameters if steps have moved them."""
     for name, parameter in run.model.named_parameters():
         if parameter.grad is not None:
             keep(trace, run, f"{name}.grad", parameter.grad)
@@ -240,7 +240,7 @@ def keep_state(trace: Trace, run: Training, *, job: Job) -> None:
 
 
 def innermost(t: Any) -> Any:
-    """What is inside of a library's own tensor: of one laid out over ranks this rank's part, and
+    """The tensor inside a library's own tensor: this rank's part if it is laid out over ranks, and
     what a wrapper wraps."""
     for name in ("_local_tensor", "_tensor", "_data"):
         t = getattr(t, name, t)
@@ -248,15 +248,15 @@ def innermost(t: Any) -> Any:
 
 
 def laid_out(t: torch.Tensor, like: Any) -> Any:
-    """This rank's part as the whole that it is of, where ``like`` is laid out over ranks."""
+    """This rank's part as a whole DTensor if ``like`` is laid out over ranks, else as it is."""
     if hasattr(like, "placements"):
         t = type(like).from_local(t, like.device_mesh, like.placements)
     return t
 
 
 def by_mesh(model: nn.Module) -> list[list[Any]]:
-    """The parameters that have gradients, those of each device mesh: one operator takes the
-    gradients of one mesh."""
+    """The parameters that have gradients, grouped by device mesh: one operator takes only gradients
+    of one mesh."""
     found: dict[Any, list[Any]] = {}
     for p in model.parameters():
         if p.grad is not None:
@@ -265,7 +265,7 @@ def by_mesh(model: nn.Module) -> list[list[Any]]:
 
 
 def norm_of(meshes: list[list[Any]], order: float = 2.0) -> torch.Tensor:
-    """The norm of all gradients, as clipping by it takes it: of several meshes the norm of the
+    """The norm of all gradients, as clipping computes it: with several meshes, the norm of the
     norms of each."""
     every = [torch.nn.utils.get_total_norm([p.grad for p in some], order) for some in meshes]
     norms = [replicated(norm) for norm in every]
@@ -273,18 +273,18 @@ def norm_of(meshes: list[list[Any]], order: float = 2.0) -> torch.Tensor:
 
 
 def replicated(norm: Any) -> Any:
-    """A number that ranks know together, on each of them."""
+    """A number that is laid out over ranks, in full on each of them."""
     return norm.full_tensor() if hasattr(norm, "placements") else norm
 
 
 def keep_norm(trace: Trace, run: Training) -> None:
-    """The norm of all gradients that are left."""
+    """Record the norm of all gradients that exist."""
     if meshes := by_mesh(run.model):
         keep(trace, run, "norm", norm_of(meshes))
 
 
 def clip(trace: Trace, run: Training, *, job: Job, taps: Taps) -> None:
-    """Clip the gradients, all as one or each by itself."""
+    """Clip the gradients, by their common norm or each value by itself."""
     meshes = by_mesh(run.model)
     for some in meshes if job.clipping == "value" else ():
         torch.nn.utils.clip_grad_value_(some, CLIPS_AT)
@@ -303,7 +303,7 @@ def clip(trace: Trace, run: Training, *, job: Job, taps: Taps) -> None:
 
 
 def in_order(kept: Iterable[Kept]) -> dict[str, torch.Tensor]:
-    """Results by name: the last of a name has it alone, those before it their numbers, as in
+    """Results by name: the last of a name has the plain name, those before it a number, as in
     output@0."""
     found: dict[str, list[torch.Tensor]] = {}
     for result in kept:
@@ -316,15 +316,15 @@ def in_order(kept: Iterable[Kept]) -> dict[str, torch.Tensor]:
 
 
 def given(tensors: Mapping[str, torch.Tensor], name: str, *places: Any) -> torch.Tensor:
-    """The tensor of the first place that has one of its own, or else the one of all."""
+    """The tensor of the first of these places that has one of its own, else the common one."""
     own = (f"{name}@{place}" for place in places)
     return tensors[next((key for key in own if key in tensors), name)]
 
 
 def seed(number: int) -> None:
-    """As torch.manual_seed, of the generators of a CPU and of CUDA once it is initialised. That one
-    also formats a stack trace for each kind of device that is not initialised, which takes longer
-    than a small call."""
+    """Like torch.manual_seed, for the generators of the CPU and, once it is initialised, of CUDA.
+    torch.manual_seed also formats a stack trace for each kind of device that is not initialised,
+    which takes longer than a small call."""
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
@@ -332,7 +332,7 @@ def seed(number: int) -> None:
 
 @contextlib.contextmanager
 def phased(trace: Trace) -> Iterator[None]:
-    """What is raised inside says by its ``phase`` how far the training had come."""
+    """Exceptions raised inside get an attribute ``phase``: how far the training had come."""
     try:
         yield
     except Exception as error:
@@ -343,7 +343,7 @@ def phased(trace: Trace) -> Iterator[None]:
 def microbatch(
     tensors: Mapping[str, torch.Tensor], number: int, *, job: Job
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Input and output gradient of this forward of plain steps, which has a backward of its own."""
+    """Input and output gradient of this forward, where each forward has a backward of its own."""
     x = given(tensors, "input", number).roll(number, 0).reshape(job.input_shape)
     g = given(tensors, "grad_output", f"{number}/{number}", number)
     return x, g.reshape(job.output_shape)
@@ -352,7 +352,7 @@ def microbatch(
 def by_steps(
     trace: Trace, run: Training, turn: Callable[[range], None], *, job: Any, taps: Taps
 ) -> None:
-    """Plain steps on ranks: ``turn`` passes the microbatches of one forward and backward."""
+    """Train in plain steps on ranks: ``turn`` runs forward and backward of these microbatches."""
     if job.optimizer:
         run.optimizer = optimizing(run.model, job=job)
     if job.loss_scaling != "none":
@@ -378,7 +378,7 @@ def forward(
     job: Job,
     taps: Taps,
 ) -> None:
-    """Run the model, with ``mode`` train on a graph."""
+    """Run the model; in mode train, with a graph."""
     x = given(tensors, "input", number).roll(turn, 0)
     if job.ids:
         x = x.to(job.device).long().reshape(run.shapes[0][:-1])
@@ -441,14 +441,14 @@ def backward(
 
 
 def step(trace: Trace, run: Training, to_none: bool, *, job: Job, taps: Taps) -> None:
-    """The optimizer's step, then no gradients, or zeros."""
+    """The optimizer's step; then gradients are None, or zeros."""
     if taps.keeps and to_none:
-        keep_gradients(trace, run)  # which what comes next may change where they are
+        keep_gradients(trace, run)  # copied: later code may change them in place
     if job.clipping != "none":
         if job.loss_scaling != "none":
             run.scaler.unscale_(run.optimizer)
         clip(trace, run, job=job, taps=taps)
-    # it compiles each step, for ten seconds the first time; ranks share the stance
+    # its step is compiled, for ten seconds the first time; ranks set the stance once for all
     if job.low_bit and job.layout is None:
         with torch.compiler.set_stance("force_eager"):
             take(run, job=job)
@@ -465,7 +465,7 @@ def step(trace: Trace, run: Training, to_none: bool, *, job: Job, taps: Taps) ->
 
 
 def take(run: Training, *, job: Job) -> None:
-    """One step of the optimizer, by itself or as the scaler of the loss will have it."""
+    """One step of the optimizer, directly or through the loss scaler."""
     if job.loss_scaling == "none":
         run.optimizer.step()
     else:
@@ -474,7 +474,7 @@ def take(run: Training, *, job: Job) -> None:
 
 
 def in_memory(model: nn.Module, layout: str) -> nn.Module:
-    """The model, whose parameters have this memory layout."""
+    """The model, with its parameters in this memory layout."""
     for parameter in model.parameters():
         parameter.data = arranged(parameter.data, layout)
     return model

@@ -1,8 +1,8 @@
 """Ranks as processes that share a process group, as torchrun starts them: over gloo, or over NCCL
-where each computes on a GPU of its own.
+if each computes on a GPU of its own.
 
-Gloo refuses FP8, so codes go through it as the bytes that they are. That is ours, and the one thing
-that is: what it adds, and the order it does so in, is its own.
+Gloo refuses FP8, so codes are sent as bytes. That is the only thing changed here: what gloo adds,
+and in which order, is its own.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
 
-#: Collectives that move numbers and add none: as one torch or another calls them, and as a group of
-#: torch's own does.
+#: Collectives that move numbers and add none: their names in any torch release, and the method of
+#: torch's own process group.
 _MOVES = {
     "all_gather_single": "_allgather_base",
     "all_to_all_single": "alltoall_base",
@@ -57,15 +57,15 @@ _TOGETHER = {
 _CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
 
 
-#: What is called with the name of each collective that this process enters.
+#: Functions that are called with the name of each collective that this process enters.
 entering: list[Callable[[str], None]] = []
-#: What a process enters when it becomes a rank: what is planted here is planted there, too.
+#: Contexts that a process enters when it becomes a rank, so that it has the same planted faults.
 around: list[Callable[[], AbstractContextManager[None]]] = []
 
 
 @contextlib.contextmanager
 def entered_by_ranks(enter: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Processes that are ranks and start from now on enter it."""
+    """Rank processes that start while this context is open enter ``enter()``."""
     around.append(enter)
     try:
         yield
@@ -81,7 +81,7 @@ def _collective(name: str, adds: bool) -> Callable[..., Any]:
         sent = given if adds else pytree.tree_map(_bytes, given)
         return getattr(group.inner, name)(*sent, **options)
 
-    # DDP's reducer calls it while Dynamo watches the forward, and Dynamo cannot trace it
+    # DDP's reducer calls it while Dynamo traces the forward, and Dynamo cannot trace it
     return torch.compiler.disable(call)  # type: ignore[no-any-return]
 
 
@@ -111,7 +111,7 @@ def _begin(group: Any, inner: Any, device: str, kind: Any, backend: Any) -> None
     group._register_backend(group.device, kind, backend)
 
 
-#: A group of torch's own, through which codes go as bytes, and whose collectives are noted.
+#: A process group that sends codes as bytes, and whose collectives are counted and reported.
 _Noted: Any = type(
     "Noted",
     (dist.ProcessGroup,),
@@ -128,12 +128,12 @@ _Noted: Any = type(
 
 
 def _over(device: str) -> str:
-    """What torch knows these groups by."""
+    """The name of these groups' backend in torch."""
     return f"narrowfuzz_{device}"
 
 
 def _group(device: str, store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
-    # a group, not the backend alone: its collectives unwrap libraries' own tensors
+    # a group, not just the backend: its collectives unwrap libraries' own tensors
     inner, kind = dist.ProcessGroup(store, rank, ranks), dist.ProcessGroup.BackendType.GLOO
     if device == "cpu":
         backend: Any = dist.ProcessGroupGloo(store, rank, ranks, timeout)
@@ -148,8 +148,8 @@ def _group(device: str, store: Any, rank: int, ranks: int, timeout: datetime.tim
 
 
 def start_ranks(ranks: int) -> None:
-    """Unless torchrun has started this process as a rank: copies of it go on as one rank each, and
-    it ends as the first of them does that fails, or with 0."""
+    """Unless torchrun has started this process as a rank: fork one copy per rank, which return from
+    here. This process exits with the code of the first copy that fails, or with 0."""
     if "RANK" in os.environ:
         return
     with socket.socket() as free:
@@ -181,13 +181,13 @@ def on_processes(
     seconds: float = 60.0,
     device: str = "cpu",
 ) -> list[Any]:
-    """What ``main(rank, mesh)`` returns on every rank of a device mesh of this shape.
+    """The results of ``main(rank, mesh)`` on every rank of a device mesh of this shape.
 
-    Every rank is a process that calls this; torchrun's variables say which it is. Ranks find each
-    other by ``store``, or where torchrun says. On "cuda" each has a GPU of its own: the one that it
-    sees, or of several the one of its number. Raises what it raises on this rank, which then has
-    the rank's number as ``rank``; others that wait for it raise after so many ``seconds``, or die
-    where they wait for NCCL.
+    Every rank is a process that calls this; torchrun's variables give its number. Ranks meet
+    through ``store``, or where torchrun says. On "cuda" each has a GPU of its own: the only visible
+    one, or of several the one with its number. Raises what ``main`` raises on this rank, with the
+    rank's number as ``rank``; others that wait for it raise after ``seconds``, or die if they wait
+    for NCCL.
     """
     over = _over(device)
     if over not in dist.Backend.backend_list:
@@ -212,12 +212,12 @@ def on_processes(
     return [torch.load(io.BytesIO(one), "cpu", weights_only=False) for one in results]
 
 
-#: The store that processes of torchrun share, and how often they have met by it.
+#: The store that processes of torchrun share, then one prefixed store for each meeting.
 _met: list[Any] = []
 
 
 def _torchruns(rank: int, ranks: int) -> Any:
-    """They meet by one store as often as they like: its first rank keeps it as long as it lives."""
+    """A new prefix, for each meeting, of one store, which rank 0 hosts as long as it lives."""
     if not _met:
         agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -227,7 +227,7 @@ def _torchruns(rank: int, ranks: int) -> Any:
 
 
 def _packed(value: Any) -> bytes:
-    """Pickled by torch: pickle alone knows no FP8."""
+    """Pickled by torch: pickle by itself does not know FP8."""
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()

@@ -1,7 +1,7 @@
 """Ranks as threads of one process that share torch's threaded process group.
 
-That group moves and adds what a real one does, in the order of ranks. It has no send and receive,
-and it waits for ever for a rank that never comes, so whoever waits is noted here: ranks that call
+That group moves and adds as a real one does, in the order of ranks. It has no send and receive, and
+it waits forever for a rank that never comes, so waiting ranks are recorded here: ranks that call
 different collectives raise, and so does a rank that waits for one that has ended or is elsewhere.
 """
 
@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 from torch.utils import _pytree as pytree
 
-#: Seconds between two looks at whether ranks wait for one that will not come.
+#: Seconds between two checks for ranks that wait for one that will not come.
 PATIENCE = 0.5
 
 
@@ -35,12 +35,12 @@ class Disagree(RuntimeError):
 
 @dataclass
 class Collectives:
-    """Which collective each rank is in, and which it was in last."""
+    """The collective that each rank is in, and the last that it entered."""
 
     lock: Any = field(default_factory=threading.Lock)
-    #: Rank -> what it waits in now, by name, and torch's record of who has come to it.
+    #: Rank -> the collective it waits in, by name, and torch's record of the ranks that reached it.
     waiting: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    #: Rank -> the last that it entered.
+    #: Rank -> the name of the last collective that it entered.
     last: dict[int, str] = field(default_factory=dict)
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
     ended: set[int] = field(default_factory=set)
@@ -60,8 +60,8 @@ class Collectives:
         self.ended.add(rank)
 
     def stuck(self, ranks: int) -> str:
-        """Where everybody waits, and who has ended; "" while somebody works, or some collective has
-        all its ranks and is being done, however slowly."""
+        """Where ranks wait, and which have ended; "" while some rank works, or some collective has
+        all its ranks and is running, however slowly."""
         with self.lock:
             if not self.waiting or len(self.waiting) + len(self.ended) < ranks:
                 return ""
@@ -83,11 +83,11 @@ class Collectives:
 def on_ranks(
     shape: dict[str, int], main: Callable[[int, Any], Any], patience: float = PATIENCE
 ) -> list[Any]:
-    """What ``main(rank, mesh)`` returns on every rank of a device mesh of this shape.
+    """The results of ``main(rank, mesh)`` on every rank of a device mesh of this shape.
 
-    Raises what a rank raised first; it then has that rank's number as ``rank``. Raises Disagree
-    naming who waits in which collective, if everybody that lives waits for one that will not come;
-    that is looked at every ``patience`` seconds.
+    Raises the first exception of any rank, with that rank's number as ``rank``. Raises Disagree
+    naming the waiting ranks and their collectives, if all living ranks wait for one that will not
+    come; this is checked every ``patience`` seconds.
     """
     ranks = 1
     for size in shape.values():
@@ -135,9 +135,9 @@ def on_ranks(
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Garbage is collected afterwards. torch holds a random generator's lock where it makes a
-    tensor of its state: where a process group is collected there, it lets another thread run, which
-    may ask for that lock, and none runs ever again."""
+    """Garbage is collected afterwards. torch holds a random generator's lock while it makes a
+    tensor of its state: if a process group is collected there, another thread may run and ask for
+    that lock, which is a deadlock."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -149,9 +149,9 @@ def _without_collector() -> Iterator[None]:
 
 @contextmanager
 def _modes_as_before() -> Iterator[None]:
-    """torch notes for all threads together whether one is in a dispatch mode, and gives it back as
-    it was when that one came: of several threads the last to leave may leave it wrong for good, and
-    compiled code is then compiled again at every call inside of a mode."""
+    """torch records for all threads together whether one is in a dispatch mode, and on leaving
+    restores what it found on entering: of several threads the last to leave may leave it wrong for
+    good, and compiled code is then recompiled at every call inside a mode."""
     from torch._C._dynamo import guards
     from torch.utils import _python_dispatch as modes
 
@@ -176,8 +176,8 @@ def _release() -> None:
                 waiting.notify_all()
 
 
-#: Rank -> what its thread is to do. DTensor keeps for each thread how it shards an operator, which
-#: takes longer to find out than the operator itself, so the threads stay.
+#: Rank -> the tasks of its thread. DTensor caches for each thread how it shards an operator, which
+#: takes longer to find out than to run the operator, so threads are reused.
 _threads: dict[int, queue.SimpleQueue[Callable[[], None]]] = {}
 
 
@@ -196,9 +196,9 @@ def _thread_of(rank: int) -> queue.SimpleQueue[Callable[[], None]]:
 
 @contextmanager
 def _threaded_group(noted: Collectives) -> Iterator[None]:
-    """Threads may be ranks of a threaded group, and what they call is noted."""
+    """Inside it, threads may be ranks of a threaded group, and their collectives are recorded."""
     group, collective = threaded.ProcessLocalGroup, threaded.Collective
-    if not hasattr(threaded.ThreadLocalWorld, "comms"):  # torch 2.11 asks for it all the same
+    if not hasattr(threaded.ThreadLocalWorld, "comms"):  # torch 2.11 reads it nevertheless
         threaded.ThreadLocalWorld.comms = []
     start, end, join = group._start_coll, group._end_coll, collective.join
 

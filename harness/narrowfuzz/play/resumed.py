@@ -1,7 +1,7 @@
 """A training's state, carried from one layout over ranks to another by torch's distributed
 checkpoint, and by hand.
 
-Scripts have the source of these functions, with the values of a job put in.
+Scripts contain the source of these functions, with the values of a job substituted.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def play_resumed(
     taps: Taps,
     on: Callable[..., list[Trace]],
 ) -> list[Trace]:
-    """What a training leaves on every rank that goes on in another mesh after its "handover".
-    ``on`` runs a function on every rank. Raises what a rank raised first."""
+    """The traces of all ranks after a training that continues on another mesh after its "handover".
+    ``on`` runs a function on every rank. Raises the first exception of any rank."""
 
     def part(trace: Trace, mesh: Any) -> None:
         both_parts(trace, make, tensors, mesh, folder, job=job, taps=taps)
@@ -58,9 +58,9 @@ def both_parts(
     """A training up to its "handover", and the rest of it in a new model, laid out over the first
     ranks; without a mesh for it, on each rank by itself.
 
-    Its results go on behind those of its first part, and stand as resumed:<name>, too. Beside them
-    stand afresh:<name>, of a model into which the same state was written by hand; saved:<name> and
-    loaded:<name>, the state before and after.
+    Results of the second part follow those of the first, and are also stored as resumed:<name>. In
+    addition: afresh:<name>, of a model into which the same state was written by hand; saved:<name>
+    and loaded:<name>, the state before and after.
     """
     before, after, events = job.layout.before, job.layout.after, job.events
     names = [folder]
@@ -93,7 +93,7 @@ def both_parts(
     first_part = OnMesh(before, mesh, events[: end + 1], leaves, ends=False)
     play(trace, make, tensors, job=job, taps=taps, layout=first_part)
     found, first_kept = under("saved", state), len(trace.kept)
-    # a mesh like an earlier one has groups of its own, and what is kept of operators knows those
+    # an equal mesh has new groups, and DTensor's cache for operators holds those of the old one
     _clear_sharding_prop_cache()
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
         loads, writes = (OnMesh(after, here, rest, begin) for begin in (enters, begins))
@@ -107,7 +107,7 @@ def both_parts(
 
 
 def first_of(kept: Sequence[Kept]) -> dict[str, torch.Tensor]:
-    """Results of a rank that stays behind, each by its name and number: others have more."""
+    """Results of a rank that stops at the handover, each by name and number: others have more."""
     before: Counter[str] = Counter()
     found = {}
     for result in kept:
@@ -117,13 +117,13 @@ def first_of(kept: Sequence[Kept]) -> dict[str, torch.Tensor]:
 
 
 def under(kind: str, results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Results with what they are of in front of their names."""
+    """Results with ``kind`` in front of their names."""
     return {f"{kind}:{name}": t for name, t in results.items()}
 
 
 def first_ranks(shape: Mapping[str, int], on: str) -> tuple[Any, Any]:
-    """A device mesh of this shape of the first ranks, ``on`` this kind of device, and their group,
-    which all ranks make; none of no shape."""
+    """A device mesh of this shape over the first ranks, ``on`` this kind of device, and their
+    group, which all ranks must create; None for both without a shape."""
     if not shape:
         return None, None
     sizes = tuple(shape.values())
@@ -142,7 +142,7 @@ def save(folder: str, model: nn.Module, optimizer: Any) -> None:
 
 
 def load(folder: str, group: Any, model: nn.Module, optimizer: Any) -> None:
-    """The ranks of this group read what their layout needs; without a group, a process all."""
+    """The ranks of this group read what their layout needs; without a group, each process all."""
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     try:
         dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
@@ -154,13 +154,13 @@ def load(folder: str, group: Any, model: nn.Module, optimizer: Any) -> None:
 
 
 def cause(error: CheckpointException) -> BaseException:
-    """What a rank raised while it saved or loaded."""
+    """The exception that a rank raised while it saved or loaded."""
     return next(iter(error.failures.values()))[0]
 
 
 def gathered(group: Any, model: nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
-    """Every parameter, and what the optimizer keeps of it, put together from the parts that the
-    ranks of a group hold; without a group, a process holds all."""
+    """Every parameter and its optimizer state, assembled from the parts that the ranks of a group
+    hold; without a group, this process holds all."""
     own = {}
     for name, parameter in model.named_parameters():
         kept = {name: parameter.detach()}
@@ -194,7 +194,7 @@ def place(t: Any) -> tuple[slice, ...]:
 
 
 def put(wholes: Mapping[str, torch.Tensor], model: nn.Module, optimizer: Any) -> None:
-    """Write what ``gathered`` returned into a model and its optimizer, however laid out."""
+    """Write the result of ``gathered`` into a model and its optimizer, in any layout."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             write(parameter, wholes[name])

@@ -10,8 +10,8 @@ from torch import nn
 
 
 class Running:
-    """Called, it gives the name of the innermost module of the one it follows that runs forward, ""
-    where none does."""
+    """When called, returns the name of the innermost module of the followed model that is in its
+    forward, "" if none is."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -21,17 +21,17 @@ class Running:
         return self._names[-1] if self._names else ""
 
     def follow(self, model: nn.Module) -> None:
-        """This model's modules from now on, and no others."""
+        """Follow this model's modules from now on, and no others."""
         self.leave()
         for name, module in model.named_modules():
             pre = module.register_forward_pre_hook(partial(self._begins, name))
             self._hooks.callback(pre.remove)
-            # a recompute may be broken off in the middle
+            # a recompute may stop in the middle
             post = module.register_forward_hook(self._ends, always_call=True)
             self._hooks.callback(post.remove)
 
     def leave(self) -> None:
-        """Follow nobody any more."""
+        """Follow no model any more."""
         self._hooks.close()
         self._names.clear()
 

@@ -1,8 +1,8 @@
 """torchtitan's own Llama 3, as one of our models: token ids in, rows of logits out.
 
-torchtitan is imported when one is built: it is there only where it is under test. A model of 0.1
-and 0.2 is made of arguments, and one of 0.3 of a tree of configurations, which its converters
-change before the model is there.
+torchtitan is imported when a model is built: it is installed only where it is under test. In 0.1
+and 0.2 a model is built from arguments, in 0.3 from a tree of configurations, which its converters
+change before the model exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 
 
 class TorchtitanLlama(nn.Module):
-    """The decoder of one of torchtitan's configurations (``flavor``), with what of it changes."""
+    """The decoder of one of torchtitan's configurations (``flavor``), with ``changes`` to it."""
 
     def __init__(self, flavor: str, vocabulary: int, rows: int, changes: dict[str, Any]) -> None:
         super().__init__()
@@ -30,21 +30,21 @@ class TorchtitanLlama(nn.Module):
             flavors[flavor], vocab_size=vocabulary, max_seq_len=rows, **changes
         )
         self.model = llama3.Transformer(args)
-        self.checkpoint = operators_kept()  # made here: a compiler need not see how
+        self.checkpoint = operators_kept()  # made here, where no compiler traces it
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.model(x.reshape(-1, x.shape[-1]))
         return logits.reshape(*x.shape, -1)
 
     def selective(self, function: Any, *args: Any, **named: Any) -> Any:
-        """A block that is recomputed but for the operators that torchtitan keeps."""
+        """Run a block that is recomputed, except for the operators that torchtitan saves."""
         return self.checkpoint(function, *args, **named)
 
     def shard(
         self, mesh: Any, *, data: int, tensor: int, narrow_styles: bool, averages: bool
     ) -> None:
-        """Lay it out over ranks as ``parallelize_llama`` does: torchtitan's loss takes logits in
-        parts."""
+        """Lay it out over ranks as ``parallelize_llama`` does; logits stay sharded, as torchtitan's
+        loss takes them."""
         from torchtitan.models.llama3.infra import parallelize
 
         if tensor:
@@ -77,7 +77,7 @@ class TorchtitanLlama(nn.Module):
 
 
 def operators_kept() -> Any:
-    """The checkpoint of 0.1 or 0.2 that keeps what some operators make."""
+    """The checkpoint function of 0.1 or 0.2 that saves the results of some operators."""
     how: Any = {"mode": "selective", "selective_ac_option": "op"}
     try:
         from torchtitan.config_manager import ActivationCheckpoint
@@ -96,7 +96,7 @@ def operators_kept() -> Any:
 
 
 class TorchtitanDecoder(nn.Module):
-    """The same of 0.3: the decoder that its configuration builds, which keeps that.
+    """The same for 0.3: the decoder that its configuration builds, and which stores that.
 
     torchtitan's language models call FlexAttention, which has no backward on CPUs. This one calls
     torchtitan's own SDPA module, which is causal and takes no mask: for one document the same.
@@ -121,14 +121,14 @@ class TorchtitanDecoder(nn.Module):
         set_llama3_sharding_config(config, enable_sp=True)
         self.model = config.build()
         block: Any = SelectiveAC.Config().build()._wrap_block(nn.Identity())
-        self.checkpoint = block.checkpoint_fn  # made here: a compiler need not see how
+        self.checkpoint = block.checkpoint_fn  # made here, where no compiler traces it
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.model(x.reshape(-1, x.shape[-1]))
         return logits.reshape(*x.shape, -1)
 
     def selective(self, function: Any, *args: Any, **named: Any) -> Any:
-        """A block that is recomputed but for the operators that torchtitan keeps."""
+        """Run a block that is recomputed, except for the operators that torchtitan saves."""
         return self.checkpoint(function, *args, **named)
 
     def shard(
@@ -136,14 +136,14 @@ class TorchtitanDecoder(nn.Module):
     ) -> None:
         """Lay it out over ranks as ``parallelize_llama`` does with the backend "partial_dtensor":
         shared parameters are DTensors, as they were up to 0.2. The FSDP of torch 2.13 cannot read
-        the notes on plain tensors of the default one, "spmd_types"."""
-        import torch.testing._internal.distributed.fake_pg  # axes of one rank have such groups
+        the annotations on plain tensors of the default backend, "spmd_types"."""
+        import torch.testing._internal.distributed.fake_pg  # mesh axes of size 1 use its groups
         from torchtitan.distributed import parallel_dims
         from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
         from torchtitan.distributed.utils import set_spmd_backend
 
         set_spmd_backend("partial_dtensor")
-        parallel_dims.device_type = mesh.device_type  # "cuda" where no GPU is
+        parallel_dims.device_type = mesh.device_type  # its default is "cuda", even without a GPU
         dims = parallel_dims.ParallelDims(
             dp_replicate=1,
             dp_shard=max(data, 1),
@@ -175,7 +175,7 @@ class TorchtitanDecoder(nn.Module):
 def narrow(
     config: Any, *, dim: int, n_layers: int, n_heads: int, n_kv_heads: int, multiple_of: int
 ) -> None:
-    """Make a decoder of this width and these heads, whose feed-forward has the proportions of the
+    """Give a decoder this width and these heads; its feed-forward retains the proportions of the
     configuration's."""
     from torchtitan.models.llama3 import _build_llama3_layers
 
@@ -195,7 +195,7 @@ def narrow(
 
 
 def summed(model: nn.Module) -> None:
-    """Gradients of FSDP are added up: a group that is not NCCL's knows no factor."""
+    """FSDP adds gradients up and does not average: only NCCL's groups support a factor."""
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_force_sum_reduction_for_comms(True)
@@ -203,8 +203,8 @@ def summed(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def rotations_kept(model: nn.Module) -> Iterator[None]:
-    """Tables of rotations are complex, whatever the parameters are; they follow these to their
-    device."""
+    """Tables of rotations stay complex, whatever parameters are converted to; they only move to the
+    parameters' device."""
     tables = [
         (part, name, table)
         for part in model.modules()

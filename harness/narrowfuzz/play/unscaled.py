@@ -1,4 +1,4 @@
-"""A gradient as GradScaler unscales it: what a script calls."""
+"""A gradient as GradScaler unscales it, as scripts call it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import torch
 def unscaled(
     grad: torch.Tensor, found_inf: torch.Tensor, inv_scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient, which is overwritten, and whether an element of it is not finite."""
+    """The gradient, unscaled in place, and whether an element of it is not finite."""
     torch._amp_foreach_non_finite_check_and_unscale_([grad], found_inf, inv_scale)
     return grad, found_inf

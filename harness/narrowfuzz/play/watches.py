@@ -1,10 +1,8 @@
-"""Dispatch modes that record what kernels are handed, as live tensors, in eager runs and inside
-what a compiler makes: ``AttentionWatch`` of attention, ``KernelWatch`` of matrix multiplies as
-well.
+"""Dispatch modes that record the operands of kernels in eager runs and inside compiled code:
+``AttentionWatch`` those of attention, ``KernelWatch`` those of matrix multiplies as well.
 
-A dispatch mode entered inside a compiled artefact's call sees the kernels that are called with
-their operands, and the generated code stays as it was. (A mode around torch.compile would change
-what is traced.)
+A dispatch mode entered inside a compiled artefact's call sees the kernels with their operands, and
+the generated code stays as it was. (A mode around torch.compile would change what is traced.)
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from narrowfuzz.play.layers import in_backward
 
 @dataclass
 class Product:
-    """One matrix multiply: a [m, k] times b [n, k] transposed; scales are inverse, None for plain
-    values."""
+    """One matrix multiply: a [m, k] times the transpose of b [n, k]; scales are inverse, None for
+    plain values."""
 
     phase: str
     a: torch.Tensor
@@ -81,8 +79,8 @@ SCALED = {
 }
 #: Attention kernels: flash (for_cpu), efficient and cudnn.
 ATTENTION = ("_scaled_dot_product_flash", "_scaled_dot_product_eff", "_scaled_dot_product_cudnn")
-#: Their arguments that are known, and so what the scores are made of. Dropout is not among that: it
-#: comes behind the sums.
+#: Their known arguments, which determine the scores. Dropout does not change these: it is applied
+#: after the sums.
 KNOWN = {
     "query",
     "key",
@@ -129,7 +127,7 @@ class AttentionWatch(TorchDispatchMode):
         return result
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """One kernel that was called."""
+        """Record one kernel call, if it is attention."""
         name = func.overloadpacket.__name__
         if not name.startswith(ATTENTION):
             return
@@ -138,8 +136,8 @@ class AttentionWatch(TorchDispatchMode):
         backward = name.endswith("_backward")
         out, lse = (named["out"], named["logsumexp"]) if backward else result[:2]
         if lse is None or lse.numel() == 0:
-            return  # nothing is kept for a backward
-        # some keep a dimension of one behind the rows, some more rows than there are
+            return  # nothing is saved for a backward
+        # some kernels add a trailing dimension of one, some pad the rows
         lse = copied(lse).reshape(*q.shape[:2], -1)[..., : q.shape[-2]]
         mask = next(
             (named[n] for n in ("attn_mask", "attn_bias") if named.get(n) is not None), None
@@ -154,14 +152,14 @@ class AttentionWatch(TorchDispatchMode):
 
 
 def by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a kernel's call by their names in its schema: kernels order them in their
-    own ways, and name them alike."""
+    """The arguments of a kernel's call by their names in its schema: kernels differ in their order,
+    but not in their names."""
     return dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
 
 
 def to_add(q: Any, k: Any, mask: Any, *, causal: bool) -> Any:
-    """What a kernel adds to the scores of q and k in fp32, for a mask and for being causal; None
-    for neither."""
+    """The fp32 tensor that a kernel adds to the scores of q and k, for a mask and for being causal;
+    None for neither."""
     with unseen():
         added = None
         if mask is not None and mask.dtype == torch.bool:
@@ -223,7 +221,7 @@ def copied(t: Any) -> Any:
 
 
 def unseen() -> AbstractContextManager[Any]:
-    """Operators in here are seen by no dispatch mode."""
+    """Operators in this context are hidden from all dispatch modes."""
     if torch._C._len_torch_dispatch_stack() == 0:
         return nullcontext()
     return _disable_current_modes()
@@ -231,7 +229,7 @@ def unseen() -> AbstractContextManager[Any]:
 
 @contextmanager
 def inside(watch: TorchDispatchMode, *, compiler: str) -> Iterator[None]:
-    """Whatever the compiler makes until the context ends runs inside ``watch``."""
+    """Code that the compiler generates until the context ends runs inside ``watch``."""
 
     def run(made: Any, inputs: Any) -> Any:
         with watch:
@@ -261,12 +259,12 @@ def inside(watch: TorchDispatchMode, *, compiler: str) -> Iterator[None]:
 
 @cache
 def let_rng_pass(watch: type = KernelWatch) -> None:
-    """Under a mode, torch's operators around recomputed random ones need a rule for its class: run
-    inside it."""
+    """torch's operators that save and restore RNG states for recomputes need a rule for the class
+    of an active mode: run them inside it."""
     from torch._prims import rng_prims
 
     def ruled(operator: Any) -> None:
-        # by device: what CUDA graphs may capture is another generator's
+        # dispatched by device: CUDA graphs use another generator's state
         plain = operator.py_kernels[torch._C.DispatchKey.BackendSelect]
 
         def run(mode: Any, *args: Any, **kwargs: Any) -> Any:

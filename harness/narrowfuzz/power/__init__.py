@@ -1,1 +1,2 @@
-"""How much is found: faults hunted and controls run, and which passes could not have failed."""
+"""Measures narrowfuzz itself: which planted faults it finds, whether controls stay silent, and
+which passes of rules could not have failed."""

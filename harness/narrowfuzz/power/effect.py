@@ -1,7 +1,7 @@
-"""Does a fault change anything, and is everything as before once it is lifted?
+"""Checks whether a fault changes anything, and whether everything is as before once it is lifted.
 
-Compared is what runs leave: results, gradients, codes, scales, state, errors, and what a conversion
-changed. A campaign that finds nothing says something only of a fault that does something.
+The traces of runs are compared: results, gradients, codes, scales, state, errors, and what a
+conversion changed. A campaign that finds nothing is a miss only if the fault has an effect.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ from narrowfuzz.triage.session import Session, SessionOptions, open_session
 
 A = TypeVar("A")
 
-#: So many cases of each kind tell whether a fault was lifted.
+#: Number of cases of each kind that check whether a fault can be lifted.
 LIFTED = 4
-#: Compiled ones are dear.
+#: The most compiled cases, as compiling is slow.
 _COMPILED = 6
+#: Time limit for the process in which a fault is tried.
 _SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """What the same cases left before a fault, with it and after it."""
+    """How the traces of the same cases compare before a fault is planted, with it, and after it."""
 
+    #: Why the fault cannot be used; "" if it can.
     problem: str
-    #: Planted, something was otherwise.
+    #: True if any trace differs while the fault is planted.
     changes: bool
 
 
@@ -55,7 +57,7 @@ class Effect:
 class Tried:
     """A fault, where it is planted, and how many cases of each kind are drawn to try it."""
 
-    #: That defines it; "" if it is built in.
+    #: The file that defines it; "" if it is built in.
     file: str
     id: str
     recipes: Sequence[str]
@@ -65,7 +67,8 @@ class Tried:
     compiled: bool = False
 
     def opened(self) -> tuple[Session, list[Case]]:
-        """In the process that it is tried in: recipes that are ready, and the cases."""
+        """A session whose recipes are ready, and the drawn cases. To be called in the process in
+        which the fault is tried."""
         quieten()
         options = SessionOptions(
             device=self.device, recipes=self.recipes, recipe_files=self.recipe_files, ledger="none"
@@ -73,7 +76,7 @@ class Tried:
         session, fault = open_session(options), find_plant(self.file, self.id)
         chosen = [*session.prepared().values()]
         if all(BY_NAME[name].sharded for name in select_arms(fault.arms)):
-            # which rank raises first is chance
+            # skip cases that raise: which rank raises first is random
             return session, [
                 case
                 for case in draw_on_ranks(chosen, self.number)
@@ -85,8 +88,8 @@ class Tried:
         return session, drawn
 
     def answer(self, ask: Callable[[Tried], A]) -> A | None:
-        """What ``ask`` answers in a process of its own; None where a fault has ended that process.
-        Raises TimeoutError where it takes too long."""
+        """The result of ``ask(self)`` in a process of its own; None if the fault ended that
+        process. Raises TimeoutError if it takes too long."""
         context = mp.get_context("forkserver")
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_answer, args=(ask, self, theirs))
@@ -112,7 +115,8 @@ def _answer(ask: Callable[[Tried], Any], tried: Tried, out: Connection) -> None:
 def effect(tried: Tried) -> Effect:
     """Plant a fault in a process of its own on its device, and lift it again."""
     try:
-        return tried.answer(_compare) or Effect("", True)  # that it ends the process shows
+        # ending the process is an effect, too
+        return tried.answer(_compare) or Effect("", True)
     except TimeoutError as why:
         return Effect(str(why), True)
 
@@ -145,8 +149,9 @@ def draw(
     kind: Compile = "none",
     ladders: Callable[[Spec], int] = rarely,
 ) -> list[Case]:
-    """So many cases of the models among the recipes, and of the stateful ones, which no compiler
-    sees, always the same; of a hundred direct ones so many have ladder data."""
+    """The same ``number`` of cases each time: of the recipes that convert models, of the operators
+    if a recipe converts nothing and, if not compiled, of the stateful recipes. ``ladders`` is the
+    percentage of direct cases that have ladder data."""
     models, stateful = parted(recipes)
     drawn: list[Case] = []
     if models:
@@ -160,8 +165,8 @@ def draw(
 
 
 def draw_on_ranks(recipes: Sequence[Recipe], number: int) -> list[Case]:
-    """So many cases on ranks, of the models among the recipes that are sharded, and of the stateful
-    ones that run there; always the same."""
+    """The same ``number`` of cases on ranks each time, of the recipes that shard models and of the
+    stateful recipes."""
     models, stateful = parted(recipes)
     drawn: list[Case] = []
     if shards := [recipe for recipe in models if recipe.shards]:
@@ -173,7 +178,7 @@ def draw_on_ranks(recipes: Sequence[Recipe], number: int) -> list[Case]:
 
 
 def digest(value: Any) -> str:
-    """Hash of plain data, numpy arrays and records of them; tracebacks are left out."""
+    """Hash of plain data, numpy arrays and dataclasses of them, without tracebacks and messages."""
     made = hashlib.sha256()
     _feed(made, value)
     return made.hexdigest()
@@ -197,7 +202,7 @@ def _feed(made: Any, value: Any) -> None:
         made.update(f"{len(value)}[".encode())
         for part in value:
             _feed(made, part)
-    elif isinstance(value, frozenset):  # whose order is another one in each process
+    elif isinstance(value, frozenset):  # its order differs between processes
         _feed(made, sorted(value))
     else:
         assert value is None or isinstance(value, str | bytes | int | float | bool), type(value)

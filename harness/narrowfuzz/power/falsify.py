@@ -1,4 +1,4 @@
-"""False numbers: what an array that was observed is exchanged for. Nothing is changed in place."""
+"""Functions that falsify an observed array: each returns a changed copy, none works in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from narrowfuzz.numerics.formats import F32, Codes, Format, decode
 from narrowfuzz.trace.trace import Seen
 
-#: 1 % is more than half a step of bf16, and less than any bound of 8-bit numbers.
+#: An error of 1 % is more than half a step of bf16, and less than any bound of 8-bit numbers.
 GAIN = np.float32(1.01)
 
 
@@ -26,7 +26,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Operands:
-    """A falsification of an operand; None where it shows nothing of the kind."""
+    """A falsification of an operand; ``change`` returns None if there is nothing to falsify."""
 
     name: str
     change: Callable[[Seen, Format | None], Seen | None]
@@ -46,12 +46,12 @@ def sign_flip(x: F32) -> F32:
 
 
 def swapped_rows(x: F32) -> F32:
-    """Every row one further; a vector's elements are its rows."""
+    """Move every row one place further; the elements of a vector count as its rows."""
     return np.roll(x, 1, axis=0 if x.ndim else None)
 
 
 def lost(x: F32) -> F32:
-    """A number where NaN was, NaN everywhere else."""
+    """1 where NaN was, NaN everywhere else."""
     return np.where(np.isnan(x), np.float32(1.0), np.float32(np.nan)).astype(x.dtype)
 
 
@@ -69,8 +69,8 @@ LOST, INFINITE = Numbers("NaN for numbers", lost), Numbers("Inf", infinite)
 
 
 def one_code_up(codes: Codes, fmt: Format) -> Codes:
-    """Every second code, as on a chessboard, is exchanged for the one of the next larger value;
-    the largest for the next smaller one. NaN and Inf stay."""
+    """Replace every second code, in a checkerboard pattern, with the code of the next larger value;
+    the largest with that of the next smaller one. NaN and Inf stay."""
     every = np.arange(1 << fmt.bits, dtype=fmt.code_dtype)
     values = decode(every, fmt)
     finite = every[np.isfinite(values)]
@@ -85,7 +85,8 @@ def one_code_up(codes: Codes, fmt: Format) -> Codes:
 
 
 def _codes(change: Callable[[Codes, Format], Codes], values: Callable[[F32], F32]) -> Any:
-    """Of codes where an operand shows them, of its dequantised values where not."""
+    """A falsification that changes an operand's codes with ``change``, or its dequantised values
+    with ``values`` if its codes were not observed."""
 
     def changed(seen: Seen, fmt: Format | None) -> Seen | None:
         if seen.codes is not None and fmt is not None:
@@ -102,8 +103,8 @@ def _sign(codes: Codes, fmt: Format) -> Codes:
 
 
 def stale_scale(scale: NDArray[Any]) -> NDArray[Any]:
-    """Twice the scale, which stood before the tensor grew by a factor of two; where that is no
-    scale, 1, which stood before it had an Inf or a NaN."""
+    """Twice the scale, as if it dated from before the tensor grew by a factor of two. Where that is
+    not a valid scale: 1, as if it dated from before the tensor had an Inf or a NaN."""
     if scale.dtype.names:
         block = scale["block"]
         other = scale.copy()
@@ -123,7 +124,7 @@ def _stale(seen: Seen, fmt: Format | None) -> Seen | None:
 
 def _other_scales(seen: Seen, fmt: Format | None) -> Seen | None:
     if seen.scale is None or seen.scale.ndim == 0:
-        return None  # one scale for all: there is no other
+        return None  # a single scale has no other to be swapped with
     return replace(seen, scale=np.roll(seen.scale, 1, axis=0))
 
 

@@ -1,4 +1,5 @@
-"""Campaigns on what is planted: a fault is hunted, a control must stay silent."""
+"""Campaigns with something planted: faults, which should be found, and controls (subjects without a
+bug), on which nothing may be found."""
 
 from __future__ import annotations
 
@@ -31,10 +32,10 @@ from narrowfuzz.triage.forms import form_of
 
 #: A fault that only a compiled rung shows is hunted this many times longer.
 COMPILED_TIMES = 10.0
-#: Draws of each Spec, and of each compiled one, for a control: it has few cases, which should be as
-#: many Specs as it can pay for in so many minutes; more of them, longer.
+#: Of a control: draws of each Spec, draws of each compiled Spec, and minutes. It has few cases,
+#: which should cover as many Specs as fit into that time; controls with more cases get more time.
 _DRAWS, _COMPILED_DRAWS, _MINUTES = 8, 100, 30.0
-#: What controls should have run between them.
+#: What all controls together should have run.
 _TO_MEET = {
     "model": get_args(ModelName),
     "rung": (EAGER.name, EAGER_NATIVE.name, *COMPILERS),
@@ -45,10 +46,10 @@ _TO_MEET = {
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a hunt is, how many cases it and a control have at most, and which are drawn."""
+    """The budgets of a hunt and of a control, and the seed and arms of their cases."""
 
     seconds: float = 60.0
-    #: 0: until the time is up.
+    #: The most cases of a hunt; 0: as many as fit into the time.
     cases: int = 0
     control_cases: int = 500
     seed: int = 0
@@ -57,8 +58,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Target:
-    """What is planted, the file that defines it ("" if it is built in), where it runs, and the
-    recipes of it that run there; ``problem`` says why none does."""
+    """A plant, the file that defines it ("" if it is built in), the device, and the recipes that it
+    affects and that run there; ``problem`` is the reason if none does."""
 
     plant: Plant
     file: str
@@ -68,8 +69,8 @@ class Target:
 
 
 def targets(plants: Iterable[tuple[str, Plant]], device: str) -> list[Target]:
-    """Of each (file, plant), on this device if it does not name one. Only what one of them can hit
-    is fetched."""
+    """A target for each (file, plant), on this device unless the plant names one. What recipes need
+    is fetched only for recipes that a plant can hit."""
     known = cache(load_every)
 
     @cache
@@ -97,14 +98,15 @@ def targets(plants: Iterable[tuple[str, Plant]], device: str) -> list[Target]:
 
 
 def _hits(globs: Sequence[str], name: str, recipe: Recipe) -> bool:
-    """A recipe that patches a library takes part only where it is meant."""
+    """True if one of the globs matches the recipe; the glob "*" does not match recipes that patch a
+    library."""
     meant = [glob for glob in globs if glob != "*"] if recipe.process else globs
     return any(fnmatch.fnmatch(name, glob) for glob in meant)
 
 
 @contextmanager
 def _campaign(target: Target, limits: Limits, tally: Tally, **how: Any) -> Iterator[Store]:
-    """An ordinary campaign with the target planted; what it kept is there within the context."""
+    """Run an ordinary campaign with the target planted; its store exists only in the context."""
     plant = target.plant
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-score-") as folder:
         config = Config(
@@ -126,7 +128,7 @@ def _campaign(target: Target, limits: Limits, tally: Tally, **how: Any) -> Itera
 
 
 def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
-    """Campaign until the first verified finding or the limit. ``tally`` is this hunt's."""
+    """Run a campaign until the first verified finding or the limit. ``tally`` is this hunt's."""
     fault = target.plant
 
     def record(**more: Any) -> Hunted:
@@ -160,7 +162,7 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
         target, limits, tally, minutes=minutes, arms=arms, cases=limits.cases, stop_after=1
     ) as store:
         unshown = store.suspected()
-    # who finds one does not wait for the others: of those nobody knows whether a script shows them
+    # the first finding ends the hunt: whether scripts show the other suspected ones is unknown
     looked_into = [one for one in unshown if one.why_suspected != OUT_OF_TIME or not tally.found]
     suspected = tuple(f"{one.fingerprint}: {one.why_suspected}" for one in looked_into)
     if tally.found:
@@ -191,8 +193,8 @@ def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
 
 
 def control(target: Target, limits: Limits, tally: Tally) -> Controlled:
-    """Judge so many cases of a control; everything found on one is a false alarm. ``tally`` is this
-    control's."""
+    """Judge ``limits.control_cases`` cases of a control; every finding is a false alarm. ``tally``
+    is this control's."""
     plant, wanted = target.plant, limits.control_cases
     if target.problem:
         return Controlled(
@@ -233,5 +235,5 @@ def lacking(controls: Iterable[Controlled]) -> tuple[str, ...]:
 
 
 def in_our_reference(recipes: Sequence[str]) -> bool:
-    """Can it hit nothing but reference recipes?"""
+    """True if these globs match reference recipes only."""
     return all(glob.startswith("reference.") for glob in recipes)

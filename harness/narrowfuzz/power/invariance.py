@@ -1,6 +1,6 @@
-"""Has a row alone the bits that it has in a batch? Measured, for it is a property of a backend and
-no bug: PyTorch's note on numerical accuracy ("Batched computations or slice computations") promises
-nothing.
+"""Measures whether a row by itself gives the same bits as within a batch. If it does not, that is a
+property of a backend and not a bug: PyTorch's note on numerical accuracy ("Batched computations or
+slice computations") promises nothing.
 """
 
 from __future__ import annotations
@@ -28,33 +28,34 @@ from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.recipe.recipe import Recipe, load_recipes, obstacles, select, unknown
 from narrowfuzz.report import terminal
 
-#: Rows of the whole batch, and of the parts of it that are tried, from its first row and its last.
+#: Rows of the whole batch, and of the parts that are tried, each taken from its start and its end.
 BATCH, PARTS = 64, (1, 2, 3, 4, 8, 15, 16, 17, 31, 32, 33, 63)
-#: Features in and out: multiples of all that recipes ask for, and no multiple of a vector.
+#: (in, out) features of linears, multiples of all block sizes that recipes need; and row widths of
+#: other operators, the last not a multiple of a SIMD vector.
 _LINEAR, _WIDTHS = ((256, 128), (64, 256)), (64, 200, 1021)
-#: Sequences: heads, tokens, width of a head.
+#: Attention shapes of one row: (heads, tokens, head width).
 _SEQUENCES = ((2, 24, 16), (1, 70, 64))
-#: What the other rows are multiplied by, so that they dwarf the first.
+#: Factor for all rows but the first, so that they dwarf it.
 _HUGE = {"fp32": 2.0**60, "bf16": 2.0**60, "fp16": 2.0**8}
-#: Gives [rows, ...] of [rows, ...].
+#: A function of [rows, ...] to [rows, ...].
 Call: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one operator showed, of one backend, dtype and shape."""
+    """The measurement of one operator with one backend, dtype and shape."""
 
     operator: str
     backend: str
     dtype: str
-    #: Of a row.
+    #: Shape of one row; (in, out) features of a linear.
     shape: tuple[int, ...]
-    #: The fewest rows from which on each part has the bits of the batch; 0: none has.
+    #: The fewest rows from which on every part has the bits of the batch; 0: none has.
     equal_from: int = 0
-    #: The largest difference, of the largest magnitude of the result.
+    #: The largest difference, relative to the largest magnitude of the result.
     differs: float = 0.0
-    #: A row depends on what stands in the others; on the batch's layout in memory; on whether torch
-    #: has one thread or two.
+    #: True if a row's result depends on the values of the other rows; on the batch's layout in
+    #: memory; on the number of torch's threads.
     others: bool = False
     layout: bool = False
     threads: bool = False
@@ -63,16 +64,17 @@ class Measured:
 
     @property
     def alone(self) -> bool:
-        """Does a row alone have the bits that it has in the batch, whatever stands beside it?"""
+        """True if a row by itself has the bits that it has in the batch, whatever the other rows
+        are."""
         return self.equal_from == 1 and not self.others
 
 
 def measured(
     recipes: Sequence[Recipe], operators: Sequence[str], arm: Arm, device: str
 ) -> Iterator[Measured]:
-    """Every operator that one of the globs names (all, if there are none): linears as the recipes
-    convert them, and torch's others. Raises ValueError for a glob that names nothing, and for an
-    arm on which no single operator runs here."""
+    """Measure every operator that one of the globs matches (all without globs): linears as the
+    recipes convert them, and torch's other operators. Raises ValueError for a glob that matches
+    nothing, and for an arm on which no single operator runs here."""
     if arm.checkpoint or arm.sharded:
         raise ValueError(f"--arm {arm.name}: a single operator is neither recomputed nor sharded")
     if why := unavailable(arm, device):
@@ -107,7 +109,7 @@ def _linears(recipes: Sequence[Recipe], arm: Arm, device: str) -> Iterator[Measu
 
 
 def _converted(recipe: Recipe, spec: Spec, dtype: torch.dtype, device: str) -> Call:
-    """A linear of that shape, as the recipe converts it."""
+    """A linear of the Spec's shape, as the recipe converts it."""
     layer = torch.nn.Linear(spec.k, spec.n, bias=False, device=device, dtype=dtype)
     model = torch.nn.Sequential(layer)
     converted: Call = recipe.convert(model, spec)
@@ -126,7 +128,7 @@ def _over_features(function: Any) -> Call:
     return lambda x: function(x, (x.shape[-1],))
 
 
-#: Torch's own, by name.
+#: Torch's other operators, by name.
 _OTHERS: Mapping[str, Call] = {
     "attention": _attention,
     "layer_norm": _over_features(F.layer_norm),
@@ -142,7 +144,7 @@ _OTHERS: Mapping[str, Call] = {
 def measure(
     about: Measured, make: Callable[[torch.dtype, str], Call], arm: Arm, device: str
 ) -> Measured:
-    """One row of the table; what the call raises is its problem."""
+    """Measure one row of the table; an error of the call becomes its ``problem``."""
     width = about.shape[:1] if about.operator == "linear" else about.shape
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -158,8 +160,8 @@ def measure(
 
 @contextmanager
 def _kernels_of(arm: Arm) -> Iterator[None]:
-    """Without oneDNN where the arm is. Every number of rows is compiled anew, which Dynamo gives up
-    after a few."""
+    """Disable oneDNN if the arm does. On a compiled arm, raise Dynamo's recompile limit: every
+    number of rows is compiled anew, and Dynamo gives up after a few."""
     with ExitStack() as stack:
         if arm.native:
             stack.enter_context(without_onednn())
@@ -206,7 +208,7 @@ def _others_matter(call: Call, x: torch.Tensor, whole: torch.Tensor, factor: flo
 
 
 def _with_threads(call: Call, x: torch.Tensor) -> torch.Tensor:
-    """The batch on two threads, or on one where there are more already."""
+    """Call with another number of threads: two if torch has one, else one."""
     before = torch.get_num_threads()
     torch.set_num_threads(2 if before == 1 else 1)
     try:
@@ -216,14 +218,15 @@ def _with_threads(call: Call, x: torch.Tensor) -> torch.Tensor:
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit for bit, but for the sign of a zero."""
+    """True if both are equal bit for bit, except for the sign of zeros."""
     return torch.equal(a, b)
 
 
 def asked(
     globs: Sequence[str], operators: Sequence[str], arm: str, device: str, files: Sequence[Path]
 ) -> list[Measured]:
-    """What ``narrowfuzz invariance`` was asked for. Raises ValueError for a name of nothing."""
+    """The measurements that ``narrowfuzz invariance`` requests. Raises ValueError for an unknown
+    name."""
     if arm not in BY_NAME:
         raise ValueError(unknown("arm", arm, BY_NAME))
     check_device(device)
@@ -234,7 +237,7 @@ def asked(
 
 
 def print_table(rows: Sequence[Measured]) -> None:
-    """As a table, and what it means."""
+    """Print a table, and a sentence that explains it."""
     table = Table(box=None, pad_edge=False)
     how = ("same bits", "differs by", "depends on")
     for title in ("operator", "backend", "dtype", "row shape", *how):
@@ -252,11 +255,12 @@ def print_table(rows: Sequence[Measured]) -> None:
 
 
 def _cells(row: Measured) -> tuple[str, str, str]:
-    """From how many rows on, of those that were tried; by how much otherwise; what else matters."""
+    """Words for the columns: from how many rows on the bits are equal, by how much they differ
+    otherwise, and what else the result depends on."""
     if row.problem:
         return "not measured", "", row.problem
     equal = f"from {row.equal_from} rows on" if row.equal_from > 1 else "always"
-    if row.others or not row.equal_from:  # parts that hold the largest value are alike by chance
+    if row.others or not row.equal_from:  # parts with the batch's largest value agree by chance
         equal = "no"
     named = {"other rows": row.others, "layout": row.layout, "threads": row.threads}
     depends = ", ".join(name for name, so in named.items() if so)

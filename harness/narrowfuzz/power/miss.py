@@ -1,5 +1,5 @@
-"""Why a planted fault was missed, by measurement: cases are drawn for that, run with it and
-without, and judged where it changed something.
+"""Measures why a planted fault was missed: cases are drawn, run with the fault and without it, and
+judged if the fault changed something.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from narrowfuzz.power.effect import Tried, digest
 from narrowfuzz.power.record import Miss
 from narrowfuzz.trace.verdict import BAD
 
-#: So many cases of each kind.
+#: Number of cases of each kind.
 CASES = 60
-#: Where built-in faults stand, but for what finds the place of each.
+#: The folder of the built-in faults, and its module that only finds the places to patch, which does
+#: not count as a fault's own code.
 _PLANTS, _PLACES = str(Path(patching.__file__).parent), patching.__file__
 
 
 def miss_of(tried: Tried) -> Miss:
-    """What drawn cases show of a fault, or why that is not known."""
+    """What drawn cases reveal about a missed fault, or why that could not be measured."""
     try:
         found = tried.answer(_measured)
     except TimeoutError as why:
@@ -38,7 +39,7 @@ def miss_of(tried: Tried) -> Miss:
 
 def _measured(tried: Tried, number: int = CASES) -> Miss:
     ran = _Ran(tried.file)
-    threading.setprofile(ran.note)  # of ranks, which begin with the first case
+    threading.setprofile(ran.note)  # for the threads of ranks, which start with the first case
     session, drawn = replace(tried, number=number).opened()
     judge = session.new_judge(Ledger([]))
     before = [digest(judge.run_arms(case)) for case in drawn]
@@ -61,8 +62,8 @@ def _measured(tried: Tried, number: int = CASES) -> Miss:
 
 
 class _Ran:
-    """Whether a fault's own code has run since that was asked for, on this thread or on one that
-    notes it, too."""
+    """Notes whether a fault's own code has run within ``noted()``, on this thread or on any other
+    thread whose profile function is ``note``."""
 
     def __init__(self, file: str) -> None:
         self.of = file or _PLANTS

@@ -1,5 +1,5 @@
-"""A perturbation falsifies one kind of observation of one arm, all scales for example, in every
-layer and role at once."""
+"""Perturbations: each falsifies one kind of observation of one arm (for example all scales) in
+every layer and role at once. A rule whose verdict stays ``ok`` does not notice it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from narrowfuzz.trace.trace import (
     Trace,
 )
 
-#: What an arm left, falsified; None where it left nothing of the kind.
+#: Falsifies an arm's trace; returns None if the trace has nothing of the kind.
 Falsified = Callable[[Trace, Plan], Trace | None]
 
 
 @dataclass(frozen=True)
 class Perturbation:
-    """``change`` makes the evidence with one arm's observations falsified, and nothing else; None
-    where there is nothing to falsify. What is expected of the arm is never touched."""
+    """``change(evidence, arm)`` returns the evidence with only this arm's observations falsified;
+    None if there is nothing to falsify. What is expected of the arm is never changed."""
 
     name: str
-    #: What of an arm it falsifies.
+    #: The kind of observation that it falsifies.
     of: str
     change: Callable[[Any, str], Any]
 
@@ -49,13 +49,13 @@ class Perturbation:
 
 
 def of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
-    """One that falsifies the arm's own run."""
+    """A perturbation that falsifies the arm's own run."""
 
     def change(evidence: Evidence, arm: str) -> Evidence | None:
         trace = falsified(evidence.traces[arm], evidence.plan)
         if trace is None:
             return None
-        # the other arms' verdicts do not matter, but what this one is compared with does
+        # verdicts on other arms do not matter: only arms that this one is compared with are needed
         others = (arm, BY_NAME[arm].stage, EAGER.name, evidence.base)
         kept = {a: t for a, t in evidence.traces.items() if a in others}
         return _with(evidence, replace(evidence, traces=kept | {arm: trace}))
@@ -64,7 +64,8 @@ def of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
 
 
 def of_rerun(name: str, of: str, falsified: Falsified) -> Perturbation:
-    """One that falsifies every run that a relation makes for itself."""
+    """A perturbation that falsifies every further run that a relation (a rule with ``reruns``)
+    requests."""
 
     def change(evidence: Evidence, arm: str) -> Evidence | None:
         real = evidence.rerun
@@ -81,7 +82,7 @@ def of_rerun(name: str, of: str, falsified: Falsified) -> Perturbation:
 
 
 def of_datum(numbers: Numbers, datum: Datum[Any]) -> Perturbation:
-    """One that falsifies what one rule alone reads."""
+    """A perturbation that falsifies data that only one rule reads."""
 
     def change(evidence: Evidence, arm: str) -> Evidence | None:
         found = evidence.datum(datum) if arm == evidence.base else None
@@ -94,14 +95,15 @@ def of_datum(numbers: Numbers, datum: Datum[Any]) -> Perturbation:
 
 
 def _with(evidence: Evidence, other: Evidence) -> Evidence:
-    """The reference does not depend on what was observed: it is made once."""
+    """Copy the references to the falsified evidence: they do not depend on observations, and so are
+    computed only once."""
     made = vars(evidence)
     vars(other).update({name: made[name] for name in ("reference", "exact") if name in made})
     return other
 
 
 def once_each(evidence: Evidence) -> Evidence:
-    """The same, whose further runs are made once and kept: perturbed checks ask for them again."""
+    """The same evidence with its further runs cached, as perturbed checks request them again."""
     rerun, own = evidence.rerun, evidence.library
     if own is not None:
         own = replace(
@@ -114,7 +116,7 @@ def once_each(evidence: Evidence) -> Evidence:
 
 
 def _remembering(rerun: Rerun) -> Rerun:
-    """Runs each set of tensors once, and keeps the trace."""
+    """A cached ``rerun``: it runs each combination of Spec, event and tensors once."""
     kept: dict[tuple[bytes, str, tuple[tuple[str, bytes], ...]], Trace] = {}
 
     def remembered(tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
@@ -130,7 +132,7 @@ def _remembering(rerun: Rerun) -> Rerun:
 def outputs(
     numbers: Numbers, trace: Trace, plan: Plan, *, names: tuple[str, ...] = ()
 ) -> Trace | None:
-    """Results, those of these names if any is given, and what a graph's multiplies returned."""
+    """Falsify results (only those in ``names``, if given), and those of a graph's multiplies."""
     chosen = {n: x for n, x in trace.outputs.items() if not names or n in names}
     if trace.error is not None or not (chosen or trace.multiplied):
         return None
@@ -146,21 +148,24 @@ def _each(numbers: Numbers, arrays: Mapping[str, F32]) -> dict[str, F32]:
 
 
 def operands(kind: Operands, trace: Trace, plan: Plan) -> Trace | None:
-    """What each GEMM's main site showed, and the weights of a graph's multiplies."""
+    """Falsify both operands at each site of a linear's GEMMs, and the weights of a graph's
+    multiplies."""
     sites = tuple(_site(s, plan, kind, "ab") for s in trace.sites)
     multiplied = tuple(_multiplied(m, kind, "b") for m in trace.multiplied)
     return _changed(trace, sites=sites, multiplied=multiplied)
 
 
 def second_copies(kind: Operands, trace: Trace, plan: Plan) -> Trace | None:
-    """The copies of the three tensors that are quantised for a second GEMM."""
+    """Falsify the copies of the input, weight and output gradient that are quantised for a second
+    GEMM: both operands of the weight gradient, and the weight of the input gradient."""
     sides = {"grad_weight": "ab", "grad_input": "b"}
     sites = tuple(_site(s, plan, kind, sides.get(s.site.role, "")) for s in trace.sites)
     return _changed(trace, sites=sites)
 
 
 def recomputed(kind: Operands, trace: Trace, plan: Plan) -> Trace | None:
-    """What a recompute multiplied; a graph's is known by its weight, so its input is falsified."""
+    """Falsify the operands of a recompute. A graph's multiply is identified by its weight, so there
+    only the input is falsified."""
     return _changed(
         trace,
         sites=tuple(
@@ -189,7 +194,7 @@ def _multiplied(m: Multiplied, kind: Operands, side: str) -> Multiplied:
 
 
 def recomputed_tensors(numbers: Numbers, trace: Trace, plan: Plan) -> Trace | None:
-    """What a recomputed layer got."""
+    """Falsify the tensors that recomputed layers received."""
     calls = (
         replace(one, tensors=_each(numbers, one.tensors)) if one.phase == "recompute" else one
         for one in trace.calls
@@ -198,7 +203,7 @@ def recomputed_tensors(numbers: Numbers, trace: Trace, plan: Plan) -> Trace | No
 
 
 def statistics(numbers: Numbers, trace: Trace, plan: Plan, *, name: str) -> Trace | None:
-    """What attention's backward got back of its forward."""
+    """Falsify one tensor (``name``) that attention's backward received from its forward."""
 
     def false(call: AttentionCall) -> dict[str, Any]:
         return {name: numbers.change(getattr(call, name))}
@@ -210,13 +215,13 @@ def statistics(numbers: Numbers, trace: Trace, plan: Plan, *, name: str) -> Trac
 
 
 def operators(numbers: Numbers, trace: Trace, plan: Plan) -> Trace | None:
-    """What calls of operators returned."""
+    """Falsify the results of operator calls."""
     calls = (replace(one, outputs=_each(numbers, one.outputs)) for one in trace.operators)
     return _changed(trace, operators=tuple(calls))
 
 
 def raised(trace: Trace, plan: Plan) -> Trace | None:
-    """A run that did not end."""
+    """Replace the run with one that raised."""
     if trace.error is not None:
         return None
     error = RunError("backward", "RuntimeError", "not the library's words", "elsewhere.f", "")
@@ -224,12 +229,12 @@ def raised(trace: Trace, plan: Plan) -> Trace | None:
 
 
 def mute(trace: Trace, plan: Plan) -> Trace | None:
-    """A refusal that says nothing."""
+    """Remove the message of a refusal."""
     return None if trace.error is None else replace(trace, error=replace(trace.error, message=""))
 
 
 def changed_unasked(trace: Trace, plan: Plan) -> Trace | None:
-    """A conversion that changed one thing more."""
+    """Add a change to what the conversion changed."""
     if trace.census is None:
         return None
     change = Change("own forward lost", "proj", "its own", "nn.Module's")
@@ -237,7 +242,7 @@ def changed_unasked(trace: Trace, plan: Plan) -> Trace | None:
 
 
 def without_output(trace: Trace, plan: Plan) -> Trace | None:
-    """A result that did not come."""
+    """Remove the result ``output``."""
     if "output" not in trace.outputs:
         return None
     return replace(trace, outputs={n: x for n, x in trace.outputs.items() if n != "output"})
@@ -255,7 +260,7 @@ def _seen(seen: Seen, fmt: Format | None, kind: Operands) -> Seen:
 
 
 def _changed(trace: Trace, **parts: Any) -> Trace | None:
-    """The trace with these parts, None if every item of them is the one it had."""
+    """The trace with these parts replaced; None if every item of them is unchanged."""
     if all(_same(new, getattr(trace, name)) for name, new in parts.items()):
         return None
     return replace(trace, **parts)

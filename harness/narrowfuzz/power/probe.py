@@ -1,4 +1,4 @@
-"""Which passes of a check could not have failed."""
+"""Finds vacuous passes: verdicts ``ok`` of a check that could not have failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from narrowfuzz.power.perturbation import Perturbation, of_datum
 from narrowfuzz.rules.rule import Reads, Rule
 from narrowfuzz.trace.verdict import BAD, Verdict
 
-#: Vacuous cases kept of each rule and recipe.
+#: The most examples of vacuous passes that are stored per rule and recipe.
 _EXAMPLES = 3
 
 
@@ -25,23 +25,24 @@ class Pass:
     arm: str
     role: str
     layer: str
-    #: Titles of the perturbations that there was something for, and of those it noticed.
+    #: Titles of the perturbations that found something to falsify, and of those that the check
+    #: noticed.
     tried: frozenset[str]
     noticed: frozenset[str]
 
     @property
     def vacuous(self) -> bool:
-        """True if nothing that was tried would have made it fail."""
+        """True if no perturbation that was tried would have made it fail."""
         return not self.noticed
 
 
 @dataclass
 class Passes:
-    """Passes of one rule on one recipe."""
+    """Counts of the passes of one rule on one recipe."""
 
     number: int = 0
     vacuous: int = 0
-    #: Perturbation -> passes it was tried on, and of those the ones that did not notice it.
+    #: Perturbation -> number of passes it was tried on, and of those that did not notice it.
     tried: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
     #: (case, arm, role, layer) of vacuous passes.
@@ -62,14 +63,14 @@ class Passes:
 
 #: (rule, recipe) -> its passes.
 Table = dict[tuple[str, str], Passes]
-#: Rule -> what falsifies what it reads.
+#: Rule -> the perturbations of what it reads.
 Falsifying = Mapping[str, Sequence[Perturbation]]
 
 
 def falsifying(
     rules: Iterable[Rule], falsifies: Mapping[Reads, Sequence[Perturbation]]
 ) -> Falsifying:
-    """The perturbations of all that each of these rules reads."""
+    """For each rule, the perturbations of everything that it reads."""
     return {
         rule.name: (
             *(one for read in rule.reads for one in falsifies[read]),
@@ -82,11 +83,11 @@ def falsifying(
 def probe(
     check: Callable[[Any], Iterable[Verdict]], evidence: Any, falsify: Falsifying, layer: str = ""
 ) -> Iterator[Pass]:
-    """Every pass of a check on this evidence.
+    """Every pass of a check on this evidence, with the perturbations tried and noticed.
 
-    A perturbation falsifies one arm's observations of a kind all at once, in every role: one more
-    application of the check then tells of all its verdicts on that arm. They are matched by their
-    order; where their number changes, any that is bad speaks for all.
+    A perturbation falsifies one arm's observations of a kind all at once, in every role: applying
+    the check once more then shows for all verdicts on that arm whether they notice it. Verdicts are
+    matched by their order; if their number changes, one bad verdict counts for all.
     """
     before = _by_arm(check(evidence))
     for arm, verdicts in before.items():
@@ -102,7 +103,8 @@ def probe(
                 own = {p.title for p in falsify[verdict.rule]} & found.keys()
                 like = [j for j, v in enumerate(verdicts) if _alike(v, verdict)]
                 noticed = frozenset(title for title in own if found[title][i])
-                # another verdict's business, as results are where this one compared operands
+                # not tried on this verdict but on a like one: e.g. it compared operands, the other
+                # one results
                 others = {t for t in own - noticed if any(found[t][j] for j in like)}
                 yield Pass(
                     verdict.rule,

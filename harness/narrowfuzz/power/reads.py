@@ -1,5 +1,6 @@
-"""Perturbations of each kind of observation that rules of converted models read (``Rule.reads``): a
-rule that notices none of them is vacuous. A rule's own data bring theirs (``rules/datum.py``)."""
+"""Perturbations of each kind of observation that rules of converted models read (``Rule.reads``). A
+rule that notices none of them is vacuous. Data that only one rule reads define how they are
+falsified themselves (``rules/datum.py``)."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def _each(
     return tuple(made(kind.name, of, partial(what, kind, **which)) for kind in kinds)
 
 
-#: What a rule of models reads -> what falsifies it.
+#: Kind of observation that rules of converted models read -> its perturbations.
 FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
     "run": (
         of_trace("no end", "run", raised),

@@ -1,4 +1,4 @@
-"""Shares found, with their uncertainty, and how long it took."""
+"""The shares of faults that were found, with their uncertainty, and how long that took."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ WITHIN = (10, 20, 60)
 
 @dataclass(frozen=True)
 class Speed:
-    """How soon faults of one kind are found: how many within so many seconds, and when half of
-    those that are found, and nine tenths of them."""
+    """How soon faults of one kind are found: seconds -> number found within them, and the median
+    and 90th percentile of the seconds to find those that are found."""
 
     of: int
     within: dict[int, int]
@@ -44,19 +44,21 @@ class Speed:
 
 @dataclass(frozen=True)
 class Summary:
-    """Everything a score is judged by."""
+    """The numbers that a score is judged by."""
 
     everything: Recall
-    #: In torch, torchao or TransformerEngine; in our own references; those that need a compiler.
+    #: Recall of faults in torch, torchao or TransformerEngine; in narrowfuzz's own references; and
+    #: of faults that need a compiler.
     libraries: Recall
     references: Recall
     compiled: Recall
     families: dict[str, Recall]
-    #: Seconds to the verified finding, of found faults that need no compiler.
+    #: Seconds to the verified finding, for found faults that need no compiler.
     median: float
     ninetieth: float
+    #: The same for the slowest found fault that needs a compiler.
     compiled_slowest: float
-    #: Of faults in one process, on ranks, and that need a compiler.
+    #: Keys: ``eager`` (in one process), ``ranks``, and ``compiled`` (needs a compiler).
     speeds: dict[str, Speed]
 
 
@@ -72,14 +74,14 @@ def wilson(found: int, of: int) -> tuple[float, float]:
 
 
 def recall(faults: Iterable[Hunted]) -> Recall:
-    """Of the faults that could be hunted."""
+    """The recall among the faults that could be hunted."""
     hunted = [fault for fault in faults if not fault.problem]
     found = sum(fault.found for fault in hunted)
     return Recall(found, len(hunted), *wilson(found, len(hunted)))
 
 
 def summarise(faults: Sequence[Hunted]) -> Summary:
-    """Recall in all and by family, and how long the hunts took."""
+    """Recall overall and by family, and how long the hunts took."""
     quick = [f.seconds for f in faults if f.seconds is not None and not f.compiled]
     compiled = [f.seconds for f in faults if f.seconds is not None and f.compiled]
     return Summary(
@@ -118,7 +120,7 @@ def _speed(faults: Sequence[Hunted]) -> Speed:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of all do not exceed; NaN of nothing."""
+    """The smallest value that at least ``share`` of all do not exceed; NaN if there are none."""
     if not values:
         return math.nan
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

@@ -1,6 +1,6 @@
-"""What a score says: plain records, their JSON (schema 1), and what an earlier one says otherwise.
+"""The records of a score, their JSON (schema 1), and the comparison with an earlier score.
 
-``docs/detection.md`` documents the fields; they are added to, never renamed.
+``docs/detection.md`` documents the fields. Fields may be added, but never renamed.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ SCHEMA = 1
 
 
 class Miss(msgspec.Struct, kw_only=True, frozen=True):
-    """What cases that were drawn for that show of a fault that was missed."""
+    """What cases that were drawn for this purpose show about a fault that was missed."""
 
     cases: int = 0
-    #: In so many of them its own code ran, and in so many something was otherwise than without it.
+    #: Number of cases in which the fault's own code ran, and in which it changed a trace.
     ran: int = 0
     changed: int = 0
-    #: Of those that it changed, how many a rule judged; and rule -> how many it diverged in.
+    #: Number of changed cases that a rule judged; and rule -> number of them in which it failed.
     judged: int = 0
     seen: dict[str, int] = {}
-    #: Why that could not be measured; "" where it was.
+    #: Why this could not be measured; "" if it was.
     problem: str = ""
 
     @property
     def why(self) -> str:
-        """The first of these that it did not come to."""
+        """A sentence on the first stage that no case reached: its code runs, it changes something,
+        a rule judges that, a rule fails."""
         if self.problem:
             return f"why is not measured: {self.problem}"
         of = f"of {self.cases} cases drawn for that"
@@ -47,51 +48,52 @@ class Miss(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Hunted(msgspec.Struct, kw_only=True, frozen=True):
-    """One planted fault, hunted."""
+    """The result of hunting one planted fault."""
 
     id: str
     family: str
     title: str
     link: str
     found: bool
-    #: From a worker's being ready to the first verified finding; None where there was none.
+    #: Seconds from the first worker's being ready to the first verified finding; None without one.
     seconds: float | None = None
-    #: Cases judged by then, or in all.
+    #: Cases judged by then; without a finding, all cases judged.
     cases: int = 0
     rule: str = msgspec.field(default="", name="oracle")
-    #: The guilty rung, checkpointing included.
+    #: The arm of the finding, checkpointing included.
     arm: str = ""
     fingerprint: str = ""
-    #: Elements of the minimal case's three tensors; events of a schedule.
+    #: Number of elements of the minimal case's three tensors, or of events of a schedule.
     size: int = 0
     sentence: str = ""
-    #: Only a compiled rung can show it.
+    #: True if only a compiled rung can show the fault.
     compiled: bool = False
-    #: It sits in our own reference, not in a library.
+    #: True if the fault is in narrowfuzz's own reference recipes, not in a library.
     ours: bool = False
-    #: What was seen but not shown by its script, with the fault and not without it.
+    #: Divergences whose script did not show them with the fault planted and not without it.
     suspected: tuple[str, ...] = ()
-    #: Divergences that the hunt had no time to run a script of: what was found ended it.
+    #: Number of divergences whose script had no time to run, as a finding ended the hunt.
     cut_short: int = 0
-    #: Missed, and nothing that was drawn shows that it plants anything at all.
+    #: True for a missed fault that changed nothing in any drawn case.
     idle: bool = False
-    #: Missed: why, by measurement.
+    #: For a missed fault: the measured reason.
     miss: Miss | None = None
-    #: Why it could not be hunted: it raises, or cannot be lifted.
+    #: Why the fault could not be hunted, for example as it raises or cannot be lifted; "" if it
+    #: could.
     problem: str = ""
 
 
 class Controlled(msgspec.Struct, kw_only=True, frozen=True):
-    """One clean subject: every finding is a false alarm."""
+    """The result of one control, a subject without a bug: every finding is a false alarm."""
 
     id: str
     title: str
     cases: int
     seconds: float
     findings: tuple[str, ...] = ()
-    #: Divergences that no script shows: false alarms, too.
+    #: Divergences that no script reproduces; they are false alarms, too.
     suspected: tuple[str, ...] = ()
-    #: What its cases had of the models, rungs, checkpoints and features of schedules.
+    #: Models, rungs, kinds of checkpointing and features of schedules that its cases had.
     met: tuple[str, ...] = ()
     problem: str = ""
 
@@ -102,7 +104,7 @@ class Score(msgspec.Struct, kw_only=True, frozen=True):
     schema: int = SCHEMA
     versions: dict[str, str]
     seed: int
-    #: Budget of one fault; of one that needs a compiler.
+    #: Time limit for one fault; for one that needs a compiler.
     seconds: float
     compiled_seconds: float
     faults: tuple[Hunted, ...]
@@ -122,7 +124,7 @@ class Change:
 
 
 def compare(before: Score, now: Score) -> Change:
-    """What was lost and won between two scores."""
+    """The faults that were lost and gained between two scores."""
     old = {fault.id: fault.found for fault in before.faults}
     new = {fault.id: fault.found for fault in now.faults}
     both = [name for name in new if name in old]
@@ -133,12 +135,12 @@ def compare(before: Score, now: Score) -> Change:
 
 
 def to_json(score: Score, more: dict[str, Any]) -> bytes:
-    """The score as a file's content; ``more`` adds what is worked out from it."""
+    """The score as a file's content; ``more`` adds fields that are derived from it."""
     return formatted({**msgspec.to_builtins(score), **more})
 
 
 def formatted(value: Any) -> bytes:
-    """JSON for people's eyes, too."""
+    """Indented JSON with a newline at its end."""
     return msgspec.json.format(msgspec.json.encode(value)) + b"\n"
 
 
@@ -154,7 +156,7 @@ def load_score(path: Path) -> Score:
 
 
 def false_alarms(controls: Sequence[Controlled]) -> tuple[str, ...]:
-    """Everything that was seen on a clean subject, scripts or not."""
+    """``control: fingerprint`` of all findings on controls, reproduced or only suspected."""
     return tuple(
         f"{control.id}: {name}"
         for control in controls

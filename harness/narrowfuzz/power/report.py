@@ -1,4 +1,4 @@
-"""What a score and a measurement of vacuity print, and what their JSON says."""
+"""Text and JSON of a score and of a measurement of vacuity."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from narrowfuzz.power.probe import Table as Vacuity
 from narrowfuzz.power.recall import WITHIN, Summary, summarise
 from narrowfuzz.power.record import Change, Controlled, Hunted, Score, false_alarms
 
-#: The share of planted faults that a score is held to.
+#: The share of planted faults that should be found.
 GOAL = 0.95
-#: A larger share of passes that could not have failed wants a repair.
+#: A rule and recipe with a larger share of vacuous passes should be repaired.
 LIMIT = 0.1
 
 
 def print_fault(console: Console, fault: Hunted) -> None:
-    """One line as soon as a hunt ends."""
+    """Print the one line of a hunt that has ended."""
     if fault.problem:
         line = f"[yellow]unusable[/]  {fault.id}: {escape(fault.problem)}"
     elif fault.found:
@@ -41,7 +41,7 @@ def print_fault(console: Console, fault: Hunted) -> None:
 
 
 def print_control(console: Console, control: Controlled) -> None:
-    """One line as soon as a control has run."""
+    """Print the one line of a control that has run."""
     head = f"{control.id}: {control.cases} cases in {control.seconds:.0f} s"
     if control.problem:
         line = f"[yellow]unusable[/]  {control.id}: {escape(control.problem)}"
@@ -53,7 +53,7 @@ def print_control(console: Console, control: Controlled) -> None:
 
 
 def print_summary(console: Console, score: Score, change: Change | None) -> None:
-    """Recall by family, times, what was missed, false alarms; what matters most comes last."""
+    """Print recall by family, times, missed faults and false alarms; the most important last."""
     found = summarise(score.faults)
     if score.faults:
         _print_families(console, score, found)
@@ -89,7 +89,7 @@ def _print_speeds(console: Console, found: Summary) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """What is between the first column and the last one is numbers."""
+    """A table in which all columns but the first and the last hold numbers."""
     view = Table(title=title, title_justify="left", box=None)
     for column in columns:
         view.add_column(column, justify="left" if column in (columns[0], columns[-1]) else "right")
@@ -122,7 +122,7 @@ def _seconds(value: float) -> str:
 
 
 def summary_json(score: Score) -> dict[str, Any]:
-    """What is worked out from the records, for readers of the JSON."""
+    """Fields that are derived from the records, for readers of the JSON."""
     found = summarise(score.faults)
 
     def number(value: float) -> float | None:
@@ -152,8 +152,8 @@ def summary_json(score: Score) -> dict[str, Any]:
 
 
 def print_vacuity(console: Console, found: Vacuity) -> None:
-    """A row for each rule: passes, vacuous ones, and what it misses most; then one for each of its
-    recipes with more than LIMIT."""
+    """Print a row for each rule (passes, vacuous passes, and the perturbations it misses most
+    often), and below it a row for each recipe with a larger share than LIMIT."""
     view = _table("passes", "rule", "passes", "vacuous", "share", "missed most often")
     for rule in sorted({rule for rule, _ in found}):
         rows = {recipe: passes for (name, recipe), passes in found.items() if name == rule}

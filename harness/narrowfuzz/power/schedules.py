@@ -1,4 +1,5 @@
-"""What falsifies what the rules of schedules read: they must notice some of it."""
+"""Perturbations of each kind of observation that rules of schedules read. A rule that notices none
+of them is vacuous."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def _outputs(numbers: Numbers, trace: Trace) -> Trace | None:
 
 
 def _state(change: Callable[[State, State], State], trace: Trace) -> Trace | None:
-    """Every event's state, made of the one it left and the one before it."""
+    """Replace each event's state by ``change(state before the event, state after it)``."""
     if not any(moment.state for moment in trace.moments):
         return None
     moments: list[Moment] = []
@@ -90,12 +91,12 @@ def _emptied(before: State, now: State) -> State:
 
 
 def _stale(before: State, now: State) -> State:
-    """The state of another step: what stood before the event."""
+    """The state of another step: the one before the event."""
     return {n: before.get(n, slot) for n, slot in now.items()}
 
 
 def _kept(trace: Trace) -> Trace | None:
-    """State where there was none."""
+    """Add state to a trace that has none."""
     if any(moment.state for moment in trace.moments):
         return None
     slot = {SlotName("0", "forward", 0): Slot(np.float32(1.0), np.zeros(1, np.float32))}
@@ -103,13 +104,13 @@ def _kept(trace: Trace) -> Trace | None:
 
 
 def _shifted(before: State, now: State) -> State:
-    """Another tensor's state: each slot's is its neighbour's."""
+    """The state of another tensor: each slot gets that of its neighbour."""
     names = sorted(now)
     return dict(zip(names, (now[n] for n in names[1:] + names[:1]), strict=True))
 
 
 def _sides(change: Callable[[Side], Side], phases: tuple[str, ...], trace: Trace) -> Trace | None:
-    """The operands of the products of these phases."""
+    """Falsify the operands of the products in these phases."""
 
     def changed(product: ProductSeen) -> ProductSeen:
         if product.at.phase not in phases:
@@ -152,7 +153,7 @@ def _other_precision(side: Side) -> Side:
 
 
 def _inexact(trace: Trace) -> Trace | None:
-    """Casts that were held to the definition, as if one bit had been wrong."""
+    """Mark every cast that agreed with its definition as wrong in one bit."""
     if all(cast.wrong for moment in trace.moments for cast in moment.casts):
         return None
     bit = Wrong("codes", (0, 0), 1.0, 2.0)
@@ -205,7 +206,7 @@ def _states(made: Made) -> tuple[Perturbation, ...]:
     return tuple(made(name, "state", partial(_state, change)) for name, change in _STATES)
 
 
-#: What a rule of schedules reads -> what falsifies it.
+#: Kind of observation that rules of schedules read -> its perturbations.
 FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
     "run": (_of_trace("no end", "run", _raised),),
     "casts": (_of_trace("one code up", "casts", _inexact),),

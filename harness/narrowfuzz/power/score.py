@@ -1,4 +1,4 @@
-"""``narrowfuzz score``: hunt every planted fault, run every control, say what was missed."""
+"""``narrowfuzz score``: hunt every planted fault, run every control, report what was missed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Asked:
-    """What ``narrowfuzz score`` was asked for."""
+    """Options of ``narrowfuzz score``."""
 
     #: Files that define plants.
     files: tuple[Path, ...] = ()
@@ -59,14 +59,17 @@ class Asked:
     device: str = "cpu"
     out: Path | None = None
     against: Path | None = None
-    #: Go on with what ``out`` has of an earlier run.
+    #: Continue an earlier run whose score is in ``out``.
     resume: bool = False
 
 
 def score_command(asked: Asked) -> int:
-    """Returns the exit code: 1 for lost recall or a false alarm, 2 for faults that could not be
-    hunted, else 0; those whose arms do not run here are named and left out. Raises ValueError for
-    what cannot be asked for."""
+    """Hunt faults and run controls, and print and save the score. Those whose arms do not run here
+    are named and left out.
+
+    Returns the exit code: 1 for lost recall or a false alarm, 2 for faults or controls that could
+    not be used, 130 if interrupted, else 0. Raises ValueError for invalid options.
+    """
     _check(asked)
     before = load_score(asked.against) if asked.against else None
     prepare()
@@ -110,7 +113,7 @@ def score_command(asked: Asked) -> int:
 
     tallies: list[Tally] = []
     work = targets(plants, asked.device)
-    choose(asked.device)  # once, not in every hunt
+    choose(asked.device)  # once for all hunts
     start_server(asked.device)
     with interruptible(tallies):
         workers = asked.workers or default_workers(asked.device)
@@ -126,8 +129,8 @@ def score_command(asked: Asked) -> int:
 
 
 def _earlier(asked: Asked) -> Score:
-    """What an earlier run left, or a score of nothing. Raises ValueError where that run was of
-    other versions, another seed or other budgets."""
+    """The score of an earlier run to be resumed, else an empty one. Raises ValueError if the
+    earlier run had other versions, another seed or another time limit."""
     limits = asked.limits
     nothing = Score(
         versions=versions(),
@@ -150,7 +153,7 @@ def _earlier(asked: Asked) -> Score:
 
 
 def _with(score: Score, done: Hunted | Controlled, order: Sequence[str]) -> Score:
-    """With one more, in place of what it has of the same id, in the order of these ids."""
+    """The score with one more result, which replaces one of the same id; sorted as in ``order``."""
 
     place = {id: number for number, id in enumerate(order)}
     has = score.faults if isinstance(done, Hunted) else score.controls
@@ -160,7 +163,7 @@ def _with(score: Score, done: Hunted | Controlled, order: Sequence[str]) -> Scor
 
 
 def _write(out: Path, score: Score) -> None:
-    """All at once: whoever is killed while it is written leaves what was there before."""
+    """Write the file atomically: a process killed meanwhile leaves the earlier file intact."""
     whole = out.with_name(f".{out.name}")
     whole.write_bytes(to_json(score, summary_json(score)))
     whole.replace(out)
@@ -183,7 +186,7 @@ def _check(asked: Asked) -> None:
 
 
 def _plants(asked: Asked) -> tuple[list[tuple[str, Plant]], list[str]]:
-    """(file, plant) of all that is asked for, faults first, and what is wrong with files."""
+    """(file, plant) of all requested plants, faults first; and errors in the files of plants."""
     found = [("", p) for p in builtin_plants().values() if p.legal or asked.builtin]
     problems: list[str] = []
     for file in (named.resolve() for named in asked.files):
@@ -207,8 +210,9 @@ def _side_by_side(
     one: Callable[[T, Tally], R],
     done: Callable[[R], None],
 ) -> None:
-    """Each piece of work with a tally of its own, so many at a time, in the order given; what an
-    interruption cuts short says nothing and is left out."""
+    """Call ``one`` for each piece of work, ``workers`` at a time and in the given order, with a
+    tally of its own, and ``done`` with its result. Interrupted work is left out, as its result
+    means nothing."""
     waiting = [(piece, Tally()) for piece in work]
     tallies += [tally for _, tally in waiting]
 
@@ -232,7 +236,7 @@ def _code(score: Score, change: Change | None) -> int:
     unusable = [
         f"{f.id}: {f.problem or (f.miss.why if f.miss else '')}"
         for f in score.faults
-        if f.problem or (f.idle and f.id not in shipped)  # ours are shown to plant something
+        if f.problem or (f.idle and f.id not in shipped)  # built-in ones are tested to do something
     ]
     silent = [f"control {c.id}: {c.problem}" for c in score.controls if c.problem]
     wrong = [*score.problems, *unusable, *silent]

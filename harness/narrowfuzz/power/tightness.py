@@ -1,5 +1,5 @@
-"""How much of its bound does each operator use? Measured on drawn cases: a bound of which torch's
-kernels use a hundredth tells little, and one that they leave is wrong or has found something.
+"""Measures on drawn cases how much of its error bound each operator uses. A bound of which torch's
+kernels use a hundredth detects little; one that they exceed is wrong, or has found a bug.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from narrowfuzz.rules.expected import outside
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.triage.session import SessionOptions, open_session
 
-#: A bound that is never used by more than this share sees little.
+#: A bound of which never more than this share is used is loose: it detects little.
 LOOSE = 0.01
 #: Draws of the data of one Spec.
 _DRAWS = 4
@@ -39,34 +39,34 @@ _DRAWS = 4
 
 @dataclass(frozen=True)
 class Used:
-    """What calls of one operator used of the bound of one result, in one dtype, on one device."""
+    """How much of a result's bound calls of one operator used, in one dtype, on one device."""
 
     operator: str
     result: str
     dtype: str
     device: str
     calls: int = 0
-    #: Elements that must be exact; those that may err by less than the last rounding, which hides
-    #: how much of the bound they use; and those that may err by more.
+    #: Numbers of elements: those that must be exact; those with a bound of at most the last
+    #: rounding, which hides how much of the bound they use; and those with a larger bound.
     exact: int = 0
     hidden: int = 0
     bounded: int = 0
-    #: Calls of which an element lies outside: a finding, or a known issue.
+    #: Number of calls with an element outside its bound: a finding, or a known issue.
     outside: int = 0
-    #: Of the bounded ones the largest error before the result was rounded (the error less half a
-    #: unit in the last place), as a share of what is allowed then.
+    #: Among bounded elements, the largest error before the result was rounded (the error less half
+    #: a unit in the last place), as a share of the error that is allowed then.
     largest: float = 0.0
-    #: What is allowed before rounding, as a share of the value: the median of calls' medians.
+    #: The bound before rounding, as a share of the value: the median of calls' medians.
     width: float = 0.0
 
     @property
     def loose(self) -> bool:
-        """Is the bound never used, although results may err by more than their last rounding?"""
+        """True if the bound is hardly used, although it exceeds the last rounding of results."""
         return self.bounded > 0 and self.largest < LOOSE
 
 
 def used(call: OperatorCall, name: str, may: Expected) -> Used:
-    """What one call used of the bound of one of its results."""
+    """How much of the bound of one of its results a call used."""
     got, dtype = call.outputs[name], call.dtypes[name]
     about = Used(call.operator, name, dtype, call.device, calls=1)
     if outside(may, got).any():
@@ -96,7 +96,7 @@ def _half_unit(got: F32, fmt: Format) -> F64:
 
 
 def together(calls: Sequence[Used]) -> Used:
-    """What calls of one operator used together."""
+    """The totals over calls of one operator, result, dtype and device."""
     widths = [one.width for one in calls if one.bounded]
     return replace(
         calls[0],
@@ -112,19 +112,21 @@ def together(calls: Sequence[Used]) -> Used:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which operators ``narrowfuzz bounds`` measures, on how much."""
+    """Options of ``narrowfuzz bounds``: the operators, and how many cases to draw."""
 
     operators: Sequence[str] = ()
     #: Cases of each model, with each recipe that converts nothing.
     cases: int = 24
-    #: Of each result at least, where more cases of the models that call it give them.
+    #: The least calls per result; more cases of models that call the operator are drawn, up to a
+    #: limit, until there are as many.
     calls: int = 0
     device: str = "cpu"
     seed: int = 0
 
 
 def measured(judge: Judge, recipes: Sequence[Recipe], asked: Asked) -> list[Used]:
-    """What drawn cases used. Raises ValueError for a glob that names no operator."""
+    """How much of each bound drawn cases used. Raises ValueError for a glob that matches no
+    operator."""
     for glob in asked.operators:
         if not fnmatch.filter(BY_NAME, glob):
             raise ValueError(unknown("operator", glob, BY_NAME))
@@ -148,15 +150,15 @@ def measured(judge: Judge, recipes: Sequence[Recipe], asked: Asked) -> list[Used
 
 #: An operator's result, in a dtype, on a device.
 _Key = tuple[str, str, str, str]
-#: Cases that are drawn before it is looked again at what was measured too rarely.
+#: The most cases of a model that are drawn before the numbers of calls are checked again.
 _TURN = 500
-#: Nothing is measured in more times as many cases as every model has.
+#: A model gets no more cases once it has this many times those requested (or ``_TURN``, if more).
 _PATIENCE = 200
 
 
 @dataclass(eq=False)
 class _Source:
-    """Cases of one recipe and model, and how often they called what."""
+    """One recipe and model: how many cases were drawn, and how often they called each operator."""
 
     recipe: Recipe
     model: str
@@ -167,7 +169,8 @@ class _Source:
 def _few(
     found: Mapping[_Key, Sized], sources: Sequence[_Source], asked: Asked
 ) -> dict[_Source, int]:
-    """Of the models that call what was measured too rarely most often, how many cases more."""
+    """How many more cases to draw of which sources: for each result with too few calls, of the
+    source whose cases call it most often."""
     more: dict[_Source, int] = {}
     for key, calls in found.items():
         lacking = asked.calls - len(calls)
@@ -192,26 +195,27 @@ def _calls(judge: Judge, source: _Source, cases: int, asked: Asked) -> Iterator[
 
 
 def _uses(call: OperatorCall, operators: Sequence[str]) -> Iterator[Used]:
-    """What a call used, by its results; nothing of an operator that was not asked for."""
+    """How much of the bound of each of its results a call used; nothing for an operator that was
+    not selected."""
     if operators and not any(fnmatch.fnmatch(call.operator, glob) for glob in operators):
         return
     try:
         expected = BY_NAME[call.operator].expected(call)
-    except ValueError:  # too large to be judged, which the rule says
+    except ValueError:  # too large to be judged, as the rule reports
         return
     for name, may in expected.items():
         yield used(call, name, may)
 
 
 def answered(asked: Asked) -> list[Used]:
-    """What ``narrowfuzz bounds`` was asked for. Raises ValueError for a name of nothing."""
+    """The measurements of ``narrowfuzz bounds``. Raises ValueError for an unknown name."""
     check_device(asked.device)
     session = open_session(SessionOptions(device=asked.device, recipes=UNCONVERTED, ledger="none"))
     return measured(session.judge, tuple(session.prepared().values()), asked)
 
 
 def print_table(rows: Sequence[Used]) -> None:
-    """As a table, and what it means."""
+    """Print a table, and sentences that explain it."""
     table = Table(box=None, pad_edge=False)
     for title in ("operator", "result", "dtype", "device"):
         table.add_column(title)

@@ -1,6 +1,6 @@
-"""``narrowfuzz vacuity``: judge drawn cases, and ask of every pass whether it could have failed:
-what is perturbed for that is in ``reads.py`` and ``schedules.py``, and in a rule's own
-``Datum``."""
+"""``narrowfuzz vacuity``: judges drawn cases, and checks for every pass whether it could have
+failed. The perturbations that it tries are in ``reads.py`` and ``schedules.py``, and in a rule's
+own ``Datum``."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ from narrowfuzz.rules.applied import checks
 from narrowfuzz.rules.rule import Rule
 from narrowfuzz.triage.session import SessionOptions, open_session
 
-#: What falsifies what the rules of a kind of case read.
+#: Kind of case -> the perturbations of what its rules read.
 _FALSIFIES = {**dict.fromkeys(CONVERTED, reads.FALSIFIES), LAYERS: schedules.FALSIFIES}
-#: Data draws of one Spec, and relations that each of them meets besides all other rules.
+#: Data draws of one Spec, and the number of relations (rules with ``reruns``) that are applied to
+#: each of them besides all other rules.
 DRAWS, RELATIONS = 4, 6
 
 
 def vacuity_command(
     globs: Sequence[str], cases: int, seed: int, compile: str, device: str, out: Path | None
 ) -> None:
-    """Measure, print and keep. Raises ValueError for a recipe, rung or device that there is not."""
+    """Measure, print, and write to ``out``. Raises ValueError for an unknown recipe, rung or
+    device."""
     check_device(device)
     rungs = {name: name for name in get_args(Compile)}
     if compile not in rungs:
@@ -57,7 +59,7 @@ def vacuity_command(
 
 
 def _chosen(globs: Sequence[str]) -> dict[str, Recipe]:
-    """The recipes that match; if no glob is given, all that patch no library."""
+    """The recipes that match a glob; without globs, all that patch no library."""
     every = load_every()
     if not globs:
         return {name: recipe for name, recipe in every.items() if not recipe.process}
@@ -67,8 +69,8 @@ def _chosen(globs: Sequence[str]) -> dict[str, Recipe]:
 def run(
     recipes: Mapping[str, Recipe], cases: int, seed: int, compile: Compile, device: str
 ) -> Table:
-    """So many cases of each; each kind of recipe that patches a library has a process of its own,
-    this one then runs on the device."""
+    """Measure ``cases`` cases of each recipe. Recipes that patch a library run in a process of
+    their own, one for each kind of patch; the others run in this process."""
     found: Table = {}
     for process in processes(recipes.values()):
         mine = {n: recipe for n, recipe in recipes.items() if recipe.process == process}
@@ -96,7 +98,7 @@ def measure(
     *,
     compile: Compile = "none",
 ) -> Table:
-    """(rule, recipe) -> its passes, over so many cases of each recipe."""
+    """(rule, recipe) -> its passes on ``cases`` cases of each recipe."""
     found: Table = {}
     for recipe in recipes:
         for case, rules in drawn(recipe, cases, f"{seed}/{recipe.name}", compile):
@@ -109,18 +111,18 @@ def passes(judge: Judge, case: Case, rules: Sequence[Rule]) -> Iterator[Pass]:
     """Every pass of these rules on one case."""
     evidence = once_each(judge.observe(case))
     falsify = falsifying(rules, _FALSIFIES[kind_of(case.spec)])
-    with suppress(Undivided):  # ran although its plan has no blocks for it: that is a finding
+    with suppress(Undivided):  # ran although the plan's blocks do not divide it: that is a finding
         for at, check, seen in checks(evidence, rules):
             yield from probe(check, seen, falsify, at.layer)
 
 
-#: Cases with the rules that they meet.
+#: Cases, each with the rules that are applied to it.
 Drawn = Iterator[tuple[Case, Sequence[Rule]]]
 
 
 def drawn(recipe: Recipe, cases: int, name: str, compile: Compile) -> Drawn:
-    """Cases from the strategies that campaigns draw from: as there, a Spec's first draw meets every
-    rule, and later ones some relations in turn."""
+    """Cases from the strategies of campaigns. As there, every rule is applied to a Spec's first
+    draw; to later draws the rules without ``reruns`` and some relations in turn."""
     number = random.Random(name).getrandbits(64)
     return _DRAWN[recipe.source](recipe, cases, number, compile)
 
@@ -141,5 +143,5 @@ def _converted(recipe: Recipe, cases: int, number: int, compile: Compile) -> Dra
             yield case, every if i == 0 else (*core, *some)
 
 
-#: By where the modules of a recipe come from.
+#: Source of a recipe's modules -> the function that draws its cases.
 _DRAWN = {CONVERTING: _converted, LIBRARY: _of_the_library}

@@ -1,1 +1,1 @@
-"""What is under test: recipes, their plans and capabilities, and how their files are loaded."""
+"""Recipes (the things under test), their capabilities, and how files of recipes are loaded."""

@@ -1,4 +1,4 @@
-"""What of a schedule the layers that a recipe brings support."""
+"""Which models and events the layers of a library's own, which a recipe provides, support."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from narrowfuzz.case.spec import AnyCheckpoint, Sharding, Spec
 
 @dataclass(frozen=True)
 class Carries:
-    """What a recipe's subject can do; of several values the first is the simplest."""
+    """The capabilities of a recipe's subject. In each tuple, the first value is the simplest."""
 
     layers: tuple[str, ...] = ("linear",)
     layouts: tuple[Layout, ...] = ("chain",)
     checkpoints: tuple[AnyCheckpoint, ...] = ()
-    #: Weights cast for one microbatch can serve the next.
+    #: Weights that were cast for one microbatch can be reused for the next (is_first_microbatch).
     caching: bool = False
+    #: Parameters can be created in FP8.
     quantized_init: bool = False
-    #: There are a history and a margin to set.
+    #: The length of the amax history and the margin can be set.
     settings: bool = False
     algorithms: tuple[Algorithm, ...] = ("max",)
-    #: The tensor by tensor update can be chosen.
+    #: The update that handles one tensor after the other can be chosen.
     unfused: bool = False
     reload: bool = False
     #: Settings may change between regions; needs ``settings``.
     switch: bool = False
-    #: Ranks that train on rows of their own may share their maxima.
+    #: Data-parallel ranks may share their maxima.
     ranks: bool = False
-    #: A graph that is kept can be run backward again.
+    #: A retained graph can run backward again.
     keeps_graphs: bool = True
 
     def __post_init__(self) -> None:
@@ -50,7 +51,7 @@ class Carries:
 
 
 def check_carried(spec: Spec, carries: Carries) -> None:
-    """Raise ValueError naming the first thing of a Spec that its recipe cannot do here."""
+    """Raise ValueError naming the first property of a Spec that its recipe does not support."""
     settings, events = spec.settings, spec.training
     algorithms = {settings.algorithm} | {
         e.algorithm for e in events if isinstance(e, Switch) and e.algorithm

@@ -1,8 +1,8 @@
-"""Content that is loaded by path: where recipes/, properties/ and reports/ are, and how a file of
-recipes or plants is executed.
+"""Finds content that is loaded by path (recipes/, properties/, reports/), and executes files of
+recipes or plants.
 
-The content of a checkout wins over the copy that a wheel, or an editable install, puts inside the
-package.
+The content of a checkout has priority over the copy that a wheel, or an editable install, puts
+inside the package.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from narrowfuzz.recipe.deprecated import definitions, refused_keyword
 from narrowfuzz.recipe.moved import SOURCE, outdated
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-#: The checkout that the package would lie in: <checkout>/harness/narrowfuzz.
+#: The root of the checkout, if the package is in one: <checkout>/harness/narrowfuzz.
 _CHECKOUT = _PACKAGE.parents[1]
 
-#: The modules that folders of content have been executed as: no process but this one has them.
+#: The modules made of folders of recipes or plants. They exist in this process only.
 folders: list[ModuleType] = []
 
 T = TypeVar("T")
@@ -85,15 +85,15 @@ def load_definitions(file: Path, kind: str, name: str, types: tuple[type[T], ...
 
 
 def _refuse_outdated(kind: str, file: Path, sources: Sequence[Path]) -> None:
-    """Raises ValueError for an import of ours that one of these sources of the file should not have
-    any more. From a checkout the source folder can be imported, so that is not left to fail."""
+    """Raises ValueError if one of these sources of the file imports a name of ours that has moved
+    or is gone. In a checkout, an import of the source folder succeeds, so it is checked here."""
     for source in sources:
         if found := outdated(source.read_bytes()):
             raise ValueError(f"{kind} file {file} says {found}")
 
 
 def _packaged(folder: Path, file: Path) -> dict[str, Any]:
-    """The module's globals, executed as the package that the folder is, under a name of its own."""
+    """The globals of ``file``, executed as the package ``folder`` under a unique name."""
     name = f"narrowfuzz_{file.stem}_{zlib.crc32(str(folder.resolve()).encode()):08x}"
     spec = spec_from_file_location(name, file, submodule_search_locations=[str(folder)])
     assert spec is not None and spec.loader is not None

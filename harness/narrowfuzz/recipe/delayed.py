@@ -1,9 +1,10 @@
-"""A linear with delayed scaling, small and correct: the control subject of stateful schedules.
+"""A small, correct linear with delayed scaling: the control for trainings with scaling state.
 
-A layer owns its meters, a region remembers whose meters it staged, and backward is a function that
-commits when the pass is over; which regions are open is the one thing that all layers share. It is
-the reference recipe ``reference.delayed`` and the host of planted state faults. Emulated on plain
-torch: casts are real FP8 codes, products are fp32 matmuls of what the codes mean.
+A layer owns its windows (amax histories) and scales. A region (``autocast``) remembers which layers
+have staged a maximum, and ``backward`` is a function that commits once the pass is over; the open
+regions are the only state that all layers share. It is the reference recipe ``reference.delayed``,
+and faults in scaling state are planted in it. Emulated on plain torch: casts produce real FP8
+codes, products are fp32 matmuls of the dequantised codes.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ INPUT, WEIGHT = 0, 1
 
 @dataclass(frozen=True)
 class DelayedScaling:
-    """The recipe."""
+    """The settings of delayed scaling."""
 
     history: int = 4
     algorithm: Literal["max", "most_recent"] = "max"
     margin: int = 0
     forward: Literal["e4m3", "e5m2"] = "e4m3"
     backward: Literal["e4m3", "e5m2"] = "e5m2"
-    #: False: the update of one tensor after the other, which shifts a window for a maximum of 0,
-    #: too.
+    #: False: the update handles one tensor after the other, and it shifts a window even if the
+    #: staged maximum is 0.
     fused: bool = True
 
 
 @dataclass(frozen=True)
 class Cast:
-    """One tensor quantised; tensors are live."""
+    """One cast of a tensor to FP8; the tensors are live."""
 
     layer: DelayedLinear
     direction: Literal["forward", "backward"]
@@ -51,7 +52,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product of codes with their scales; live."""
+    """One matrix product of codes, with their scales; the tensors are live."""
 
     role: Literal["output", "grad_input", "grad_weight"]
     a: torch.Tensor
@@ -65,25 +66,26 @@ Listener = Callable[[Cast | Product], None]
 
 @dataclass(eq=False)
 class _Tape:
-    """What the layers of a checkpointed region used in its first pass, for the second to repeat."""
+    """The scales and cached weights that a checkpointed region used in its first pass, for the
+    recompute to use again."""
 
     trains: bool
     recipe: DelayedScaling | None
     scales: list[torch.Tensor] = field(default_factory=list)
-    #: Number of the call -> codes and scale of the weight that it took from the cache.
+    #: Number of a call -> codes and scale of the weight that the call took from the cache.
     kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     position: int = 0
 
 
 @dataclass
 class _State:
-    """Where execution stands in this process."""
+    """The state of execution in this process: open regions, staged layers and checkpoints."""
 
     recipe: DelayedScaling | None = None
     depth: int = 0
-    #: Layers whose forward meters the open region has staged, and the recipe of each.
+    #: Layers that have staged a forward maximum since the last commit, and their settings.
     staged: dict[DelayedLinear, DelayedScaling] = field(default_factory=dict)
-    #: Layers whose backward meters the running backward has staged.
+    #: Layers that have staged a maximum of their output gradient, and their settings.
     staged_backward: dict[DelayedLinear, DelayedScaling] = field(default_factory=dict)
     recording: list[_Tape] = field(default_factory=list)
     replaying: list[_Tape] = field(default_factory=list)
@@ -94,12 +96,12 @@ _state = _State()
 
 
 def reset() -> None:
-    """As in a fresh process."""
+    """Reset the state to that of a fresh process."""
     _state.__init__()  # type: ignore[misc]
 
 
 def pending() -> dict[str, int]:
-    """What must be empty between steps."""
+    """Counts that must all be 0 between steps."""
     return {
         "regions": _state.depth,
         "layers staged forward": len(_state.staged),
@@ -111,7 +113,7 @@ def pending() -> dict[str, int]:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Show ``listener`` every cast."""
+    """Call ``listener`` with every Cast and every Product."""
     _state.listeners.append(listener)
     try:
         yield
@@ -134,14 +136,15 @@ def autocast(recipe: DelayedScaling | None) -> Iterator[None]:
 
 
 def commit_forward() -> None:
-    """One update of every forward meter that was staged since the last one."""
+    """Update the forward scales of every layer that has staged a maximum since the last commit."""
     for layer, recipe in _state.staged.items():
         layer.commit("forward", recipe)
     _state.staged.clear()
 
 
 def commit_backward() -> None:
-    """One update of every output gradient's meter that was staged since the last one."""
+    """Update the scale of the output gradient of every layer that has staged one since the last
+    commit."""
     for layer, recipe in _state.staged_backward.items():
         layer.commit("backward", recipe)
     _state.staged_backward.clear()
@@ -150,7 +153,7 @@ def commit_backward() -> None:
 def backward(
     outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], *, retain_graph: bool = False
 ) -> None:
-    """One backward pass, then one update of the output gradients' scales."""
+    """Run one backward pass, then update the output gradients' scales once."""
     torch.autograd.backward(tuple(outputs), tuple(grads), retain_graph=retain_graph)
     commit_backward()
 
@@ -158,7 +161,7 @@ def backward(
 def checkpoint(
     function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, *, use_reentrant: bool
 ) -> torch.Tensor:
-    """Recompute ``function`` in backward with the scales its first pass used."""
+    """Call ``function`` and recompute it in backward with the scales of its first pass."""
     tape = _Tape(_trains(), _state.recipe)
     ran = False
 
@@ -198,11 +201,11 @@ def _trains() -> bool:
 
 
 class DelayedLinear(nn.Module):
-    """y = x @ weight.T + bias with operands in FP8, scaled by their past maxima.
+    """y = x @ weight.T + bias with operands in FP8, whose scales follow from past maxima.
 
     Buffers: ``forward_window`` fp32 [history, 2] and ``forward_scale`` fp32 [2] of input and
     weight; ``backward_window`` [history, 1] and ``backward_scale`` [1] of the output gradient.
-    Cell 0 of a window is where the present maximum is staged.
+    The current maximum is staged in cell 0 of a window.
     """
 
     forward_window: torch.Tensor
@@ -218,7 +221,7 @@ class DelayedLinear(nn.Module):
             self.register_buffer(f"{direction}_window", torch.zeros(history, slots))
             self.register_buffer(f"{direction}_scale", torch.ones(slots))
         self.cached: tuple[torch.Tensor, torch.Tensor] | None = None
-        #: What was staged since the last commit.
+        #: (direction, slot) of every maximum that was staged since the last commit.
         self.waiting: set[tuple[str, int]] = set()
 
     def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
@@ -245,9 +248,9 @@ class DelayedLinear(nn.Module):
         return out
 
     def _scales(self, recipe: DelayedScaling) -> torch.Tensor:
-        """The scales this call quantises with: in a recompute, those of the first pass."""
+        """The scales with which this call quantises: in a recompute, those of the first pass."""
         if _state.replaying:
-            # the state stays as it is: its recipe may be a newer one by now
+            # the windows are not resized: the settings may be newer by now
             tape = _state.replaying[-1]
             scales = tape.scales[tape.position]
             tape.position += 1
@@ -259,8 +262,8 @@ class DelayedLinear(nn.Module):
         return scales
 
     def _kept(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The cached weight; in a recompute the one that the first pass took, for a later forward
-        may have cached another by now."""
+        """The cached weight; in a recompute the one that the first pass used, as a later forward
+        may have replaced it in the cache."""
         if _state.replaying:
             tape = _state.replaying[-1]
             kept = tape.kept[tape.position - 1]
@@ -272,7 +275,8 @@ class DelayedLinear(nn.Module):
         return kept
 
     def resize(self, history: int) -> None:
-        """Give the windows ``history`` cells: the oldest go, or older empty ones are added."""
+        """Resize the windows to ``history`` cells: drop the oldest, or add empty ones before them.
+        The staging cell is unchanged."""
         for name in ("forward_window", "backward_window"):
             window = getattr(self, name)
             if len(window) != history:
@@ -299,14 +303,14 @@ class DelayedLinear(nn.Module):
         return codes
 
     def stage(self, direction: str, slot: int, x: torch.Tensor) -> None:
-        """Take max|x| into the staging cell; NaN elements leave no mark."""
+        """Raise the staging cell to max|x|; NaN elements are ignored."""
         self.waiting.add((direction, slot))
         cell = getattr(self, f"{direction}_window")[0]
         numbers = x.detach().abs().nan_to_num(nan=0.0, posinf=float("inf"))
         cell[slot] = torch.maximum(cell[slot], numbers.amax().float())
 
     def commit(self, direction: Literal["forward", "backward"], recipe: DelayedScaling) -> None:
-        """Next scales from the windows, which move on by one cell."""
+        """Compute the next scales from the windows, then shift the windows by one cell."""
         window, scale = getattr(self, f"{direction}_window"), getattr(self, f"{direction}_scale")
         ran = window[0] != 0
         if not recipe.fused:
@@ -314,7 +318,7 @@ class DelayedLinear(nn.Module):
             ran = torch.tensor(waiting, device=window.device)
         self.waiting -= {(direction, slot) for slot in range(len(scale))}
         amax = window.amax(0) if recipe.algorithm == "max" else window[0]
-        # a number divided by a tensor is the tensor's reciprocal, multiplied: rounded twice
+        # torch computes number / tensor as number * (1 / tensor), which rounds twice
         largest = torch.full_like(amax, FMAX[getattr(recipe, direction)])
         quotient = largest / amax / 2.0**recipe.margin
         fits = quotient.clamp(max=torch.finfo(torch.float32).max)
@@ -372,7 +376,7 @@ def _product(
     b: torch.Tensor,
     b_scale: torch.Tensor,
 ) -> torch.Tensor:
-    """a @ b of what the codes mean, in fp32."""
+    """a @ b of the dequantised codes, in fp32."""
     for listener in _state.listeners:
         listener(Product(role, a, a_scale, b, b_scale))
     return (a.float() / a_scale) @ (b.float() / b_scale)

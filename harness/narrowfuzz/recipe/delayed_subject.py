@@ -1,4 +1,4 @@
-"""``reference.delayed`` behind a schedule's verbs: a finding there is a fault planted in it."""
+"""The subject of ``reference.delayed``. It is correct, so any finding on it is a planted fault."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from narrowfuzz.play.library import Cast, Product, Side
 from narrowfuzz.recipe.carries import Carries
 from narrowfuzz.recipe.stateful import Held, Listener, Subject
 
-#: The layer itself is what faults are planted in: scripts import it as well.
+#: The module in which faults are planted; scripts import it, too.
 delayed = importlib.import_module("narrowfuzz.recipe.delayed")
 
 
 def carries() -> Carries:
-    """All of a schedule but what only a library has."""
+    """Everything except features that only a library has."""
     return Carries(
         layers=("linear",),
         layouts=("chain", "twice", "frozen_first", "dangling", "branch"),
@@ -54,7 +54,8 @@ def subject(device: str) -> Subject:
 
 
 def policy(settings: Settings) -> Policy:
-    """The recipe's rules: every backward pass commits what it staged, and nothing else moves."""
+    """The rules of its scaling state: every backward pass commits the maxima that it staged, and
+    nothing else changes the backward state."""
     scaling = _scaling(settings)
     return Policy(
         settings.history,

@@ -1,7 +1,8 @@
-"""Old names in files that users wrote, and in what they type: what each is called now.
+"""Old names in users' files and commands, and the new names that replace them.
 
-What still works says so once, as a warning; what no longer does is refused with what to write
-instead. Where modules are now stands in ``moved.py``; docs/compatibility.md says what is promised.
+An old name that still works causes one warning; one that no longer works is refused with a message
+that states the replacement. ``moved.py`` has the new names of modules; docs/compatibility.md states
+what is promised.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import warnings
 from typing import Any
 
-#: The release in which the old names go.
+#: The release in which the old names are removed.
 GOES = "0.2.0"
 
 
@@ -19,21 +20,21 @@ class Deprecated(DeprecationWarning):
     """An old name, which still works."""
 
 
-#: Name in ``narrowfuzz`` -> the module that still has it, and what to write.
+#: Old name in ``narrowfuzz`` -> the module that still has it, and what to write instead.
 NAMES = {
     "Control": ("plants.older", "narrowfuzz.Plant with legal=True, where `why` is `source`"),
     "Fault": ("plants.older", "narrowfuzz.Plant, where `link` is `source`"),
     "Stateful": ("recipe.older", "narrowfuzz.Recipe, with dtypes=('bf16',) if none was given"),
 }
-#: List that a file defines -> what it is called.
+#: Old name of a list that a file defines -> its new name.
 LISTS = {"CONTROLS": "PLANTS", "FAULTS": "PLANTS"}
-#: Argument of ``narrowfuzz list`` -> what it is called.
+#: Old argument of ``narrowfuzz list`` -> its new name.
 LISTINGS = {"oracles": "rules"}
 
 _SCRIPT = "leave it out: scripts are made of the source of convert, tap and converted"
-#: Name in ``narrowfuzz`` that is gone -> what to do without it.
+#: Removed name in ``narrowfuzz`` -> what to do without it.
 GONE = {"ScriptText": _SCRIPT}
-#: Record -> field that it no longer takes -> what to write.
+#: Record -> field that it no longer has -> what to write instead.
 FIELDS = {
     "Recipe": {
         "autocasts": "write autocast, a function of (device) that returns the tensors it rounds",
@@ -52,7 +53,7 @@ FIELDS = {
         "severity": "write symptom, effect, data and use, of which it follows",
     },
 }
-#: Record -> field -> what the function in it is called with, where that was less before.
+#: Record -> field -> arguments with which its function is called, where there were fewer before.
 ARGUMENTS = {
     "Recipe": {
         "convertible": ("module", "name", "spec"),
@@ -64,26 +65,27 @@ ARGUMENTS = {
 
 
 def warn(old: str, new: str, stacklevel: int = 2) -> None:
-    """Say what to write for an old name; ``stacklevel`` is that of ``warnings.warn``."""
+    """Warn that ``old`` is deprecated and replaced by ``new``; ``stacklevel`` is that of
+    ``warnings.warn``."""
     sentence = f"{old} is deprecated and goes in narrowfuzz {GOES}: use {new}"
     warnings.warn(sentence, Deprecated, stacklevel=stacklevel + 1)
 
 
 def refused_field(record: str, field: str) -> str:
-    """What to write for a field that a record no longer takes; "" if it never took it."""
+    """What to write instead of a field that a record no longer has; "" if it never had it."""
     instead = FIELDS.get(record, {}).get(field)
     return f"the field {field!r} of {record} is gone: {instead}" if instead else ""
 
 
 def refused_keyword(error: str) -> str:
-    """The same of Python's own words for a keyword that a record does not take."""
+    """The same as ``refused_field``, for Python's message about an unexpected keyword."""
     found = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", error)
     return refused_field(*found.groups()) if found else ""
 
 
 def refused_arguments(record: object) -> str:
-    """What to write for a function of a record that takes fewer arguments than it is called with
-    now; "" if all take them."""
+    """What to write for a function in a record that does not take the arguments with which it is
+    called now; "" if all functions do."""
     for field, arguments in ARGUMENTS.get(type(record).__name__, {}).items():
         taken = inspect.signature(getattr(record, field))
         try:
@@ -95,7 +97,8 @@ def refused_arguments(record: object) -> str:
 
 
 def definitions(defined: dict[str, Any], name: str, file: object) -> Any:
-    """What a file defines under this name, or under older ones; None if under none."""
+    """The value that a file defines under this name, or the lists under older names; None if there
+    is neither."""
     if name in defined:
         return defined[name]
     older = [old for old, new in LISTS.items() if new == name and old in defined]

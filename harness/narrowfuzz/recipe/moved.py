@@ -1,6 +1,6 @@
-"""Where modules of 0.1.0 are now: a file that a user wrote is told what to write instead.
+"""Finds imports of modules of 0.1.0 in users' files, and states what to write instead.
 
-Only ``narrowfuzz.__all__`` is promised, yet files import more than that.
+Only ``narrowfuzz.__all__`` is promised to be stable, but users' files import more than that.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from narrowfuzz.recipe.deprecated import GONE, NAMES
 
-#: The folder of the source. A file that imports it means the package.
+#: The source folder of a checkout. A file that imports it should import the package instead.
 SOURCE = "harness"
 _PACKAGE = "narrowfuzz"
-#: Packages of 0.1.0 and of now -> the modules that are called as they were.
+#: (package in 0.1.0, package now) -> the modules, or names of a module, that kept their names.
 _ALIKE = {
     ("", "case"): """
         arm data event_data ladder_data
@@ -59,7 +59,7 @@ _ALIKE = {
         check_events not_reentrant
     """,
 }
-#: Module of 0.1.0, or a name in one, -> where it is now.
+#: Module of 0.1.0, or a name in one -> the module or name that replaces it.
 MOVED = {
     f"{old}.{name}".lstrip("."): f"{new}.{name}"
     for (old, new), names in _ALIKE.items()
@@ -94,13 +94,13 @@ MOVED = {
     "vectors": "machine.isa",
 }
 
-#: Package of 0.1.0 whose other modules kept their names -> what it is called.
+#: Package of 0.1.0 whose other modules kept their names -> its new name.
 PACKAGES = {"faults": "plants", "oracles": "rules"}
 
 
 def outdated(source: bytes) -> str:
-    """The first import that is no longer right, and what to write instead; "" if all are right, or
-    if the file is no Python, which says so itself when it is executed."""
+    """The first outdated import of a source, and what to write instead; "" if none is outdated, or
+    if the source is not valid Python, which executing it will report."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -125,14 +125,15 @@ def _outdated(tree: ast.Module) -> Iterator[str]:
 
 
 def _is_ours(module: str) -> bool:
-    """Is it, or was it, a module of ours? A user's project may have a package called harness."""
+    """Is or was this a module of ours? A user's project may have a package called harness."""
     first, _, rest = module.partition(".")
     return first == _PACKAGE or (first == SOURCE and _exists(_module(rest)))
 
 
 def _instead(module: str, names: list[str]) -> str:
-    """The statements to write for one that imports these names from a module; "" where it is right,
-    or where the module is the user's own, whose project may have a package called harness."""
+    """The statements that replace an import of these names from a module (of the module itself if
+    there are none); "" where the import is right, or where the module is the user's own: a user's
+    project may have a package called harness."""
     first, *rest = module.split(".")
     if first not in (SOURCE, _PACKAGE):
         return ""
@@ -155,8 +156,8 @@ def _instead(module: str, names: list[str]) -> str:
 
 
 def _home(old: str, name: str) -> tuple[str, str]:
-    """The module that has a name which was imported from ``old``, "" for the package itself, and
-    how it is imported from there."""
+    """The module that now has a name of the module ``old``, "" for the package itself, and the text
+    that imports the name from there."""
     full = f"{old}.{name}".lstrip(".")
     if _stays(old, name) and old:
         return old, name
@@ -169,13 +170,14 @@ def _home(old: str, name: str) -> tuple[str, str]:
 
 
 def _stays(old: str, name: str) -> bool:
-    """Is this name where it was? A package may be called as a module was, and have others."""
+    """Is this name still in ``old``? A package may have the name of an old module, but other
+    contents."""
     full = f"{old}.{name}".lstrip(".")
     return full in MOVED.values() or (full not in MOVED and _module(old) == old)
 
 
 def _module(old: str) -> str:
-    """Where a module of ours is now."""
+    """The present name of a module of ours."""
     first, dot, rest = old.partition(".")
     return MOVED.get(old, f"{PACKAGES.get(first, first)}{dot}{rest}")
 
@@ -187,6 +189,6 @@ def _is_public(name: str) -> bool:
 
 
 def _exists(module: str) -> bool:
-    """Is there such a module of ours? The package itself is ""."""
+    """Does this module of ours exist? "" is the package itself."""
     place = Path(__file__).resolve().parents[1].joinpath(*filter(None, module.split(".")))
     return place.with_suffix(".py").is_file() or place.is_dir()

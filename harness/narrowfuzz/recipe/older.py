@@ -1,4 +1,4 @@
-"""The record of 0.1.0 that ``Recipe`` has taken the place of, as users' files make it."""
+"""The record ``Stateful`` of 0.1.0, which ``Recipe`` has replaced, for users' files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def Stateful(
     alignment: int = 16,
     based_on: str = "",
 ) -> Recipe:
-    """A recipe of a library's own layers."""
+    """A recipe for a library's own layers."""
     return Recipe(
         name,
         family,

@@ -1,4 +1,4 @@
-"""A recipe: the plan, how to build it with the real library, and where its GEMM sites are.
+"""A recipe: its plan, how the real library converts a model, and how its GEMMs are recorded.
 
 Recipe files are content, loaded by path: the shipped ``recipes/``, a user's ``--recipe-file``, or
 an entry point of group ``narrowfuzz.recipes`` that names a file. A file defines ``RECIPES``.
@@ -37,62 +37,66 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Emit:
-    """What a recipe's tap calls with both operands of every GEMM, in the order they run."""
+    """The function that a recipe's tap calls with the operands of every GEMM, in the order in which
+    they run."""
 
     take: Callable[..., None]
-    #: False while nobody looks.
+    #: Returns False while nothing is recorded.
     wanted: Callable[[], bool] = lambda: True
 
     def __call__(
         self, a: Any, a_scale: Any, b: Any, b_scale: Any, a_amax: Any = None, b_amax: Any = None
     ) -> None:
-        """Codes [rows, C] of both operands and their scales, live; max|x| in the scale's shape
-        where the library tells it. A two-level scale is a pair: of blocks, and of the tensor."""
+        """Record a GEMM: codes [rows, C] of both operands and their scales, as live tensors, and
+        max|x| in the scale's shape where the library exposes it. A two-level scale is a pair: the
+        blocks' scales and the tensor's."""
         if self.wanted():
             self.take(a, a_scale, b, b_scale, a_amax, b_amax)
 
 
 def no_tap(emit: Emit) -> AbstractContextManager[None]:
-    """For recipes that quantise nothing: the operands are the graph's inputs."""
+    """The tap of recipes that quantise nothing: their operands are the layer's own tensors."""
     return nullcontext()
 
 
-#: What a conversion to quantised GEMMs is for. At a module it converts, and nowhere else.
+#: Changes that every conversion to quantised GEMMs may make, but only at modules that it converts.
 MAY_CHANGE: frozenset[ChangeKind] = frozenset(
     {"module type changed", "forward changed", "parameter type changed"}
 )
 
 
 def converts_nothing(module: Any) -> bool:
-    """For recipes that convert nothing: no module runs quantised GEMMs."""
+    """``converted`` for recipes that convert nothing: no module runs quantised GEMMs."""
     return False
 
 
 def promises_nothing(module: Any, name: str, spec: Spec) -> bool:
-    """For recipes that convert nothing: no module will."""
+    """``convertible`` for recipes that convert nothing: no module will be converted."""
     return False
 
 
 def never(spec: Spec, device: str) -> str:
-    """For recipes that promise to run everything."""
+    """``refusal`` for recipes that promise to run everything."""
     return ""
 
 
 def nothing() -> None:
-    """For recipes that need nothing to be made ready."""
+    """``provide`` and ``prepare`` for recipes that need neither."""
 
 
 def every_linear(module: Any, name: str, spec: Spec, *, only: tuple[str, ...] = ()) -> bool:
-    """nn.Linear and its subclasses: what a library that documents no exception converts."""
+    """``convertible`` for libraries that document no exception: nn.Linear and its subclasses, as
+    far as the user's filter ``only`` selects them."""
     from torch import nn
 
     return isinstance(module, nn.Linear) and named(name, only)
 
 
 def named(name: str, globs: tuple[str, ...]) -> bool:
-    """Is a layer of this dotted name, or its last part, among these globs? One that begins with !
-    leaves layers out; all are in where no other glob is. A user's names lack the "model." of what
-    holds the model."""
+    """Do these globs select a layer of this dotted name? They match the whole name or its last
+    part. A glob that begins with ! excludes layers; if there are only such globs, all other layers
+    are selected. Users' names do not have the prefix "model." of the module that holds the
+    model."""
     from fnmatch import fnmatchcase
 
     names = (name, name.removeprefix("model."), name.rpartition(".")[2])
@@ -102,87 +106,90 @@ def named(name: str, globs: tuple[str, ...]) -> bool:
     return wanted and not any(fnmatchcase(n, glob) for n in names for glob in outside)
 
 
-#: What F.linear rounds under autocast, wherever it runs; what a layer does that autocast passes by.
+#: The tensors that F.linear rounds under autocast, on every device; and those that a layer rounds
+#: to which autocast does not apply: none.
 ROUNDED: frozenset[TensorName] = frozenset({"input", "weight", "bias"})
 NOT_ROUNDED: frozenset[TensorName] = frozenset()
 
 
 def everywhere(backend: str, device: str) -> str:
-    """For recipes that run wherever their package does."""
+    """``unavailable`` for recipes that run wherever their package does."""
     return ""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One thing under test."""
+    """One way to train in low precision: how a library converts a model, and what it promises."""
 
     name: str
-    #: Findings of one family share fingerprints.
+    #: The family in fingerprints: recipes of one family share them.
     family: str
     title: str
-    #: First one is the default.
+    #: The first one is the default.
     backends: tuple[str, ...] = ("",)
-    #: Distribution the recipe needs besides torch, and the releases whose names and rules it knows,
-    #: as pip writes them; "" for none.
+    #: The distribution that the recipe needs besides torch, with the releases whose names and rules
+    #: it knows, as a pip requirement; "" for none.
     package: str = ""
     plan: Callable[[Spec], Plan] = no_plan
-    #: Convert a model with the real library. Called inside a planted fault. Scripts are made of the
-    #: source of this, ``tap``, ``converted`` and ``convertible``: functions of a file, or partials
-    #: of one with keywords that are literals, and nothing of narrowfuzz's in them but imports.
+    #: Converts a model with the real library. Called inside a planted fault. Scripts contain the
+    #: source of this function and of ``tap``, ``converted`` and ``convertible``, so these must be
+    #: functions of a file, or partials of one with literal keywords, and must use nothing of
+    #: narrowfuzz except by import.
     convert: Callable[[Any, Spec], Any] = no_conversion
-    #: (Spec, device) -> why the library may refuse it there, as the rule a clear message should
-    #: state; "" if it promises to run it.
+    #: (Spec, device) -> why the library may refuse the Spec there, as the rule that a clear message
+    #: should state; "" if the library promises to run it.
     refusal: Callable[[Spec, str], str] = never
-    #: Watch every quantised GEMM of an eager run.
+    #: A context that reports every quantised GEMM of an eager run to an Emit.
     tap: Callable[[Emit], AbstractContextManager[None]] = no_tap
-    #: True: the scales that it shows are 1/s, as scaled-GEMM kernels take them.
+    #: True: the scales that ``tap`` reports are 1/s, as scaled-GEMM kernels take them.
     inverse_scales: bool = False
-    #: Does this module, after conversion, run quantised GEMMs? None: no census is taken.
+    #: Does this module run quantised GEMMs after conversion? None: no census is taken.
     converted: Callable[[Any], bool] | None = None
-    #: Will conversion convert this module of this dotted name, as it is before? The library's
-    #: documented rule, and the user's own filter. What it leaves alone is judged unquantised.
+    #: Will this module of this dotted name be converted? Called before the conversion. It states
+    #: the library's documented rule and the user's filter; other modules are judged as unquantised.
     convertible: Callable[[Any, str, Spec], bool] = promises_nothing
-    #: What may differ at a converted module.
+    #: The kinds of changes that are allowed at a converted module.
     may_change: frozenset[ChangeKind] = MAY_CHANGE
-    #: (backend, device) -> why this machine cannot run it, "" if it can.
+    #: (backend, device) -> why this machine cannot run the backend, "" if it can.
     unavailable: Callable[[str, str], str] = everywhere
-    #: Dimensions worth drawing multiples of.
+    #: Drawn dimensions are often multiples of this.
     alignment: int = 16
     dtypes: tuple[Dtype, ...] = ("bf16", "fp32")
     #: Device -> the tensors that a linear rounds to bf16 under autocast before it uses them; its
-    #: results are bf16 in any case. None: it is not drawn under autocast.
+    #: results are bf16 in any case. None: the recipe is not run under autocast.
     autocast: Callable[[str], frozenset[TensorName]] | None = None
     #: True: a function is under test, and the layer around it is ours.
     functional: bool = False
-    #: The shipped recipe that it is but for its filter or settings: what is known of that one is
-    #: known of this one.
+    #: The shipped recipe from which it differs only by a filter or by settings: that recipe's known
+    #: issues apply to this one, too. "" for none.
     based_on: str = ""
-    #: It is laid out over ranks by "fsdp" and "tensor" parallelism, which may communicate "codes"
-    #: of one scale a tensor; (): it is not drawn on ranks.
+    #: The ways in which it can run on ranks; "codes": ranks may communicate codes, with one scale
+    #: for a tensor. (): it is not run on ranks.
     shards: tuple[Shards, ...] = ()
-    #: The package whose own models it runs; "": it runs those of no package.
+    #: The package whose own models it runs; "": models of no package.
     models_of: str = ""
-    #: Backends that no compiler sees, and no ranks.
+    #: Backends that are not compiled and run in one process only.
     eager: tuple[str, ...] = ()
-    #: Backend -> what it is, in words that a finding shows.
+    #: Backend -> its description, which findings show.
     backend_words: Mapping[str, str] = field(default_factory=dict, hash=False)
-    #: Variables that its scripts set before torch is imported.
+    #: Environment variables that its scripts set before torch is imported.
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
-    #: Values of a Spec's fields that this recipe does not take, as "field=value", and why.
+    #: Values of a Spec's fields that this recipe does not support, as "field=value" -> why not.
     leaves_out: Mapping[str, str] = field(default_factory=dict, hash=False)
-    #: The kind of process that it runs in, as recipes that patch a library need one of their own;
-    #: what is called once before processes start, and once in each. ``provide`` fetches what is
-    #: needed, and raises ValueError if it cannot.
+    #: The kind of process in which it runs: recipes that patch a library need one of their own.
     process: str = ""
+    #: Called once before processes start, to fetch what the recipe needs; raises ValueError if that
+    #: fails.
     provide: Callable[[], None] = nothing
+    #: Called once in each process.
     prepare: Callable[[], None] = nothing
-    #: The library's own layers on a device, as torch calls it, and what of a training they can
-    #: play, in place of a plan and a conversion.
+    #: Device, as torch calls it -> the library's own layers; used instead of a plan and a
+    #: conversion. ``carries`` returns which models and events these layers support.
     subject: Callable[[str], Subject] = no_subject
     carries: Callable[[], Carries] = Carries
     #: Backends whose library promises that a row of a linear has the same bits in any batch.
     batch_invariant: tuple[str, ...] = ()
-    #: Backend -> dimensions worth drawing multiples of, where they are others than ``alignment``.
+    #: Backend -> the value that replaces ``alignment`` for it.
     multiples: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -200,17 +207,18 @@ class Recipe:
 
     @property
     def source(self) -> Source:
-        """Where the modules come from that it runs."""
+        """Whether the recipe converts a model or provides a library's own layers."""
         return CONVERTED if self.subject is no_subject else LIBRARY
 
     @property
     def autocasts(self) -> bool:
-        """True where autocast is drawn: it narrows what is fp32."""
+        """True if the recipe is run under autocast, which needs an fp32 model to narrow."""
         return self.autocast is not None and "fp32" in self.dtypes
 
     @property
     def filtered(self) -> tuple[str, ...]:
-        """Its functions that a filter of linears is put into; none if it takes no filter."""
+        """Names of its functions that take a filter of linears (keyword ``only``); none if it does
+        not support filters."""
         taking = [
             verb
             for verb in ("convert", "convertible", "refusal")
@@ -226,13 +234,13 @@ class Recipe:
         return name
 
     def models(self, named: Collection[str]) -> tuple[str, ...]:
-        """Names of the models that it runs, of those that a user named, or of all."""
+        """Names of the models that it runs, among ``named``, or among all if none is named."""
         return self.source.models(self, named)
 
     def takes(self, model: str) -> bool:
-        """Does it run this model? A user's model: always. A package's: only if it is a recipe for
-        that package's models, which runs no others of ours. A model that is one operator: only if
-        it quantises nothing."""
+        """Does it run this model? A user's model: always. A package's model: only if the recipe is
+        for that package; such a recipe runs none of our other models. A model that is one operator:
+        only if the recipe quantises nothing."""
         row = MODELS.get(model)
         if row is None or row.own:
             return True
@@ -240,20 +248,20 @@ class Recipe:
 
     @property
     def compiles(self) -> bool:
-        """Has it a backend that a compiler sees?"""
+        """Does it have a backend that can be compiled?"""
         return not set(self.backends) <= set(self.eager)
 
     def check(self, spec: Spec) -> None:
-        """Raises ValueError naming what of the Spec a model of its cannot play, and why."""
+        """Raises ValueError naming what in the Spec this recipe does not support, and why."""
         self.source.check(self, spec)
 
 
-#: Names that such a sentence has room for.
+#: The most names that the sentence of ``unknown`` lists.
 _NAMED = 10
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
-    """The sentence for a name that does not exist, with the nearest match."""
+    """The error message for a name that does not exist, with the nearest match."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
@@ -262,13 +270,14 @@ def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
 
 
 def load_every(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, Recipe]:
-    """All recipes by name, and those of these names that have a filter; each file is executed once.
-    Raises ValueError naming the file if one cannot be loaded, or for a filter nobody takes."""
+    """All recipes by name, and the filtered ones among ``names`` ("recipe@globs"). Each file is
+    executed once. Raises ValueError naming a file that cannot be loaded, or for a filter of a
+    recipe that supports none."""
     found = {r.name: r for file in _files(extra_files) for r in _load_file(file)}
     return found | {name: _filtered(found, name) for name in names if FILTERED in name}
 
 
-#: Between a recipe's name and globs of the linears that it converts: "name@feed_forward.*,!wo".
+#: Separates a recipe's name and globs of the linears that it converts: "name@feed_forward.*,!wo".
 FILTERED = "@"
 
 
@@ -283,7 +292,7 @@ def _filtered(recipes: Mapping[str, Recipe], name: str) -> Recipe:
 
 
 def with_filter(recipe: Recipe, globs: str) -> Recipe:
-    """The recipe that converts the linears of these globs, with commas between, as ``named``."""
+    """The recipe restricted to the linears that these comma-separated globs select (``named``)."""
     only = tuple(globs.split(","))
     functions: dict[str, Any] = {
         verb: partial(getattr(recipe, verb), only=only) for verb in recipe.filtered
@@ -292,12 +301,12 @@ def with_filter(recipe: Recipe, globs: str) -> Recipe:
     return replace(recipe, name=name, based_on=recipe.based_on or recipe.name, **functions)
 
 
-#: Recipes that leave every operator as torch has it.
+#: Recipes that do not convert anything.
 UNCONVERTED = ("torch.fp32", "torch.bf16", "torch.fp16")
 
 
 def unconverted(recipe: Recipe) -> bool:
-    """Does it leave a linear, and so any operator, as torch has it?"""
+    """Does the recipe quantise nothing, so that every operator is torch's own?"""
     spec = Spec(recipe=recipe.name, dtype=recipe.dtypes[0])
     return not (recipe.models_of or recipe.plan(spec).quantised)
 
@@ -329,8 +338,8 @@ def _load_file(file: Path) -> Sequence[Recipe]:
 
 
 def lacks(recipe: Recipe) -> str:
-    """Why what this recipe needs is not installed here, or not in a release whose names and rules
-    it knows; "" if it is."""
+    """Why the package that this recipe needs is missing, or is of a release that the recipe does
+    not know; "" if neither holds."""
     if not recipe.package:
         return ""
     needed = Requirement(recipe.package)
@@ -339,14 +348,14 @@ def lacks(recipe: Recipe) -> str:
     try:
         here = importlib.metadata.version(needed.name)
     except importlib.metadata.PackageNotFoundError:
-        return ""  # a checkout on the path, of no release
+        return ""  # a checkout on the path, which has no version
     old = not needed.specifier.contains(here, prereleases=True)
     return f"needs {needed}, and {here} is installed" if old else ""
 
 
 def installed(package: str, otherwise: str) -> Version:
-    """The release of a package that is here, whose plans and names a recipe takes; ``otherwise``
-    where none is, or a checkout of no release."""
+    """The installed release of a package, on which a recipe's plans and names depend; ``otherwise``
+    if the package is missing, or is a checkout without a version."""
     try:
         return Version(importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
@@ -362,14 +371,14 @@ def obstacles(recipe: Recipe, device: str) -> dict[str, str]:
 
 
 def runnable(recipe: Recipe, device: str) -> Recipe | None:
-    """The recipe with the backends that run here only; None if none does."""
+    """The recipe with only the backends that run here; None if none does."""
     lacking = obstacles(recipe, device)
     backends = tuple(b for b in recipe.backends if b not in lacking)
     return replace(recipe, backends=backends) if backends else None
 
 
 def obstacle(recipe: Recipe, device: str) -> str:
-    """Why none of it can run here, "" if some can; what it needs is fetched now."""
+    """Why no backend of the recipe can run here, "" if one can. Calls ``provide``."""
     if runnable(recipe, device) is None:
         return "; ".join(obstacles(recipe, device).values())
     try:
@@ -385,8 +394,8 @@ def processes(recipes: Iterable[Recipe]) -> list[str]:
 
 
 def select(recipes: Mapping[str, T], globs: Iterable[str]) -> dict[str, T]:
-    """The recipes matching any glob (all if none is given). Raises ValueError for one that matches
-    nothing."""
+    """The recipes matching any glob (all if none is given). Raises ValueError for a glob that
+    matches nothing."""
     chosen: dict[str, T] = {}
     for glob in globs:
         hits = [glob] if glob in recipes else fnmatch.filter(recipes, glob)

@@ -1,7 +1,7 @@
-"""Where the modules under test come from: a recipe converts a model, or brings layers of its own.
+"""The two kinds of recipes: those that convert a model, and those that provide a library's layers.
 
-``Recipe.source`` says which, by whether ``Recipe.subject`` is given; code that must treat the two
-differently has a row for each, or a field here.
+``Recipe.source`` returns the kind: a recipe with a ``subject`` provides layers. Code that must
+treat the two kinds differently has a table with a row for each, or uses a field of Source.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What such recipes have in common."""
+    """One kind of recipe."""
 
     title: str
-    #: Names of the models that a recipe runs, of those that a user named, or of all.
+    #: (recipe, names) -> those of the named models, or of all models, that the recipe runs.
     models: Callable[[Recipe, Collection[str]], tuple[str, ...]]
-    #: Raises ValueError naming what of a Spec a recipe cannot play, and why.
+    #: Raises ValueError naming what in a Spec a recipe does not support, and why.
     check: Callable[[Recipe, Spec], None]
-    #: Fields that a recipe must fill, each with what it is while nobody has.
+    #: Fields of Recipe that must be set -> their default value, which counts as not set.
     needs: Mapping[str, Any] = field(default_factory=dict)
 
     def missing(self, recipe: Recipe) -> str:
-        """The fields that it should have filled and has not."""
+        """The fields that the recipe must set and has not, in words."""
         left_out = (name for name, empty in self.needs.items() if getattr(recipe, name) is empty)
         return " and ".join(left_out)
 
 
 def no_plan(spec: Spec) -> Plan:
-    """For recipes of a library's own layers, whose rules are a policy."""
+    """``plan`` for recipes of a library's own layers, which have a Policy instead."""
     raise ValueError(f"{spec.recipe} runs a library's own layers: it has no plan")
 
 
 def no_conversion(model: Any, spec: Spec) -> Any:
-    """For recipes of a library's own layers, which are made in its formats."""
+    """``convert`` for recipes of a library's own layers, which are created ready to use."""
     raise AssertionError("a library's own layers are not converted")
 
 
@@ -77,12 +77,12 @@ CONVERTED = Source(
     _check_converted,
     {"plan": no_plan, "convert": no_conversion},
 )
-#: Its layers keep a state between events, and are judged event by event.
+#: The library's layers keep scaling state between events, and are judged event by event.
 LIBRARY = Source("brings a library's own layers", _of_the_library, _check_library)
 
 
 def parted(recipes: Iterable[Recipe]) -> tuple[list[Recipe], list[Recipe]]:
-    """Those that convert models, and those that bring a library's own layers."""
+    """The recipes that convert models, and those that provide a library's own layers."""
     of: dict[Source, list[Recipe]] = {CONVERTED: [], LIBRARY: []}
     for recipe in recipes:
         of[recipe.source].append(recipe)

@@ -1,7 +1,7 @@
-"""The adapter of a library's own layers: what a recipe gives that converts no model.
+"""Subject, the adapter to a library's own layers, which a recipe gives instead of a conversion.
 
 Its callables are functions of the recipe's file, or functools.partial of one with keyword-only
-arguments that are literals, because scripts are made of their source.
+arguments that are literals, because scripts contain their source.
 """
 
 from __future__ import annotations
@@ -17,51 +17,52 @@ from narrowfuzz.numerics.delayed import Policy
 if TYPE_CHECKING:
     from torch import nn
 
-#: Hears of every Cast and Product of the player, while they happen: tensors are live.
+#: Called with every Cast and Product of ``play.library`` when it happens; the tensors are live.
 Listener = Callable[[Any], None]
-#: (layer, direction, index), scale and window of one slot; live.
+#: (layer, direction, index), scale and window of one slot; the tensors are live.
 Held = tuple[tuple[str, Any, int], Any, Any]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """How the player makes and drives a library's stateful layers; settings are the player's."""
+    """The functions with which the player creates and runs a library's stateful layers. Settings
+    are those of ``play.library``."""
 
-    #: delayed keeps a window of maxima; current and mx must keep nothing.
+    #: "delayed" keeps a window of maxima; "current" and "mx" must keep no state.
     kind: Literal["delayed", "current", "mx"]
-    #: One layer of a Spec under some settings; its parameters are filled in afterwards.
+    #: (Spec, settings) -> one layer; its parameters are filled in afterwards.
     layer: Callable[..., nn.Module]
-    #: A region; None: high precision.
+    #: Settings -> the context of a region; None: a region in high precision.
     autocast: Callable[[Any], AbstractContextManager[Any]]
-    #: Recompute fn(x) in backward: (fn, x, reentrant).
+    #: (fn, x, reentrant) -> fn(x), recomputed in backward.
     checkpoint: Callable[[Callable[[Any], Any], Any, bool], Any]
-    #: backward through outputs with these gradients, keeping the graph or not.
+    #: (outputs, gradients, retain_graph): runs backward.
     backward: Callable[[list[Any], list[Any], bool], None]
-    #: Every slot of the layers that have some, now.
+    #: Layers -> the present state of every slot.
     state: Callable[[Any], Iterable[Held]]
-    #: What is set aside for later; everything in it must be 0 between steps.
+    #: Name -> number of things set aside for later; all must be 0 between steps.
     pending: Callable[[], dict[str, int]]
-    #: Forget everything that outlives a model.
+    #: Clears everything that outlives a model.
     reset: Callable[[], None]
-    #: Report casts and products while entered.
+    #: (layers, listener) -> a context that reports casts and products.
     listen: Callable[[Any, Listener], AbstractContextManager[Any]]
-    #: Its rules, under these settings; None for stateless kinds.
+    #: Settings -> the rules of the scaling state; None for kinds without state.
     policy: Callable[[Settings], Policy | None]
-    #: Load a saved state into fresh layers.
+    #: (layers, saved state): loads the state into new layers.
     load: Callable[[nn.Module, Any], None]
-    #: Does a layer take ``is_first_microbatch``?
+    #: Whether a layer takes ``is_first_microbatch``.
     caching: bool = True
-    #: What a script does before anything else: makes the library ready.
+    #: Called first by a script, to initialise the library.
     enter: Callable[[], None] | None = None
-    #: Modules that resize windows of maxima: what fails in them once the length of the history has
-    #: changed has another cause than what fails in them before.
+    #: Modules that resize windows of maxima: an error in them after the length of the history has
+    #: changed has another cause than an error in them before.
     resizing: frozenset[str] = frozenset()
-    #: Where its layers are, as torch calls it. Who asks a recipe for its subject writes it down.
+    #: The device of its layers, as torch calls it; set by the code that calls ``Recipe.subject``.
     device: str = "cpu"
 
 
 def no_subject(device: str) -> Subject:
-    """For recipes that convert models."""
+    """``subject`` for recipes that convert models."""
     raise AssertionError("this recipe converts models: it brings no layers of its own")
 
 
@@ -70,4 +71,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import narrowfuzz
 
-    return narrowfuzz.Stateful  # deprecated, which is said there
+    return narrowfuzz.Stateful  # this warns that the name is deprecated

@@ -1,1 +1,1 @@
-"""What is written about runs, findings, rules and known issues: text, pages and other formats."""
+"""Reports about runs, findings, rules and known issues: text, HTML pages and other formats."""

@@ -1,6 +1,6 @@
-"""What makes no run fail: findings that an earlier run had as well, and those a user accepts.
+"""Findings that do not make a run fail: those of an earlier run, and those that a user accepts.
 
-They are found, kept and shown like all others; they do not count for the exit code.
+They are found, stored and shown like all others, but do not count for the exit code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Glob of fingerprints.
     fingerprint: str
     reason: str
-    #: From this day on it counts again.
+    #: From this day on the finding counts again.
     until: datetime.date
 
 
@@ -35,7 +35,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Changed:
-    """Fingerprints of this run alone, of both runs, and of the baseline alone."""
+    """Fingerprints seen only in this run, in both runs, and only in the baseline."""
 
     new: tuple[str, ...]
     both: tuple[str, ...]
@@ -44,18 +44,18 @@ class Changed:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Fingerprints of the baseline, and what a user accepts today."""
+    """Fingerprints of the baseline, and the suppressions that are valid today."""
 
     #: None: there is no baseline.
     baseline: frozenset[str] | None = None
     suppressions: tuple[Suppression, ...] = ()
-    #: What was accepted until a day that has come.
+    #: Suppressions whose ``until`` date has been reached.
     expired: tuple[Suppression, ...] = ()
-    #: What is less severe does not count.
+    #: Findings less severe than this do not count.
     least: FailOn = "suspected"
 
     def why(self, finding: Finding) -> str:
-        """Why the finding does not count, "" where it does."""
+        """Why the finding does not count; "" if it counts."""
         if finding.fingerprint in (self.baseline or ()):
             return "in the baseline"
         for one in self.suppressions:
@@ -66,12 +66,12 @@ class Accepted:
         return ""
 
     def counting(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Those that count."""
+        """The findings that count for the exit code."""
         return [finding for finding in findings if not self.why(finding)]
 
     def changed(self, seen: Iterable[str]) -> Changed | None:
-        """What is other than in the baseline in a run that has ``seen`` these fingerprints; None
-        where there is no baseline."""
+        """How a run that has ``seen`` these fingerprints differs from the baseline; None without a
+        baseline."""
         if self.baseline is None:
             return None
         now = frozenset(seen)
@@ -79,8 +79,8 @@ class Accepted:
         return Changed(*(tuple(sorted(part)) for part in parts))
 
     def stale(self, seen: Collection[Finding]) -> list[str]:
-        """What of the file is to be looked at again, in sentences: entries whose day has come, and
-        those that nothing of what was ``seen`` matches."""
+        """Sentences about entries of the file that the user should review: those that have expired,
+        and those that match none of the findings ``seen``."""
         over = [f"no longer accepted since {o.until}: {o.fingerprint}" for o in self.expired]
         idle = [o for o in self.suppressions if not any(_fits(o, finding) for finding in seen)]
         return over + [f"accepted, but not seen in this run: {o.fingerprint}" for o in idle]
@@ -89,8 +89,8 @@ class Accepted:
 def accepted(
     baselines: Sequence[Path], file: Path | None, today: datetime.date, least: FailOn = "suspected"
 ) -> Accepted:
-    """What these accept. Raises ValueError for a baseline that is no run, and for a file that is
-    not valid or gives no reason."""
+    """The findings that these baselines and this file of suppressions accept. Raises ValueError for
+    a baseline that is not a run's folder, and for a file that is not valid or lacks a reason."""
     entries = suppressions(file) if file else ()
     seen = [name for run in baselines for name in _fingerprints(run)]
     return Accepted(
@@ -106,7 +106,7 @@ def _fits(one: Suppression, finding: Finding) -> bool:
 
 
 def _fingerprints(run: Path) -> frozenset[str]:
-    """Of everything that a run has seen, suspected or shown."""
+    """The fingerprints of all that a run has seen, whether suspected or reproduced."""
     database = run / "findings.db"
     if not database.is_file():
         raise ValueError(f"--baseline {run}: no run is there, for it has no findings.db")

@@ -1,5 +1,5 @@
-"""What a finding needs and what makes it go away: ``narrowfuzz explain`` leaves it in the finding's
-folder, where the page and ``report`` read it."""
+"""What a finding needs and what makes it go away. ``narrowfuzz explain`` saves this in the
+finding's folder, where the HTML page and ``narrowfuzz report`` read it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 
-#: Beside ``explain.json``, which is the finding itself.
+#: The file's name; ``explain.json`` beside it is the finding itself.
 FILE = "causes.json"
-#: Draws of data, each of another seed, that every question is asked on.
+#: Number of draws of data, each with its own seed, on which every question is answered.
 DRAWS = 20
 
 Role = Literal["needed", "not needed", "cannot say"]
@@ -20,8 +20,11 @@ Role = Literal["needed", "not needed", "cannot say"]
 
 @dataclass(frozen=True)
 class Count:
-    """Of so many draws: in how many it showed, in how many the rule judged at all, and in how many
-    that found another thing wrong with the same result."""
+    """How often the divergence showed among ``of`` draws of data.
+
+    ``judged`` is the number of draws on which the rule reached a verdict; ``otherwise`` the number
+    on which the same rule found the same tensor wrong, but with another symptom.
+    """
 
     shown: int
     judged: int
@@ -30,13 +33,13 @@ class Count:
 
     @property
     def silent(self) -> bool:
-        """Judged on each draw, and never wrong."""
+        """True if the rule judged every draw and never found anything wrong."""
         return self.judged == self.of and not self.shown and not self.otherwise
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a change of the case makes of the divergence."""
+    """What happens to the divergence after one change of the case."""
 
     words: str
     count: Count
@@ -45,36 +48,37 @@ class Answer:
 
 @dataclass(frozen=True)
 class Explained:
-    """What is known of a finding once its questions have been asked."""
+    """What ``narrowfuzz explain`` has found out about a finding."""
 
     id: str
     sentence: str
-    #: The case that is asked about, in words.
+    #: The unchanged case that every change starts from, in words.
     asked_of: str
-    #: In how many of the draws the case itself shows it.
+    #: In how many of the draws the unchanged case shows the divergence.
     shows: Count
     needs: tuple[Answer, ...]
-    #: Conditions none of which it needs by itself, though it is gone without all of them.
+    #: Conditions that the divergence does not need one by one, though it is gone without all of
+    #: them.
     needs_one_of: tuple[str, ...]
-    #: What a user could switch, and what that makes of it.
+    #: Settings that a user could change, and what each does to the divergence.
     switches: tuple[Answer, ...]
-    #: Where its first bad value stands, and the known issue that it resembles, in sentences.
+    #: Where its first bad value is, and the known issue that it resembles, in sentences.
     first_bad: tuple[str, ...]
     nearest: str
-    #: What there was no time for.
+    #: The changes that there was no time for.
     untried: tuple[str, ...]
-    #: Where inside the compiler it starts, in words; "" where that is not known.
+    #: Where inside the compiler the divergence starts, in words; "" if that is not known.
     compiler: str = ""
 
 
 def save(folder: Path, explained: Explained) -> None:
-    """Keep it in a finding's folder."""
+    """Write it to a finding's folder."""
     (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(asdict(explained))))
 
 
 def load(folder: Path) -> Explained | None:
-    """What was kept there; None where nobody has asked. Raises ValueError naming the file if it is
-    something else."""
+    """The explanation saved in a finding's folder; None if there is none. Raises ValueError naming
+    the file if it holds something else."""
     file = folder / FILE
     if not file.is_file():
         return None
@@ -85,13 +89,13 @@ def load(folder: Path) -> Explained | None:
 
 
 def asked_in(folder: Path) -> tuple[str, ...]:
-    """The answers that are kept there, for people; none where nobody has asked."""
+    """The answers saved in a finding's folder, as lines for people; none if there are none."""
     explained = load(folder)
     return () if explained is None else tuple(asked(explained))
 
 
 def lines(explained: Explained) -> Iterator[str]:
-    """For people."""
+    """The whole explanation as lines for people."""
     yield explained.sentence
     yield from asked(explained)
     yield from explained.first_bad
@@ -102,7 +106,7 @@ def lines(explained: Explained) -> Iterator[str]:
 
 
 def asked(explained: Explained) -> Iterator[str]:
-    """The answers alone."""
+    """Only the answers, without the finding's sentence, its first bad value and known issues."""
     own = explained.shows
     asked_of = explained.asked_of[0].upper() + explained.asked_of[1:]
     yield f"{asked_of} shows it with {own.shown} of {own.of} random seeds."

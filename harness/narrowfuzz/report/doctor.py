@@ -12,17 +12,17 @@ from narrowfuzz.machine.environment import checkouts, prepare, versions
 from narrowfuzz.recipe.content import in_checkout
 from narrowfuzz.report.terminal import console
 
-#: What runs where a package is absent.
+#: What is used instead of a package that is absent.
 _INSTEAD = {
     "transformer_engine": ": te.* recipes install its Python package into a separate folder on "
     "first use, and emulate its compiled extension"
 }
-#: What ``doctor`` has found out, by topic.
+#: The results of ``doctor``, by topic.
 Report = dict[str, Any]
 
 
 def examine() -> Report:
-    """Everything; ``problems`` is empty if the main job can run."""
+    """The results on all topics; ``problems`` is empty if narrowfuzz can run here at all."""
     prepare()
     found = versions()
     there = found["torch"] != "absent"
@@ -98,7 +98,7 @@ def _ledger() -> dict[str, Any]:
 
 
 def print_report(report: Report) -> None:
-    """Line by line, the topic first."""
+    """Print the results line by line, each with its topic first."""
     page = console(markup=False)
     for topic, said in _lines(report):
         page.print(f"{topic:12} {said}")

@@ -1,4 +1,4 @@
-"""``--json``: one document on standard output, and nothing else."""
+"""``--json``: one JSON document on standard output, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ T = TypeVar("T")
 def told(
     json: bool, do: Callable[[], T], tell: Callable[[T], None], plain: Callable[[T], Any]
 ) -> T:
-    """``do`` it, and say what came of it: to people, or as ``plain`` data."""
+    """Call ``do`` and return its result, after printing it: as the JSON of ``plain(result)``, or
+    for people with ``tell(result)``."""
     with _aside() if json else contextlib.nullcontext():
         done = do()
     if json:
@@ -27,8 +28,8 @@ def told(
 
 @contextlib.contextmanager
 def _aside() -> Iterator[None]:
-    """What anyone prints meanwhile goes to stderr: this process, libraries, workers, a user's
-    model."""
+    """Redirect standard output to stderr, whoever prints: this process, libraries, workers, a
+    user's model."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -41,5 +42,5 @@ def _aside() -> Iterator[None]:
 
 
 def _write(value: Any) -> None:
-    """The document, with a field's name in the same place each time."""
+    """Print the document, with its fields in sorted order, so that it is the same each time."""
     print(json.dumps(value, indent=2, sort_keys=True))

@@ -1,4 +1,4 @@
-"""What a CI reads of a run: findings as lines of JSON, JUnit's XML, SARIF."""
+"""Formats that a CI reads: findings as lines of JSON, JUnit's XML, SARIF."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from narrowfuzz.report.outcome import Ended
 from narrowfuzz.rules.texts import title_of
 from narrowfuzz.triage.finding import Finding, configuration_of, known_words
 
-#: Of ``findings.jsonl``; it grows when a field changes its sense, not when one is added.
+#: Version of the fields of ``findings.jsonl``; it is raised when a field changes its meaning, not
+#: when one is added.
 SCHEMA = 1
 _LEVELS: dict[Severity, str] = {"high": "error", "medium": "warning", "low": "note"}
 
 
 def write_formats(ended: Ended) -> None:
-    """``findings.jsonl``, ``junit.xml`` and ``findings.sarif`` beside the rest of a run."""
+    """Write ``findings.jsonl``, ``junit.xml`` and ``findings.sarif`` to the run's folder."""
     store, accepted = ended.store, ended.accepted
     found = store.findings()
     rows = [row(finding, "new", accepted) for finding in found]
@@ -36,8 +37,8 @@ def write_formats(ended: Ended) -> None:
 
 
 def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
-    """A finding as one line of ``findings.jsonl``: ``status`` is new or suspected, ``counts`` says
-    whether it makes the run fail, paths are below the run's folder."""
+    """A finding as one line of ``findings.jsonl``: ``status`` is new or suspected, ``counts`` is
+    true if it makes the run fail, paths are relative to the run's folder."""
     spec, why = finding.minimal.spec, accepted.why(finding)
     return {
         "schema": SCHEMA,
@@ -70,8 +71,8 @@ def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
 
 
 def _junit(found: Sequence[Finding], ended: Ended) -> Element:
-    """A test for each recipe, arm and model: failed with what was found there, skipped where a run
-    has never judged it."""
+    """One test per recipe, arm and model: it fails with the findings of that combination, and is
+    skipped if the run has never judged it."""
     share = ended.share
     failing: dict[Combination, list[Finding]] = {}
     for finding in ended.accepted.counting(found):
@@ -104,7 +105,7 @@ def _junit(found: Sequence[Finding], ended: Ended) -> Element:
 
 
 def _sarif(found: Sequence[Finding], accepted: Accepted) -> dict[str, Any]:
-    """SARIF 2.1.0, which code hosts show beside a change; each result stands at its script."""
+    """SARIF 2.1.0, which code hosts show beside a change; each result is located at its script."""
     rules = sorted({finding.rule for finding in found})
     return {
         "version": "2.1.0",

@@ -1,4 +1,4 @@
-"""Words of a report that explain themselves where they stand."""
+"""Meanings of the terms in a report, which the HTML page shows at the term itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from narrowfuzz.rules.texts import rows_of
 from narrowfuzz.trace.words import plural
 from narrowfuzz.triage.finding import Finding
 
-#: What a reader who has read nothing else needs to know of each.
+#: Term -> explanation for a reader who has read nothing else.
 WORDS: dict[str, str] = {
     "arm": "A way to run a model: eager, with checkpointing, compiled, without oneDNN.",
     "recipe": "A way to train in narrow precision: how the library converts a model.",
@@ -30,7 +30,7 @@ WORDS: dict[str, str] = {
     "required to reproduce": "What the smallest example has besides what every example has.",
 }
 
-#: Of a run that lists known issues among its findings, where known issues stand.
+#: Note for a run with --no-ledger, which lists known issues among its findings.
 NOT_FILTERED = (
     "Known issues are listed among the findings of this run (--no-ledger): each finding that is "
     "one names it."
@@ -38,8 +38,8 @@ NOT_FILTERED = (
 
 
 def new_and_known(found: Sequence[Finding]) -> str:
-    """Of a run that lists known issues among its findings: how many are new, and how many are not;
-    of what an older release found, or what no time was left for, nobody knows."""
+    """How many findings of a run with --no-ledger are new, how many are known issues, and how many
+    were not compared with known issues, as an older release found them or time ran out."""
     known = [one.known_issue for one in found if one.known_issue]
     unasked = sum(one.known_issue is None for one in found)
     said = f"{len(found) - len(known) - unasked} new, {len(known)} known"
@@ -49,7 +49,7 @@ def new_and_known(found: Sequence[Finding]) -> str:
 
 
 def explained(word: str) -> str:
-    """What a word, or the name of a rule or an arm, means; "" for one that explains nothing."""
+    """The meaning of a term, or of the name of a rule or an arm; "" if it is none of these."""
     if word in ARMS:
         return f"{ARMS[word].title[:1].upper()}{ARMS[word].title[1:]}."
     if word not in BY_NAME:

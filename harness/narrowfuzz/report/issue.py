@@ -1,4 +1,5 @@
-"""``narrowfuzz report``: a finding as text; ``--issue``: as its library's maintainers want it."""
+"""``narrowfuzz report``: a finding as text; with ``--issue`` as an issue that can be filed with its
+library."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from narrowfuzz.triage.finding import (
     seen_on,
 )
 
-#: Lines of a script that an issue shows; a longer one is to be attached.
+#: The most lines of a script that an issue shows; the user attaches a longer one.
 _SHOWN = 220
 
 
 def report_command(target: str, *, issue: bool) -> int:
-    """Print a finding; returns the exit code. Raises ValueError if the target is none."""
+    """Print a finding; returns the exit code. Raises ValueError if the target is not a finding."""
     if not Path(target).exists() and any(entry.id == target for entry in load_entries()):
         asked = " --issue" if issue else ""
         raise ValueError(
@@ -49,8 +50,8 @@ def report_command(target: str, *, issue: bool) -> int:
 
 
 def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = ()) -> str:
-    """The command, with these files of recipes, and with a user's own model by its title: where its
-    file is, the user knows."""
+    """The command that replays a finding, with these recipe files. It names a user's own model by
+    its title only: the user knows where its file is."""
     title = title_of(finding.minimal.spec.model)
     return replay_command(
         folder, options({"--recipe-file": files, "--model": [title] if title else []})
@@ -58,7 +59,7 @@ def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = ()) -> str
 
 
 def issue_text(finding: Finding, script: str, causes: Sequence[str] = ()) -> str:
-    """Markdown: the claim, what shows it, what is expected, where it was seen, and what is open."""
+    """Markdown with the sections below; empty sections are left out."""
     sections = {
         "Known already": _known(finding),
         "What happens": _what(finding),
@@ -74,13 +75,13 @@ def issue_text(finding: Finding, script: str, causes: Sequence[str] = ()) -> str
 
 
 def _bulleted(causes: Sequence[str]) -> Iterator[str]:
-    """Lists under their heads, as Markdown has them."""
+    """The lines as a Markdown list: indented lines become sub-items of the line above them."""
     for line in causes:
         yield f"  - {line.strip()}" if line.startswith(" ") else f"- {line}"
 
 
 def _of_function(finding: Finding) -> bool:
-    """Is it about a user's autograd.Function, which no recipe has a part in?"""
+    """True if the finding is about a user's autograd.Function, in which no recipe is involved."""
     return finding.rule == own_functions.NAME
 
 
@@ -146,7 +147,7 @@ def _where(finding: Finding) -> str:
 
 
 def _known(finding: Finding) -> str:
-    """The entry of the ledger that it is, so that nobody files it twice."""
+    """The known issue that the finding is, so that nobody files it twice; "" if it is none."""
     entry = next((entry for entry in load_entries() if entry.id == finding.known_issue), None)
     if entry is None:
         return ""
@@ -154,7 +155,7 @@ def _known(finding: Finding) -> str:
 
 
 def _beside(finding: Finding) -> str:
-    """Entries of the ledger about the same recipe and rule: near, but not this."""
+    """Other entries of the ledger about the same recipe and rule."""
     return "\n".join(
         _titled(entry)
         for entry in load_entries()

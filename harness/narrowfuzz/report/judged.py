@@ -1,8 +1,8 @@
-"""How much of what was asked for a run has judged: a green end means as much as that.
+"""How much of what was requested a run has judged: a run without findings proves only that much.
 
-A recipe, arm and model have been judged together once a rule about quantising or multiplying said
-anything of them, "as promised" or not, or one that holds ranks to one process or to each other.
-What cannot run here is not counted, it is listed apart.
+A combination of recipe, arm and model counts as judged once one of these rules has passed or failed
+on it: a rule about quantising or multiplying, or one that compares ranks with a single process or
+with each other. Combinations that cannot run here are not counted.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from narrowfuzz.report.tally import counted
 from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import Verdict
 
-#: The rules that look at a cast, or hold a multiply to its operands, or ranks to one process.
+#: The rules whose verdict makes a combination count as judged: they check a cast, check a multiply
+#: against its operands, or compare ranks with a single process.
 LOOKING = frozenset(
     rule.name
     for rule in RULES
     if not rule.reruns and (rule.level == "A" or rule.name.startswith("S"))
 )
-#: What the contract says of an arm that fails.
+#: Statuses that the rule "contract" gives to an arm that does not run.
 _HINDERED = frozenset({"not_applicable", "known", "crashed"})
 JUDGED = frozenset({"ok", "diverged", "crashed", "known"})
-#: What verdicts on calls of operators are about -> what was called, in words.
+#: Role of a verdict on a call of an operator -> the operator, in words.
 _OPERATORS = {
     operator.role(result): operator.words
     for operator in OPERATORS.values()
     for result in operator.results
 }
-#: The same, where nothing is known of the call, by its operator's name as well.
+#: The same, and also operator's name -> words, for calls of which only the name is known.
 _WORDS = _OPERATORS | {operator.name: operator.words for operator in OPERATORS.values()}
 #: Recipe, arm, model.
 Combination = tuple[str, str, str]
@@ -51,34 +52,35 @@ Combination = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Judged:
-    """What was judged, and what was not, of all that can run here."""
+    """Which of the combinations that can run here were judged, and which were not."""
 
     met: frozenset[Combination]
     never: tuple[Combination, ...]
-    #: The layers that rules looked at one by one; of a compiled graph, others are multiplies of it.
+    #: The layers that rules judged one by one; the other layers of a compiled graph appear only as
+    #: multiplies of that graph.
     layers: Mapping[Combination, frozenset[str]] = field(default_factory=dict)
-    #: The classes of values that any of it was judged on, the most steps in a row, and what else
-    #: happened in a training, in words.
+    #: The classes of input values of the judged cases, their largest number of training steps, and
+    #: other events of a training (reloads, evaluations, microbatches), in words.
     values: frozenset[str] = frozenset()
     steps: int = 0
     events: tuple[str, ...] = ()
-    #: Operators of which calls were judged, in words.
+    #: Operators with at least one judged call, in words.
     operators: tuple[str, ...] = ()
-    #: Operators, in words, and kernels, by name, of which no call was judged, and why.
+    #: Operators (in words) and kernels (by name) without a judged call -> why.
     unjudged: Mapping[str, str] = field(default_factory=dict)
-    #: Why some were never judged, where a case said so.
+    #: Combinations never judged -> why, where a case has shown the reason.
     why: Mapping[Combination, str] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
-        """Per cent; 100 where there is nothing to judge."""
+        """Judged combinations in per cent; 100 if there is nothing to judge."""
         whole = len(self.met) + len(self.never)
         return 100.0 * len(self.met) / whole if whole else 100.0
 
 
 def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
-    """("judged", recipe, arm, model, layer) for each call of a layer that a rule judged; of a whole
-    model, or one operator alone, the layer is ""."""
+    """("judged", recipe, arm, model, layer) for each call of a layer that a rule judged; the layer
+    is "" for a verdict about a whole model or a model of a single operator."""
     alone, forbidden = model in of_kind("operator"), model in MODELS and MODELS[model].forbidden
     return {
         ("judged", recipe, verdict.arm, model, verdict.at.layer)
@@ -93,8 +95,8 @@ def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple
 
 
 def hindered(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
-    """("hindered", recipe, arm, model, why) for each arm of which the contract says why it does not
-    run."""
+    """("hindered", recipe, arm, model, why) for each arm that does not run, with the reason from
+    the rule "contract"."""
     return {
         ("hindered", recipe, verdict.arm, model, _hindrance(verdict))
         for verdict in verdicts
@@ -103,7 +105,8 @@ def hindered(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[
 
 
 def _in_the_way(one: Combination, whys: Mapping[Combination, str]) -> str:
-    """What stops this combination, or its eager run, without which nothing else is run."""
+    """What stops this combination, or its eager run (the other arms run only after it); "" if
+    nothing is known to."""
     recipe, _, model = one
     return whys.get(one) or whys.get((recipe, EAGER.name, model), "")
 
@@ -116,17 +119,17 @@ def _hindrance(verdict: Verdict) -> str:
 
 
 def known_issue(entry: str) -> str:
-    """What stops a case, where that is in the ledger."""
+    """The reason for a combination that a known issue stops."""
     return f"known issue {entry}"
 
 
-#: What may happen in a training besides steps, and how a sentence says it.
+#: Events of a training besides steps -> their words in a sentence.
 _EVENTS = {"reload": "a reload", "eval": "an evaluation in between", "accumulated": "microbatches"}
 
 
 def happened(case: Case) -> set[tuple[Any, ...]]:
-    """("met", (kind, what)) for what a case was judged on: its class of values, how many steps it
-    took, and what else happened."""
+    """("met", (kind, what)) for the circumstances in which a case was judged: its class of values,
+    its number of steps, and other events of its training."""
     spec = case.spec
     found: list[tuple[str, Any]] = [
         ("values", case.data.values if case.data.regime == "wild" else case.data.regime)
@@ -140,8 +143,8 @@ def happened(case: Case) -> set[tuple[Any, ...]]:
 
 
 def called(verdicts: Iterable[Verdict]) -> set[tuple[Any, ...]]:
-    """("met", ("operator", words)) for each operator of which a rule judged a call, and ("met",
-    ("unjudged", (what, why))) for each operator or kernel that no rule judges."""
+    """("met", ("operator", words)) for each operator with a call that was judged, and ("met",
+    ("unjudged", (what, why))) for each operator or kernel with a call that could not be judged."""
     of_calls = [verdict for verdict in verdicts if verdict.rule == "O25"]
     return {
         ("met", ("operator", _OPERATORS[verdict.role]))
@@ -161,7 +164,8 @@ def judged(
     models: Collection[str],
     device: str,
 ) -> Judged:
-    """Of these recipes and arms, and these models or all, what the counts say was judged."""
+    """Which combinations of these recipes, arms and models were judged according to the counts of
+    a run; an empty ``models`` selects all."""
     seen: defaultdict[Combination, set[str]] = defaultdict(set)
     for *one, layer in counted(counts, "judged"):
         seen[tuple(one)].add(layer)
@@ -188,7 +192,7 @@ def judged(
 
 
 def _laid_out(arm: Arm, ways: Collection[Layout]) -> bool:
-    """Does one of these layouts run on this arm?"""
+    """True if one of these layouts runs on this arm."""
     if arm.stage in {layout.arm for layout in ways}:
         return True
     of_all = [lay for lay in ways if not lay.arm and (lay.compiles or not arm.compiler)]
@@ -202,7 +206,7 @@ def _asked(
     for name, recipe in recipes.items():
         for model in recipe.models(models):
             if model in MODELS and not MODELS[model].by_default:
-                continue  # a neighbour of what is asked for
+                continue  # a variant (other sizes) of a requested model
             if model in MODELS and not MODELS[model].runs_on(asked_here(device), recipe.dtypes):
                 continue
             mine = able if model in MODELS else [EAGER]

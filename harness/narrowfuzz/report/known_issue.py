@@ -1,4 +1,4 @@
-"""``narrowfuzz known ID --issue``: an entry of the ledger as its library's maintainers want it."""
+"""``narrowfuzz known ID --issue``: a known issue as text that can be filed with its library."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from narrowfuzz.ledger.ledger import KINDS, Entry
 from narrowfuzz.machine.environment import versions
 
 TE = "transformer_engine"
-#: What the table must say; the rest of its fields may be left out.
+#: The required fields of an entry's table [issue]; the others are optional.
 _WANTED = "title, summary, actual, expected, cause, places and fix"
 
 
 class Source(NamedTuple):
-    """Where the packages of one installation lie, and the release of the one that is meant."""
+    """The folder of an installation's packages, one of its packages, and that package's version."""
 
     root: Path
     package: str
@@ -31,14 +31,15 @@ class Source(NamedTuple):
 
 
 def issue_text(entry: Entry) -> str:
-    """Markdown for the issue tracker. Raises ValueError with what the entry lacks."""
+    """Markdown for the issue tracker. Raises ValueError stating what the entry lacks."""
     return f"{issue_body(entry)}\n{_section('Versions', _versions(entry))}"
 
 
 def issue_body(entry: Entry) -> str:
-    """All of the text that does not depend on the machine, but on the release that is installed.
+    """The part of the text that depends on the installed release only, not on the machine.
 
-    Raises ValueError if the entry lacks what an issue says, or if the source has no such line.
+    Raises ValueError if the entry lacks what an issue needs, or if the installed source no longer
+    has a line that the entry quotes.
     """
     issue = _told(entry)
     script = entry.reproduction.read_text().strip()
@@ -83,7 +84,7 @@ def _emulated(entry: Entry) -> str:
 
 
 def quoted(entry: Entry, place: Place) -> str:
-    """Where a place is in the installed release, and the line itself."""
+    """Markdown with a place's line number in the installed release, and the line itself."""
     source = source_of(entry, place)
     number = line_number(source, place)
     function = f" in `{place.function}`" if place.function else ""
@@ -92,7 +93,7 @@ def quoted(entry: Entry, place: Place) -> str:
 
 
 def source_of(entry: Entry, place: Place) -> Source:
-    """The installation that a place is looked up in. Raises ValueError if it is not there."""
+    """The installation in which a place is looked up. Raises ValueError if it is absent."""
     package = place.file.split("/")[0]
     if package == TE and not real_extension():
         version = release_of_te(entry)
@@ -116,7 +117,8 @@ def release_of_te(entry: Entry) -> str:
 
 
 def line_number(source: Source, place: Place) -> int:
-    """The line of a place, counted from 1. Raises ValueError naming what is no longer there."""
+    """The line number of a place, counted from 1. Raises ValueError if the file or the line is no
+    longer there."""
     file = source.root / place.file
     if not file.is_file():
         raise ValueError(f"{source.package} {source.version} has no {place.file}")
@@ -132,7 +134,8 @@ def line_number(source: Source, place: Place) -> int:
 
 
 def _span(node: ast.AST, names: list[str]) -> tuple[float, float]:
-    """First and last line of a definition inside of another; empty if it is not there."""
+    """First and last line of the definition with this dotted name inside ``node``; an empty range
+    if there is none."""
     if not names:
         return getattr(node, "lineno", 1), getattr(node, "end_lineno", float("inf"))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -143,7 +146,7 @@ def _span(node: ast.AST, names: list[str]) -> tuple[float, float]:
 
 
 def _versions(entry: Entry) -> str:
-    """The short form of torch.utils.collect_env, and what the entry was confirmed on."""
+    """A short form of torch.utils.collect_env, and the releases the entry was confirmed on."""
     from torch.utils import collect_env
 
     run, found = collect_env.run, versions()
@@ -163,7 +166,7 @@ def _versions(entry: Entry) -> str:
 
 
 def confirmed_on(entry: Entry) -> str:
-    """The releases that an entry names."""
+    """The releases that an entry holds for, in words."""
     return ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items())
 
 

@@ -1,7 +1,7 @@
 """A finding's life over many runs: when it was first and last seen, with which versions and on
-which machines, and whether it is fixed or came back. It is a table of events in SQLite, or in
-another database by its URL; ``run``, ``replay`` and ``bisect`` add to it, ``list findings`` reads
-it."""
+which machines, and whether it is fixed or came back. It is stored as a table of events in SQLite,
+or in another database given by its URL; ``run``, ``replay`` and ``bisect`` add events, ``list
+findings`` reads them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from narrowfuzz.machine.gpu import ask
 from narrowfuzz.report.lookup import OnDisk
 from narrowfuzz.report.store import Store
 
-#: What an event says: the finding showed itself, or its case or script ran and showed nothing.
+#: ``seen``: the finding showed itself. ``gone``: its case or script ran and did not show it.
 Kind = Literal["seen", "gone"]
-#: What a finding is not about.
+#: Packages whose versions do not matter for a finding.
 _TOOLS = frozenset({"python", "numpy", "hypothesis", "narrowfuzz"})
-#: The file beside the folders of runs.
+#: Name of the default database, a file in the folder that holds the folders of runs.
 NAME = "all-findings.db"
-#: ``reopened``: seen after it was gone with the same versions or older ones. ``suspected``: no
-#: script has ever shown it.
+#: ``reopened``: seen again after it was gone, with versions not older than those it was gone with.
+#: ``suspected``: no script has ever reproduced it.
 State = Literal["open", "reopened", "fixed", "suspected"]
 STATES: tuple[State, ...] = ("reopened", "open", "suspected", "fixed")
 
@@ -62,17 +62,17 @@ class Event:
     at: datetime
     kind: Kind
     fingerprint: str
-    #: The finding's id and folder, by which ``replay`` finds it.
+    #: The finding's id and folder, either of which ``replay`` accepts.
     finding: str
     folder: str
     suspected: bool
     severity: str
     recipe: str
     arm: str
-    #: The ledger's entry that it is, "" for none.
+    #: The id of the known issue that it is, "" for none.
     known_issue: str
     sentence: str
-    #: Version of each package that was there.
+    #: Version of each installed package.
     versions: Mapping[str, str]
     #: The GPU, or the CPU's instruction sets.
     machine: str
@@ -103,8 +103,11 @@ class Lifetime:
 
     @property
     def _fixed(self) -> Event | None:
-        """When it last was gone: from a machine that had shown it, as another may never show it;
-        and not with older versions than showed it, as it was not there yet."""
+        """The last ``gone`` event that proves a fix; None if there is none.
+
+        The same machine must have shown the finding before, as another may never show it; and with
+        versions that are not newer, as an older version may not have had the bug yet.
+        """
         for place, event in reversed([*enumerate(self.events)]):
             before = [e for e in self.events[:place] if e.kind == "seen"]
             if event.kind == "gone" and any(
@@ -115,7 +118,7 @@ class Lifetime:
         return None
 
     def record(self) -> dict[str, Any]:
-        """As JSON and the table show it; times in ISO 8601, UTC."""
+        """The fields that JSON and the table show; times in ISO 8601, UTC."""
         gone, last = self._fixed, self.last
         return {
             "id": last.finding,
@@ -157,8 +160,8 @@ def _event(found: OnDisk, kind: Kind, environment: Mapping[str, Any], device: st
 
 
 def record_run(database: Database, store: Store) -> list[str]:
-    """Add what a run found, its new and its suspected findings; returns a sentence for each that
-    had been fixed and came back. A run that is resumed adds what it had not found before."""
+    """Add a run's new and suspected findings; returns a sentence for each that had been fixed and
+    came back. A resumed run adds only those that it had not found before."""
     folder = store.out / "findings"
     found = [*store.findings(), *store.suspected()]
     fixed = {life.last.fingerprint for life in database.lifetimes() if life.state == "fixed"}
@@ -176,7 +179,7 @@ def record_run(database: Database, store: Store) -> list[str]:
 
 
 def record_now(database: Database, found: OnDisk, device: str, kind: Kind) -> None:
-    """Add what happened to a finding in this process, on the device."""
+    """Add that a finding was seen, or was gone, in this process on this device."""
     database.add([*_missing(database, found), _event(found, kind, _here(device), device)])
 
 
@@ -186,7 +189,7 @@ def record_releases(
     package: str,
     answers: Iterable[tuple[str, Kind]],
 ) -> None:
-    """Add what the finding's script did here with each of these releases of a package."""
+    """Add whether the finding's script showed it here with each of these releases of a package."""
     device = found.finding.device
     now = _event(found, "seen", _here(device), device)
     asked = [
@@ -197,7 +200,7 @@ def record_releases(
 
 
 def _missing(database: Database, found: OnDisk) -> list[Event]:
-    """The finding as its run saw it, if that run recorded it elsewhere or nowhere."""
+    """The event that the finding's run saw it, if this database does not have it yet."""
     finding, script = found.finding, found.folder / "explain.json"
     event = _event(found, "seen", finding.environment, finding.device)
     if event.folder in database.folders():
@@ -211,7 +214,7 @@ def _here(device: str) -> dict[str, Any]:
 
 
 def _machine(environment: Mapping[str, Any], device: str) -> str:
-    """The GPU that a finding was seen on, or the instruction sets of the CPU."""
+    """The names of the GPUs, or the CPU's instruction sets."""
     if device.startswith("cuda"):
         gpus = environment.get("device", {}).get("gpus", ())
         return ", ".join(dict.fromkeys(gpu["name"] for gpu in gpus)) or device
@@ -220,12 +223,12 @@ def _machine(environment: Mapping[str, Any], device: str) -> str:
 
 
 class Database:
-    """Findings of many runs."""
+    """The events of the findings of many runs."""
 
     @classmethod
     def of(cls, text: str, folder: Path | None) -> Database | None:
-        """What a user named, or else the one beside the runs if the folder, of a run or of a
-        finding, is one of these; None if it is not."""
+        """The database that a user named; else the default one, if the folder (of a run or of a
+        finding) is inside narrowfuzz's own folder of runs; else None."""
         if text:
             return cls(text)
         here = home()
@@ -233,7 +236,7 @@ class Database:
         return cls(here / NAME) if inside else None
 
     def __init__(self, text: str | Path) -> None:
-        """A file, which is made where there is none, or a database's URL. Raises ValueError where
+        """``text`` is a file, which is created if absent, or a database's URL. Raises ValueError if
         it cannot be opened."""
         self.text = str(text)
         url = self.text if "://" in self.text else f"sqlite:///{self.text}"
@@ -247,8 +250,8 @@ class Database:
 
     @classmethod
     def existing(cls, text: str) -> Database | None:
-        """To read what a user named, or else the one beside the runs: None where there is none yet.
-        Raises ValueError where a file that is named is not there."""
+        """The database to read: the one that a user named, else the default one; None if that does
+        not exist yet. Raises ValueError if a named file does not exist."""
         if not text:
             return cls(file) if (file := home() / NAME).is_file() else None
         if "://" not in text and not Path(text).is_file():
@@ -256,7 +259,7 @@ class Database:
         return cls(text)
 
     def add(self, events: Iterable[Event]) -> None:
-        """All of them or, where that cannot be, none. Raises ValueError."""
+        """Add all events in one transaction. Raises ValueError, and adds none, if that fails."""
         rows = [vars(event) | {"versions": dict(event.versions)} for event in events]
         try:
             with self._engine.begin() as connection:
@@ -266,8 +269,8 @@ class Database:
             raise self._cannot(error) from None
 
     def lifetimes(self) -> list[Lifetime]:
-        """Of everything that was ever seen: what came back first, what is fixed last, and within
-        one state the most severe first."""
+        """One Lifetime per fingerprint, in the order of ``STATES`` (reopened first, fixed last),
+        within a state the most severe first."""
         lives = [Lifetime(tuple(events)) for events in self._by_fingerprint()]
         return sorted(
             lives,
@@ -279,7 +282,7 @@ class Database:
         )
 
     def folders(self) -> frozenset[str]:
-        """Of the findings that events are about."""
+        """The folders of all findings that have events."""
         return frozenset(row[0] for row in self._rows(sql.select(_TABLE.c.folder).distinct()))
 
     def _by_fingerprint(self) -> Iterator[Iterator[Event]]:
@@ -310,7 +313,7 @@ def _without_password(text: str) -> str:
 
 
 def _older(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Is a package of ``one`` older than it is in ``other``?"""
+    """True if any package is older in ``one`` than in ``other``; ``_TOOLS`` do not matter."""
     return any(
         _version(one[name]) < _version(other[name]) for name in (one.keys() & other.keys()) - _TOOLS
     )
@@ -328,7 +331,7 @@ def _iso(events: Sequence[Event], place: int) -> str:
 
 
 def _seen_with(events: Sequence[Event]) -> dict[str, list[str]]:
-    """The versions of each library with which it was seen, oldest first."""
+    """Library -> the versions with which the finding was seen, oldest first."""
     found: dict[str, set[str]] = {}
     for event in events:
         for name in event.versions.keys() - _TOOLS:

@@ -1,4 +1,4 @@
-"""``narrowfuzz list`` and ``narrowfuzz known``: records of what there is, and tables of them."""
+"""``narrowfuzz list`` and ``narrowfuzz known``: recipes, models, rules and the rest as tables."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Listing:
-    """What there is of one kind."""
+    """All things of one kind, and the table that shows them."""
 
     records: Sequence[Record]
     #: Title of a table's column -> the field that it shows.
     columns: Mapping[str, str]
-    #: A sentence to people about all of it.
+    #: A sentence below the table.
     sentence: str = ""
 
 
@@ -54,16 +54,16 @@ class Asked:
     """Options of ``narrowfuzz list``."""
 
     files: tuple[Path, ...] = ()
-    #: Globs: of known issues those that these recipes may show on these arms, of findings those
-    #: that they did.
+    #: Globs that select known issues which these recipes may show on these arms, or findings of
+    #: these recipes and arms.
     recipes: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
-    #: Of findings: file or URL; "": the one beside the runs.
+    #: The database of findings, a file or URL; "": the default one.
     database: str = ""
 
 
 def listed(what: str, asked: Asked = Asked()) -> Listing:
-    """One kind of thing. Raises ValueError for a kind, a recipe or an arm that does not exist."""
+    """The listing of one kind. Raises ValueError for a kind, recipe or arm that does not exist."""
     if what in deprecated.LISTINGS:
         deprecated.warn(f"list {what}", f"list {deprecated.LISTINGS[what]}")
         what = deprecated.LISTINGS[what]
@@ -76,7 +76,7 @@ def listed(what: str, asked: Asked = Asked()) -> Listing:
 
 
 def print_listing(listing: Listing) -> None:
-    """As a table; of nothing its sentence alone."""
+    """Print a table, then its sentence; without records only the sentence."""
     if not listing.records:
         print(listing.sentence)
         return
@@ -259,8 +259,8 @@ _KINDS: Mapping[str, Callable[[Asked], Listing]] = {
 
 
 def known_command(id: str, *, issue: bool = False) -> None:
-    """Print a known issue, or the text to file. Raises ValueError with the nearest match, or with
-    what the entry lacks for an issue."""
+    """Print a known issue, or the text of an issue to file. Raises ValueError with the nearest
+    match if there is no such id, or stating what the entry lacks for an issue."""
     entries = {entry.id: entry for entry in load_entries()}
     merged = {old: entry for entry in entries.values() for old in entry.formerly}
     if id not in entries and id not in merged:

@@ -1,4 +1,4 @@
-"""A case or a finding by what a user names: a case file, a finding's folder, or its id."""
+"""Finds the case or finding that a user names by a case file, a finding's folder, or an id."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class OnDisk:
 
 
 def lookup(target: str) -> OnDisk | Case:
-    """What a user names. Raises ValueError if it is no case file, no finding's folder and no id, or
-    if what is there is not valid."""
+    """The finding or case that a user names. Raises ValueError if ``target`` is neither a case file
+    nor a finding's folder nor the beginning of exactly one finding's id, or if the file is invalid.
+    """
     path = Path(target)
     if os.path.isdir(path):  # not Path.is_dir: that raises for a name too long to be one
         return _found(path)

@@ -1,4 +1,4 @@
-"""``summary.md``: a run for a pull request, as Markdown of the kind that code hosts show."""
+"""``summary.md``: the results of a run as Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from narrowfuzz.triage.finding import Finding, configuration_of
 if TYPE_CHECKING:
     from narrowfuzz.report.outcome import Ended
 
-#: What makes mark-up wherever it stands, and what does where a line begins.
+#: Characters that are mark-up anywhere, and those that are mark-up only where a line begins.
 _ANYWHERE = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _FIRST = re.compile(r"^(\d*)([-+=.)])")
 
 
 def write_markdown(ended: Ended) -> None:
-    """Write it beside the rest of a run."""
+    """Write ``summary.md`` to the run's folder."""
     (ended.store.out / "summary.md").write_text("\n\n".join(_parts(ended)) + "\n")
 
 
 def plain(text: str) -> str:
-    """Text that stands as it is, in a cell of a table, too: no mark-up, no line of its own, and
-    nobody is mentioned."""
+    """The text escaped so that it shows literally, also in a table's cell: on one line, without
+    mark-up, and without notifying anyone by an @mention."""
     escaped = _FIRST.sub(r"\1\\\2", _ANYWHERE.sub(r"\\\1", " ".join(text.split())))
     return escaped.replace("@", "@<!-- -->")
 
@@ -59,7 +59,7 @@ def _parts(ended: Ended) -> Iterator[str]:
 
 
 def _unchecked(ended: Ended) -> Iterator[str]:
-    """Of each way to run how much was not checked, in a line."""
+    """A line per arm: how many of its combinations were not checked."""
     met = Counter(arm for _, arm, _ in ended.share.met)
     for arm, count in Counter(arm for _, arm, _ in ended.share.never).items():
         whole = met[arm] + count
@@ -76,5 +76,5 @@ def _row(ended: Ended, finding: Finding) -> str:
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list of such texts."""
+    """A Markdown list of these texts, each escaped by ``plain``."""
     return "\n".join(f"- {plain(line)}" for line in lines)

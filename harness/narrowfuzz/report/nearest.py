@@ -13,8 +13,8 @@ from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.machine.machine import machine
 from narrowfuzz.triage.finding import Finding
 
-#: How many are named, and the least that what one has in common with the finding must weigh; the
-#: rule or the symptom is among it.
+#: The most entries that are named, and the least total weight of what an entry must have in common
+#: with the finding; the rule or the symptom must be part of that.
 MOST, LEAST = 3, 6
 _PARTS = ("rule", "role", "arm", "symptom", "recipe family")
 _WEIGHT = {"rule": 3, "symptom": 3, "recipe": 2, "recipe family": 2, "kind of arm": 1, "role": 1}
@@ -22,20 +22,20 @@ _WEIGHT = {"rule": 3, "symptom": 3, "recipe": 2, "recipe family": 2, "kind of ar
 
 @dataclass(frozen=True)
 class Near:
-    """An entry, and in what it is like the finding."""
+    """An entry, and what it has in common with the finding."""
 
     entry: Entry
     reasons: tuple[str, ...]
 
-    #: The finding's recipe and whole fingerprint are what the entry speaks of.
+    #: True if the entry covers the finding's recipe and its whole fingerprint.
     whole: bool = False
-    #: What of the finding's case the entry does not speak of, in words.
+    #: Conditions of the entry that the finding's case does not meet, in words.
     unmet: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
-        """Does it speak of the fingerprint and of the case? Its conditions on the machine and on
-        what was seen nobody has asked."""
+        """True if the entry covers the fingerprint and the case. Its conditions on the machine and
+        on what the rules observed are not checked."""
         return self.whole and not self.unmet
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Near:
 
 
 def nearest(finding: Finding, entries: Iterable[Entry]) -> list[Near]:
-    """Those that resemble it most, the nearest first."""
+    """The entries that resemble the finding most, the nearest first."""
     found = [
         Near(
             entry,
@@ -61,13 +61,14 @@ def nearest(finding: Finding, entries: Iterable[Entry]) -> list[Near]:
 
 
 def looks_like(near: Iterable[Near]) -> str:
-    """The nearest entry that speaks of a finding's whole fingerprint and of its case, "" if none
-    does."""
+    """The id of the nearest entry that covers the finding's whole fingerprint and its case; "" if
+    none does."""
     return next((one.entry.id for one in near if one.fits), "")
 
 
 def resemblance(near: Sequence[Near]) -> str:
-    """The nearest entry, and why it is not the finding's; "" where none is like it."""
+    """Words that name the nearest entry, and what it lacks to match; "" if none resembles the
+    finding."""
     if known := looks_like(near):
         return f"it looks like {known}"
     return f"none matches; the nearest is {near[0].entry.id} ({near[0]})" if near else ""
@@ -80,8 +81,8 @@ def _whole(finding: Finding, entry: Entry) -> bool:
 
 
 def _unmet(finding: Finding, entry: Entry) -> tuple[str, ...]:
-    """Conditions of the entry that the smallest case does not meet, for the match of which it meets
-    most."""
+    """Conditions of the entry that the minimal case does not meet; of the entry's matches only the
+    one with the fewest unmet conditions is used."""
     context = Context(finding.minimal, machine(), finding.device)
     globs = fnmatch.fnmatchcase
     mine = [m for m in entry.matches if any(globs(finding.fingerprint, f) for f in m.fingerprints)]
@@ -94,7 +95,7 @@ def _weight(reasons: Iterable[str]) -> int:
 
 
 def _reasons(finding: Finding, entry: Entry) -> Iterator[str]:
-    """What the finding has in common with one of the fingerprints that the entry is about."""
+    """What the finding has in common with the entry's closest fingerprint and with its recipes."""
     shared = (_in_common(finding, glob) for glob in entry.fingerprints)
     yield from max(shared, key=_weight, default=[])
     if any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes if glob.strip("*")):
@@ -102,7 +103,7 @@ def _reasons(finding: Finding, entry: Entry) -> Iterator[str]:
 
 
 def _in_common(finding: Finding, glob: str) -> list[str]:
-    """The parts of a fingerprint that the glob spells out, and that are the finding's."""
+    """Names of the parts of a fingerprint that the glob spells out and the finding matches."""
     wanted, own = glob.split("--"), finding.fingerprint.split("--")
     if len(wanted) != len(_PARTS) or len(own) != len(_PARTS):
         return []
@@ -117,7 +118,7 @@ def _in_common(finding: Finding, glob: str) -> list[str]:
 
 
 def _named(glob: str) -> list[Arm]:
-    """The arms that a glob names; none where it names all."""
+    """The arms that a glob names; none for "*", which names all."""
     return [arm for name, arm in BY_NAME.items() if glob != "*" and fnmatch.fnmatch(name, glob)]
 
 

@@ -1,4 +1,4 @@
-"""A run that has ended: what came of it, in sentences that terminal and Markdown share."""
+"""The results of a run that has ended, in sentences that terminal and Markdown share."""
 
 from __future__ import annotations
 
@@ -26,66 +26,67 @@ from narrowfuzz.triage.finding import OUT_OF_TIME, Finding, known_words, replay_
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a run, and what it was asked for."""
+    """The results of a run, and the options they depend on."""
 
     tally: Tally
     store: Store
     ledger: Ledger
-    #: What was judged of what was asked for and can run here.
+    #: Which of the requested combinations that can run here were judged.
     share: Judged
-    #: What does not make it fail.
+    #: Findings that do not make the run fail.
     accepted: Accepted
-    #: The pairs of features that the chosen recipes and arms could have met.
+    #: All pairs of features that cases of the chosen recipes and arms could have.
     whole: frozenset[Pair] = frozenset()
-    #: What a replay needs besides the finding's folder.
+    #: Options that a replay needs besides the finding's folder.
     options: Sequence[str] = ()
-    #: The entries that what was asked for may show, and the command that lists them and more: it
-    #: knows no model.
+    #: The known issues that the requested recipes, arms and models may show, and the command that
+    #: lists them; that command cannot select by model, so it lists more.
     applying: Sequence[Entry] = ()
     list_known: str = "narrowfuzz list known"
-    #: The number of cases was given, so that another run may have the same.
+    #: True if the number of cases was given (--cases), so that another run can have the same cases.
     counted: bool = False
-    #: Per cent of the combinations that were to be judged.
+    #: The least per cent of the combinations that must be judged (--min-judged).
     min_judged: float = 0.0
-    #: The user's model that it is about, and how many cases come before others.
+    #: The user's model that the run is about, "" for none; and the number of its fixed first cases,
+    #: which run before drawn ones.
     subject: str = ""
     first: int = 0
-    #: False: --no-ledger, and known issues count as new.
+    #: False with --no-ledger: known issues are listed among the findings.
     filtered: bool = True
-    #: What a finding may resemble.
+    #: The entries of the ledger that findings are compared with for resemblance.
     entries: Sequence[Entry] = ()
 
     @property
     def known(self) -> list[tuple[Entry, int]]:
-        """The entries that explained something, and how often."""
+        """The entries that explained a divergence, each with the number of times."""
         hits = hits_of(self.tally.counts)
         entries = (*self.ledger.entries, *self.ledger.unnamed)
         return [(entry, hits[entry.id]) for entry in entries if entry.id in hits]
 
     @property
     def unmet(self) -> list[Entry]:
-        """What is known of what was asked for, and did not come up."""
+        """The applicable known issues that this run did not meet."""
         hits = hits_of(self.tally.counts)
         return [entry for entry in self.applying if entry.id not in hits]
 
     @property
     def notes(self) -> list[str]:
-        """What could not be done, and what of the file of accepted findings is out of date."""
+        """Sentences on what could not be done, and on outdated entries of the suppressions."""
         cut = ["cut off: not all that was asked for was judged"] * self.tally.interrupted
         return [*cut, *self.tally.notes, *self.accepted.stale(self.seen)]
 
     @property
     def seen(self) -> list[Finding]:
-        """All that was found and suspected."""
+        """All findings, reproduced and suspected."""
         return [*self.store.findings(), *self.store.suspected()]
 
     def replay(self, finding: Finding) -> str:
-        """The command that runs a finding again."""
+        """The command that replays a finding."""
         return replay_command(self.store.out / "findings" / finding.id, self.options)
 
     def soundness(self) -> str:
-        """What was found in the user's model, or what was compared with what and showed nothing, or
-        why that is not enough to say so; "" without a model."""
+        """The run's result on the user's model: the problems found, or else what was compared
+        without finding any, or else why too little was checked; "" without a model."""
         subject, counts = self.subject, self.tally.counts
         if not subject:
             return ""
@@ -108,7 +109,8 @@ class Ended:
 
     @property
     def lacking(self) -> list[str]:
-        """Why finding nothing does not say that a user's model is right, with what helps."""
+        """Reasons why a run without findings does not show that a user's model is right, each with
+        a remedy; empty if enough was checked, or without a model."""
         counts, found = self.tally.counts, []
         if not self.subject:
             return []
@@ -130,7 +132,7 @@ class Ended:
         stopped = counts["first stopped"]
         if stopped and (self.share.never or not self.first_ran):
             raised = f"{stopped} of its first {plural(self.first, 'case')} raised"
-            # where rules have judged what ran before an error, no arm is there to say why
+            # if rules judged calls before the error, no arm is unjudged and so none gives a reason
             found.append(raised if self.share.never else f"{raised}: {', '.join(self._errors())}")
         if not self.share.met and not self.share.why:
             found.append("no rule could judge any of it: narrowfuzz check -v says which tried")
@@ -140,16 +142,16 @@ class Ended:
 
     @property
     def first_ran(self) -> int:
-        """How many of the first cases ran to their end; others raised, or had no time."""
+        """The number of first cases that ran to their end; others raised, or there was no time."""
         return self.tally.counts["first"] - self.tally.counts["first stopped"]
 
     def _errors(self) -> list[str]:
-        """What the contract says of runs that raised, without known issues where there is more."""
+        """Why runs raised, from the rule "contract"; known issues only if that is all there is."""
         whys = sorted({why for *_, why in counted(self.tally.counts, "hindered")})
         return [why for why in whys if not why.startswith(known_issue(""))] or whys
 
     def _never_judged(self) -> Iterator[str]:
-        """The arms that were never judged, by what is in the way."""
+        """A sentence per reason, with the arms that were never judged for that reason."""
         by_reason: defaultdict[str, set[str]] = defaultdict(set)
         more = f"give it more --{'cases' if self.counted else 'minutes'}"
         for one in self.share.never:
@@ -161,7 +163,8 @@ class Ended:
             yield f"never judged on {', '.join(sorted(arms))}: {why}{titles.get(why, '')}"
 
     def compared(self) -> str:
-        """What of the user's model was compared with what, and on what, and what was not."""
+        """Sentences on what of the user's model was compared, with what and on which data, and on
+        what was not checked."""
         share = self.share
         own = [one for one in sorted(share.met) if MODELS[one[2]].by_default]
         arms = [arm for arm in LADDER if any(one[1] == arm.name for one in own)]
@@ -187,7 +190,7 @@ class Ended:
         return f"{said}. Not checked: {others}: {same}"
 
     def verdict(self) -> str:
-        """How much was found."""
+        """The sentence on how many findings, known issues and suspected findings there are."""
         found, suspected = self.store.findings(), self.store.suspected()
         left = sum(bool(self.accepted.why(finding)) for finding in self.seen)
         words = _severities(found)
@@ -202,7 +205,8 @@ class Ended:
         )
 
     def like(self, finding: Finding) -> str:
-        """That a finding is a known issue, or what it looks like where nobody asked."""
+        """Words on the known issue that the finding is, or on the one that it resembles if it was
+        not compared with known issues (--no-ledger only)."""
         if finding.known_issue:
             return known_words(finding.known_issue)
         unasked = not self.filtered and finding.known_issue is None
@@ -214,7 +218,7 @@ class Ended:
         return "" if enough else f", and --min-judged asks for {self.min_judged:g}"
 
     def judged(self) -> str:
-        """How much was judged."""
+        """The sentence on how many combinations were judged."""
         met, share = len(self.share.met), self.share
         said = (
             f"Judged: {met} of {met + len(share.never)} combinations of recipe, arm and model that "
@@ -228,24 +232,24 @@ class Ended:
 
 
 def hits_of(counts: Mapping[Any, int]) -> dict[str, int]:
-    """How often each entry explained something."""
+    """Id of each known issue that explained a divergence -> the number of times."""
     return {entry: counts["known", entry] for (entry,) in counted(counts, "known")}
 
 
 def _severities(findings: Sequence[Finding]) -> str:
-    """How many of each."""
+    """The number of findings of each severity, in words: ``1 high, 2 low``."""
     counted = Counter(finding.severity for finding in findings)
     return ", ".join(f"{counted[s]} {s}" for s in SEVERITIES if counted[s])
 
 
 def _listed(words: Sequence[str]) -> str:
-    """One, two and three."""
+    """The words joined as ``one, two and three``."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def _ways(arm: Arm) -> Sequence[str]:
-    """What an arm does that an eager run does not."""
+    """Words on what an arm does that an eager run does not; empty if nothing."""
     how = f"recomputed ({arm.checkpoint})" if arm.checkpoint else ""
     made = f"compiled ({arm.stage})" if arm.compiler else ""
     return [" and ".join(filter(None, (made, how)))] if made or how else []
@@ -260,7 +264,7 @@ def _unjudged(reasons: Mapping[str, str]) -> Iterator[str]:
 
 
 def _linears(share: Judged, own: Sequence[Combination]) -> str:
-    """How many of the linears of a user's model rules have looked at one by one."""
+    """Words on how many linears of a user's model were judged one by one."""
     every = {name: MODELS[name].linears for _, _, name in own}
     seen = {(name, layer) for one in own for name in one[2:] for layer in share.layers.get(one, ())}
     known = [layer for name, layers in every.items() for layer in layers if (name, layer) in seen]

@@ -1,5 +1,5 @@
-"""What a run says of the ``autograd.Function``s of a user's model: how many were checked, and of
-which nothing can be said, with the reason."""
+"""What a run reports about the ``autograd.Function``s of a user's model: how many were checked, and
+the reasons why others could not be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEY = "function"
 
 
 def functions_seen(verdicts: Iterable[Verdict]) -> set[tuple[str, ...]]:
-    """("function", module.qualname, status, why) for each that was tried."""
+    """("function", module.qualname, status, why) for each Function that a check was tried on."""
     return {
         (_KEY, verdict.expect.function, verdict.status, verdict.why)
         for verdict in verdicts
@@ -26,7 +26,7 @@ def functions_seen(verdicts: Iterable[Verdict]) -> set[tuple[str, ...]]:
 
 
 def said_of_functions(counts: Iterable[Any]) -> str:
-    """The sentence, of all keys that were counted; "" where there was no Function."""
+    """The sentence for a run with these counts; "" if there was no Function."""
     keys = counted(counts, _KEY)
     reasons = sorted({why for _, _, why in keys if why})
     unclear = {function for function, _, why in keys if why}

@@ -1,4 +1,5 @@
-"""``report.html``: a run as one page without a network: what was found, judged, and left out.
+"""``report.html``: a run's findings, what was judged and what was not, as one page that needs no
+network.
 
 Everything that came from outside (names, messages, scripts) is escaped by the template's engine.
 """
@@ -41,33 +42,35 @@ from narrowfuzz.triage.finding import (
     smallest_of,
 )
 
-#: Of a script: the longest line that is shown whole, and how many lines at its begin and end.
+#: A script is shown with lines of at most ``_LINE`` characters, and at most ``_LINES`` lines each
+#: from its beginning and its end.
 _LINE, _LINES = 200, 150
 WORDS_OF = {name: arm.words for name, arm in BY_NAME.items()}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A finding, and what stands beside it on the page."""
+    """A finding, and what the page shows with it."""
 
     finding: Finding
     script: str
     why_not: str
-    #: The command that runs it again.
+    #: The command that replays it.
     replay: str
+    #: Other sightings of the same cause.
     also: tuple[Finding, ...]
-    #: Its state over the events, drawn; "" where it keeps none.
+    #: An SVG of its state over the events of the training; "" for a finding without state.
     picture: str
-    #: What it needs and what makes it go away, line by line; none where that was not asked.
+    #: What it needs and what makes it go away, line by line; empty unless it was explained.
     causes: tuple[str, ...]
-    #: The entry of the ledger that it is, or, of those that resemble it, the nearest.
+    #: The known issue that it is, or else the nearest of those that resemble it.
     known: Entry | None
     near: list[Near]
     #: The arms that its case runs on, in order.
     rungs: tuple[str, ...]
 
 
-#: What the template calls by name.
+#: Names that the template uses, beside those of ``write_page``.
 _NAMES: dict[str, Any] = {
     "rule": rows_of,
     "configuration": configuration_of,
@@ -98,7 +101,7 @@ _NAMES: dict[str, Any] = {
 
 
 def write_page(ended: Ended, summary: dict[str, Any], environment: dict[str, Any]) -> None:
-    """Write it beside the rest of a run."""
+    """Write ``report.html`` to the run's folder."""
     store, share = ended.store, ended.share
     found = store.findings()
     html = rendered(
@@ -143,7 +146,7 @@ def _shown(ended: Ended, finding: Finding) -> Shown:
 
 
 def _shortened(script: str) -> str:
-    """A script without most of its data, which nobody reads: they are in its file."""
+    """A script with long lines and most of its middle cut: that is data, and is in its file."""
     lines = []
     for line in script.splitlines():
         rest = len(line) - _LINE
@@ -186,13 +189,13 @@ def _matrix(share: Judged) -> dict[str, dict[str, tuple[int, int]]]:
     return cells
 
 
-#: Rules and proofs that the text of a rule names.
+#: Names of rules, and of the two bounds, that may occur in the text of a rule.
 _NUMBERED = [name for name in BY_RULE if name[-1].isdigit()]
 _NAMED = re.compile(rf"\b(?:{'|'.join(_NUMBERED)}|bound 3\.[23])\b")
 
 
 def _ruled(text: str, besides: str) -> Markup:
-    """The text of a rule, in which the names of others, not ``besides``, say what they mean."""
+    """The text of a rule, with an explanation at each name of a rule or bound but ``besides``."""
     parts, last = [], 0
     for found in _NAMED.finditer(text):
         name = found.group()
@@ -202,7 +205,8 @@ def _ruled(text: str, besides: str) -> Markup:
 
 
 def _term(word: str) -> str:
-    """A word that says what it means when it is pointed at, focused or pressed."""
+    """A term that shows its meaning when it is pointed at, focused or pressed; plain text if it has
+    none."""
     meaning = explained(word)
     if not meaning:
         return word

@@ -1,6 +1,6 @@
-"""What a finding shows of its tensor, as SVG that a page embeds: its style sheet has the colours.
+"""Plots of the errors in a finding's tensor, as SVG for a page whose style sheet has the colours.
 
-Drawn 360 wide, the width of a phone, so that text keeps its size there.
+They are 360 units wide, the width of a phone, so that text is not scaled down there.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from narrowfuzz.triage.finding import View
 from narrowfuzz.triage.view import SHADE, SHADES
 
 _WIDTH, _EDGE = 360.0, 4.0
-#: Of a heat map: the most that it takes, and the most that a cell does.
+#: Heat map: its largest width and height, and the largest width and height of a cell.
 _ACROSS, _DOWN, _WIDEST, _TALLEST = _WIDTH - 2 * _EDGE, 240.0, 44.0, 24.0
-#: Of a histogram: the tallest bar, what stands above and below, and the widest bar.
+#: Histogram: the height of the tallest bar, the space above and below, and the widest bar.
 _TALL, _ABOVE, _BELOW, _BAR = 110.0, 26.0, 22.0, 40.0
-#: Ticks that have room for their names.
+#: About how many ticks have room for their labels.
 _TICKS = 6
 
 
 def heat_map(view: View) -> Markup:
-    """Where the errors are: shade 8 is the largest, what is not finite has a cross, what is not
-    judged is grey, and the first bad element has a frame."""
+    """Heat map of where the errors are: shade 8 is the largest error, a cross marks values that are
+    not finite, grey those not judged, and a frame the first bad element."""
     rows, columns = len(view.rows), len(view.rows[0])
     wide, tall = min(_WIDEST, _ACROSS / columns), min(_TALLEST, _DOWN / rows)
     bottom = _EDGE + rows * tall
@@ -58,8 +58,8 @@ def heat_text(view: View) -> str:
 
 
 def histogram(view: View) -> Markup:
-    """How many elements are how far off, by powers of two, with a line at one unit; the height is
-    logarithmic, too."""
+    """Histogram of the errors' sizes: bins by powers of two, logarithmic heights, and a line at one
+    unit."""
     bins, bottom = view.bins, _ABOVE + _TALL
     bars = [("none", bins.none), *((_kind(view, i), n) for i, n in enumerate(bins.counts))]
     bars += [("over", bins.infinite)] if bins.infinite else []
@@ -97,12 +97,13 @@ def histogram_text(view: View) -> str:
 
 
 def _kind(view: View, i: int) -> str:
-    """Is bar i of errors that are too large?"""
+    """Class of bar i: "over" for errors that are too large, else "within"."""
     return "over" if view.exact or view.bins.first + i * view.bins.step >= 0 else "within"
 
 
 def _runs(rows: Sequence[str], mark: str) -> Iterator[tuple[int, int, int]]:
-    """Column, row and length of each stretch of cells with this mark; crosses stand alone."""
+    """Column, row and length of each horizontal run of cells with this mark; for crosses each cell
+    is a run of its own."""
     for y, line in enumerate(rows):
         x = 0
         while x < len(line):
@@ -124,7 +125,7 @@ def _cross(x: float, y: float, wide: float, tall: float) -> str:
 
 
 def _legend(view: View, top: float) -> Iterator[Markup]:
-    """The shades from no error to the largest, and what the marks mean that are there."""
+    """The shades from no error to the largest, and the meaning of the marks that occur."""
     size = 18.0
     yield _rect("frame", _EDGE, top, size * (SHADES + 1), 10)
     for i in range(1, SHADES + 1):
@@ -149,7 +150,7 @@ def _short(n: int) -> str:
 
 
 def _power(x: float, y: float, power: int) -> Markup:
-    """A power of two under an axis; 1 is called so."""
+    """The label of a power of two under an axis; 2^0 is written as 1."""
     if power == 0:
         return _text("name", x, y, "1")
     return Markup(

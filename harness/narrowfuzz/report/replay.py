@@ -1,4 +1,4 @@
-"""``narrowfuzz replay``: one case again; fixed, sound, still failing, or cannot tell here."""
+"""``narrowfuzz replay``: runs one case again, and reports whether it still fails."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ CODES: dict[Outcome, int] = {
     "diverges otherwise": 1,
     "cannot tell": 125,
 }
-#: What is recorded of a finding; nothing of what diverges otherwise or cannot be told, and not that
-#: one is gone which never showed each time.
+#: The event that is recorded for a finding; none for the other outcomes. ``replay`` does not record
+#: "gone" for a finding that does not reproduce every time.
 _KINDS: dict[Outcome, Kind] = {"fixed": "gone", "still failing": "seen"}
 
 
@@ -46,33 +46,34 @@ class Asked:
     arms: tuple[str, ...] = ()
     recipe_files: tuple[Path, ...] = ()
     te_version: str = ""
-    #: "": where the finding was found; of a bare case the CPU.
+    #: "": the device on which the finding was found; for a case file, the CPU.
     device: str = ""
-    #: A user's own that it is about.
+    #: The user's own models that the case is about.
     models: tuple[str, ...] = ()
-    #: Where what came of a finding is recorded: file or URL; "": the one beside the runs.
+    #: The database that records the outcome for a finding, a file or URL; "": the default one.
     database: str = ""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a case shows now; of several divergences what it was kept for, or the first."""
+    """What a case shows now. Of several divergences this is the one of the finding that is
+    replayed, or else the first."""
 
     case: str
     outcome: Outcome
     recipe: str = ""
-    #: What diverges, in the words of a finding; "" if nothing does.
+    #: The divergence, as a sentence like a finding's; "" if there is none.
     sentence: str = ""
     rule: str = ""
     arm: str = ""
     fingerprint: str = ""
-    #: The ledger's entries that explain it, "" without one.
+    #: The known issues that explain it, "" for none.
     entry: str = ""
-    #: What else is wrong because of it: rules, what they are about, and on which arm.
+    #: Its consequences, one a role and arm, each with the rules that fail.
     consequences: tuple[str, ...] = ()
-    #: Why nothing can be told; of what is sound on which arms.
+    #: Why the outcome is "cannot tell"; if nothing diverges, the arms that ran.
     reason: str = ""
-    #: What else diverges.
+    #: The other divergences with a first cause of their own.
     others: tuple[Replayed, ...] = ()
 
     @property
@@ -83,8 +84,8 @@ class Replayed:
 def replay(asked: Asked) -> Replayed:
     """Replay a case file, a finding's folder or a finding's id.
 
-    Raises ValueError if what is asked for is none of these, its case is not valid, or there is no
-    such arm or device here.
+    Raises ValueError if ``asked.case`` is none of these, the case is not valid, or there is no such
+    arm or device here.
     """
     chosen = select_arms(asked.arms)
     found = lookup(asked.case)
@@ -142,7 +143,7 @@ def _replayed(
 
 
 def print_replayed(replayed: Replayed) -> None:
-    """For people."""
+    """Print the outcome for people."""
     page = console(markup=False)
     if not replayed.sentence:
         of = "" if replayed.outcome == "cannot tell" else f"case {replayed.case} shows "
@@ -162,8 +163,8 @@ def print_replayed(replayed: Replayed) -> None:
 
 
 def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
-    """What diverges now, first what the finding was kept for; ``judge`` knows the ledger."""
-    again = judge.judge(judgement.case)  # what deviations explain is no cause there
+    """The divergences, first the one with the fingerprint ``wanted``; ``judge`` uses the ledger."""
+    again = judge.judge(judgement.case)  # here known issues are not causes
     explained = ", ".join(sorted({v.explained_by for v in again.known}))
     unknown = again.fingerprints()
     found = {fingerprint(v, judgement.family): v for v in judgement.causes}
@@ -186,7 +187,7 @@ def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
 
 
 def _consequences(judgement: Judgement, cause: Verdict) -> tuple[str, ...]:
-    """What follows from this cause, the rules on one thing together."""
+    """The consequences of this cause in words, with the rules on one role and arm together."""
     found: dict[tuple[str, str], list[str]] = {}
     for verdict, root in judgement.consequences:
         if root == cause:
@@ -198,8 +199,8 @@ def _consequences(judgement: Judgement, cause: Verdict) -> tuple[str, ...]:
 
 
 def _not_judged(judgement: Judgement, finding: Finding | None) -> str:
-    """Why a case without a divergence says nothing: the rule that the finding is about has not
-    looked at the rung it is about, or no rule at anything; "" if one has."""
+    """Why a case without a divergence proves nothing: the finding's rule reached no verdict on the
+    finding's arm or, for a case file, no rule reached any; "" if one did."""
     place = (finding.rule, finding.arm) if finding else None
     mine = [v for v in judgement.verdicts if place in (None, (v.rule, v.arm))]
     if any(v.status in ("ok", "known") for v in mine):
@@ -228,8 +229,10 @@ def obstacles_to(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
 
 
 def register_own(case: Case, models: tuple[str, ...]) -> None:
-    """The user's models that a case is about, if the command line names them, too: as their files
-    are now, which may have changed since."""
+    """Register the user's models of a case and its history, as far as the command line names them.
+    Their files are used as they are now, and may have changed since the case was found.
+
+    Raises ValueError if the command line names only other models."""
     named = {source_of(text).title: text for text in models}
     for name in {spec.model for spec in (case.spec, *(c.spec for c in case.history))}:
         title = title_of(name)

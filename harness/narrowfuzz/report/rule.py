@@ -1,4 +1,4 @@
-"""``narrowfuzz rule``: one rule on one screen, or all of them by name."""
+"""``narrowfuzz rule``: explains one rule on one screen, or lists all by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = {
     "bound": "bound: proven for every order of sums, from the operands that were multiplied",
     "ratio": "ratio: not proven; reported only if 20 fresh examples show it, too",
 }
-#: Where else a rule holds, by page and table.
+#: Heading for a rule's text in a further table of the documentation, by page and table.
 _ELSEWHERE = {
     ("sharding", "models"): "On several ranks",
     ("sharding", "library"): "In a library's own layers, on ranks",
@@ -38,7 +38,7 @@ def rule_command(name: str) -> None:
 
 
 def _place(name: str) -> tuple[bool, str, int]:
-    """Those with a word for a name, then O1, O2, ..., R1, ..., S1, ..."""
+    """Sort key: rules with a word as their name, then O1, O2, ..., R1, ..., S1, ..."""
     numbered = name[1:].isdigit()
     return numbered, name[:1] if numbered else name, int(name[1:]) if numbered else 0
 
@@ -67,7 +67,7 @@ def _sentence(text: str) -> str:
 
 
 def _kinds(row: Explained, strength: str) -> str:
-    """A rule may be exact in one thing and bounded in another."""
+    """The strengths of a rule, which may be exact in one thing and bounded in another."""
     text = row.strength or strength
     return "\n".join(words for kind, words in _KINDS.items() if kind in text)
 

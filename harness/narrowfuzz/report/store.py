@@ -19,7 +19,7 @@ from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.triage.finding import Finding
 from narrowfuzz.triage.picture import draw_state
 
-#: How what was seen counts.
+#: How a finding counts: as new, as another sighting of a new one, or as suspected only.
 Status = Literal["new", "sighting", "suspected"]
 
 _SCHEMA = """
@@ -30,7 +30,7 @@ create table if not exists findings (
     found_at text default current_timestamp
 )
 """
-#: Of the fields of a finding, and of what else is known of it.
+#: Takes the fields of a finding, and the values that ``Store.add`` adds to them.
 _KEEP = """
 insert or replace into findings (
     id, fingerprint, severity, status, recipe, oracle, arm, role, symptom, sentence, reach, flake,
@@ -46,7 +46,7 @@ class Store:
     """One output folder. Only the supervisor writes to the database."""
 
     def __init__(self, out: Path) -> None:
-        """Raises ValueError if ``out`` cannot be a folder we write to."""
+        """Raises ValueError if ``out`` is not a folder that can be created and written to."""
         self.out = out
         try:
             for folder in ("findings", "claims", "journal"):
@@ -61,7 +61,7 @@ class Store:
             raise ValueError(f"cannot write to {out / 'findings.db'}: {error}") from None
 
     def begin(self) -> int:
-        """Note that a run starts here; returns how many there were before."""
+        """Record that a run starts in this folder; returns the number of earlier runs."""
         with self._database() as db:
             (runs,) = db.execute("select count(*) from runs").fetchone()
             db.execute("insert into runs values (current_timestamp)")
@@ -69,7 +69,7 @@ class Store:
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        """All that is done in it is kept, or nothing is."""
+        """A transaction: all its changes are committed, or none."""
         with closing(sqlite3.connect(self.out / "findings.db")) as db, db:
             yield db
 
@@ -78,13 +78,13 @@ class Store:
             return db.execute(query, values).fetchall()
 
     def add(self, finding: Finding, script: str) -> Status:
-        """Keep a finding; how it counts: as new, as one more sighting of a cause that was found
-        before, or as suspected, where no script shows it. Nothing is ever dropped."""
+        """Store a finding, and return how it counts: as new, as one more sighting of a cause that
+        was found before, or as suspected, if no script reproduces it. Nothing is ever dropped."""
         cause = self._cause_of(finding)
         status: Status = "suspected" if finding.why_suspected else "sighting" if cause else "new"
         folder = self.out / "findings" / finding.id
         folder.mkdir(exist_ok=True)
-        if (folder / "explain.json").is_file():  # chance may have shown itself as something else
+        if (folder / "explain.json").is_file():  # a flaky finding may have several symptoms
             both = [*load_finding(folder).seen_as, *finding.seen_as]
             finding = msgspec.structs.replace(finding, seen_as=list(dict.fromkeys(both)))
         (folder / "case.json").write_bytes(dump_case(finding.minimal))
@@ -98,7 +98,7 @@ class Store:
         row |= {"oracle": finding.rule, "status": status, "sighting_of": cause}
         with self._database() as db:
             db.execute(_KEEP, row)
-            if status != "suspected":  # what another case did not show is shown now
+            if status != "suspected":  # earlier cases that were only suspected are confirmed now
                 db.execute(
                     "update findings set status = 'sighting', sighting_of = ? "
                     "where status = 'suspected' and fingerprint = ?",
@@ -109,7 +109,7 @@ class Store:
         return status
 
     def replace(self, name: str, finding: Finding, script: str) -> Status:
-        """Keep a finding in the place of the one of this name, of which it is a smaller case."""
+        """Store a finding in place of the one with id ``name``, of which it is a smaller case."""
         status = self.add(finding, script)
         if name != finding.id:
             cause = self._cause_of(finding) or finding.id
@@ -127,7 +127,8 @@ class Store:
         return next((other.id for other in others if same_cause(finding, other)), "")
 
     def _gather(self, finding: Finding) -> None:
-        """What was new and needs more than this one is a sighting of it."""
+        """Turn earlier new findings with the same cause, which need more than this one, into
+        sightings of it."""
         others = [o for o in self.findings() if o.id != finding.id and same_cause(o, finding)]
         with self._database() as db:
             for other in others:
@@ -138,17 +139,17 @@ class Store:
                 )
 
     def sight(self, finding_id: str, case: Case) -> None:
-        """Keep one more case of a finding that has its minimal one already."""
+        """Store one more case of a finding that already has its minimal case."""
         (self.out / "findings" / finding_id / f"also-{case.id}.json").write_bytes(dump_case(case))
 
     def sightings(self, finding_id: str) -> list[Finding]:
-        """What else was seen of a finding's cause."""
+        """The other findings that are sightings of this finding's cause."""
         ids = self._rows("select id from findings where sighting_of = ?", finding_id)
         return [one for one in self.findings("sighting") if (one.id,) in ids]
 
     def findings(self, status: Status = "new") -> list[Finding]:
-        """Stored findings, most severe first; one is as severe as its severest sighting, but for a
-        known issue, which has a severity of its own."""
+        """Stored findings, most severe first. Each is as severe as its severest sighting, except
+        for known issues, which have a severity of their own."""
         seen = self._rows("select sighting_of, severity from findings")
         loaded = []
         for (name,) in self._rows("select id from findings where status = ?", status):
@@ -161,11 +162,11 @@ class Store:
         return sorted(loaded, key=lambda f: (SEVERITIES.index(f.severity), f.fingerprint))
 
     def fingerprints(self) -> frozenset[str]:
-        """Of everything that was seen, however it counts."""
+        """The fingerprints of all findings, whatever their status."""
         return frozenset(name for (name,) in self._rows("select fingerprint from findings"))
 
     def suspected(self) -> list[Finding]:
-        """One case of each divergence that no script shows."""
+        """One suspected finding per fingerprint."""
         return list({f.fingerprint: f for f in self.findings("suspected")}.values())
 
     def write_json(self, name: str, value: Any) -> None:
@@ -173,15 +174,18 @@ class Store:
 
 
 def same_cause(finding: Finding, other: Finding) -> bool:
-    """True if ``finding`` is a sighting of ``other``: both are the same known issue; or, of the
-    same recipe and rung, its minimal case needs the same, more than nothing; or it breaks the same
-    rule in the same role and needs all that ``other`` needs, and more. What is a known issue is no
-    sighting of what is another, or none."""
+    """True if ``finding`` is a sighting of ``other``.
+
+    That is so if both are the same known issue. Otherwise both must have the same recipe and arm,
+    must not be different known issues (nor one a known issue and the other none), and ``other``
+    must need something. Then ``finding`` needs the same; or it breaks the same rule in the same
+    role, and needs all that ``other`` needs and more.
+    """
     if finding.known_issue and finding.known_issue == other.known_issue:
         return True
     if not other.needs or (finding.recipe, finding.arm) != (other.recipe, other.arm):
         return False
-    issues = {finding.known_issue, other.known_issue} - {None}  # None: nobody asked
+    issues = {finding.known_issue, other.known_issue} - {None}  # None: not compared yet
     if len(issues) > 1:
         return False
     alike = (finding.rule, finding.role) == (other.rule, other.role)
@@ -201,12 +205,13 @@ def load_finding(folder: Path) -> Finding:
 
 
 def _case(fields: Any) -> Any:
-    """A case of any schema, as plain data of today's."""
+    """A case of any schema version, converted to plain data of the current one."""
     return msgspec.to_builtins(load_case(msgspec.json.encode(fields)))
 
 
-#: Cases that a fingerprint is triaged on until a script shows it, of one dtype and in all: one may
-#: show it where another cannot, and in another dtype something else may be wrong at the same place.
+#: The most cases that are triaged for a fingerprint until a script reproduces it, per dtype and in
+#: total: one case may reproduce it where another cannot, and in another dtype something else may be
+#: wrong at the same place.
 _TRIES, _TRIES_IN_ALL = 3, 6
 
 
@@ -222,7 +227,8 @@ def claim(out: Path, fingerprint: str, dtype: str = "") -> bool:
 
 
 def release(out: Path, fingerprint: str, dtype: str = "") -> None:
-    """The case that was triaged does not show it: another may, unless enough were tried."""
+    """Free a claim after a case whose script did not reproduce the divergence, so that another case
+    may be triaged, unless enough were tried."""
     path, tried = _claim(out, fingerprint), _tried(out, fingerprint)
     path.rename(path.with_name(f"{path.name}.{tried}.{dtype or 'any'}"))
 

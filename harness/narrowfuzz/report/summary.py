@@ -1,4 +1,4 @@
-"""What a run says at its end: findings, known divergences, and how often each rule judged."""
+"""Text printed at the end of a run: findings, known issues, and how often each rule judged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from narrowfuzz.triage.trials import Answer, trials_line
 
 _RULE_WIDTH, _CELL_WIDTH = 29, 18
 _TABLE = "checked / inconclusive / not applicable"
-#: Entries that are named though the run did not meet them, and combinations that it never judged.
+#: The most known issues named that the run did not meet, and combinations that it never judged.
 _UNMET, _NEVER = 6, 6
 
 
@@ -43,20 +43,20 @@ def rule_counts(counts: Counter[Any]) -> dict[str, dict[str, list[int]]]:
 
 
 def pairs_seen(counts: Counter[Any]) -> frozenset[Pair]:
-    """The pairs of features that met in some case."""
+    """The pairs of features that occurred together in some case."""
     return frozenset(pair for (pair,) in counted(counts, "pair"))
 
 
 def trials_seen(counts: Counter[Any]) -> dict[str, Answer]:
-    """Entry -> what its script said, of the entries that were tried."""
+    """Entry -> the answer of its script, for the entries that were tried."""
     return dict(answer for (answer,) in counted(counts, "trial"))
 
 
 def print_summary(
     console: Console, around: Console, ended: Ended, *, verbose: bool = False
 ) -> None:
-    """The verdict and the findings on ``console``; ``around`` them what they rest on and what is
-    known, with ``verbose`` also the tables of rules and pairs."""
+    """Print the verdict and the findings on ``console``, and on ``around`` what was judged and the
+    known issues; with ``verbose`` also the tables of rules and pairs."""
     tally, store, ledger = ended.tally, ended.store, ended.ledger
     if said := ended.soundness():
         console.print(f"\n[bold]{escape(said)}[/]")
@@ -74,7 +74,7 @@ def print_summary(
     if not ended.filtered and store.findings():
         around.print(f"\n{escape(NOT_FILTERED)}")
     _print_known(around, ended.known)
-    if not ended.subject:  # of a model it was said at the head
+    if not ended.subject:  # a run on a user's model has printed these at its start
         head = "Known issues that may affect you, not met by this run:"
         print_unmet(around, ended.unmet, head, ended.list_known)
     if verbose:
@@ -102,7 +102,7 @@ def _print_finding(console: Console, ended: Ended, finding: Finding) -> None:
     for line in asked_in(folder):
         console.print(escape(f"  {line}"), soft_wrap=True)
     like = ended.like(finding)
-    if like and not finding.known_issue:  # which its report says
+    if like and not finding.known_issue:  # a known issue is named in ``said``
         console.print(f"  {escape(like)}")
     for other in ended.store.sightings(finding.id):
         console.print(f"  also seen as: {escape(other.sentence)} ({other.id})")
@@ -124,7 +124,7 @@ def _print_judged(console: Console, around: Console, ended: Ended) -> None:
 
 
 def _print_layers(console: Console, share: Judged) -> None:
-    """Of a user's model: which of its linears rules looked at one by one."""
+    """Print which linears of a user's model were judged one by one."""
     own = {name: model.linears for name, model in MODELS.items() if model.own}
     for recipe, arm, name in sorted(one for one in share.met if one[2] in own):
         every = own[name]
@@ -178,7 +178,7 @@ def _short(n: int) -> str:
 
 
 def print_unmet(console: Console, unmet: Sequence[Entry], head: str, command: str) -> None:
-    """What is known and did not come up so far; ``command`` lists all of it."""
+    """Print known issues that have not been met so far; ``command`` lists all of them."""
     if not unmet:
         return
     console.print(f"\n{head}")

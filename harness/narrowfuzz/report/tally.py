@@ -15,20 +15,21 @@ from narrowfuzz.triage.finding import Finding
 
 @dataclass(frozen=True)
 class Found:
-    """One confirmed finding, and how far the campaign was when a script first showed it."""
+    """One confirmed finding, and how far the campaign was when a script first reproduced it."""
 
     finding: Finding
     cases: int
-    #: Since the campaign began.
+    #: Time since the campaign began.
     seconds: float
 
 
 def counted(counts: Iterable[Any], kind: str) -> list[tuple[Any, ...]]:
-    """What workers have counted of one kind: such a key begins with its name, and is a tuple."""
+    """The keys of one kind among the workers' counts, without their first element: such a key is a
+    tuple that begins with the name of the kind."""
     return [key[1:] for key in counts if isinstance(key, tuple) and key[0] == kind]
 
 
-#: Seconds after which it is written down how many pairs of features have met.
+#: Times in seconds at which the number of pairs of features seen so far is recorded.
 PAIRS_AT = (10, 20, 60, 120, 300, 600, 1200, 3600)
 
 
@@ -37,36 +38,40 @@ class Tally:
     """Running totals of a campaign."""
 
     counts: Counter[Any] = field(default_factory=Counter)
-    #: Confirmed findings in the order they came, each with the cases judged and the time by then.
+    #: Confirmed findings in the order in which they came.
     found: list[Found] = field(default_factory=list)
     lost_workers: int = 0
     interrupted: bool = False
-    #: A worker ended by an exception of ours: what it found stands, but the run is not complete.
+    #: True if a worker ended by an exception of narrowfuzz's own: its findings are valid, but the
+    #: run is not complete.
     broken: bool = False
     started: float = field(default_factory=time.monotonic)
-    #: When the first worker had its libraries, its fault and its recipes ready; 0: none had.
+    #: Seconds until the first worker had its libraries, its fault and its recipes ready; 0: none
+    #: has yet.
     ready: float = 0.0
     first_verdict: float = 0.0
-    #: After so many seconds, so many pairs of features had met in some case.
+    #: Seconds (of ``PAIRS_AT``) -> the number of pairs of features seen by then.
     pairs_after: dict[int, int] = field(default_factory=dict)
-    #: As many are found as were asked for: what is not looked into yet stays so.
+    #: True once the requested number of findings is reached: no more suspected ones are triaged.
     enough: bool = False
-    #: A hash of the ids of the cases of each process that came to its end: worker, generation.
+    #: (worker, generation) -> hash of the ids of its cases, for each process that has ended.
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
-    #: Worker -> what it compiles, and since when on the monotonic clock.
+    #: Worker -> what it compiles, and the start time on the monotonic clock.
     compiling: dict[int, tuple[str, float]] = field(default_factory=dict)
-    #: Worker -> what it does about a finding, and since when.
+    #: Worker -> what it does to confirm or shrink a finding, and the start time.
     confirming: dict[int, tuple[str, float]] = field(default_factory=dict)
-    #: Worker -> the case that it runs for long, and since when.
+    #: Worker -> a case that has been running for long, and its start time.
     running: dict[int, tuple[str, float]] = field(default_factory=dict)
     #: What could not be done, in sentences.
     notes: list[str] = field(default_factory=list)
+    #: Threads that triage cases which killed or hung their worker.
     losses: list[threading.Thread] = field(default_factory=list)
-    #: Held while a loss is looked into: the next may be the same.
+    #: Held while such a case is triaged, as the next may show the same finding.
     looking: threading.Lock = field(default_factory=threading.Lock)
 
     def note_pairs(self) -> None:
-        """How many pairs of features have met, at the moments that are written down."""
+        """Record the number of pairs of features seen so far, for each time of ``PAIRS_AT`` that
+        has passed."""
         due = [at for at in PAIRS_AT if at <= self.seconds and at not in self.pairs_after]
         if due:
             self.pairs_after |= dict.fromkeys(due, len(counted(self.counts, "pair")))

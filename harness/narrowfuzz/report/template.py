@@ -1,4 +1,4 @@
-"""Templates of pages."""
+"""Renders the templates of HTML pages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from jinja2 import Environment, StrictUndefined
 
 
 def rendered(package: str, name: str, **values: Any) -> str:
-    """A package's template with these values, which are escaped unless they say that they are
-    markup."""
+    """A package's template filled with these values, which are escaped unless they are Markup."""
     engine = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

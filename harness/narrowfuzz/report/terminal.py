@@ -1,4 +1,4 @@
-"""The terminal that commands print to: no line is wrapped, tables are as wide as there is room."""
+"""The terminal that commands print to: lines are not wrapped, tables use the whole width."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def console(*, markup: bool = True, quiet: bool = False, width: int = 110) -> Console:
-    """As wide as the terminal, or so many characters where there is none."""
+    """A console as wide as the terminal, or ``width`` characters if the output is no terminal."""
     return Console(
         highlight=False,
         markup=markup,
@@ -20,7 +20,7 @@ def console(*, markup: bool = True, quiet: bool = False, width: int = 110) -> Co
 
 
 def print_table(table: Table, sentence: str = "") -> None:
-    """A wide one, and what it means."""
+    """Print a wide table, then a sentence that explains it."""
     page = console(markup=False, width=160)
     page.print(table, soft_wrap=False)
     if sentence:

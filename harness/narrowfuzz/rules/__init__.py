@@ -1,4 +1,4 @@
-"""What must hold of every case: `table` has all rules, the files beside it judge by them."""
+"""The rules that every case must satisfy: `table` lists them, the other modules implement them."""
 
 from narrowfuzz.rules.table import BY_NAME, RULES, rules_of
 

@@ -1,4 +1,4 @@
-"""Which rules are applied to what of a judged case: one list for all who apply them."""
+"""Which rules are applied to which parts of a case, in one place for all callers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from narrowfuzz.rules.sharded.products import parts_of_calls
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Verdict
 
-#: Where, which rule, and what it looks at.
+#: The place that is judged, the check of a rule, and the evidence that the check gets.
 Applied = tuple[At, Check, Any]
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What rules are applied to of a kind of case, besides the whole run."""
+    """The parts of a kind of case, besides the whole run, that rules are applied to."""
 
-    #: Its linears, each with its place.
+    #: Yields the place and the evidence of each of its linears.
     linears: Callable[[Evidence], Iterator[tuple[At, Evidence]]] = lambda evidence: iter(())
-    #: What is checked of the kernels that its compiled graphs called.
+    #: Checks of the kernels that its compiled graphs called.
     kernels: tuple[Check, ...] = ()
 
 
@@ -38,9 +38,9 @@ _PARTS: Mapping[Kind, _Parts] = {
 
 
 def checks(evidence: Evidence, rules: Sequence[Rule]) -> Iterator[Applied]:
-    """Rules of the whole run, those of a linear on each of its linears, and what is checked of
-    kernels. Of a case whose eager run raised, few rules have something to judge: the contract, and
-    in a library's layers what happened until then."""
+    """All checks of a case: rules of the whole run, rules of a linear for each of its linears, and
+    checks of kernels. If the case did not run (``Evidence.ran``), only ``unfinished`` rules apply:
+    the contract, and in a library's own layers those that judge what happened before the error."""
     parts, ran = _PARTS.get(kind_of(evidence.spec), _Parts()), evidence.ran
     for rule in rules:
         if rule.scope == "case" and (ran or rule.unfinished):
@@ -49,7 +49,7 @@ def checks(evidence: Evidence, rules: Sequence[Rule]) -> Iterator[Applied]:
         return
     for place, linear in parts.linears(evidence):
         for rule in rules:
-            # what was seen inside of a model is not run again by itself
+            # a linear inside a model cannot be rerun by itself
             if rule.scope == "layer" and (linear.rerun is not None or not rule.reruns):
                 yield place, rule.check, linear
     names = frozenset(rule.name for rule in rules)

@@ -1,6 +1,6 @@
 """Causes and consequences: which of several divergences explains another.
 
-What may explain what is each rule's ``upstream`` (``table.py``), but for the exceptions in
+Each rule's ``upstream`` names the rules that may explain it (``table.py``), except for the cases in
 ``root_of``; ``judge/fold.py`` applies it.
 """
 
@@ -75,7 +75,8 @@ def _gave(call: Verdict, verdict: Verdict) -> bool:
 
 
 def _beneath(root: Verdict, verdict: Verdict) -> bool:
-    """Is this a divergence of the same arm, or of what PyTorch's own kernels are compared with?"""
+    """Is the root cause on the same arm as the verdict, or on eager, with which the verdict
+    compares PyTorch's own kernels?"""
     other = BY_NAME[verdict.arm].native and verdict.rule in ("O8", "O9")
     return root.arm == verdict.arm or (other and root.arm == EAGER)
 
@@ -86,7 +87,8 @@ def _on_ranks(root: Verdict, verdict: Verdict) -> bool:
 
 
 def _apart(root: Verdict, verdict: Verdict) -> bool:
-    """Is this a gradient, and known what is wrong with an output that nothing recomputed?"""
+    """Is the verdict about a gradient, and the root cause a known wrong output, found by other
+    rules than those about recomputing?"""
     recomputed = root.rule in ("O12", "O13")
     output = root.status == "known" and root.role == "output" and not recomputed
     return output and verdict.role.startswith("grad_")

@@ -1,4 +1,4 @@
-"""The census: conversion leaves everything alone that it was not asked to change."""
+"""The census: conversion changes nothing that it was not requested to change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROLE = "convert"
 def check_census(evidence: Evidence) -> Iterator[Verdict]:
     """One verdict for each class of change, at the first module that shows it.
 
-    Conversion is the same on every arm, so one speaks for all.
+    Conversion is the same on every arm, so only one arm is judged.
     """
     arm = evidence.base
     trace = evidence.traces.get(arm)
@@ -41,7 +41,7 @@ def check_census(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _verdict(arm: str, kind: ChangeKind, changes: list[Change]) -> Verdict:
-    """At the first module that conversion had no business with, if there is one."""
+    """A divergence at the first module that conversion was not to replace, if there is one."""
     first = next((change for change in changes if not change.swapped), changes[0])
     more = f" (and at {len(changes) - 1} more)" if len(changes) > 1 else ""
     at, came = At(what="module", name=first.module or "the root"), (first.after or "nothing") + more

@@ -1,5 +1,5 @@
-"""O26: before each step gradients are clipped by the norm of all of them, or each by itself, as
-``torch.nn.utils`` documents it; and how far a norm of gradients may be from the exact one."""
+"""O26: before each step gradients are clipped by the norm of all of them, or element by element, as
+``torch.nn.utils`` documents it. Also the bound on the error of a norm of gradients."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
 NAME = "O26"
-#: A result that is one number, of all ranks where there are several, and symptoms.
+#: The result that holds the norm of all gradients, over all ranks if there are several; symptoms.
 NORM, NOT_THE_NORM = "norm", "is not the gradients' norm"
 NOT_CLIPPED = "is not the clipped gradient"
-#: By what the parameter's gradient, of this name, is put together.
+#: Name of a parameter's gradient -> the whole gradient, put together from the pieces of all ranks;
+#: None if that is not possible.
 _Whole = Callable[[str], F32 | None]
 
 
 def check_clipping(evidence: Evidence) -> Iterator[Verdict]:
-    """O26 of every arm in one process."""
+    """O26 for every arm in one process."""
     for arm, trace in evidence.traces.items():
         if trace.error is not None:
             yield plain(NAME, arm, NORM, "not_applicable", "it raised")
@@ -41,7 +42,7 @@ def check_clipping(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_clipping_on_ranks(evidence: Evidence) -> Iterator[Verdict]:
-    """O26 of ranks: each clips its pieces by the norm of the whole gradients."""
+    """O26 on ranks: each rank clips its pieces by the norm of the whole gradients."""
     run = run_of(evidence)
     if run is None:
         return
@@ -56,16 +57,17 @@ def check_clipping_on_ranks(evidence: Evidence) -> Iterator[Verdict]:
 def norm_between(
     grads: Sequence[tuple[F64, F64]], dtype: str, ranks: int, meshes: int, order: float = 2.0
 ) -> tuple[float, float]:
-    """The ends between which the norm of whole gradients lies that are themselves known to so much;
-    NaN where squares may over- or underflow, or the result.
+    """Both ends of the interval of the norm, of order 2 or infinity, of whole ``grads``, each known
+    as (value, radius); NaN if the squares or the result may over- or underflow.
 
-    Proof. A rank's norm of each of its pieces errs by u, the norm of these by u more, and the two
-    sums of squares, in fp32, together by gamma of as many terms as they have. Ranks then square
+    Proof. A rank's norm of each of its pieces errs by u, the norm of these norms by u more, and the
+    two sums of squares, in fp32, together by gamma of their number of terms. Ranks then square
     (2 e + u), add r positive terms ((r - 1) u) and take a root, which halves that and rounds (u):
     (r + 2) u / 2 for each dimension of the mesh. With R ranks in all that is at most (R + 4) u,
-    second orders included, u of the gradients' dtype. Where experts have a mesh of their own the
-    norms of both are added so, too: 2 u. The largest absolute value is rounded nowhere. A rounding
-    to a subnormal moves by half the smallest at most: each piece's, and those R + 4.
+    second orders included, with u of the gradients' dtype. If experts have a mesh of their own, the
+    norms of both meshes are added in the same way: 2 u more. The largest absolute value is never
+    rounded. A rounding to a subnormal number errs by at most half the smallest one: one rounding
+    for each piece, and those R + 4.
     """
     sizes = [(np.maximum(np.abs(x) - radius, 0.0), np.abs(x) + radius) for x, radius in grads]
     if order == np.inf:
@@ -84,21 +86,21 @@ def norm_between(
 
 
 def unscaled(grad: F32, scale: float, fmt: Format) -> tuple[F64, F64]:
-    """A gradient that is divided by a power of two, and how far from that it may be: what falls
-    below the normal numbers is rounded, or flushed to zero."""
+    """A gradient divided by a power of two, and the radius of its error: a quotient below the
+    normal numbers is rounded, or flushed to zero."""
     x = grad.astype(np.float64) / scale
     tiny = (np.abs(x) < fmt.min_normal) & (scale != 1.0)
     return x, np.where(tiny, np.abs(x) + fmt.min_subnormal, 0.0)
 
 
 def clipped(x: F64, radius: F64, norm: float | None, fmt: Format) -> Expected:
-    """A gradient that is known to so much, clipped by this norm, as torch found it; without a norm
-    by itself.
+    """The result of clipping a gradient, known as value and radius, by the norm that torch
+    computed; without a norm, of clipping each of its elements.
 
     Proof. The gradient is multiplied by c = min(CLIPS_AT / (norm + 1e-6), 1). The addition, the
-    quotient, as a reciprocal and a product, and c times the gradient round once each, u of the
+    quotient, as a reciprocal and a product, and c times the gradient round once each, by u of the
     gradients' dtype: c errs by 4 u at most, second orders included, and by a subnormal number. A
-    kernel may flush what is below the normal numbers.
+    kernel may flush results below the normal numbers.
     """
     nowhere = np.zeros(x.shape, dtype=bool)
     if norm is None:
@@ -138,7 +140,8 @@ def _judged(
 
 
 def _norms(evidence: Evidence, arm: str, ranks: Sequence[Trace], whole: _Whole) -> Verdict:
-    """The first norm that is not the gradients', or why none is known to be."""
+    """The divergence of the first norm that is not the gradients'; else ok, or inconclusive with
+    the reason if no norm could be judged."""
     spec, fmt = evidence.spec, FORMATS[evidence.spec.dtype]
     order = np.inf if spec.clipping == "norm_inf" else 2.0
     norms, why, judged = _of_steps(evidence, ranks[0], NORM), "nothing was clipped", False
@@ -167,7 +170,7 @@ def _norms(evidence: Evidence, arm: str, ranks: Sequence[Trace], whole: _Whole) 
 
 
 def _gradients(evidence: Evidence, arm: str, rank: int, trace: Trace) -> Iterator[Verdict]:
-    """What is wrong of the gradients that one process or rank has clipped."""
+    """The divergences of the gradients that one process or rank has clipped."""
     fmt, by_norm = FORMATS[evidence.spec.dtype], evidence.spec.clipping != "value"
     norms = [*_of_steps(evidence, trace, NORM).values()]
     for kind in _parameters(trace):
@@ -182,7 +185,7 @@ def _gradients(evidence: Evidence, arm: str, rank: int, trace: Trace) -> Iterato
 
 
 def _of_steps(evidence: Evidence, trace: Trace, kind: str) -> dict[str, F32]:
-    """The results of this kind that steps left, by name, in order."""
+    """The results of this kind, one for each step, by name, in order."""
     steps = sum(isinstance(event, Step) for event in evidence.spec.training)
     return before_steps(trace, kind, steps)
 
@@ -193,7 +196,7 @@ def _parameters(trace: Trace) -> list[str]:
 
 
 def scale_of(evidence: Evidence, trace: Trace, step: int) -> float:
-    """What the loss of this step was multiplied by."""
+    """The factor by which the loss of this step was multiplied."""
     if evidence.spec.loss_scaling == "none":
         return 1.0
     before = [*_of_steps(evidence, trace, "loss_scale").values()][:step]

@@ -1,6 +1,6 @@
-"""The contract: what conversion accepts runs forward and backward on every rung, and under autocast
-returns its type; what is refused is refused at conversion or first call, by an error that names the
-layer, its shape and the rule."""
+"""The contract: a layer that conversion accepts runs forward and backward on every arm, and under
+autocast returns autocast's dtype. A layer that is refused is refused at conversion or at its first
+call, by an error that names the layer, its shape and the rule."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from narrowfuzz.trace.meaning import shortened
 from narrowfuzz.trace.trace import RunError, Trace
 from narrowfuzz.trace.verdict import FOLLOWED, Verdict
 
-#: Words in which a refusal states the rule that was broken; and those of a rule about something
-#: else than sizes.
+#: Matches the words of a refusal that state the rule that was broken.
 RULE = re.compile(
     r"multipl|divisib|align|must be|must have|only support|at least|only .{0,80}\bsupported", re.I
 )
-#: What torch.utils.checkpoint.create_selective_checkpoint_contexts raises, as documented, unless
-#: allow_cache_entry_mutation is set; and what that means to whoever wrote the model.
+#: The error that torch.utils.checkpoint.create_selective_checkpoint_contexts raises, as documented,
+#: unless allow_cache_entry_mutation is set; and what it means to the author of the model.
 _MUTATED = "Tensor cached during selective activation checkpoint has been mutated"
 CHANGED_IN_PLACE = (
     "PyTorch refuses a selective checkpoint of this model, which changes in place a result that "
     "the checkpoint saves: compute out of place, as ReLU(inplace=False) does, or checkpoint in full"
 )
-#: What triton_on_cpu raises where a compiler traces a kernel, and what that means.
+#: The error that triton_on_cpu raises where a compiler traces a kernel, and what it means.
 _UNTRACED = "Triton's interpreter takes no fake tensors"
 _INTERPRETED = "without a GPU no compiler traces the Triton kernels that this model calls"
+#: Matches a refusal whose rule is not about sizes.
 _NO_SIZE = re.compile(r"only .{0,80}\bsupported", re.I)
-#: What torch says where a tensor has no elements, as an expert's has that no row is sent to.
+#: Matches torch's errors about tensors without elements, such as those of an expert to which no row
+#: is sent.
 _EMPTY = re.compile(r"numel\(\) == 0|to have non-zero size|tensor of 0 elements")
 
 
-#: The symptom of what must raise by the documentation and does not.
+#: The symptom of a run that is documented to raise and does not.
 ALLOWED = "runs although it is documented to raise"
 
 
 def check_contract(evidence: Evidence) -> Iterator[Verdict]:
-    """Judges every arm's error, or its absence and the completeness of its gradients; of eager the
-    type of what each linear returns under autocast."""
+    """Judges the error of every arm, or without an error whether it has all gradients. In eager,
+    also judges the dtype that each linear returns under autocast."""
     base = evidence.traces.get(evidence.base)
     if evidence.spec.narrowed and base is not None and base.error is None:
         yield _narrowed(evidence, base)
@@ -82,15 +83,15 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _allowed(evidence: Evidence, arm: str) -> Verdict:
-    """What must raise by the documentation ran to its end."""
+    """The divergence of a run that finished although it is documented to raise."""
     at, expect = At(what="error", phase="forward"), Refuses(evidence.forbidden)
     return diverged("contract", arm, "forward", ALLOWED, at, "a result", expect)
 
 
 def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: bool) -> str:
-    """Why this is no word about a library: torch refuses to checkpoint the user's model, as
-    documented, the model raises the same without any conversion, or Triton's interpreter is asked
-    for what it cannot do. "": it may be one."""
+    """Why this error is not a library's fault: torch refuses to checkpoint the user's model, as
+    documented, the model raises the same error without conversion, or a compiler traces a kernel of
+    Triton's interpreter, which does not support that. "" if it may be the library's fault."""
     if _UNTRACED in error.message:
         return _INTERPRETED
     changed = _MUTATED in error.message
@@ -128,7 +129,7 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
 
 
 def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
-    """Under autocast a linear returns autocast's type, as the nn.Linear that it stands for does."""
+    """Under autocast a linear must return autocast's dtype, as the nn.Linear it replaces does."""
     narrowed = evidence.spec.narrowed
     calls = [c for c in base.calls if c.phase == "forward" and c.forward in narrowed]
     if not calls:
@@ -137,7 +138,7 @@ def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
     if wide is None:
         return plain("contract", evidence.base, "output", "ok")
     if "autocast_ignored" in evidence.deviations:
-        # every other rule then judges the layer by the type it has
+        # every other rule then judges the layer by the dtype that it returns
         passed = plain("contract", evidence.base, FOLLOWED, "ok", "autocast_ignored")
         return passed.known(evidence.deviations["autocast_ignored"])
     at = At(what="result", name="output", layer=wide.module, call=wide.index, phase="forward")
@@ -146,12 +147,13 @@ def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
     )
 
 
-#: Errors of triton_on_cpu, whatever may be refused: what a kernel does to memory.
+#: Errors of triton_on_cpu about memory that a kernel writes -> their symptoms. They are never
+#: refusals.
 _OF_MEMORY = {
     "OutsideError": "memory written outside",
     "WrittenTwiceError": "memory written twice",
 }
-#: What is wrong in words, and what of a refusal is lacking; "": it should not refuse at all.
+#: What is wrong, in words, and what the refusal lacks; "" if it should not refuse at all.
 _Problem = tuple[str, Lacking | Literal[""]]
 
 
@@ -171,7 +173,7 @@ def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) ->
         return "unclear refusal of an empty dimension", "clarity"
     if not evidence.refusal:
         return "fails although nothing forbids it", ""
-    if error.phase == "backward" and evidence.layers:  # a function's own call may come there
+    if error.phase == "backward" and evidence.layers:  # a bare function may be called only there
         return "refused only in backward", "time"
     if not states_rule:
         return "refusal states no rule", "rule"
@@ -186,13 +188,15 @@ def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) ->
 
 
 def _called(layer: str) -> str:
-    """How a message may call a linear: a number, of a list, says nothing without the list."""
+    """The name by which a message may refer to a linear. The number of a linear in a list means
+    nothing without the name of the list."""
     *_, parent, name = "", *layer.split(".")
     return f"{parent}.{name}" if name.isdecimal() and parent else name
 
 
 def accepted(arm: str, case: str, rule: str) -> Verdict:
-    """The library ran a shape that its plan has no blocks for: nothing else can be judged of it."""
+    """The divergence of a library that ran a shape which its plan's blocks do not divide. Nothing
+    else of that run can be judged."""
     symptom, at = "accepts what its blocks do not divide", At(what="error", name=case)
     return diverged("contract", arm, "output", symptom, at, "a result", Refuses(rule))
 

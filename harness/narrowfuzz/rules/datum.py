@@ -1,4 +1,4 @@
-"""What one rule alone reads of a case."""
+"""Data of a case that only one rule reads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Datum(Generic[T]):
-    """Data that one rule reads (``Evidence.datum``). ``judge/observe.py`` says how it is made; this
-    says how to falsify it, so that ``narrowfuzz vacuity`` can ask whether the rule notices."""
+    """Data that only one rule reads (``Evidence.datum``), which ``judge/observe.py`` computes, and
+    how to falsify it, so that ``narrowfuzz vacuity`` can test whether the rule notices."""
 
     name: str
-    #: The same with false numbers, made by a function of arrays; None: there is none to falsify.
+    #: Returns the data with false numbers, made by the given function of arrays; None if there is
+    #: nothing to falsify.
     falsified: Callable[[T, Callable[[NDArray[Any]], NDArray[Any]]], T | None]

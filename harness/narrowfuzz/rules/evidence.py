@@ -1,4 +1,4 @@
-"""What rules look at: the case, its reference and the arms' traces."""
+"""The evidence that rules judge: a case, its reference and the traces of its arms."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Rerun = Callable[[dict[str, F32], Spec, str], Trace]
 
 #: The eager arms that recompute nothing: on oneDNN's kernels, and on PyTorch's own.
 EAGER, NATIVE = arms.EAGER.name, arms.EAGER_NATIVE.name
-#: Why two runs of the same need not be the same.
+#: Why two runs of the same case may differ.
 BY_CHANCE = "rounded by chance, or added up in no fixed order"
 
 
 @dataclass(frozen=True)
 class OwnLayers:
-    """What there is besides of a library's own layers, which keep a state between events."""
+    """Further evidence about a library's own layers, which keep a state between events."""
 
     kind: Literal["delayed", "current", "mx"]
     policy: Callable[[Settings], Policy | None]
@@ -50,96 +50,99 @@ class OwnLayers:
     #: Runs the most expensive arm again, after all others and without clearing any state; None: not
     #: done for this case.
     after_others: Callable[[], Trace] | None = None
-    #: What a rank leaves that runs alone on an arm of ranks, and the plain run of another Spec.
+    #: ``alone`` runs one rank of an arm by itself, in one process; ``run`` runs another Spec in
+    #: eager, without a checkpoint.
     alone: Callable[[str, int], Trace] | None = None
     run: Callable[[Spec], Trace] | None = None
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything about one judged case. Traces are by arm name, in ladder order; of a converted
-    model on ranks the first is of its pieces in one process."""
+    """Everything about one judged case. Traces are by arm name, in ladder order; for a converted
+    model on ranks the first is the run of all pieces in one process."""
 
     case: Case
     traces: Mapping[str, Trace]
-    #: As-built deviations switched on, each with the ledger entry that documents it.
+    #: As-built deviation that is switched on -> the known issue that documents it.
     deviations: Mapping[str, str] = field(default_factory=dict)
     #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
     refusal: str = ""
-    #: Why the model must raise an error, as the documentation says; "" of others.
+    #: Why the model must raise an error, according to documentation; "" if it need not.
     forbidden: str = ""
-    #: What a recipe does to a single linear, and what the linear or the model is given; of a
-    #: library's own layers neither.
+    #: The recipe's plan of a single linear, and the tensors that the linear or the model gets; both
+    #: are unset for a library's own layers.
     plan: Plan = field(default_factory=lambda: unquantised("fp32"))
     tensors: dict[str, F32] = field(default_factory=dict)
     #: Second runs of the same arm on the same case, untapped.
     repeats: Mapping[str, Trace] = field(default_factory=dict)
-    #: Arms whose inner roundings may be left out.
+    #: Arms that may omit inner roundings.
     elides: frozenset[str] = frozenset()
-    #: True: an arm failed, and so would the dearer ones and other data.
+    #: True: an arm failed, so more expensive arms and other data would fail, too.
     stopped: bool = False
-    #: Of a library's own layers; None: a recipe converts a model.
+    #: Set for a library's own layers; None: a recipe converts a model.
     library: OwnLayers | None = None
     rerun: Rerun | None = None
-    #: The reference of this very plan and these tensors, if somebody has one.
+    #: A reference that was already computed for this plan and these tensors; None: there is none.
     prepared: Reference | None = None
-    #: Which of several things is looked at, this many-th in turn; None: all of them.
+    #: Number that selects, modulo their count, which calls or peers are judged; None: all of them.
     focus: int | None = None
-    #: Runs the float64 twin; None where it would draw other random numbers.
+    #: Runs the float64 twin, the same model in float64; None if there is none, for example because
+    #: it would draw other random numbers.
     twin: Callable[[], dict[str, F64]] | None = None
-    #: Plan of a layer that was converted, of another Spec of a single linear.
+    #: ``plan_of``: the plan of a converted linear with this Spec. ``plan_of_other``: the plan of a
+    #: single linear with another Spec, which conversion may leave unconverted.
     plan_of: Callable[[Spec], Plan] | None = None
     plan_of_other: Callable[[Spec], Plan] | None = None
-    #: Parameters that are another one under a second name -> its first name.
+    #: Second name of a tied parameter -> its first name.
     tied: Mapping[str, str] = field(default_factory=dict)
-    #: How the device adds what it multiplies.
+    #: How the device accumulates products.
     accumulators: Accumulators = field(default_factory=lambda: CPU)
-    #: Dotted names of the linears that conversion was given; none where a function is under test.
+    #: Dotted names of the linears that conversion was given; empty if a bare function is tested.
     layers: tuple[str, ...] = ("proj",)
-    #: Gradients a backward must leave.
+    #: Names of the gradients that a backward must produce.
     gradients: frozenset[str] = frozenset()
-    #: Of gradients that are not there, those that need not be; None: all that are named must be.
+    #: Missing gradients -> those of them that may be missing; None: all ``gradients`` must exist.
     excused: Callable[[frozenset[str]], frozenset[str]] | None = None
     #: Does the library promise that a row has the same bits in any batch?
     batch_invariant: bool = False
-    #: The error of a user's unconverted model on an arm; None where the model is no user's.
+    #: The error of a user's unconverted model on an arm; None if the model is not a user's.
     unconverted_error: Callable[[str], RunError | None] | None = None
-    #: A change of the census without the lost attributes that nobody reads, None if nothing is left
-    #: of it; None: nobody can be asked.
+    #: A change of the census -> the same without lost attributes that nothing reads, None if no
+    #: change remains; None: it is not known which attributes are read.
     unread: Callable[[Change], Change | None] | None = None
-    #: True: nothing but linears and pointwise operations.
+    #: True: the model has only linears and pointwise operations.
     pointwise: bool = True
-    #: The linear that makes the model's output, used once and by nothing else; "" if none does.
+    #: The linear that makes the model's output, used once and for nothing else; "" if none does.
     last: str = ""
-    #: Parts of the model that a checkpoint recomputes one by one; none: the model is one part.
+    #: Parts of the model that a checkpoint recomputes one by one; empty: the model is one part.
     regions: tuple[str, ...] = ()
     #: Other recipes that run this Spec with power-of-two scales, and their plans.
     peers: Callable[[], dict[str, Plan]] = dict
-    #: What a result of a model's layer rests on, by the result's name.
+    #: Result of a model's layer -> checksums of the tensors that it depends on.
     given: Callable[[str], tuple[Given, ...]] = lambda role: ()
-    #: Arms whose generated code may divide by approximation.
+    #: Arms whose generated code may approximate divisions.
     approximate: frozenset[str] = frozenset()
-    #: Arms that did not do what their name says, and why; they have no trace.
+    #: Arm that did not run as its name states -> why; it has no trace.
     void: Mapping[str, str] = field(default_factory=dict)
-    #: How what one rule alone reads is come by, where there is any.
+    #: Data that only one rule reads -> the function that computes it.
     data: Mapping[Datum[Any], Callable[[], Any]] = field(default_factory=dict)
-    #: True of a single linear that conversion leaves alone.
+    #: True for a single linear that conversion leaves unconverted.
     unconverted: bool = False
-    #: Of a case on ranks: how linears are shared, by name, colwise or rowwise.
+    #: On ranks: name of a linear that tensor-parallel ranks share -> colwise or rowwise.
     styles: Mapping[str, str] = field(default_factory=dict)
-    #: Runs the model on the ranks that no recipe has converted; runs the case on ranks that are
-    #: laid out otherwise. None in one process.
+    #: On ranks: ``unconverted_run`` runs the unconverted model, ``laid_out`` runs the case on
+    #: another layout. None in one process.
     unconverted_run: Callable[[], Trace] | None = None
     laid_out: Callable[[Sharding], Trace] | None = None
 
     def datum(self, of: Datum[T]) -> T | None:
-        """What one rule alone reads; None where there is nothing of the kind."""
+        """Data that only one rule reads; None if the case has none."""
         made: Callable[[], T] | None = self.data.get(of)
         return None if made is None else made()
 
     @property
     def own(self) -> OwnLayers:
-        """Of a library's own layers, which the rules of these alone ask for."""
+        """``library``, for the rules that judge only a library's own layers."""
         assert self.library is not None
         return self.library
 
@@ -150,29 +153,29 @@ class Evidence:
 
     @property
     def in_one_process(self) -> dict[str, Trace]:
-        """Those of all others."""
+        """The traces of arms that run in one process."""
         return {arm: trace for arm, trace in self.traces.items() if not BY_NAME[arm].sharded}
 
     @property
     def ran(self) -> bool:
-        """True if the cheapest arm came to its end, and nothing stopped the others."""
+        """True if the cheapest arm finished and no failure stopped the others."""
         cheapest = next(iter(self.traces.values()), None)
         return cheapest is not None and cheapest.error is None and not self.stopped
 
     @property
     def base(self) -> str:
-        """The arm that others, and runs on other data, are compared with."""
+        """The arm with which other arms, and runs on other data, are compared."""
         return base_of(self.spec).name
 
     @property
     def plain(self) -> dict[str, Trace]:
-        """The eager runs that recomputed nothing and came to their end."""
+        """The eager runs that recomputed nothing and finished."""
         found = {arm: self.traces.get(arm) for arm in (EAGER, NATIVE)}
         return {arm: run for arm, run in found.items() if run is not None and run.error is None}
 
     @cached_property
     def reference(self) -> Reference:
-        """The plan of this case, executed: alone, unless that was prepared for several draws."""
+        """The executed plan of this case: ``prepared`` if it fits, else computed for this case."""
         made = self.prepared
         if made is not None and made.of(self.plan, self.tensors):
             return made
@@ -183,21 +186,22 @@ class Evidence:
         return {}
 
     def rounded_from(self, got: F32, fmt: Format) -> tuple[F64, F64] | None:
-        """What rounds to a result; None where it is no value of the format. Several rules ask it of
-        the same."""
+        """The least and the largest number that round to each element of a result; None if an
+        element is no value of the format. Cached, since several rules need it of the same result.
+        """
         key = id(got), fmt.name
-        if key not in self._rounded_from:  # the result stays alive, and so its id its own
+        if key not in self._rounded_from:  # the cache keeps the result alive, so its id is unique
             self._rounded_from[key] = got, rounded_from(got, fmt)
         return self._rounded_from[key][1]
 
     @cached_property
     def exact(self) -> dict[str, F64]:
-        """The twin's results."""
+        """The results of the float64 twin."""
         assert self.twin is not None
         return self.twin()
 
     def not_strict(self, arm: str) -> str:
-        """Why this arm need not leave eager's bits, or "" if it must."""
+        """Why this arm may give other bits than eager, or "" if it must give the same."""
         asked = BY_NAME[arm]
         if self.twin is None:
             return "random numbers are drawn in another order"
@@ -218,7 +222,7 @@ class Evidence:
         return ""
 
     def promised(self, other: Spec) -> Plan:
-        """The plan of another Spec: conversion may leave a linear of other sizes alone."""
+        """The plan of another Spec; conversion may leave a linear of other sizes unconverted."""
         return self.plan if self.plan_of_other is None else self.plan_of_other(other)
 
     def left_alone(self, arm: str, layer: str) -> bool:
@@ -240,7 +244,7 @@ class Evidence:
         return next((one.unobserved for one in seen if one.unobserved), None)
 
     def backward_of(self, role: Role) -> bool:
-        """False for gradients where there was no backward."""
+        """False for a gradient if there was no backward."""
         return role == "output" or self.spec.trains
 
     @property
@@ -266,7 +270,7 @@ class Evidence:
         return BY_NAME[arm].native
 
     def compared(self, arm: str) -> bool:
-        """True for arms that do eager's work by other code."""
+        """True for arms that compute the same as eager by other code."""
         return self.compiled(arm) or (self.native(arm) and self.base == EAGER)
 
     def seen_values(self, role: Role, side: str, seen: Seen) -> F64 | None:
@@ -293,11 +297,11 @@ class Evidence:
         return reference.multiplied(reference.values(seen.codes, scale, operand.plan), gemm, dtype)
 
     def seen_scale(self, role: Role, side: str, seen: Seen) -> Scale | None:
-        """The scale the codes were made with, or None where it cannot be known.
+        """The scale s with which the codes were made, or None where it cannot be known.
 
-        A kernel that takes inverses fixes s where 1/s is exact or agrees with the reference's. One
-        that runs on unit scales shows none: then s is the plan's, unless a known deviation of the
-        library leaves two candidates.
+        If the kernel gets the inverse of s, s is known if that inverse agrees with the reference's
+        or is a power of two. A kernel that runs on unit scales shows no scale: then s is the
+        plan's, unless a known deviation of the library leaves two candidates.
         """
         quantised = self.reference.operand(role, side).quantised
         assert quantised is not None
@@ -326,7 +330,7 @@ class Evidence:
 
 
 def identical(x: Any, y: Any) -> bool:
-    """The same bytes in the same shape: then no element needs a look."""
+    """True for the same bytes, dtype and shape: then no element needs to be compared."""
     return bool(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes())
 
 

@@ -1,4 +1,4 @@
-"""Results against what an operator may return: ``operators.operator.Expected``."""
+"""Comparison of results with what an operator may return: ``operators.operator.Expected``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import between, number
 from narrowfuzz.trace.verdict import Verdict
 
-#: Why results inside their intervals are no pass: zeros, or the opposite signs, would be, too.
+#: Why results inside their intervals do not pass: zeros, or the opposite signs, would fit, too.
 NOTHING = "no element is known to be other than zero"
 _UNKNOWN = "every element may overflow or is NaN"
 
 
 def outside(may: Expected, got: F32) -> NDArray[np.bool_]:
-    """Elements that are known, and neither lie in their interval nor are the NaN they must be."""
+    """True for elements of ``got`` that neither lie in their interval nor are the NaN they must be;
+    elements of which nothing is known are False."""
     inside = bounds.contains(may.lo, may.hi, got) | may.unknown
     if not inside.all():
         inside |= np.isnan(got) & np.isnan(may.lo)
@@ -29,7 +30,8 @@ def outside(may: Expected, got: F32) -> NDArray[np.bool_]:
 
 
 def passed(rule: str, arm: str, role: str, may: Expected) -> Verdict:
-    """The verdict where nothing is outside: inconclusive if zeros would not be, either."""
+    """The verdict if no element is outside: ok, or inconclusive if zeros would not be outside,
+    either."""
     known = ~may.unknown
     if may.unknown.size and not known.any():
         return plain(rule, arm, role, "inconclusive", _UNKNOWN)
@@ -42,14 +44,15 @@ def passed(rule: str, arm: str, role: str, may: Expected) -> Verdict:
 def beyond(
     rule: str, arm: str, role: str, symptom: str, at: At, got: F32, may: Expected, **more: Any
 ) -> Verdict:
-    """The number at this index is outside of its interval, and how far."""
+    """The divergence of the element at ``at.index``, which is outside of its interval, with the
+    distance as its factor."""
     came, expect = number(got[at.index]), between(may.lo[at.index], may.hi[at.index])
     factor = radii(may, got, at.index)
     return diverged(rule, arm, role, symptom, at, came, expect, factor=factor, **more)
 
 
 def radii(may: Expected, got: F32, at: tuple[int, ...]) -> float:
-    """How far off a result is, in units of what it may be off before it is rounded; 0 where that
-    says nothing."""
+    """The error of element ``at``, in units of the radius that is allowed before rounding; 0 if the
+    error or the radius is not finite, or the radius is 0."""
     off, radius = abs(float(got[at]) - float(may.centre[at])), float(may.radius[at])
     return off / radius if np.isfinite(off) and 0.0 < radius < np.inf else 0.0

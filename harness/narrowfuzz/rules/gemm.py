@@ -1,4 +1,4 @@
-"""O5 and O15 (the multiply, from operands really seen), O6 (the layer), O7 (the lattice)."""
+"""O5 and O15 (products of the observed operands), O6 (the layer's bound), O7 (the lattice)."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def _check_gemm(evidence: Evidence, rule: str, roles: tuple[Role, ...]) -> Itera
                 yield plain(rule, arm, role, "inconclusive", why)
                 continue
             centre, radius = centre_and_radius(evidence, role, a, b)
-            # the operands that were seen may be larger than those of the plan, and overflow
+            # the observed operands may be larger than those of the plan, and overflow
             unknown = np.isnan(centre) | ~np.isfinite(radius)
             skip = evidence.reference.may_overflow(role) | unknown
             yield within(evidence, rule, arm, role, got, centre, radius, skip)
 
 
 def observed(evidence: Evidence, trace: Trace, role: Role) -> tuple[F64 | None, F64 | None]:
-    """Both operands as they were really multiplied, None where one was not seen."""
+    """Both operands as they were really multiplied; None for one that was not observed."""
     site = trace.main_site(role)
     if site is None and evidence.plan.gemms[role].quantised:
         return None, None
@@ -97,8 +97,9 @@ def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _summed_codes(evidence: Evidence, trace: Trace, got: F32) -> NDArray[np.bool_]:
-    """Where a bias gradient is the sum of the output gradients that a GEMM multiplied, rounded to
-    the layer's dtype; nowhere if the reference does not follow that deviation."""
+    """True where a bias gradient is the sum of the quantised output gradients that a GEMM
+    multiplied, rounded to the layer's dtype; False everywhere if the reference does not follow that
+    deviation."""
     fmt, nowhere = FORMATS[evidence.spec.dtype], np.zeros(got.shape, dtype=bool)
     if "bias_gradient_of_codes" not in evidence.deviations:
         return nowhere
@@ -146,9 +147,9 @@ def check_lattice(evidence: Evidence) -> Iterator[Verdict]:
 def on_lattice(
     evidence: Evidence, role: Role, *, work: Reference | None = None, addend: float = 0.0
 ) -> bool:
-    """All partial sums exact: operands are multiples of one unit and sums, ``addend`` included,
-    stay below as many units as the accumulator holds, 2^24 in fp32. Checked on the operands of
-    ``work`` (the case's own reference by default), not assumed from the regime."""
+    """True if all partial sums are exact: operands are multiples of one unit and sums, ``addend``
+    included, stay below as many units as the accumulator holds, 2^24 in fp32. Checked on the
+    operands of ``work`` (the case's own reference by default), not assumed from the regime."""
     if evidence.case.data.regime != "lattice":
         return False
     work = work or evidence.reference
@@ -171,7 +172,7 @@ def on_lattice(
         unit *= _grid(magnitude)
         magnitudes.append(magnitude)
     exact = evidence.plan.gemms[role].accumulator.exact_below
-    # the sum of magnitudes itself only where its largest possible value does not do
+    # the sum of magnitudes is computed only if its simple upper bound is too large
     most = [float(np.max(x, initial=0.0)) for x in magnitudes]
     reach = magnitudes[0].shape[1] * most[0] * most[1] + addend
     if not (reach < exact * unit and reach < 2.0**100):
@@ -180,7 +181,8 @@ def on_lattice(
 
 
 def _grid(magnitude: F64) -> float:
-    """A power of two that divides every element, or 0: a sixteenth of the largest's binade."""
+    """A power of two that divides every element: a sixteenth of the one at or below the largest
+    element, 1 if all are zero. 0 if it does not divide them."""
     largest = float(np.max(magnitude, initial=0.0))
     if largest == 0.0:
         return 1.0
@@ -199,7 +201,8 @@ def within(
     radius: F64 | float,
     skip: Any,
 ) -> Verdict:
-    """``got`` against the interval around ``centre``, with the bias where there is one."""
+    """Judges ``got`` by the interval around ``centre``, to which an output's bias is added.
+    Elements in ``skip`` are not judged."""
     if got.size and skip.all():
         return plain(rule, arm, role, "inconclusive", "every element may overflow or is NaN")
     bias = evidence.tensors.get("bias") if role == "output" else None
@@ -208,7 +211,7 @@ def within(
         return _passed(rule, arm, role, share)
     lo, hi = interval(evidence, arm, role, centre, radius, bias)
     bad = ~(bounds.contains(lo, hi, got) | skip)
-    if bias is not None:  # a NaN or Inf bias is the bias's business
+    if bias is not None:  # nothing is known of results with a NaN or Inf bias
         bad &= np.isfinite(bias)[None, :]
     if not bad.any():
         judged = ~skip if bias is None else ~skip & np.isfinite(bias)[None, :]
@@ -236,8 +239,8 @@ def within(
 
 
 def rescaled(evidence: Evidence, role: Role) -> Any:
-    """The elements that a factor of both scales, computed as one number, may make Inf or NaN; None
-    where the reference does not follow that deviation."""
+    """True for elements that become Inf or NaN if both inverse scales are first multiplied into one
+    factor; None if the reference does not follow that deviation."""
     if "rescale_overflow" in evidence.deviations and evidence.plan.gemms[role].post_scale:
         return evidence.reference.rescale_overflows(role)
     return None
@@ -259,11 +262,11 @@ def _surely_within(
     skip: Any,
     bias: F32 | None,
 ) -> bool:
-    """True where a cheap test shows that every result lies in its interval, and that zeros would
-    not: what most results pass. False says nothing.
+    """True if a cheap test, which most results pass, shows that every result lies in its interval
+    and that zeros would not. False means that it is not known.
 
-    Instead of rounding both ends of every interval it asks which numbers round to the result,
-    which is the same where the ends are rounded once (``rounded_from``).
+    Instead of rounding both ends of every interval it compares these with the numbers that round to
+    the result (``rounded_from``), which is equivalent if the ends are rounded once.
     """
     dtype, fmt = evidence.spec.dtype, _rounds_to(evidence, role, got, bias)
     ends = None if fmt is None or arm in evidence.elides else evidence.rounded_from(got, fmt)
@@ -287,39 +290,39 @@ def _surely_within(
         if not inside.all():
             lo, hi = round_to(np.stack([lo, hi]), fmt, overflow="ieee")
             inside |= (lo + bias <= most) & (hi + bias >= least)
-        # the ends however the bias is added: three radii, and some roundings on the way
+        # ends that hold however the bias is added: three radii, and some roundings on the way
         slack = 4.0 * radius + 2.0**-6 * (np.abs(centre) + np.abs(bias))
         total = centre + bias
         return bool(inside.all()) and _tells((total - slack, total + slack), fmt.min_normal, judged)
 
 
 def _rounds_to(evidence: Evidence, role: Role, got: F32, bias: F32 | None) -> Format | None:
-    """The format that one rounding takes a GEMM's sum to; None where that is not one rounding."""
+    """The format to which a GEMM's sum is rounded once; None if it is rounded more than once."""
     rounding, dtype = evidence.plan.gemms[role].rounding, evidence.spec.dtype
     if rounding == ("out",):
         return FORMATS[dtype]
     if rounding != ("bf16", "out") or dtype == "fp16" or bias is not None:
         return None
-    # the first of these roundings has no subnormals; of other numbers the second rounds nothing
+    # the rounding to bf16 has no subnormals; other numbers are not changed by the second rounding
     small = np.abs(got)
     return None if ((small > 0.0) & (small <= BF16.min_normal)).any() else BF16
 
 
 def _through_fp32(end: F64, inwards: float) -> F64:
-    """An end that numbers do not pass when they are rounded to fp32 first: it is one of fp32, or is
-    moved by more than that rounding moves."""
+    """A safe end for numbers that are rounded to fp32 before they are compared: ``end`` itself if
+    fp32 holds it, else moved inwards by more than that rounding moves a number."""
     with np.errstate(all="ignore"):
         moved = end + inwards * (np.abs(end) * 2.0**-23 + 2.0**-149)
         return np.where(end.astype(np.float32) == end, end, moved)
 
 
 def _tells(ends: tuple[F64, F64], tiny: float, judged: Any) -> bool:
-    """Is the sign of a result known that is judged?"""
+    """Is the sign of at least one judged result known?"""
     return bool((((ends[0] > tiny) | (ends[1] < -tiny)) & judged).any())
 
 
 def _used(got: F32, centre: F64, radius: F64 | float, skip: Any, bias: F32 | None) -> float:
-    """The largest share of its radius that a result uses; 0 where there is no radius."""
+    """The largest error of a judged result, as a share of its radius; 0 if there is no radius."""
     if not isinstance(radius, np.ndarray) or not got.size:
         return 0.0
     with np.errstate(all="ignore"):
@@ -328,7 +331,7 @@ def _used(got: F32, centre: F64, radius: F64 | float, skip: Any, bias: F32 | Non
 
 
 def _ignores_bias(evidence: Evidence) -> str:
-    """The ledger entry by which the output may lack its bias, "" if none does."""
+    """The known issue by which the output may lack its bias, "" if there is none."""
     if "bias_ignored" in evidence.deviations:
         return evidence.deviations["bias_ignored"]
     return "" if evidence.spec.k else evidence.deviations.get("bias_ignored_if_empty", "")
@@ -337,7 +340,7 @@ def _ignores_bias(evidence: Evidence) -> str:
 def interval(
     evidence: Evidence, arm: str, role: Role, centre: F64, radius: F64 | float, bias: F32 | None
 ) -> tuple[F64, F64]:
-    """What the layer may return around ``centre``, with every way the bias may be added."""
+    """Both ends of what the layer may return around ``centre``, however the bias is added."""
     gemm, dtype = evidence.plan.gemms[role], evidence.spec.dtype
     lo, hi = bounds.interval(
         centre, radius, gemm, dtype, bias=bias, may_elide=arm in evidence.elides

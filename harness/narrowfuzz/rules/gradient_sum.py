@@ -1,8 +1,8 @@
-"""O21: a parameter's gradient is the sum of what the calls of its layer computed.
+"""O21: a weight's gradient is the sum of the contributions of all calls of its linear.
 
-Where a linear is called once, O15 holds its gradient to the operands that were multiplied. Where a
-weight is used several times, autograd adds what the calls gave, and no call's own share is seen:
-the sum is held to all of them.
+If a linear is called once, O15 judges its gradient by the operands that were multiplied. If it is
+called several times, autograd adds the contributions of the calls, which cannot be observed one by
+one: the sum is judged by the operands of all calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME, _ROLE = "O21", "grad_parameter"
 
 
 def check_gradient_sum(evidence: Evidence) -> Iterator[Verdict]:
-    """Every weight of a linear that several calls of the last step used."""
+    """Judges the weight of every linear that was called several times in the last step."""
     if not evidence.plain or not evidence.spec.trains:
         yield plain(_NAME, evidence.base, _ROLE, "not_applicable")
         return
@@ -42,9 +42,9 @@ def check_gradient_sum(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _last_step(evidence: Evidence, trace: Trace) -> dict[str, list[LayerCall]]:
-    """The calls of each linear in the forwards that made the gradients that are left, where a
-    gradient came back to all; a weight that something else uses, too, is left out, and a graph that
-    ran backward twice: of it the last gradient is seen."""
+    """The calls of each linear in the forwards that contributed to the final gradients, if all of
+    these calls got a gradient back. Linears with tied weights are omitted. Empty if a graph ran
+    backward twice, since only its last gradient is observed."""
     made = last_gradients(evidence.spec.training)
     if len(set(made)) < len(made):
         return {}
@@ -61,11 +61,11 @@ def _last_step(evidence: Evidence, trace: Trace) -> dict[str, list[LayerCall]]:
 
 
 def _judge(evidence: Evidence, trace: Trace, layer: str, calls: Sequence[LayerCall]) -> Verdict:
-    """The sum's interval: each call's by bound 3.2, then additions in any order.
+    """Judges the sum by its interval: that of each call by bound 3.2, then additions in any order.
 
     Proof. The share of call i lies in [lo_i, hi_i]. n - 1 rounded additions in any order err by at
-    most gamma_{n-1} of the sum of magnitudes (Higham 4.2), with the unit roundoff of the narrower
-    of both dtypes, and the stored sum is one more rounding of it.
+    most gamma_{n-1} of the sum of magnitudes (Higham 4.2), with the unit roundoff of the narrowest
+    dtype of parameter and calls, and the stored sum is one more rounding of it.
     """
     name = f"{layer}.weight.grad"
     arm, got = trace.arm, trace.outputs.get(name)
@@ -97,18 +97,19 @@ def _judge(evidence: Evidence, trace: Trace, layer: str, calls: Sequence[LayerCa
 
 
 class _Share(NamedTuple):
-    """What one call may have added to the weight's gradient."""
+    """The interval of one call's contribution to the weight's gradient."""
 
     low: F64
     high: F64
-    #: Where nothing is known of it.
+    #: True where nothing is known of the contribution.
     unknown: Any
-    #: Where its factor of both scales may be Inf; None where the reference does not follow that.
+    #: True where the product of both inverse scales may be Inf; None if the reference does not
+    #: follow that deviation.
     rescaled: Any
 
 
 def _share(evidence: Evidence, arm: str, call: LayerCall) -> _Share | None:
-    """None where the call's operands were not seen."""
+    """The call's share; None if its operands were not observed."""
     layer = layer_evidence(evidence, arm, call)
     a, b = observed(layer, layer.traces[arm], "grad_weight")
     if a is None or b is None:

@@ -1,7 +1,8 @@
-"""What compiled graphs of a model hand to kernels, where fused code leaves no layer to look at.
+"""Checks of the kernels that a model's compiled graphs call: fused code has no layers to judge.
 
-Every multiply is held to bound 3.2 of the operands it really got. A weight is a graph input, so its
-quantised copy must be the plan's, under any compiler setting: that much of O2 and O3 is left.
+Every product must lie within bound 3.2 of the operands that the kernel really got. A weight is a
+graph input, so its quantised copy must be the plan's, under any compiler setting: to this extent O2
+and O3 still apply.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from narrowfuzz.trace.trace import Multiplied, Seen, Trace
 from narrowfuzz.trace.verdict import Verdict
 
 T = TypeVar("T")
-#: Calls judged per arm and case where one has a focus.
+#: The number of calls that are judged per arm and case if the case has a focus.
 CALLS = 6
-#: Weights of which a quantised copy is judged, per arm and case.
+#: The number of weights whose quantised copy is judged, per arm and case.
 COPIES = 2
-#: The symptom of a product that leaves its bound.
+#: The symptom of a product outside its bound.
 WRONG_PRODUCT = "kernel multiplies wrongly"
-#: What is at least so like a weight, by the cosine, is meant to be its copy: rounding leaves a copy
-#: above 0.9, and a random matrix of 256 elements lies eight standard deviations below this. Of
-#: codes no likeness is asked: in a forward only converted linears multiply by any.
+#: The smallest cosine with a weight at which a dequantised operand counts as the weight's copy:
+#: rounding leaves a copy above 0.9, and a random matrix of 256 elements lies eight standard
+#: deviations below this. Codes need no similarity: in a forward only converted linears multiply by
+#: codes.
 _A_COPY = 0.5
 
 
 def check_kernels(evidence: Evidence) -> Iterator[Verdict]:
-    """O5 and O15 on what compiled arms multiplied."""
+    """O5 and O15 for the products of compiled arms."""
     for arm, trace in _compiled(evidence):
         if not trace.multiplied:
             yield plain("O5", arm, "output", "inconclusive", "no kernel was seen to multiply")
@@ -55,7 +57,7 @@ def _compiled(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
 
 
 def some(items: tuple[T, ...], focus: int | None) -> tuple[T, ...]:
-    """A few of an arm's calls, other ones with another focus; all of them where it has none."""
+    """``CALLS`` of an arm's calls, starting from the one that ``focus`` selects; all if None."""
     if focus is None:
         return items
     start = focus % max(1, len(items))
@@ -109,7 +111,7 @@ def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
     if clean:
         yield from clean[0]
         return
-    # none fits: the one that it is most like is the one it should have been
+    # none fits: judge it as the copy of the weight that it is most similar to
     likeness = [_likeness(seen, e) for _, e in candidates]
     if seen.codes is None and max(likeness) < _A_COPY:
         why = "it is like none of the weights of its shape: what else a model multiplies by"
@@ -119,8 +121,8 @@ def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
 
 
 def _converted(evidence: Evidence) -> frozenset[str]:
-    """Weights of the layers that conversion converted and eager runs called, under every name they
-    have; all of them where no census was taken. A module whose weight alone is read, as that of
+    """All names of the weights of layers that were converted and that eager runs called; the names
+    of all tensors if no census was taken. A module of which only the weight is read, such as
     nn.MultiheadAttention's out_proj, quantises nothing."""
     census = next((t.census for t in evidence.traces.values() if t.census is not None), None)
     if census is None:
@@ -157,8 +159,8 @@ def _judge_copy(evidence: Evidence, name: str, arm: str, seen: Seen) -> Iterator
 
 
 def _likeness(seen: Seen, evidence: Evidence) -> float:
-    """The cosine between what was multiplied and a weight, which no scale changes: near 1 for a
-    copy of it, however wrongly rounded or scaled, and near 0 for any other matrix."""
+    """The cosine between an observed operand and a weight, which no scale changes: near 1 for a
+    copy of the weight, however wrongly rounded or scaled, and near 0 for any other matrix."""
     with np.errstate(all="ignore"):
         got, weight = (
             np.nan_to_num(t, posinf=0.0, neginf=0.0).ravel().astype(np.float64)

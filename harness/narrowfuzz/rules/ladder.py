@@ -1,4 +1,4 @@
-"""O23: sums of ladder data are, to the bit, what the plan's accumulator makes of them."""
+"""O23: sums of ladder data equal, to the bit, a result that the plan's accumulator may give."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from narrowfuzz.trace.expect import OneOf, between
 from narrowfuzz.trace.trace import Seen, Trace
 from narrowfuzz.trace.verdict import Verdict
 
-#: An element is judged where no more results than these are left open.
+#: An element is judged if it has at most this many possible results.
 MOST = 4
 _UNSEEN = Seen()
 
 
 def check_ladder(evidence: Evidence) -> Iterator[Verdict]:
-    """O23: every element is one of the results that the accumulator may give for the operands
-    really seen, rounded as the plan says."""
+    """O23: every element is one of the results that the accumulator may give for the observed
+    operands, rounded as the plan states."""
     for arm, trace in evidence.traces.items():
         for role in ROLES:
             why = _not_applicable(evidence, trace, role)
@@ -37,7 +37,7 @@ def check_ladder(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _not_applicable(evidence: Evidence, trace: Trace, role: Role) -> str | None:
-    """Why there is nothing to say of this GEMM; None if there is."""
+    """Why this GEMM is not judged; None if it is."""
     data, gemm = evidence.case.data, evidence.plan.gemms[role]
     if trace.error is not None or trace.outputs.get(role) is None:
         return ""
@@ -71,8 +71,8 @@ def _judge(evidence: Evidence, arm: str, trace: Trace, role: Role) -> Verdict:
 
 
 def _exact_scales(evidence: Evidence, trace: Trace, role: Role) -> bool:
-    """True where applying the scales rounds nothing: every one seen, or the plan's where none is,
-    is a power of two."""
+    """True if applying the scales rounds nothing: all of them, those of the plan and those that
+    were observed, are powers of two."""
     site = trace.main_site(role)
     seen = (_UNSEEN, _UNSEEN) if site is None else (site.a, site.b)
     for side, one in zip(("a", "b"), seen, strict=True):
@@ -88,7 +88,7 @@ def _exact_scales(evidence: Evidence, trace: Trace, role: Role) -> bool:
 
 
 def _results(evidence: Evidence, arm: str, role: Role, sums: F64) -> tuple[F64, F64]:
-    """What the layer may return for each sum, [choices, rows, columns]: both ends."""
+    """Both ends of what the layer may return for each possible sum, [choices, rows, columns]."""
     bias = evidence.tensors.get("bias") if role == "output" else None
     with np.errstate(invalid="ignore"):
         ends = [interval(evidence, arm, role, one, 0.0, bias) for one in sums]

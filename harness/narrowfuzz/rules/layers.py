@@ -1,7 +1,7 @@
-"""A model's linears as cases of their own: each call is judged from what it got and returned.
+"""A model's linears as cases of their own: each call is judged by its arguments and results.
 
-Whatever happened before a layer is then no excuse for it, and its own fault is not lost in what
-comes after. The rules are those of a single linear; nothing about them is weaker here.
+So errors of earlier layers do not excuse a layer, and later layers do not hide its own error. The
+rules are those of a single linear; nothing about them is weaker here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from narrowfuzz.trace.trace import LayerCall, Trace
 
 
 def layer_evidences(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
-    """Place and evidence of some calls of each layer in the plain eager runs, the first and the
-    last among them."""
+    """Yields place and evidence of some calls of each layer in the plain eager runs, always
+    including the first and the last."""
     for arm, trace in evidence.plain.items():
         calls = [c for c in trace.calls if c.phase == "forward"]
         times = Counter(call.module for call in calls)
@@ -36,11 +36,11 @@ def layer_evidences(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
                 yield At(layer=call.module, call=call.index), layer_evidence(evidence, arm, call)
 
 
-#: About so many calls of a layer are judged.
+#: The approximate number of calls that are judged of each layer.
 _CALLS = 4
-#: What a plain linear rounds under autocast.
+#: The tensors that an unconverted linear rounds under autocast.
 _PLAIN_ROUNDS = frozenset({"input", "weight", "bias"})
-#: What a result of a linear depends on.
+#: Result of a linear -> the tensors that it depends on.
 _RESTS_ON = {
     "output": ("input", "weight", "bias"),
     "grad_input": ("weight", "grad_output"),
@@ -50,7 +50,7 @@ _RESTS_ON = {
 
 
 def given_of(call: LayerCall, role: str) -> tuple[Given, ...]:
-    """Checksums of the tensors that ``role`` of this call rests on."""
+    """Checksums of the tensors that result ``role`` of this call depends on."""
     return tuple(
         Given(
             name,
@@ -88,7 +88,8 @@ def layer_evidence(evidence: Evidence, arm: str, call: LayerCall) -> Evidence:
 
 
 def layer_spec(spec: Spec, call: LayerCall, *, native: bool = False) -> Spec:
-    """The single linear that this call was; ``native`` where PyTorch's own kernels multiplied."""
+    """The Spec of a single linear that equals this call; ``native``: PyTorch's own kernels
+    multiplied."""
     out, width = call.tensors["weight"].shape
     return Spec(
         recipe=spec.recipe,
@@ -105,7 +106,8 @@ def layer_spec(spec: Spec, call: LayerCall, *, native: bool = False) -> Spec:
 
 
 def layer_tensors(call: LayerCall) -> dict[str, F32]:
-    """What the layer computed with: under autocast, what its recipe rounds first is rounded."""
+    """The tensors that the layer computed with: under autocast, those that its recipe rounds first
+    are rounded."""
     fmt = FORMATS[call.dtype]
     if fmt.bits == 32:
         return dict(call.tensors)

@@ -1,7 +1,7 @@
-"""O25: what a call of an operator returns lies within the proven bound of its float64 reference.
+"""O25: the results of a call of an operator lie within a proven bound of their float64 reference.
 
-The rule names no operator: what each may return, and what a call of it is, its own file says
-(``narrowfuzz/operators``).
+The rule names no operator: the file of each operator (``narrowfuzz/operators``) defines what is a
+call of it and what it may return.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NAME = "O25"
 
 
 def check_operators(evidence: Evidence) -> Iterator[Verdict]:
-    """O25 of every arm, and what it does not judge there; where one has a focus, of some of its
-    calls in turn. What was right on one arm is right on another that called it with the same bits
-    and got the same."""
+    """O25 for every arm, with a verdict for each operator that is not judged there; with a focus
+    only some calls are judged (``some``). A call that passed on one arm passes on others if its
+    arguments and results have the same bits."""
     right: dict[tuple[str, int], tuple[OperatorCall, list[Verdict]]] = {}
     for arm, trace in evidence.traces.items():
         if not trace.operators:
@@ -49,7 +49,7 @@ def check_operators(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _same(one: OperatorCall, other: OperatorCall) -> bool:
-    """Are all that they were given and all that they returned the same, to the bit?"""
+    """Are the arguments and the results of both calls the same, to the bit?"""
     if (one.settings, one.device, one.dtypes) != (other.settings, other.device, other.dtypes):
         return False
     return all(
@@ -64,8 +64,9 @@ def judge_call(
     trace: Trace | None = None,
     deviations: Mapping[str, str] = {},
 ) -> Iterator[Verdict]:
-    """A verdict on each of its results. What is wrong there is torch's, whatever the recipe; known
-    is one of which a deviation, each with its entry's id, accounts for every wrong element."""
+    """A verdict on each result of a call. A wrong result is torch's fault, whatever the recipe. It
+    is known if one of the deviations (name -> id of the known issue) explains every wrong element.
+    """
     operator = BY_NAME[call.operator]
     try:
         expected = operator.expected(call)
@@ -87,7 +88,7 @@ def judge_call(
             yield plain(NAME, arm, role, "inconclusive", why)
             continue
         at = first(bad := outside_of[name])
-        # a sum in a module's backward is known by the gradient that it gives
+        # a sum in a module's backward is identified by the gradient that it computes
         layer = call.module or ("" if trace is None else _gives(trace, got))
         wanted = Within(bits(result.lo[at]), bits(result.hi[at]))
         found = Verdict(
@@ -119,7 +120,7 @@ def judge_call(
 def _as_built(
     operator: Operator, call: OperatorCall, deviations: Mapping[str, str]
 ) -> dict[str, Mapping[str, Expected]]:
-    """What each deviation that holds makes of the call, by its entry."""
+    """Known issue -> the results that the call has by its deviation, for each that applies."""
     return {
         deviations[deviation.name]: deviation.expected(call)
         for deviation in operator.deviations
@@ -130,7 +131,7 @@ def _as_built(
 def _known(
     as_built: Mapping[str, Mapping[str, Expected]], name: str, got: F32, bad: NDArray[np.bool_]
 ) -> str:
-    """The entry whose deviation makes every wrong element what it is, "" if none does."""
+    """The known issue whose deviation explains every wrong element, "" if none does."""
     for entry, results in as_built.items():
         may = results.get(name)
         if may is not None and not (bad & (outside(may, got) | may.unknown)).any():
@@ -147,7 +148,7 @@ def _symptom(got: F32, expected: Expected, at: tuple[int, ...]) -> str:
 
 
 def _factor(got: F32, expected: Expected, at: tuple[int, ...]) -> float:
-    """How many times the tolerance, rounding included, the result is off."""
+    """The error of the result, in units of the tolerance, rounding included."""
     centre, value = float(expected.centre[at]), float(got[at])
     allowed = max(float(expected.hi[at]) - centre, centre - float(expected.lo[at]))
     off = abs(value - centre)
@@ -155,7 +156,7 @@ def _factor(got: F32, expected: Expected, at: tuple[int, ...]) -> float:
 
 
 def _gives(trace: Trace, result: F32) -> str:
-    """The module whose parameter has this very gradient, "" if there are none or several."""
+    """The module whose parameter has exactly this gradient, "" if there are none or several."""
     names = {
         name.rpartition(".grad")[0].rpartition(".")[0]
         for name, x in trace.outputs.items()

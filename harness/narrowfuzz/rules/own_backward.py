@@ -4,9 +4,9 @@ The last linear of a model is y = h W^T + b, so for each of its output features 
 
     sum_m g[m, n] y[m, n] = sum_k grad_W[n, k] W[n, k] + grad_b[n] b[n].
 
-Both sides come from one run and need no other one to compare with: this judges models that draw
-random numbers, of which a compiler draws others than eager does. Where backward recomputes h from
-other random numbers, or from other roundings of it, the sides differ.
+Both sides come from one run, so no other run is needed for comparison. So this also judges models
+that draw random numbers, for which a compiled run draws other numbers than eager. If backward
+recomputes h from other random numbers, or rounds it otherwise, the sides differ.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
 _NAME, _ROLE = "O22", "grad_parameter"
-#: Unit roundoffs of the results' dtype that each product may be off by: those of y, of grad_W, of
-#: the bias and of h, twice over.
+#: The tolerance of each product, in unit roundoffs of the results' dtype: two each for y, grad_W,
+#: the bias and h.
 ROUNDINGS = 8.0
-#: What sums in fp32 may add to that where products cancel.
+#: The smallest tolerance, relative to the magnitudes: sums in fp32 may be off by that where
+#: products cancel.
 FLOOR = 2.0**-12
 
 
 def check_own_backward(evidence: Evidence) -> Iterator[Verdict]:
-    """Every arm of an unquantised model whose output one linear makes."""
+    """Judges every arm of an unquantised model whose output is made by one linear."""
     why = _why_not(evidence)
     for arm, trace in evidence.traces.items():
         if trace.error is not None or why:
@@ -56,8 +57,9 @@ def _why_not(evidence: Evidence) -> str:
 
 
 def sides(results: Any, tensors: Any, last: str, tiny: float = 0.0) -> tuple[F64, F64, F64] | None:
-    """Both sums and the sum of magnitudes, per output feature; None where a gradient is missing.
-    A result below ``tiny``, its type's smallest normal number, is rounded as if it were that."""
+    """Both sums and the sum of magnitudes, per output feature; None if the weight's gradient is
+    missing. In the magnitudes results count at least ``tiny``, the dtype's smallest normal number,
+    since the rounding error of smaller ones is no smaller."""
     grad = results.get(f"{last}.weight.grad")
     if grad is None:
         return None
@@ -78,13 +80,13 @@ def sides(results: Any, tensors: Any, last: str, tiny: float = 0.0) -> tuple[F64
 
 
 def allowed(dtype: str, *, autocast: bool) -> float:
-    """What the sides may differ by, in units of the magnitudes."""
+    """The allowed difference of the sides, in units of the sum of magnitudes."""
     unit = FORMATS["bf16" if autocast else dtype].unit_roundoff
     return max(ROUNDINGS * unit, FLOOR)
 
 
 def largest(dtype: str) -> float:
-    """Magnitudes from which on a sum may have left the dtype's range on the way."""
+    """The sum of magnitudes from which on a partial sum may have left the dtype's range."""
     return FORMATS[dtype].max * 2.0**-10
 
 
@@ -105,8 +107,9 @@ def compared(
     dtype: str,
     allowed: float,
 ) -> Verdict:
-    """``passed``, or what is wrong with the sides that were ``found`` at the last weight's
-    gradient, whose rows are the output's features."""
+    """The verdict on the sides that were ``found`` (see ``sides``), which may differ by ``allowed``
+    times the magnitudes: ``passed``, or a divergence at a row of the last weight's gradient, whose
+    rows are the output features."""
     if found is None:
         return replace(passed, status="not_applicable", why="the last weight has no gradient")
     left, right, size = found

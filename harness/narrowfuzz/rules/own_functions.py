@@ -1,8 +1,8 @@
 """O24: the backward of a user's own ``autograd.Function`` is the derivative of its forward.
 
-Nothing that compares one way of running with another sees such a backward: it is wrong in all of
-them. ``play/derivatives.py`` says how finite differences bring their own error, and what is left
-alone because it may be meant.
+Comparing arms does not reveal a wrong backward, since it is wrong on all of them.
+``play/derivatives.py`` explains how the error of finite differences is measured, and which
+Functions are not judged because their backward may be intended.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ DERIVATIVES: Datum[tuple[Derivative, ...]] = Datum("a Function's backward", _fal
 
 
 def check_own_functions(evidence: Evidence) -> Iterator[Verdict]:
-    """One verdict for each Function, at the first of its arguments that has something to say. The
-    model is the same on every arm, so one speaks for all."""
+    """One verdict for each Function: at its first argument with a wrong derivative, else at the
+    first that could not be judged. The model is the same on every arm, so only one arm is judged.
+    """
     arm = evidence.base
     by_function: dict[str, list[Derivative]] = {}
     for one in evidence.datum(DERIVATIVES) or ():

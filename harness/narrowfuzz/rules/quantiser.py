@@ -1,7 +1,7 @@
 """O2 cast-exact, O3 scale-exact, O4 amax-exact: the quantiser, part by part.
 
-Each part starts from what was observed of the part before, so a wrong amax is not also a wrong
-scale and a wrong scale not also wrong codes.
+Each part is judged from the observed result of the part before, so that a wrong amax is not also
+reported as a wrong scale, nor a wrong scale as wrong codes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from narrowfuzz.trace.expect import Given, Is, Within, between, bits
 from narrowfuzz.trace.trace import Seen, Trace
 from narrowfuzz.trace.verdict import Verdict
 
-#: Symptom of a level-B operand, which cannot tell a wrong code from a wrong scale.
+#: Symptom of a level-B operand (dequantised values), which cannot tell a wrong code from a wrong
+#: scale.
 LEVEL_B = "dequantised value"
 
 
 def _operands(
     evidence: Evidence, rule: str
 ) -> Iterator[tuple[Trace, Role, str, Seen, Operand] | Verdict]:
-    """Every observed quantised operand, or the verdict that says why there is none."""
+    """Every observed quantised operand, or the verdict that states why there is none."""
     for arm, trace in evidence.traces.items():
         for role in ROLES:
             unused = trace.error is not None or not evidence.backward_of(role)
@@ -74,7 +75,8 @@ def check_amax(evidence: Evidence) -> Iterator[Verdict]:
         yield unequal("O4", trace.arm, role, "amax", place, seen.amax[at], expected[at])
 
 
-#: How far two divisions of 2 units in the last place each may leave a scale.
+#: Relative tolerance of a scale after two divisions that each err by up to 2 units in the last
+#: place.
 _APPROXIMATE = 2.0**-20
 
 
@@ -91,7 +93,7 @@ def check_scale(evidence: Evidence) -> Iterator[Verdict]:
 def judge_scale(
     evidence: Evidence, arm: str, role: Role, side: str, seen: Seen, operand: Operand
 ) -> Verdict:
-    """O3 of one operand."""
+    """O3 for one operand."""
     if seen.values is not None or evidence.scale_hidden(role, seen):
         return plain("O3", arm, role, "inconclusive", "scale is not observable")
     assert operand.quantised is not None and seen.scale is not None
@@ -101,7 +103,7 @@ def judge_scale(
         return plain("O3", arm, role, "ok")
     bad = ~same_bits(got, expected)
     rule, fmt = operand.plan.scale, operand.plan.format
-    if isinstance(rule, TwoLevelScale) and fmt is not None:  # under a tensor's NaN all blocks are
+    if isinstance(rule, TwoLevelScale) and fmt is not None:  # a NaN tensor scale voids all blocks
         bad &= ~(rule.void(got, fmt) & rule.void(expected, fmt))
     if arm in evidence.approximate and got.dtype == np.float32:
         with np.errstate(invalid="ignore"):
@@ -119,7 +121,8 @@ def judge_scale(
 
 
 def expected_scale(seen: Seen, operand: Operand) -> Scale:
-    """The plan's scale of the amax that was seen, or else is right; inverse if it was seen so."""
+    """The plan's scale for the observed amax, or for the correct one if none was observed; inverted
+    if the observed scale is an inverse."""
     assert operand.quantised is not None
     amax = operand.quantised.amax if seen.amax is None else seen.amax
     planned = identical(amax, operand.quantised.amax)  # the reference has made that scale already
@@ -161,14 +164,14 @@ def _scale_symptom(got: Any, expected: Any, amax: Any, plan: OperandPlan) -> str
 
 
 def _scale(scale: Any) -> Is:
-    """A scale as an expectation; of two levels the inner one, a byte that is a code."""
+    """A scale as an expectation; of a two-level scale the inner one, whose byte is a code."""
     if np.asarray(scale).dtype.names:
         return Is(bits(int(scale["block"])), byte=True)
     return Is(bits(scale), byte=np.asarray(scale).dtype == np.uint8)
 
 
 def check_cast(evidence: Evidence) -> Iterator[Verdict]:
-    """O2: codes equal nearest-even(x * s) with the scale that was observed."""
+    """O2: codes equal nearest-even(x * s) with the observed scale."""
     for item in _operands(evidence, "O2"):
         if isinstance(item, Verdict):
             yield item
@@ -180,14 +183,14 @@ def check_cast(evidence: Evidence) -> Iterator[Verdict]:
 def judge_cast(
     evidence: Evidence, arm: str, role: Role, side: str, seen: Seen, operand: Operand
 ) -> Verdict:
-    """O2 of one operand."""
+    """O2 for one operand."""
     if seen.values is not None:
         return _check_values(evidence, arm, role, side, seen)
     return _check_codes(evidence, arm, role, side, seen, operand)
 
 
 def _powers(scale: Any) -> bool:
-    """Powers of two only: what they are does not hang on how a quotient is rounded."""
+    """True if all scales are powers of two, which do not depend on how a quotient is rounded."""
     return bool((np.frexp(scale)[0] == 0.5).all())
 
 
@@ -229,7 +232,7 @@ def _check_codes(
 
 
 def expected_codes(scale: Scale, operand: Operand) -> Any:
-    """What the plan casts to under the scale that was seen."""
+    """The codes that the plan's cast gives with the observed scale."""
     planned = operand.quantised
     assert planned is not None
     if scale.tobytes() == planned.scale.tobytes():  # the reference has made these already
@@ -266,7 +269,8 @@ def _code_symptom(got: Any, want: Any, scale: Any, plan: OperandPlan, at: tuple[
 
 
 def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: Seen) -> Verdict:
-    """Level B: the dequantised operand itself, which pow-2 or correctly rounded quotients fix."""
+    """Level B: judges the dequantised operand, which is determined to the bit if scales are powers
+    of two or quotients are correctly rounded."""
     expected = evidence.reference.values(role, side)
     assert seen.values is not None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -292,8 +296,9 @@ def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: See
 
 
 def _values_nearby(evidence: Evidence, role: Role, operand: Operand) -> list[Any]:
-    """The dequantised operand under scales that are as far from the plan's as an approximate
-    division leaves them: each is a code over such a scale, by a division that is one, too."""
+    """The dequantised operand with the plan's scales, and with scales as far from these as an
+    approximate division may leave them. The division of a code by the scale is approximate, too:
+    ``_near`` allows for that."""
     assert operand.quantised is not None
     scales = [
         (operand.quantised.scale * factor).astype(np.float32)
@@ -303,7 +308,7 @@ def _values_nearby(evidence: Evidence, role: Role, operand: Operand) -> list[Any
 
 
 def _near(got: Any, values: Sequence[Any]) -> Any:
-    """Where a value is one of these, but for an approximate division."""
+    """True where ``got`` is one of these values, up to the error of an approximate division."""
     near = np.zeros(got.shape, dtype=bool)
     with np.errstate(invalid="ignore"):
         for value in values:
@@ -312,8 +317,8 @@ def _near(got: Any, values: Sequence[Any]) -> Any:
 
 
 def _first_of(left: Any, bad: Any) -> tuple[int, ...]:
-    """An element that no deviation accounts for: one that some does is wrong without a cause of its
-    own, and would be in a library that has only the deviation."""
+    """The first element that no deviation explains (``left``), else the first wrong one (``bad``):
+    an element that a deviation explains would also be wrong in a library without the new bug."""
     return first(left if left.any() else bad)
 
 
@@ -342,5 +347,5 @@ def _at(what: What, role: Role, side: str, index: tuple[int, ...]) -> At:
 
 
 def _source(role: Role, side: str, index: tuple[int, ...], x: Any) -> tuple[Given, ...]:
-    """What was quantised there."""
+    """The element that was quantised there."""
     return (Given("x", _at("source", role, side, index), bits(x[index])),)

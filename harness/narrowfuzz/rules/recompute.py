@@ -1,7 +1,7 @@
 """O12 checkpoint-equal, O13 recompute-consistency, O18 saved-statistics.
 
-What backward recomputes must be what forward computed, and what forward kept (attention's output
-and log-sum-exp) must belong to it.
+What backward recomputes must equal what forward computed, and what forward saved (attention's
+output and log-sum-exp) must belong to that forward.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("O12", arm, "output", "not_applicable")
             continue
         if asked.checkpoint == "reentrant" and evidence.spec.sums_forwards:
-            # it runs a backward of its own for each of them
+            # a reentrant checkpoint runs a separate backward for each of them
             why = "gradients of several forwards are added in another order"
             yield plain("O12", arm, "output", "not_applicable", why)
             continue
@@ -48,7 +48,7 @@ def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _before_a_step(spec: Spec) -> frozenset[str]:
-    """Outputs that no gradient has reached."""
+    """Names of the outputs before the first step, which no gradient has influenced."""
     forwards = [i for i, event in enumerate(spec.training) if isinstance(event, Forward)]
     steps = [i for i, event in enumerate(spec.training) if isinstance(event, Step)]
     before = [n for n, i in enumerate(forwards) if not steps or i < steps[0]]
@@ -61,8 +61,8 @@ def _sums_otherwise(evidence: Evidence, arm: str) -> bool:
 
     A reentrant checkpoint runs its region on a detached input, and autograd stores the gradient of
     such a leaf with the leaf's strides (torch/csrc/autograd/functions/accumulate_grad.h); without a
-    checkpoint it has those that backward made. So behind a transposed input the region before gets
-    its gradient in another layout, and kernels add by layout.
+    checkpoint the gradient has the strides that backward made. So with a transposed input the
+    preceding region gets its gradient in another layout, on which a kernel's order of sums depends.
     """
     spec = evidence.spec
     return (
@@ -73,7 +73,7 @@ def _sums_otherwise(evidence: Evidence, arm: str) -> bool:
 
 
 def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
-    """O13: what a recomputed GEMM multiplies equals what the forward's multiplied."""
+    """O13: a recomputed GEMM multiplies the same operands as the GEMM of the forward."""
     for arm, trace in evidence.traces.items():
         if not BY_NAME[arm].recomputes:
             continue
@@ -114,13 +114,13 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
             yield plain("O13", arm, "output", "inconclusive", _NOTHING) if nothing else verdict
         moved = any(verdict.status != "ok" for verdict in handed.values())
         if moved or not sites or not again_sites:
-            continue  # it was handed something else, or its product was kept
+            continue  # its arguments differ, or its product was saved instead of recomputed
         for side in ("a", "b"):
             x, y = getattr(sites[0], side), getattr(again_sites[0], side)
             yield _same_seen(arm, place, side, x, y)
 
 
-#: A layer, its call and its recompute.
+#: A layer, the number of its forward call, and the number of its recompute.
 _Place = tuple[str, int, int]
 _ALONE: _Place = ("", 0, 0)
 
@@ -140,12 +140,14 @@ _NOTHING = "nothing but zeros and NaN"
 
 
 def _says(x: Any) -> bool:
-    """Is there anything but zeros and NaN, which another tensor may hold as well?"""
+    """Does it hold anything but zeros and NaN, which prove nothing: another tensor may hold them,
+    too?"""
     return bool(((x != 0) & (x == x)).any())
 
 
 def _parts(x: Seen, y: Seen) -> tuple[tuple[str, Any, Any], ...]:
-    """What two sights of an operand are compared by; a NaN's sign means nothing."""
+    """The arrays by which two observations of an operand are compared: (name, first, second). Codes
+    are made canonical, since a NaN's sign means nothing."""
     return (
         ("scale", x.scale, y.scale),
         ("codes", _codes(x), _codes(y)),
@@ -166,7 +168,7 @@ def _same(arm: str, place: _Place, what: str, before: Any, after: Any, side: str
         return plain("O13", arm, "output", "ok")
     at = first(bad) if bad is not None else ()
     named = what if what in ("scale", "codes") else "operands"
-    # handed to the layer: an operand before it is quantised
+    # without a side it is an argument of the layer, an operand before it is quantised
     layer, call, recompute = place
     there = At(
         what=what if side else "source",  # type: ignore[arg-type]
@@ -188,7 +190,7 @@ def _compiled(arm: str, trace: Trace) -> Verdict:
     repeats = 0
     for again in (m for m in trace.multiplied if m.phase == "backward"):
         originals = [m for m in forward if _equal(m.b, again.b)]
-        if not originals or _ambiguous(again.b):  # then it may be the input gradient's as well
+        if not originals or _ambiguous(again.b):  # then it may be the input gradient's GEMM
             continue
         repeats += 1
         if not any(_equal(m.a, again.a) for m in originals):
@@ -210,8 +212,8 @@ def _equal(x: Seen, y: Seen) -> bool:
 
 
 def _ambiguous(seen: Seen) -> bool:
-    """True for a weight that another operand may equal: its own transpose, or one value alone
-    (zeros, or NaNs once training has diverged)."""
+    """True for a weight that another operand may equal: it equals its own transpose, or holds a
+    single value (zeros, or NaNs once training has diverged)."""
     array = _codes(seen) if seen.codes is not None else seen.values
     assert array is not None
     symmetric = array.shape[0] == array.shape[1] and bool(same_bits(array, array.T).all())
@@ -240,7 +242,8 @@ def check_statistics(evidence: Evidence) -> Iterator[Verdict]:
 def _statistics(
     arm: str, call: AttentionCall, forward: list[AttentionCall], adds: Accumulator
 ) -> Verdict:
-    """The forward whose log-sum-exp was kept, then the rows' sums of probabilities."""
+    """Compares the backward's tensors with those of the forward that has the same log-sum-exp, then
+    checks that each row's probabilities sum to 1."""
     place = At(what="attention", phase="backward", layer=_caller(call, forward))
     own = Own("the forward's")
     kept = [f for f in forward if f.lse.shape == call.lse.shape and _same_array(f.lse, call.lse)]
@@ -277,7 +280,8 @@ def _statistics(
 
 
 def _caller(call: AttentionCall, forward: list[AttentionCall]) -> str:
-    """The module that called the forward which shares most with this backward; "" if none does."""
+    """The module that called the forward which shares most tensors with this backward; "" if none
+    shares any."""
 
     def shared(one: AttentionCall) -> int:
         parts = ("q", "k", "v", "lse", "out")

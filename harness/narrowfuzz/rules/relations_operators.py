@@ -1,4 +1,4 @@
-"""R28: what other operands make of the results of one operator (``models/relations.py``)."""
+"""R28: the results of one operator follow changes of its operands (``models/relations.py``)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import OtherRun, Verdict
 
 NAME = "R28"
-#: Between them no product of four numbers leaves the range of fp32 or bf16, and none of two, or of
-#: few more, that of fp16.
+#: The smallest and largest magnitudes for which no product of four numbers leaves the range of fp32
+#: or bf16, and none of two, or of few more, that of fp16.
 _LEAST, _MOST = 2.0**-20, {"fp32": 2.0**20, "bf16": 2.0**20, "fp16": 2.0**7}
 
 
@@ -58,7 +58,7 @@ def _followed(
 
 
 def changed_by(relation: Relation, evidence: Evidence) -> Mapping[str, F32]:
-    """The operands that are not what they were."""
+    """The operands that the relation changes, with their new values."""
     made = {}
     for name, x in evidence.tensors.items():
         by = relation.operands.get(name_of(name).kind)
@@ -71,7 +71,7 @@ def changed_by(relation: Relation, evidence: Evidence) -> Mapping[str, F32]:
 
 
 def _hidden(relation: Relation, evidence: Evidence, x: F32) -> NDArray[np.bool_]:
-    """Elements of an operand, or of its gradient, in rows that nothing may depend on."""
+    """True for elements of an operand, or of its gradient, in rows that nothing may depend on."""
     rows = np.zeros(x.shape, dtype=bool)
     if relation.hides is not None:
         rows[list(relation.hides(evidence.spec, len(x)))] = True
@@ -79,7 +79,7 @@ def _hidden(relation: Relation, evidence: Evidence, x: F32) -> NDArray[np.bool_]
 
 
 def _excluded(relation: Relation, evidence: Evidence, changed: Mapping[str, F32]) -> str:
-    """Why nothing is said of this case, "" if something is."""
+    """Why the relation is not judged on this case, "" if it is."""
     spec, outputs = evidence.spec, evidence.traces[evidence.base].outputs
     narrow = spec.dtype == "fp16" and not relation.in_fp16
     chance = evidence.twin is None or any(map(evidence.by_chance, ("output", "grad_weight")))
@@ -101,7 +101,7 @@ def _excluded(relation: Relation, evidence: Evidence, changed: Mapping[str, F32]
 
 
 def _far_from_the_ends(x: F32, dtype: str) -> bool:
-    """Is nothing subnormal or infinite that few of these numbers are multiplied to?"""
+    """Is no product of few of these numbers subnormal or infinite?"""
     magnitude = np.abs(x[x != 0])
     return bool(((magnitude > _LEAST) & (magnitude < _MOST[dtype])).all())
 
@@ -123,7 +123,7 @@ def _compared(
     bad = judged & ~same_bits(got, want)
     called = {call.operator for call in evidence.traces[evidence.base].operators}
     if any(name.startswith("attention_cudnn") for name in called):
-        # it makes NaN or an infinity of infinite gradients, by their sign
+        # it turns infinite gradients into NaN or an infinity, depending on their sign
         bad &= np.isfinite(got) | np.isfinite(want)
     if not bad.any():
         nothing = not np.any(want[judged])
@@ -141,7 +141,7 @@ def _compared(
 
 
 def _relative(before: F32, after: F32, fmt: Format) -> NDArray[np.bool_]:
-    """Where both are numbers whose rounding is relative."""
+    """True where both are numbers that are rounded relatively: normal and finite."""
     least = max(fmt.min_normal, 2.0**-100)
     both = np.abs(np.stack([before, after]))
     return np.asarray(((both > least) & (both <= fmt.max)).all(axis=0))

@@ -1,7 +1,8 @@
 """Relations between quantisers: other granules, same power-of-two grid (R21, R22).
 
-A power-of-two scale moves no element between two neighbouring codes as long as it stays inside the
-format's normal range: there, every recipe, mode and granularity must give the same value.
+A power-of-two scale moves no element between two neighbouring codes as long as the element stays
+inside the format's normal range: there, every recipe, mode and granularity must give the same
+value.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from narrowfuzz.trace.expect import Given, Same, bits, number
 from narrowfuzz.trace.trace import Seen, Trace
 from narrowfuzz.trace.verdict import OtherRun, Verdict
 
-#: A tensor's row-quantised copy and its column-quantised one, which is transposed.
+#: Tensor -> (role, side) of its row-quantised copy and of its column-quantised one, which is
+#: transposed.
 COPIES: dict[str, tuple[tuple[Role, str], tuple[Role, str]]] = {
     "input": (("output", "a"), ("grad_weight", "b")),
     "weight": (("output", "b"), ("grad_input", "b")),
@@ -60,13 +62,14 @@ def _seen(site: Any, side: str) -> Seen | None:
 def _agree(
     evidence: Evidence, arm: str, role: Role, side: str, row: tuple[Role, str], x: Any, y: Any
 ) -> Verdict:
-    """Significands need no scale; where both scales are seen, exponents must agree too."""
+    """Compares the significands of both copies, which need no scale, and their values if both
+    scales were observed."""
     plan_x, plan_y = (evidence.reference.operand(r, s).plan for r, s in (row, (role, side)))
     fmt = plan_x.format
     assert fmt is not None
     codes = decode(x.codes, fmt).T, decode(y.codes, fmt)
     compared = inside(codes[0], fmt) & inside(codes[1], fmt)
-    with np.errstate(invalid="ignore"):  # what may be flushed before it is scaled says nothing
+    with np.errstate(invalid="ignore"):  # smaller elements may be flushed before they are scaled
         compared &= np.abs(evidence.reference.operand(role, side).x) >= FP32.min_normal
     if not compared.any():
         return plain("R22", arm, role, "inconclusive", "no element is inside both ranges")
@@ -90,13 +93,14 @@ def _agree(
 
 
 def inside(decoded: F64, fmt: Format) -> Any:
-    """Strictly above the smallest normal and below the largest value: rounded like any other."""
+    """True for values strictly between the smallest normal and the largest one, which are rounded
+    like any other."""
     with np.errstate(invalid="ignore"):
         return (np.abs(decoded) > fmt.min_normal) & (np.abs(decoded) < fmt.max)
 
 
 def seen_value(seen: Seen, plan: OperandPlan) -> F64 | None:
-    """The dequantised operand from what was seen alone, None where the scale was not."""
+    """The dequantised operand, made only of what was observed; None if codes or scale were not."""
     if seen.codes is None or seen.scale is None or seen.scale_is_inverse:
         return None
     with np.errstate(all="ignore"):
@@ -104,8 +108,8 @@ def seen_value(seen: Seen, plan: OperandPlan) -> F64 | None:
 
 
 def usual_scale(seen: Seen, plan: OperandPlan) -> Any:
-    """Elements whose scale is an ordinary number: no byte 0 (libraries read it in two ways) or 254,
-    no NaN, no Inf."""
+    """True for elements whose scale is an ordinary number: no byte 0 (libraries read it in two
+    ways) or 254, no NaN, no Inf."""
     assert seen.scale is not None and seen.codes is not None
     if seen.scale.dtype == np.uint8:
         usual = (seen.scale >= 1) & (seen.scale <= 253)
@@ -130,7 +134,7 @@ def check_recipe(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _agrees(evidence: Evidence, base: Trace, name: str, peer: Plan) -> Iterator[Verdict]:
-    """The layer's operands against those of one other recipe."""
+    """Compares the layer's operands with those of one other recipe."""
     spec = msgspec.structs.replace(
         evidence.spec,
         recipe=name,

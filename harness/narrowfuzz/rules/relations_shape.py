@@ -5,8 +5,8 @@ R5-R9, R11, R16 and R17 are variants (``variant.py``):
     R5, R6, R7  tokens, output features or K permuted, within blocks and by whole blocks
     R8          a whole block of zeros appended to K
     R9          zero rows appended to the batch; the batch in two parts; where batch invariance is
-                promised one row alone, too, and all of it to the bit
-    R11         linear(w, x) is linear(x, w) transposed, and its gradients have changed places
+                promised also one row by itself, and all results are compared to the bit
+    R11         linear(w, x) is linear(x, w) transposed, with the two gradients exchanged
     R16         strided, transposed and expanded tensors against their contiguous copies
     R17         a 3-D input against the flattened one
 
@@ -48,7 +48,7 @@ _WHY_NOT = {"R16": "contiguous already", "R17": "input is 2-D", "R9": "nothing t
 
 
 def check_variants(evidence: Evidence, name: str) -> Iterator[Verdict]:
-    """R5-R9, R11, R16, R17: every variant of the case shows what the case shows."""
+    """R5-R9, R11, R16, R17: every variant of the case has the operands and results of the case."""
     found = variants(name, evidence.case, evidence.plan, evidence.tensors)
     if name == "R9" and evidence.batch_invariant:
         found = _promised(evidence.spec, evidence.tensors, found)
@@ -60,7 +60,7 @@ def check_variants(evidence: Evidence, name: str) -> Iterator[Verdict]:
 
 
 def variants(name: str, case: Case, plan: Plan, tensors: dict[str, F32]) -> tuple[Variant, ...]:
-    """The variants of a case for one relation; none where it says nothing about the case."""
+    """The variants of a case for one relation; empty if it does not apply to the case."""
     spec = case.spec
     if name in _PERMUTED:
         return _permuted(spec, plan, tensors, _PERMUTED[name], case.data.choice)
@@ -96,7 +96,8 @@ _PERMUTED = {"R5": "m", "R6": "n", "R7": "k"}
 def _permuted(
     spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str, seed: int
 ) -> tuple[Variant, ...]:
-    """Blocks keep their elements: whole blocks move, and elements inside a block."""
+    """The case with one dimension permuted so that blocks keep their elements: whole blocks move,
+    and elements move inside their block."""
     index = everything(spec)
     size = len(index[dim])
     if size < 2:
@@ -124,7 +125,7 @@ def _taken(tensors: dict[str, F32], index: dict[str, Index]) -> dict[str, F32]:
 
 
 def _padded(spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str) -> Variant:
-    """The case with a whole block of zeros appended to k, or to the tokens, then 2-D."""
+    """The case with a whole block of zeros appended to k, or to the tokens of a flattened input."""
     zeros = _block(plan, dim) or _PAD
     bigger = dict(tensors)
     for name, axes in AXES.items():
@@ -139,14 +140,14 @@ def _padded(spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str) -> Varian
 
 
 def flat(spec: Spec, tokens: int) -> Spec:
-    """A 2-D Spec of so many tokens, all contiguous."""
+    """The Spec with a 2-D input of this many tokens; input and output gradient are contiguous."""
     return msgspec.structs.replace(
         spec, batch=0, m=tokens, input_layout="contiguous", grad_layout="contiguous"
     )
 
 
 def halves(spec: Spec, plan: Plan, tensors: dict[str, F32]) -> tuple[Variant, ...]:
-    """The batch in two parts, each of whole blocks; none where it is too small."""
+    """The batch in two parts, each of whole blocks; empty if the batch is too small."""
     unit = _block(plan, "m") or _SPLIT
     middle = spec.tokens // unit // 2 * unit
     if not middle and not _block(plan, "m"):
@@ -163,7 +164,8 @@ def halves(spec: Spec, plan: Plan, tensors: dict[str, F32]) -> tuple[Variant, ..
 def _promised(
     spec: Spec, tensors: dict[str, F32], found: tuple[Variant, ...]
 ) -> tuple[Variant, ...]:
-    """One row alone as well, and each row has the bits that it has in the whole batch."""
+    """The variants under a promise of batch invariance: single rows are added, and each row must
+    have the bits that it has in the whole batch."""
     last = spec.tokens - 1
     rows = [("the first row alone", 0), *([("the last row alone", last)] if last > 0 else [])]
     alone = [_part(spec, tensors, np.array([row]), title) for title, row in rows]

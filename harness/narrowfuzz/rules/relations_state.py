@@ -26,7 +26,7 @@ from narrowfuzz.trace.verdict import OtherRun, Verdict
 
 
 def check_steps(evidence: Evidence) -> Iterator[Verdict]:
-    """R18: steps of an optimiser with lr = 0 leave a step's operands and results as they were."""
+    """R18: steps of an optimiser with lr = 0 change no operand and no result."""
     base = base_of(evidence)
     if base is None or not all(np.isfinite(x).all() for x in base.outputs.values()):
         yield plain("R18", evidence.base, "output", "not_applicable", "0 times a gradient is not 0")
@@ -36,7 +36,7 @@ def check_steps(evidence: Evidence) -> Iterator[Verdict]:
 
 def check_reload(evidence: Evidence) -> Iterator[Verdict]:
     """R20: a fresh layer that loads the saved state gives the same bits. A file that torch.load's
-    default refuses is one divergence; what it holds is judged all the same."""
+    default refuses is one divergence; its content is judged all the same."""
     if base_of(evidence) is None:
         yield plain("R20", evidence.base, "output", "not_applicable")
         return
@@ -47,7 +47,7 @@ def check_reload(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iterator[Verdict]:
-    """The same data after an event: nothing may raise, and every bit is the same."""
+    """Runs the same data after an event: nothing may raise, and every bit must be the same."""
     assert evidence.rerun is not None
     other = OtherRun(f"after {event.replace('_', ' ')}", evidence.spec, evidence.tensors, event)
     after = evidence.rerun(evidence.tensors, evidence.spec, event)
@@ -66,14 +66,14 @@ _NAMES = re.compile(r"\w+ error: (?P<what>.+?)(?:\. |\n|$)")
 
 
 def telling(message: str) -> str:
-    """The first sentence of a message that names what is wrong, where its first line only says
-    that something is."""
+    """The first sentence of a message that names what is wrong, if there is one, else the first
+    line."""
     found = _NAMES.search(message)
     return " ".join(found["what"].split()) if found else _first_line(message)
 
 
 def _first_line(message: str) -> str:
-    """Without what some errors add for terminals."""
+    """The first line, shortened, without the control characters that some errors have."""
     line = (message.strip() or "(no message)").splitlines()[0]
     return shortened("".join(c for c in line if c.isprintable()), 120)
 
@@ -101,8 +101,8 @@ def check_bias(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
-    """R23: what several backwards leave in a parameter's gradient is the sum of what each of them
-    gives alone, added one by one in the parameter's dtype, as autograd does."""
+    """R23: a parameter's gradient after several backwards is the sum of the gradients that each
+    microbatch gives by itself, added one by one in the parameter's dtype, as autograd does."""
     eager, spec = evidence.traces.get(evidence.base), evidence.spec
     why = _why_not_added(evidence)
     if eager is None or eager.error is not None or why:
@@ -136,7 +136,7 @@ def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _alone(evidence: Evidence, turn: int) -> OtherRun:
-    """One microbatch by itself."""
+    """The run of one microbatch by itself."""
     spec = msgspec.structs.replace(evidence.spec, microbatches=1)
     tensors = evidence.tensors | {"input": np.roll(evidence.tensors["input"], turn, axis=0)}
     called = {spec.parameters.get(name, name): x for name, x in tensors.items()}
@@ -144,7 +144,7 @@ def _alone(evidence: Evidence, turn: int) -> OtherRun:
 
 
 def _gradients(evidence: Evidence, other: OtherRun) -> dict[str, F32] | None:
-    """The parameters' gradients of a run; None where it fails."""
+    """The parameters' gradients of a run; None if it fails."""
     assert evidence.rerun is not None
     after = evidence.rerun(dict(other.tensors), other.spec, "")
     if after.error is not None:
@@ -189,7 +189,7 @@ def _added(evidence: Evidence, other: OtherRun, got: F32, without: F32, bias: F3
 
 
 def _sum_is_exact(evidence: Evidence, bias: F32) -> bool:
-    """On the lattice, in fp32, with a bias on it too: fused or not, nothing is ever rounded."""
+    """True on the lattice, in fp32, if the bias is on it, too: nothing is rounded, fused or not."""
     if evidence.spec.dtype != "fp32" or not np.isfinite(bias).all():
         return False
     exponent = evidence.case.data.input_exponent + evidence.case.data.weight_exponent

@@ -23,17 +23,18 @@ from narrowfuzz.trace.expect import Same
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import OtherRun, Verdict
 
-#: (forward that trains, its backward or -1): which output, which gradient of an input.
+#: (number of a training forward, number of the backward through it): the gradient of an input; with
+#: -1 for the backward: the forward's output.
 _Key = tuple[int, int]
 
 
 def check_evaluations(evidence: Evidence) -> Iterator[Verdict]:
-    """R24: forwards that build no graph change nothing of a training."""
+    """R24: forwards without an autograd graph (evaluations) change no result of a training."""
     spec = evidence.spec
     draws = any(isinstance(e, Forward) and e.mode == "no_grad" for e in spec.events)
     why = "its forwards draw random numbers" if evidence.twin is None and draws else ""
     if any(isinstance(event, Open) for event in spec.events) and _three_addends(evidence):
-        # the cast of a weight that it makes is the one that the region's forwards share
+        # the region's forwards share the cast of a weight that the evaluation made
         why = "in a region an evaluation changes the order in which a weight's gradients are added"
     changed = evaluations_dropped(spec.events)
     yield _same_training(
@@ -42,7 +43,7 @@ def check_evaluations(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_reloads(evidence: Evidence) -> Iterator[Verdict]:
-    """R25: a training that is saved, and loaded into a new model, goes on as if it had not been."""
+    """R25: a training that is saved, and loaded into a new model, continues with the same bits."""
     changed = reloads_dropped(evidence.spec.events)
     why = "a new model draws random numbers" if evidence.twin is None else ""
     yield _same_training(
@@ -51,7 +52,7 @@ def check_reloads(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_order(evidence: Evidence) -> Iterator[Verdict]:
-    """R26: graphs that wait for one another leave what they leave one by one.
+    """R26: several graphs that wait for their backwards give the same as one graph at a time.
 
     A parameter's gradient has the same bits in any order of two addends, not of three.
     """
@@ -70,7 +71,7 @@ def check_order(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_kept_graph(evidence: Evidence) -> Iterator[Verdict]:
-    """R27: a kept graph that runs backward again, on the same gradient, leaves the same."""
+    """R27: a kept graph that runs backward again on the same gradient gives the same gradient."""
     if any(evidence.by_chance(role) for role in ROLES):
         yield plain("R27", evidence.base, "grad_input", "not_applicable", BY_CHANCE)
         return
@@ -101,7 +102,7 @@ def check_kept_graph(evidence: Evidence) -> Iterator[Verdict]:
 def check_loss_scaling(evidence: Evidence) -> Iterator[Verdict]:
     """R29: GradScaler's steps are those of its definition.
 
-    A scale that is a power of two divides gradients exactly, so both leave the same bits.
+    A scale that is a power of two divides gradients exactly, so both give the same bits.
     """
     spec, base = evidence.spec, evidence.base
     if spec.loss_scaling != "grad_scaler" or not spec.optimizes:
@@ -123,7 +124,7 @@ def _same_training(
     symptom: str,
     why: str = "",
 ) -> Verdict:
-    """The same results after other events, which leave the same in exact arithmetic."""
+    """Compares with a training of other events, which gives the same in exact arithmetic."""
     spec = evidence.spec
     if events == spec.events or not spec.trains:
         return plain(name, evidence.base, "output", "not_applicable", "nothing to leave out")
@@ -137,7 +138,7 @@ def _same_training(
 
 
 def _rerun(evidence: Evidence, name: str, other: OtherRun, symptom: str) -> Verdict:
-    """Do this run and the other leave the same?"""
+    """Runs ``other`` and compares its results with those of this run."""
     assert evidence.rerun is not None
     after = evidence.rerun(dict(other.tensors), other.spec, "")
     if after.error is not None:
@@ -177,7 +178,7 @@ def _pairs(
 
 
 def _names(events: tuple[Event, ...]) -> dict[_Key, str]:
-    """What a run calls the outputs and gradients of the forwards that train."""
+    """The result names of the outputs and input gradients of the training forwards."""
     forwards = [e for e in events if isinstance(e, Forward)]
     turns = _turns(events)
     found = {(turns[f], -1): _called("output", f, len(forwards)) for f in turns}
@@ -192,13 +193,14 @@ def _called(kind: str, which: int, of: int) -> str:
 
 
 def _turns(events: tuple[Event, ...]) -> dict[int, int]:
-    """Which of the training forwards a forward is, by its number."""
+    """Number of a training forward among all forwards -> its number among the training forwards."""
     trains = [n for n, e in numbered(events) if isinstance(e, Forward) and e.mode == "train"]
     return {number: turn for turn, number in enumerate(trains)}
 
 
 def _backwards(events: tuple[Event, ...]) -> dict[_Key, Backward]:
-    """(training forward, how many-th backward through it) in the order that they run."""
+    """(number of the training forward, number of the backward through it) -> the backward, in the
+    order that they run."""
     turns, seen = _turns(events), dict[int, int]()
     found: dict[_Key, Backward] = {}
     for event in events:
@@ -210,7 +212,7 @@ def _backwards(events: tuple[Event, ...]) -> dict[_Key, Backward]:
 
 
 def _most_addends(events: tuple[Event, ...]) -> int:
-    """Backwards between two steps, at most."""
+    """The largest number of forwards through which backwards run between two steps."""
     most = now = 0
     for event in events:
         now = 0 if isinstance(event, Step) else now
@@ -220,7 +222,7 @@ def _most_addends(events: tuple[Event, ...]) -> int:
 
 
 def _three_addends(evidence: Evidence) -> bool:
-    """May one backward add up three gradients of a weight? Two give the same in any order."""
+    """May one backward add up three gradients of a weight? Two have one sum in any order."""
     backwards = (event for event in evidence.spec.events if isinstance(event, Backward))
     forwards = max((len(event.of) for event in backwards), default=0)
     uses = 2 if evidence.tied or _called_twice(evidence) else 1

@@ -1,8 +1,8 @@
 """Relations of values of a linear: transform a tensor, run eager again, and know how the result
-must move.
+must change.
 
-R1-R4, R12, R14 and R15 rerun the eager arm; R13 only sorts what was seen. Outside a relation's
-precondition it is not applicable: skipped, never loosened.
+R1-R4, R12, R14 and R15 rerun the eager arm; R13 only sorts what was observed. Outside of its
+precondition a relation is skipped as not applicable, never loosened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Ordered, bits
 from narrowfuzz.trace.verdict import OtherRun, Verdict
 
-#: What scaling each tensor by 2^k must do to (output, grad_input, grad_weight).
+#: Tensor -> role -> p: scaling the tensor by 2^k must scale the role's result by 2^(k p).
 SCALES: dict[str, dict[Role, int]] = {
     "input": {"output": 1, "grad_input": 0, "grad_weight": 1},
     "grad_output": {"output": 0, "grad_input": 1, "grad_weight": 1},
@@ -34,7 +34,7 @@ SCALED_BY = {"input": "R1", "grad_output": "R2", "weight": "R3"}
 
 
 def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
-    """R1-R3: tensor * 2^k multiplies the results it enters by 2^k exactly; codes stay."""
+    """R1-R3: tensor * 2^k multiplies the results it enters by exactly 2^k; codes do not change."""
     name = SCALED_BY[tensor]
     k = scaling_exponent(evidence.case.data.choice)
     base = base_of(evidence)
@@ -70,16 +70,18 @@ def scaling_exponent(seed: int) -> int:
 
 
 def _rounds_alike(before: F32, after: F32, fmt: Format) -> bool:
-    """Results of a narrow range round relatively, all of them, before they are scaled and after: a
-    zero may be what underflowed, and the least normal number what was rounded up to it."""
+    """True if all results are rounded relatively, before they are scaled and after. In a format of
+    narrow range a zero may have underflowed, and the least normal number may have been rounded up.
+    """
     if fmt.min_normal < 2.0**-60:
-        return True  # operands above 2^-30, in sums of which nothing is rounded below that
+        return True  # operands are above 2^-30: no sum of their products is a subnormal number
     both = np.abs(np.stack([before, after]))
     return bool(((both > fmt.min_normal) & (both <= fmt.max)).all())
 
 
 def _scaling_is_exact(evidence: Evidence, scaled: dict[str, F32], tensor: str) -> bool:
-    """The plan itself says so: same codes before and after, and nothing near the range's ends."""
+    """True if the plan gives the same codes before and after, and no number is near the ends of
+    its range."""
     fmt = FORMATS[evidence.spec.dtype]
     x = scaled[tensor]
     if not all(np.isfinite(t).all() for t in scaled.values()):
@@ -113,7 +115,7 @@ def _byte_inside(*scales: Any) -> bool:
 
 
 def check_negation(evidence: Evidence) -> Iterator[Verdict]:
-    """R4: negating the input negates output and grad_weight and leaves grad_input."""
+    """R4: negating the input negates output and grad_weight and does not change grad_input."""
     base = base_of(evidence)
     if base is None:
         yield plain("R4", evidence.base, "output", "not_applicable", "eager failed")
@@ -135,7 +137,7 @@ def check_negation(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
-    """R12: quantising what quantisation returned changes no value (power-of-two scales)."""
+    """R12: quantising dequantised values again changes none of them (power-of-two scales)."""
     base, operand = base_of(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
     if site is None or not operand.plan.power_of_two:
@@ -214,7 +216,7 @@ def _monotone(arm: str, role: Role, side: str, x: F32, decoded: Any, operand: An
 
 
 def check_below_amax(evidence: Evidence) -> Iterator[Verdict]:
-    """R14: moving one element, still below amax, changes no other code of its row."""
+    """R14: changing one element, still below amax, changes no other code."""
     base, operand = base_of(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
     moved = move_below_amax(operand.x, operand.plan, evidence.case.data.choice)
@@ -225,7 +227,8 @@ def check_below_amax(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def move_below_amax(x: F32, plan: OperandPlan, seed: int) -> F32 | None:
-    """``x`` with one element, at most half of every amax it could matter to, set to minus half."""
+    """``x`` with one element, which is below half of its granule's amax, set to minus half of its
+    row's maximum, which is at most half of that amax; None if there is no such element."""
     if x.size < 2 or plan.format is None or not np.isfinite(x).all():
         return None
     limit = reference.spread(reference.amax(x, plan), plan) * np.float32(0.5)

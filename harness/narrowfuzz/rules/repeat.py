@@ -1,4 +1,5 @@
-"""O1 self-repeat: the same arm on the same case twice is the same, whatever memory held before."""
+"""O1 self-repeat: two runs of the same arm on the same case give the same bits, whatever memory
+held before."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from narrowfuzz.trace.meaning import shortened
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
-#: The symptom of a result that was not written.
+#: The symptom of a result that depends on uninitialised memory.
 UNWRITTEN = "depends on memory that nobody wrote"
-#: The other run, as addresses call it.
+#: The name of the other run in addresses.
 AGAIN = "the second run"
 
 
 def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
-    """O1: the same arm on the same case, tapped, and untapped on memory that holds NaN, leaves the
-    same bits."""
+    """O1: the same arm on the same case gives the same bits twice: in a tapped run, and in an
+    untapped one whose uninitialised memory is filled with NaN."""
     for arm, trace in evidence.traces.items():
         again = evidence.repeats.get(arm)
         if again is None or trace.error is not None:
@@ -44,7 +45,8 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _unwritten(verdict: Verdict, trace: Trace, again: Trace) -> bool:
-    """True if the second run has NaN, as its memory held before, where the first has a number."""
+    """True if the second run, whose memory was filled with NaN, has NaN where the first has a
+    number."""
     at = verdict.at
     if verdict.status != "diverged" or not at.index:
         return False

@@ -1,4 +1,4 @@
-"""Running the eager arm again, and comparing what two runs left behind."""
+"""Running the eager arm again, and comparing the results of two runs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from narrowfuzz.trace.verdict import OtherRun, Verdict
 
 
 def base_of(evidence: Evidence) -> Trace | None:
-    """The eager run that was judged, or None where it has no complete result."""
+    """The run of the base arm, or None if its results are not complete."""
     trace = evidence.traces.get(evidence.base)
     return trace if trace is not None and complete(trace) else None
 
 
 def again(evidence: Evidence, other: OtherRun) -> Trace | None:
-    """The eager run of other tensors, another Spec or after an event; None where it failed."""
+    """An eager rerun on other tensors, of another Spec or after an event; None if it failed."""
     assert evidence.rerun is not None
     trace = evidence.rerun(dict(other.tensors), other.spec, other.event)
     return trace if complete(trace) else None
 
 
 def complete(trace: Trace) -> bool:
-    """True for a run that ended with output and both gradients."""
+    """True for a run that finished with output and both gradients."""
     return trace.error is None and set(ROLES) <= set(trace.outputs)
 
 
@@ -46,9 +46,10 @@ def compare(
     *,
     times: float = 1.0,
 ) -> Verdict:
-    """Equal bits, or a verdict that points at the first element of the ``other`` run that is not
-    ``times`` the case's own, of what ``at`` says, the role's result if nothing. Results that are
-    all zero in both runs are no pass: they say nothing of how one depends on the other."""
+    """The verdict ok if ``got``, of the ``other`` run, has the bits of ``want``, which is ``times``
+    the array of the case's own run; else a divergence at the first element that differs. ``at`` is
+    the address of the array, by default the role's result. Results that are zero in both runs are
+    inconclusive: they do not show how one depends on the other."""
     bad = ~same_bits(got, want)
     if not bad.any():
         if not at.side and not np.any(want):

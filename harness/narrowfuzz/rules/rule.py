@@ -1,4 +1,4 @@
-"""The record of a rule, which cases it may judge, and helpers every rule file uses."""
+"""The record of a rule, the kinds of case that it judges, and helpers that every rule file uses."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from narrowfuzz.trace.verdict import Status, Strength, Verdict
 Check = Callable[[Any], Iterator[Verdict]]
 
 
-#: What a rule reads of a case, each kind with what falsifies it (``power/reads.py``, and for layers
-#: of a library ``power/schedules.py``).
+#: The data of a case that a rule reads. Each kind of data has perturbations that falsify it, to
+#: test whether the rule notices (``power/reads.py``; for a library's own layers
+#: ``power/schedules.py``).
 Reads = Literal[
     "run",  # how a run ended
     "conversion",  # what converting changed in the model
@@ -30,84 +31,86 @@ Reads = Literal[
     "finite",  # whether they are finite
     "nan",  # whether they are NaN
     "bias gradient",
-    "operands",  # of GEMMs, as they were observed
+    "operands",  # of GEMMs, as observed
     "scales",  # of these operands
-    "amax",  # and their maxima
+    "amax",  # of these operands
     "second copies",  # of a tensor that is quantised for a second GEMM
-    "recomputed",  # what a checkpoint's recompute multiplied
-    "statistics",  # what attention keeps for its backward
-    "results again",  # the same of a rerun that the rule asks for
+    "recomputed",  # operands of the GEMMs that a checkpoint recomputed
+    "statistics",  # what attention saves for its backward
+    "results again",  # of a rerun that the rule requests, as are the next two
     "operands again",
     "scales again",
-    "casts",  # of a schedule, as are all that follow but the last
+    "casts",  # of a library's own layers, as are all that follow except the last
     "formats",  # of products
     "states",  # scales and windows of maxima
-    "kept state",  # of what is not stepped
-    "pending",  # what is set aside for a later step
-    "after other models",  # a run in a process in which others ran before
+    "kept state",  # of a recipe that must keep none
+    "pending",  # what the library has set aside for a later step
+    "after other models",  # a run in a process in which other models ran before
     "results on ranks",
     "states on ranks",
-    "operators",  # what calls of operators returned
+    "operators",  # results of calls of operators
 ]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule over traces: its strength, what it reads, and whose cases it judges. What it says
-    stands in ``rules.toml``."""
+    """A rule over traces: its strength, the data it reads, and the kinds of case it judges. Its
+    claim is written down in ``rules.toml``."""
 
     strength: Strength
     name: str
     check: Check
-    #: Rules whose divergence explains one of this rule: of one that judges layers on the same role,
-    #: of one that judges the whole run on the same arm (``causes.py`` has the exceptions).
+    #: Names of the rules whose divergence explains a divergence of this rule: on the same role if
+    #: this rule judges layers, on the same arm if it judges the whole run (exceptions:
+    #: ``causes.py``).
     upstream: frozenset[str] = frozenset()
     reads: tuple[Reads, ...] = ("results",)
-    #: What this rule alone reads, each with a falsification of its own (``datum.py``).
+    #: Data that only this rule reads, each with its own falsification (``datum.py``).
     data: tuple[Datum[Any], ...] = ()
     level: Level = "C"
-    #: ``layer``: judged at each linear, from what it got and returned. ``case``: at the whole run.
+    #: ``layer``: judges each linear by its arguments and results. ``case``: judges the whole run.
     scope: Literal["layer", "case"] = "layer"
-    #: True: runs the arm again on transformed data.
+    #: True: requests another run, on transformed data or of a changed Spec.
     reruns: bool = False
-    #: True: also judges what happened in a run that did not come to its end.
+    #: True: also judges runs that did not finish.
     unfinished: bool = False
-    #: Whose cases it judges.
+    #: The kinds of case that it judges.
     cases: tuple[Kind, ...] = CONVERTED
 
 
 exact, bound = partial(Rule, "exact"), partial(Rule, "bound")
 ratio = partial(Rule, "ratio", scope="case")
-#: Exact, of the whole run, or of what multiplies saw.
+#: Exact rules: over the whole run (``whole``), or over the observed operands (``seen``).
 whole, seen = partial(exact, scope="case"), partial(exact, level="A")
-#: Exact, between a run and another that it asks for.
+#: Exact relations between the run and another run that the rule requests.
 relation = partial(exact, reads=("results again",), reruns=True)
 
 
 @lru_cache(4096)  # most verdicts are the same few
 def plain(rule: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:
-    """A verdict that points at nothing."""
+    """A verdict without address, value or expectation."""
     return Verdict(rule, arm, role, status, why=why)
 
 
 def diverged(
     rule: str, arm: str, role: str, symptom: str, at: At, got: str, expect: Expect, **more: Any
 ) -> Verdict:
-    """A verdict that points at what is wrong; ``more`` are other fields of it."""
+    """A divergence: a verdict that points at what is wrong. ``more`` sets its other fields."""
     return Verdict(rule, arm, role, "diverged", symptom, at, got, expect, **more)
 
 
 def unequal(
     rule: str, arm: str, role: str, symptom: str, at: At, got: Any, want: Any, **more: Any
 ) -> Verdict:
-    """A number that came in place of another."""
+    """A divergence: the number ``got`` in place of ``want``."""
     return diverged(rule, arm, role, symptom, at, number(got), Is(bits(want)), **more)
 
 
 def unlike(
     rule: str, arm: str, role: str, symptom: str, at: At, than: At, got: Any, want: Any, **more: Any
 ) -> Verdict:
-    """The first number of an array that is not the one of another array, which is ``than``."""
+    """A divergence at the first element of ``got`` that differs from ``want``, the array at the
+    address ``than``."""
     index = first(~same_bits(got, want))
     at, than = (msgspec.structs.replace(place, index=index) for place in (at, than))
     came, expect = number(got[index]), Same(than, number(want[index]))

@@ -52,9 +52,9 @@ def check_finite(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_nan_provenance(evidence: Evidence) -> Iterator[Verdict]:
-    """O11: NaN comes out exactly where the plan, executed with IEEE rules, says so.
+    """O11: a result is NaN exactly where that of the plan, executed with IEEE rules, is NaN.
 
-    Elements whose partial sums may overflow are left out: Inf - Inf depends on the order of sums.
+    Elements whose partial sums may overflow are not judged: Inf - Inf depends on the order of sums.
     A non-finite operand makes an element's reach infinite, so the plan's own NaNs are added back.
     """
     for arm, trace in evidence.traces.items():

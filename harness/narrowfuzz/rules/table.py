@@ -1,8 +1,8 @@
-"""The rules, in the order they are judged. A divergence may be a consequence of one of a rule that
-stands above its own here, or of its own rule; ``upstream`` says of which rules.
+"""The rules, in the order they are judged. A divergence may be a consequence of a divergence of a
+rule that is listed above its own, or of its own rule; ``upstream`` names these rules.
 
-A name stands in it twice where the same promise is checked in another way, or in another order, of
-other cases.
+A name occurs twice if other kinds of case check the same promise in another way, or at another
+place in the order.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ from narrowfuzz.rules.special import check_finite, check_nan_provenance
 from narrowfuzz.rules.state.machine import check_machine
 from narrowfuzz.rules.whole import check_ratio, check_strict
 
-#: What explains a divergence, from what is known of the data up to the whole run.
+#: Sets of rules whose divergences explain others (``Rule.upstream``), from the contract up to the
+#: whole run.
 _CONTRACT = frozenset({"contract"})
 _START = _CONTRACT | {"O1"}
 _AMAX = _START | {"O4"}
@@ -106,54 +107,58 @@ _MULTIPLY = _QUANTISER | {"O5", "O15"}
 _SEEN = _MULTIPLY | {"O11", "O13"}
 _LAYER = _SEEN | {"O6"}
 _WHOLE = _LAYER | {"O7", "O10", "O12", "O16", "O18", "O21", "O23", "O25"}
-#: A result that is wrong by itself is not also wrong by comparison. A relation that compares codes
-#: first and results second has itself upstream: its wrong results fold under its wrong codes.
+#: The same for relations between runs: a result that is wrong by itself explains a difference
+#: between two runs. A relation that compares codes first and results second has itself upstream:
+#: its wrong codes explain its wrong results.
 _ARRANGED = _LAYER | {"O7", "O10", "O23"}
 _LAID_OUT = _ARRANGED | {"R16", "R17"}
-#: On ranks: what they multiply, what that gives, and what explains a difference of whole runs.
+#: The same on ranks: rules about operands, about products, and all that explain a difference of
+#: whole runs.
 _SHARED = _CONTRACT | {"S7", "S3"}
 _MULTIPLIED = _SHARED | {"O5", "O15", "O16", "S5"}
 _RANKS = _MULTIPLIED | {"S1"}
-#: In a library's own layers: what a recompute and a balanced end do not owe to the state machine.
+#: The same in a library's own layers. ``_RUN`` is upstream of O13 (recomputes) and O19 (nothing
+#: left pending), which the state machine, O14, does not explain.
 _CASTS = _CONTRACT | {"O2"}
 _RUN = _CASTS | {"O3", "O20"}
 _STATE = _RUN | {"O14"}
 _BALANCED = _STATE | {"O19"}
 
-#: What a rule that asks again compares: results, what multiplies saw, or all of it.
+#: Values of ``Rule.reads``. Of rules that request a rerun: its results, its operands, operands with
+#: scales, or all of these.
 _RESULTS: tuple[Reads, ...] = ("results again",)
 _OPERANDS: tuple[Reads, ...] = ("operands again",)
 _CODES: tuple[Reads, ...] = (*_OPERANDS, "scales again")
 _ALL: tuple[Reads, ...] = (*_RESULTS, *_CODES)
 _STATES: tuple[Reads, ...] = ("results", "states")
 _BIAS: tuple[Reads, ...] = ("bias gradient",)
-#: Whose linears are judged one by one.
+#: Kinds of case whose linears are judged.
 _LINEARS = (*CONVERTED, *MESHES)
-#: Whose optimizers may be told of infinities, and of clipped gradients.
+#: Kinds of case on ranks in which losses may be scaled and gradients clipped before a step.
 _STEPPED = (*MESHES, *IN_STAGES)
 
-#: Of ranks that share data and linears.
+#: Rules of ranks that share data and linears.
 shared = partial(whole, cases=MESHES)
 shared_bound = partial(bound, scope="case", cases=MESHES)
-#: Exact, of a training and of its steps in another arrangement.
+#: Exact relations between a training and a rerun of it with other events or operands.
 trained = partial(relation, scope="case")
-#: Of a library's own layers: what they leave, or what was seen inside.
+#: Rules of a library's own layers: over their results and states, or over what was observed inside.
 of_state = partial(whole, reads=_STATES, unfinished=True, cases=(LAYERS,))
 inside = partial(whole, level="A", unfinished=True, cases=(LAYERS,))
 
 
 def scaled(name: str, tensor: str) -> Rule:
-    """A relation between a linear and itself on a tensor that is multiplied by a power of two."""
+    """A relation between a linear and a rerun of it with a tensor multiplied by a power of two."""
     return relation(name, partial(check_scaling, tensor=tensor), _SEEN)
 
 
 def variant(name: str, upstream: frozenset[str]) -> Rule:
-    """A relation between a linear and itself with its tensors laid out otherwise."""
+    """A relation between a linear and a rerun of it with its tensors arranged differently."""
     return relation(name, partial(check_variants, name=name), upstream | {name}, reads=_ALL)
 
 
 RULES: tuple[Rule, ...] = (
-    # how it ran, and that it does so again
+    # whether it runs, and runs the same again
     whole("contract", check_contract, reads=("run",), unfinished=True),
     whole(
         "contract",
@@ -236,7 +241,7 @@ RULES: tuple[Rule, ...] = (
     whole("R27", check_kept_graph, _WHOLE),
     trained("R28", check_relations, _WHOLE),
     trained("R29", check_loss_scaling, _WHOLE),
-    # a library's own layers, whose casts are seen before their operands
+    # a library's own layers, whose casts are observed before their operands
     inside("O2", check_casts, _CONTRACT, ("casts",)),
     inside("O3", kept.check_operands, _CASTS, ("operands",)),
     inside("O20", check_precision, _CONTRACT, ("formats",)),
@@ -252,15 +257,15 @@ RULES: tuple[Rule, ...] = (
         unfinished=True,
         cases=(LAYERS,),
     ),
-    # what a run sets aside for good, a later one finds
+    # after O19: what a run leaves set aside may change a later run
     of_state("O1", twins.check_after_others, _BALANCED, reads=("after other models",)),
     of_state("S1", check_alone, _BALANCED, reads=("results on ranks", "states on ranks")),
     inside("S13", check_shared, _BALANCED | {"S1"}, ("states on ranks",)),
     of_state("R20", twins.check_reload, _STATE | {"O1"}),
 )
 
-#: By name, in the order in which lists have always shown them; of one that stands in the table
-#: twice, what is said of a converted model.
+#: The rules by name, in the order in which lists show them. If a name occurs twice in the table, it
+#: is the rule for converted models.
 BY_NAME: dict[str, Rule] = {
     rule.name: rule
     for mine in (LAYERS, *ON_RANKS, *CONVERTED)

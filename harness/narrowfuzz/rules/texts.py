@@ -1,4 +1,4 @@
-"""What each rule says and why it may be believed: ``narrowfuzz rule``, and the tables of the docs.
+"""The claim of each rule and why it holds, for ``narrowfuzz rule`` and the tables of the docs.
 
 ``python -m narrowfuzz.rules.texts docs`` writes the tables between their markers.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Page = Literal["rules", "sharding", "schedules"]
-#: What stands around a table of a page.
+#: The markers around a table of a page.
 _BEGIN, _END = "<!-- rules: {} -->", "<!-- end of rules -->"
 _HEADS = {
     "rules": ("rule", "claim", "strength", "precondition"),
@@ -26,26 +26,29 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class Explained:
-    """A row of a page about some rules that say one thing."""
+    """A row of a page: the rules that share one claim."""
 
     names: tuple[str, ...]
+    #: The claim.
     says: str
-    #: What lists call each of them, and where they apply in a few words.
+    #: The title of each rule in lists.
     titles: tuple[str, ...] = ()
+    #: Where the rules apply, in a few words.
     needs: str = ""
     page: Page = "rules"
-    #: Which table of the page.
+    #: The table of the page that has this row.
     table: str = "models"
+    #: The precondition.
     where: str = ""
     #: As the table prints it.
     strength: str = ""
-    #: Why it is exact, or what is proven; "" where another row of the same name says it.
+    #: Why it is exact, or what is proven; "" if another row of the same name explains it.
     why: str = ""
-    #: What it cannot see.
+    #: What it cannot detect.
     blind: str = ""
-    #: Rule -> an injected bug that it catches, or a sentence about one in a user's file.
+    #: Rule -> an injected bug that it catches, or words for one in a user's file.
     caught: dict[str, str] | None = None
-    #: Heading on the page.
+    #: The heading on the page under which the rules are explained.
     section: str = ""
 
     def row(self) -> tuple[str, ...]:
@@ -56,7 +59,7 @@ class Explained:
 
 @cache
 def explained() -> tuple[Explained, ...]:
-    """Every row, as the pages have them."""
+    """All rows, in the order of ``rules.toml``."""
     text = files(__package__).joinpath("rules.toml").read_text()
     return tuple(_read(record) for record in tomllib.loads(text)["rule"])
 
@@ -70,18 +73,19 @@ def _read(record: dict[str, Any]) -> Explained:
 
 
 def rows_of(name: str) -> tuple[Explained, ...]:
-    """What is written of a rule: first the row that says why, then its sense elsewhere."""
+    """The rows about a rule: first the one that explains why it holds, then those about other kinds
+    of case."""
     found = [row for row in explained() if name in row.names]
     return tuple(sorted(found, key=lambda row: not row.why))
 
 
 def title_of(name: str) -> str:
-    """What lists call a rule; "" of one that is not explained yet."""
+    """The title of a rule in lists; "" if it has none yet."""
     return next((r.titles[r.names.index(name)] for r in rows_of(name) if r.titles), "")
 
 
 def needs_of(name: str) -> str:
-    """Where a rule applies, in a few words."""
+    """Where a rule applies, in a few words; "none" if nothing is required."""
     return next((row.needs for row in rows_of(name) if row.needs), "none")
 
 
@@ -94,7 +98,7 @@ def table(page: Page, which: str = "models") -> str:
 
 
 def pages() -> Iterator[tuple[Page, str]]:
-    """Each table of each page."""
+    """The page and the name of each table."""
     yield from dict.fromkeys((row.page, row.table) for row in explained())
 
 

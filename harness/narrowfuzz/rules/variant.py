@@ -1,7 +1,7 @@
 """A variant: the same layer's work arranged differently, and what must be the same in both runs.
 
-The precondition is not a table but the plan, executed on both: where it makes the same codes and
-scales of the same elements, the library must too. The GEMM's result then has the same bits on the
+The precondition is not a table but the plan, executed on both: where it gives the same elements the
+same codes and scales, the library must, too. The GEMM's result then has the same bits on the
 lattice, where no order of sums matters, and lies in the interval of bound 3.2 elsewhere.
 """
 
@@ -41,7 +41,8 @@ OPERAND_AXES = {
     ("grad_weight", "b"): ("k", "m"),
 }
 RESULT_AXES = {"output": ("m", "n"), "grad_input": ("m", "k"), "grad_weight": ("n", "k")}
-#: linear(w, x) for linear(x, w): which of the swapped layer's GEMMs does the work of which.
+#: For linear(w, x) in place of linear(x, w): GEMM of the case -> the swapped layer's GEMM that does
+#: the same work.
 _SWAPPED: dict[Role, Role] = {
     "output": "output",
     "grad_input": "grad_weight",
@@ -51,20 +52,21 @@ _SWAPPED: dict[Role, Role] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Element i of the variant's dimension m is ``index["m"][i]`` of the case's; so k and n.
+    """Element i of the variant's dimension m is element ``index["m"][i]`` of the case's; likewise
+    for k and n.
 
-    The variant may go on after them with zeros (padding), and hold only some of them (a split).
+    The variant may have zeros after them (padding), or only some of the case's elements (a split).
     """
 
     run: OtherRun
     index: dict[str, Index]
     #: Roles whose contracted axis is complete in the variant.
     roles: tuple[Role, ...] = ROLES
-    #: Roles whose results are equal bits off the lattice too: the same kernel on the same shape.
+    #: Roles whose results have equal bits off the lattice, too: the same kernel, the same shape.
     strict: tuple[Role, ...] = ()
     #: Input and weight have changed places, and with them the two gradients.
     swapped: bool = False
-    #: Where a relation has several variants: which one this is, part of a symptom.
+    #: If a relation has several variants: words for this one, which are part of the symptom.
     title: str = ""
 
     def take(self, x: Any, axes: tuple[str, str]) -> Any:
@@ -72,11 +74,11 @@ class Variant:
         return x[np.ix_(self.index[axes[0]], self.index[axes[1]])]
 
     def trim(self, x: Any, axes: tuple[str, str]) -> Any:
-        """A 2-D array of the variant without what was padded."""
+        """A 2-D array of the variant without its padding."""
         return x[: len(self.index[axes[0]]), : len(self.index[axes[1]])]
 
     def operand(self, role: Role, side: str) -> tuple[Role, str]:
-        """Where the variant shows the operand that the case shows at (role, side)."""
+        """Role and side at which the variant has the operand that the case has at (role, side)."""
         if not self.swapped:
             return role, side
         return _SWAPPED[role], {"a": "b", "b": "a"}[side] if role == "output" else side
@@ -93,8 +95,8 @@ def everything(spec: Spec) -> dict[str, Index]:
 
 
 def judge_variant(evidence: Evidence, name: str, variant: Variant) -> Iterator[Verdict]:
-    """Operands and result of every role in which the plan treats case and variant alike."""
-    if not evidence.spec.trains:  # nor need the gradients' operands be quantisable
+    """Compares operands and result of each role in which the plan treats case and variant alike."""
+    if not evidence.spec.trains:  # then the gradients' operands need not be quantisable
         yield plain(name, evidence.base, "output", "not_applicable", "no backward")
         return
     theirs = evidence.promised(variant.run.spec)
@@ -113,7 +115,8 @@ def judge_variant(evidence: Evidence, name: str, variant: Variant) -> Iterator[V
 def judge_against(
     evidence: Evidence, name: str, variant: Variant, after: Trace | None
 ) -> Iterator[Verdict]:
-    """Operands and result of the variant's roles in a run of it, None where that failed."""
+    """Compares operands and result of the variant's roles with ``after``, the variant's run, which
+    is None if it failed."""
     base = base_of(evidence)
     assert base is not None
     for role in variant.roles:
@@ -161,7 +164,7 @@ def _decoded(codes: Any, plan: OperandPlan) -> Any:
 
 
 def _spread(scale: Any, plan: OperandPlan, shape: tuple[int, ...]) -> Any:
-    """What a code of 1 stands for, per element."""
+    """The value that a code of 1 represents, for each element."""
     assert plan.scale is not None
     return np.broadcast_to(reference.spread(plan.scale.unit(scale), plan), shape)
 
@@ -185,7 +188,7 @@ def _operands(
 def _operand(
     evidence: Evidence, name: str, variant: Variant, role: Role, side: str, seen: Seen, other: Seen
 ) -> Verdict:
-    """Observed codes and scales of one operand, element for element."""
+    """Compares observed codes and scales of one operand, element for element."""
     axes, operand = OPERAND_AXES[role, side], evidence.reference.operand(role, side)
     plan, shape = operand.plan, operand.x.shape
     pairs: list[tuple[str, What, Any, Any]] = []
@@ -213,7 +216,7 @@ def _operand(
 def _placed(
     verdict: Verdict, variant: Variant, role: Role, side: str, plan: OperandPlan
 ) -> Verdict:
-    """The operand's element where the variant has it, and where the case has it."""
+    """The verdict with the addresses of the operand's element in the variant and in the case."""
     if not isinstance(verdict.expect, Same):
         return verdict
     at, axes = verdict.at.index, OPERAND_AXES[role, side]
@@ -255,7 +258,7 @@ def _result(
 
 
 def _moved(verdict: Verdict, variant: Variant, role: Role) -> Verdict:
-    """Points at the element of the result where the variant has it."""
+    """The verdict with the address of the result's element in the variant."""
     if verdict.status != "diverged":
         return verdict
     there = tuple(
@@ -269,5 +272,6 @@ def _moved(verdict: Verdict, variant: Variant, role: Role) -> Verdict:
 
 
 def bias_may_fuse(evidence: Evidence, role: Role) -> bool:
-    """Which shapes get a fused bias, and with it one rounding less, is the kernel's choice."""
+    """True if the kernel may choose, depending on the shape, to fuse the bias, which saves one
+    rounding."""
     return role == "output" and "bias" in evidence.tensors and evidence.plan.bias == "either"

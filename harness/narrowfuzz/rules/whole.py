@@ -1,5 +1,5 @@
-"""O8 strict-compile and O9 error-ratio: a compiled model, or one on PyTorch's own kernels, against
-eager and its float64 twin."""
+"""O8 strict-compile and O9 error-ratio: a compiled model, or one on PyTorch's own kernels, compared
+with eager and with its float64 twin."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from narrowfuzz.trace.expect import FINITE, Near, Same, bits
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
-#: torch's own multipliers for an error against eager's: fp32, narrower, and few elements.
+#: The multiples of eager's error that torch's own tests allow: in fp32, in narrower dtypes, and for
+#: results of fewer than ``SMALL`` elements.
 _RATIO = {"fp32": 2.0, "bf16": 3.0, "fp16": 3.0}
 SMALL, SMALL_RATIO = 1000, 10.0
 #: torch's own absolute floor, here relative to the result.
 _FLOOR = 1e-5
 #: Relative error of eager beyond which the case amplifies errors so much that no ratio means
-#: anything: 2^17 roundings of fp32, or every second bit of a quantised result.
+#: anything: 2^17 roundings of fp32, or half of a narrower or quantised result.
 _LOST = {"fp32": 2.0**-7, "bf16": 0.5, "fp16": 0.5}
 
 
 def check_strict(evidence: Evidence) -> Iterator[Verdict]:
-    """O8: arms that keep every rounding leave eager's bits, where no float sum was re-ordered, or
-    every one is exact."""
+    """O8: arms that keep every rounding of eager give eager's bits, if no float sum was re-ordered
+    or all of them are exact."""
     eager = evidence.traces.get(EAGER)
     for arm, trace in evidence.traces.items():
         if not evidence.compared(arm):
@@ -50,8 +51,8 @@ def check_strict(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _not_exact(evidence: Evidence) -> str:
-    """Why another kernel need not leave the same bits, or "" if it must: whoever sums exactly has
-    nothing to round but the result."""
+    """Why another kernel may give other bits, or "" if it must give the same: if sums are exact,
+    only the result is rounded."""
     roles = ROLES if evidence.spec.trains else ROLES[:1]
     if kind_of(evidence.spec).one_by_one or not all(on_lattice(evidence, role) for role in roles):
         return "kernels sum in their own order"
@@ -67,8 +68,8 @@ def equal_outputs(
     than: str,
     names: frozenset[str] | None = None,
 ) -> Verdict:
-    """One verdict for a whole run: every named result has the bits of the ``other``, which is
-    called ``than``; with ``names`` only those have, and the others are there in both."""
+    """One verdict for a whole run: every result has the bits of the ``other`` run, which addresses
+    call ``than``. With ``names`` only these results must; the rest must only exist in both runs."""
     arm = trace.arm
     if any(evidence.by_chance(role) for role in ROLES):
         return plain(rule, arm, "output", "not_applicable", BY_CHANCE)
@@ -89,17 +90,16 @@ def equal_outputs(
 
 
 def _rank(name: str) -> tuple[int, float, str]:
-    """Results in the order they are computed, the last of a kind behind those with numbers: what is
-    first wrong is nearest to the cause."""
+    """Sort key for results in the order in which they are computed, the last of a kind (which has
+    no number) behind the numbered ones: the first wrong result is the nearest to the cause."""
     parts = name_of(name)
     order = ("output", "grad_input").index(parts.kind) if parts.by_rows else 2
     return order, float(parts.number or np.inf), f"{parts.part}:{parts.kind}"
 
 
 def role_of(name: str) -> str:
-    """A result's role without the parameter's name, and whichever of several it is: fingerprints
-    tell causes, not layers. Before a colon stands the part of a training that was
-    saved and resumed."""
+    """The role of a result: its kind, without the parameter's name, its number, and the part of a
+    resumed training (which precedes a colon). Fingerprints identify causes, not layers."""
     clipped, name = name_of(name).clipped_of, name_of(name).kind
     if name.endswith((".exp_avg", ".exp_avg_sq", ".step")):
         return "state"
@@ -113,10 +113,10 @@ def role_of(name: str) -> str:
 def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
     """O9: an arm's error against float64 is at most a small multiple of eager's.
 
-    Judged for each result as a whole and row by row, root mean square; the floor is what K
-    roundings of the size of the result, or of a larger row, may cost. Eager's error counts as no
-    less than what is usual of results of that kind: few numbers may be right by luck. Where eager
-    and float64 are finite, so is the arm.
+    The root mean square error is judged for each result as a whole and row by row; errors below a
+    floor, the cost of K roundings of the size of the result or of a larger row, do not count.
+    Eager's error counts as at least the median error of results of the same role, since a few
+    numbers may be right by luck. Where eager and float64 are finite, the arm must be, too.
     """
     eager = evidence.traces.get(EAGER)
     for arm, trace in evidence.traces.items():
@@ -135,7 +135,7 @@ def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
-    """O9 of one run, against eager's."""
+    """O9 for one run: its error compared with eager's."""
     judged, usual = False, _usual(evidence, eager)
     for name in sorted(evidence.exact, key=_rank):
         got, base = trace.outputs.get(name), eager.outputs.get(name)
@@ -165,14 +165,14 @@ def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Ver
 
 
 def _normalised(spec: Spec, name: str) -> bool:
-    """Is it a parameter that Adam moved, or another that divides a gradient by that gradient's
-    size? Where one is rounding noise, its sign is a whole learning rate, in some elements of any
-    arm. What it is moved by, the gradient and the state, is judged."""
+    """Is it a parameter that was moved by Adam, or by another optimizer that divides a gradient by
+    the gradient's size? If a gradient is rounding noise, its sign decides about a whole learning
+    rate, in some elements of any arm. The gradient and the optimizer's state are judged."""
     return OPTIMIZERS[spec.optimizer][0] != "SGD" and role_of(name) == "parameter"
 
 
 def _usual(evidence: Evidence, eager: Trace) -> dict[str, float]:
-    """Of results by their role eager's error, in units of the result: the lower median of all."""
+    """Role -> eager's relative error: the lower median over all results of that role."""
     errors: defaultdict[str, list[float]] = defaultdict(list)
     for name, exact in evidence.exact.items():
         base = eager.outputs.get(name)
@@ -183,13 +183,13 @@ def _usual(evidence: Evidence, eager: Trace) -> dict[str, float]:
 
 
 def _relative(base: Any, exact: Any) -> float:
-    """Root mean square of the error, in units of the result."""
+    """Root mean square of the error, in units of that of the exact result."""
     with np.errstate(all="ignore"):
         return float(np.sqrt(np.mean((base - exact) ** 2)) / np.sqrt(np.mean(exact**2)))
 
 
 def _lost(evidence: Evidence, base: Any, exact: Any) -> bool:
-    """True where eager itself has lost the result."""
+    """True if eager's own result is too inaccurate to compare with."""
     narrow = evidence.spec.narrowed or evidence.plan.quantised
     limit = _LOST["bf16" if narrow else evidence.spec.dtype]
     return not _relative(base, exact) < limit

@@ -1,1 +1,1 @@
-"""What a run leaves, how a place in it is addressed, and what a rule says about it; no torch."""
+"""Traces (records of runs), addresses of places in them, and verdicts of rules; without torch."""

@@ -1,7 +1,7 @@
-"""The one way to point at something that a run left: in a verdict, a finding, a script.
+"""The address of a tensor, an element or an event in a run, as verdicts, findings and scripts use.
 
-``narrowfuzz_watch`` points at what a training left in the same way and imports nothing of ours, so
-an address is defined there.
+It is defined in ``narrowfuzz_watch``, which uses the same addresses for trainings and must not
+import this package.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from narrowfuzz_watch.address import At, AtPhase, Side, What, parse
 
 __all__ = ["At", "AtPhase", "Phase", "Side", "What", "parse"]
 
-#: Of what was multiplied.
+#: The phases in which a GEMM or a layer call can happen.
 Phase = Literal["forward", "recompute", "backward"]

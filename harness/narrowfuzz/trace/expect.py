@@ -1,6 +1,6 @@
-"""What a rule expects at an address, as data: sentences and scripts are made of it.
+"""What a rule expects at an address, as data from which sentences and scripts are generated.
 
-Numbers are kept as hexadecimal text, which JSON carries exactly, NaN and infinities included.
+Numbers are stored as hexadecimal text, which survives JSON exactly, NaN and infinities included.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from narrowfuzz.trace.address import At
 
 
 class Is(msgspec.Struct, frozen=True, tag="is", forbid_unknown_fields=True):
-    """One number and no other; NaN is NaN."""
+    """Exactly this number; any NaN equals any other NaN."""
 
     value: str
-    #: A scale that is a byte, not a number.
+    #: True: ``value`` is the byte of an E8M0 scale, not the number that the byte stands for.
     byte: bool = False
-    #: The sign of a zero counts.
+    #: True: 0.0 and -0.0 are different.
     signed: bool = False
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class Is(msgspec.Struct, frozen=True, tag="is", forbid_unknown_fields=True):
 
 
 class Within(msgspec.Struct, frozen=True, tag="within", forbid_unknown_fields=True):
-    """A number of a closed interval."""
+    """A number in a closed interval."""
 
     lo: str
     hi: str
@@ -40,12 +40,12 @@ class Within(msgspec.Struct, frozen=True, tag="within", forbid_unknown_fields=Tr
 
 
 def between(lo: SupportsFloat, hi: SupportsFloat) -> Within:
-    """The interval of these ends."""
+    """The closed interval from ``lo`` to ``hi``."""
     return Within(bits(lo), bits(hi))
 
 
 class OneOf(msgspec.Struct, frozen=True, tag="one_of", forbid_unknown_fields=True):
-    """A number of one of several closed intervals."""
+    """A number in one of several closed intervals."""
 
     ranges: tuple[Within, ...]
 
@@ -54,7 +54,7 @@ class OneOf(msgspec.Struct, frozen=True, tag="one_of", forbid_unknown_fields=Tru
 
 
 class Same(msgspec.Struct, frozen=True, tag="same", forbid_unknown_fields=True):
-    """The bits of another place, times a power of two; ``value`` is what they came to."""
+    """The bits found at another address, times a power of two; ``value`` is the result."""
 
     at: At
     value: str = ""
@@ -66,8 +66,8 @@ class Same(msgspec.Struct, frozen=True, tag="same", forbid_unknown_fields=True):
 
 
 class Near(msgspec.Struct, frozen=True, tag="near", forbid_unknown_fields=True):
-    """No farther from float64 than a multiple of eager's error, in root mean square, or, where that
-    is larger, of what is ``usual`` of such results."""
+    """An error against the float64 reference (root mean square) of at most ``limit``, a multiple of
+    eager's error or, where that is larger, of the error that is ``usual`` for such results."""
 
     limit: str
     eager: str
@@ -80,7 +80,8 @@ class Near(msgspec.Struct, frozen=True, tag="near", forbid_unknown_fields=True):
 
 
 class Ordered(msgspec.Struct, frozen=True, tag="ordered", forbid_unknown_fields=True):
-    """No smaller than the element before it, ``than``, in the order of what was quantised."""
+    """A quantised value of at least ``least``, which is that of the element ``than``: the next
+    smaller element before quantisation."""
 
     least: str
     than: At
@@ -90,7 +91,7 @@ class Ordered(msgspec.Struct, frozen=True, tag="ordered", forbid_unknown_fields=
 
 
 class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
-    """The sum of what the parts gave one by one."""
+    """The sum of the results of the parts (``of``), each run separately."""
 
     of: str
     value: str = ""
@@ -100,7 +101,8 @@ class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
 
 
 class Runs(msgspec.Struct, frozen=True, tag="runs", forbid_unknown_fields=True):
-    """A result. ``raised`` is the type of error that came instead, "" where the process ended."""
+    """A result. ``raised`` is the type of the exception that was raised instead, "" where the
+    process ended without one."""
 
     raised: str = ""
 
@@ -108,15 +110,16 @@ class Runs(msgspec.Struct, frozen=True, tag="runs", forbid_unknown_fields=True):
         return "a result or an exception" if not self.raised else "a result"
 
 
-#: What a refusal lacks: it comes too late, or its message leaves something out.
+#: What is wrong with a refusal: it comes too late ("time"), or its message omits something.
 Lacking = Literal["time", "rule", "shape", "layer", "clarity"]
 
 
 class Refuses(msgspec.Struct, frozen=True, tag="refuses", forbid_unknown_fields=True):
-    """An error at conversion or first call that names the layer, its shape and the rule."""
+    """An error, at conversion or at the first call, that names the layer, its shape and the rule
+    that the shape breaks."""
 
     rule: str = ""
-    #: The type of the error that came, "" where none did, and what is wrong with it.
+    #: The type of the error that was raised, "" where none was, and what is wrong with that error.
     raised: str = ""
     lacking: Lacking = "clarity"
 
@@ -125,7 +128,7 @@ class Refuses(msgspec.Struct, frozen=True, tag="refuses", forbid_unknown_fields=
 
 
 class Present(msgspec.Struct, frozen=True, tag="present", forbid_unknown_fields=True):
-    """Results that must be there."""
+    """Results that must exist."""
 
     names: tuple[str, ...]
 
@@ -136,7 +139,7 @@ class Present(msgspec.Struct, frozen=True, tag="present", forbid_unknown_fields=
 
 
 class State(msgspec.Struct, frozen=True, tag="state", forbid_unknown_fields=True):
-    """A slot's scale and window of maxima."""
+    """A slot's scale and its window (amax history)."""
 
     scale: str
     window: tuple[str, ...]
@@ -147,7 +150,7 @@ class State(msgspec.Struct, frozen=True, tag="state", forbid_unknown_fields=True
 
 
 class Own(msgspec.Struct, frozen=True, tag="own", forbid_unknown_fields=True):
-    """What the rule's own check states; ``limit`` is its number, if it has one."""
+    """An expectation that the rule words itself; ``limit`` is the number in it, if it has one."""
 
     text: str
     limit: str = ""
@@ -157,7 +160,8 @@ class Own(msgspec.Struct, frozen=True, tag="own", forbid_unknown_fields=True):
 
 
 class MadeBy(msgspec.Struct, frozen=True, tag="made_by", forbid_unknown_fields=True):
-    """Codes that one of these casts made, with that cast's scale; ``value`` is what that is."""
+    """Codes that one of these casts produced, dequantised with the scale of that cast; ``value`` is
+    this inverse scale as text, "" where no scale is at fault."""
 
     casts: tuple[At, ...]
     value: str = ""
@@ -167,7 +171,7 @@ class MadeBy(msgspec.Struct, frozen=True, tag="made_by", forbid_unknown_fields=T
 
 
 class Formats(msgspec.Struct, frozen=True, tag="formats", forbid_unknown_fields=True):
-    """Operands in these formats, both of them; without any, in high precision."""
+    """A product whose two operands are in these formats; in high precision if none is named."""
 
     names: tuple[str, ...] = ()
 
@@ -191,12 +195,12 @@ class DerivativeOf(msgspec.Struct, frozen=True, tag="derivative", forbid_unknown
     function: str
     slope: str
     error: str
-    #: How far off a backward is, a share of the slopes over all ``directions``, and may be; "" in
-    #: findings of older releases.
+    #: How far off the backward is and how far it may be, both relative to the slopes over all
+    #: ``directions``; "" in findings of older releases.
     off: str = ""
     allowed: str = ""
     directions: int = 0
-    #: Other arguments whose gradient is wrong, too.
+    #: Other arguments whose gradients are wrong, too.
     others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -204,7 +208,7 @@ class DerivativeOf(msgspec.Struct, frozen=True, tag="derivative", forbid_unknown
         return f"{read(self.slope):.4g}, measured to +- {error} by finite differences"
 
     def sentence(self, got: str) -> str:
-        """How far off this backward is, and what it gives in the worst direction."""
+        """How far off the backward is, and its value ``got`` in the worst direction."""
         off = allowed = ""
         if self.off:
             off = f"off by {share(read(self.off))} over {self.directions} directions "
@@ -235,7 +239,7 @@ Expect = (
 
 
 class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A value that an expectation rests on, and where it was seen."""
+    """A value from which an expectation was derived, and the address where it was recorded."""
 
     name: str
     at: At
@@ -251,20 +255,20 @@ def bits(x: SupportsFloat) -> str:
 
 
 def read(text: str) -> float:
-    """The number that ``bits`` wrote. Raises ValueError if it is none."""
+    """The number in a text from ``bits``. Raises ValueError if the text is not a number."""
     return float.fromhex(text)
 
 
 def share(x: float) -> str:
-    """A share in per cent, in two digits."""
+    """A fraction in per cent, with two digits."""
     return f"{x * 100:.2g} %" if x < 1 else f"{x * 100:.0f} %"
 
 
 def number(x: float) -> str:
-    """A number as a reader wants it: short, but never two different fp32 ones alike."""
+    """A number as short decimal text that still differs for any two different fp32 numbers."""
     return f"{float(x):.9g}"
 
 
 _LARGEST = (2.0 - 2.0**-23) * 2.0**127
-#: Any number of fp32.
+#: Any finite fp32 number.
 FINITE = Within(bits(-_LARGEST), bits(_LARGEST))

@@ -1,6 +1,6 @@
-"""What the runs of a case left, as hashes: equal where two installations gave the same bits.
+"""Hashes of everything that the runs of a case recorded, to compare two installations bit by bit.
 
-The sign and payload of a NaN say nothing.
+The sign and payload of a NaN are ignored.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 
 from narrowfuzz.trace.trace import Seen, SiteTrace, Trace
 
-#: Outputs, gradients and parameters; what a multiply was given; the scales of that; and whether an
-#: exception ended the run.
+#: Outputs, gradients and parameters; the operands of products; the operands' scales; and the
+#: exception that ended the run, if one did.
 Kind = Literal["results", "operands", "scales", "errors"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-#: The sign and payload of a NaN say nothing: its codes in E4M3 and, mostly, E5M2.
+#: Codes of NaN with either sign: the only ones in E4M3 and the usual ones in E5M2.
 _NAN, _MINUS_NAN = np.uint8(0x7F), np.uint8(0xFF)
 #: Kind -> name -> hash.
 Hashes = dict[str, dict[str, str]]
 
 
 def hashes_of(traces: Mapping[str, Trace]) -> dict[str, Hashes]:
-    """Arm -> the hash of everything that was seen in its run."""
+    """Arm -> the hashes of everything that its run recorded."""
     return {arm: _of_trace(trace) for arm, trace in traces.items()}
 
 

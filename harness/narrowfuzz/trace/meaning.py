@@ -1,6 +1,6 @@
-"""What a divergence means for its reader: the first words of a finding.
+"""The first words of a finding: what a divergence means.
 
-A symptom is part of a fingerprint and never changes; the words that a reader sees are made here of
+A symptom is part of a fingerprint and never changes; the text shown to the user is made here from
 the symptom, the role and the address. A symptom that the tables do not have is shown as it is.
 """
 
@@ -35,7 +35,7 @@ _TENSORS = {
     "k": "key",
     "v": "value",
 }
-#: What was done to a case before it ran again, by the title of that run.
+#: How the case was changed before it ran again, by the title of that run.
 _AGAIN = {
     "permuted tokens": "when the tokens are permuted",
     "permuted outputs": "when the output features are permuted",
@@ -51,7 +51,7 @@ _AGAIN = {
     "after reload": "after a save and reload",
     "after reload trusted": "after a save and reload",
 }
-#: What it is compared with, by the title of that run.
+#: The circumstances under which a result differs, by the title of the run it is compared with.
 _BESIDE = {
     "without it": "with checkpointing",
     "uninterrupted": "after a save and reload",
@@ -59,9 +59,9 @@ _BESIDE = {
     "in one process": "on ranks that share nothing",
 }
 
-#: {result}, {operand}, {names}, {tensor}, {again} and {beside} stand for what the address and the
-#: expectation say, {argument} for that of a Function; other names in braces are groups of the
-#: pattern.
+#: Pattern of a symptom -> text. {result}, {operand}, {names}, {tensor}, {again} and {beside} are
+#: filled from the address and the expectation, {argument} with the argument of an
+#: autograd.Function; other names in braces are groups of the pattern.
 _Table: TypeAlias = dict[str, str]
 _CONVERSION: _Table = {
     "left unconverted": "conversion left a linear unquantised that it promises to convert",
@@ -154,7 +154,7 @@ _SYMPTOMS: _Table = {
     r"of (?P<name>.+) is not the derivative of its forward":
         "the backward of {name} gives a wrong gradient of {argument}",
     r"no .*": "{names} after backward",
-    # what is cast
+    # casts and their operands
     "amax": "amax of {operand} is not its largest magnitude",
     "scale value": "scale of {operand} is wrong",
     "scale off by a factor 2": "scale of {operand} is off by a factor of two",
@@ -205,7 +205,7 @@ _SYMPTOMS: _Table = {
     "probabilities do not sum to 1 beside a large mask": (
         "attention probabilities in backward do not sum to 1 behind a large finite mask"
     ),
-    # the same again, done otherwise
+    # a related run, or the same run again
     "does not scale": "{result} does not follow when a tensor is multiplied by a power of two",
     "does not follow its operands": "{result} does not follow when operands are scaled or negated",
     "is not symmetric": "{result} is wrong when the input is negated",
@@ -279,12 +279,12 @@ _EVERY = tuple(
 )
 
 
-#: What Python calls a frame that has no name of its own, after what it is in.
+#: Python's name for a frame without a name of its own, such as ``f.<lambda>``.
 _UNNAMED = re.compile(r"( in |\.)<(listcomp|setcomp|dictcomp|genexpr|lambda)>")
 
 
 def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
-    """What is wrong, as a reader would say it."""
+    """What is wrong, in words for the user."""
     other = expect.at.run if isinstance(expect, Same) else ""
     for pattern, words in _EVERY:
         if found := pattern.fullmatch(symptom):
@@ -302,7 +302,7 @@ def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
 
 
 def _result(role: str, at: At) -> str:
-    """A result, with the parameter's name or the number of the forward it belongs to."""
+    """Words for a result, with the parameter's name or the number of the forward it belongs to."""
     name = name_of(at.name)
     if role in ("grad_parameter", "gradient") and name.gradient_of:
         return f"gradient of {name.gradient_of}"
@@ -315,12 +315,12 @@ def _result(role: str, at: At) -> str:
 
 
 def operand(at: At) -> str:
-    """A tensor that is quantised, and what for: ``the weight, as quantised for the ...``."""
+    """Words for a quantised tensor and its use: ``the weight, as quantised for the ...``."""
     return _operand(at, None)
 
 
 def _operand(at: At, expect: Expect | None) -> str:
-    """A tensor that is quantised, what for, and which scaling block of it."""
+    """Words for a quantised tensor, its use and, for an MX scale, its scaling block."""
     role = at.name if at.side else "output"
     side = OPERANDS[role][at.side == "b"][0] if role in OPERANDS and at.side else at.name  # type: ignore[index]
     tensor = f"the {_TENSORS[side]}" if side in _TENSORS else "an operand"
@@ -332,7 +332,8 @@ def _operand(at: At, expect: Expect | None) -> str:
 
 
 def _block(at: At, expect: Expect | None) -> bool:
-    """Is an address's index that of a block of a row? Of MX scales, which are bytes."""
+    """Is the index of the address that of a block in a row? It is for MX scales, which are
+    bytes."""
     return isinstance(expect, Is) and expect.byte
 
 
@@ -354,8 +355,8 @@ def _parameter(name: str) -> str:
 
 
 def place(at: At, expect: Expect | None) -> str:
-    """Where it was first seen, without what ``meaning`` says already: an element, an event, a
-    rank."""
+    """Where a divergence was first seen (element, event, rank), without what ``meaning`` already
+    states."""
     parts = [f"in {at.name}"] if at.what == "module" and at.name else []
     parts += [f"at {list(at.index)}"] if _pointed(at, expect) else []
     return ", ".join(parts + _when(at))
@@ -368,7 +369,7 @@ def _when(at: At) -> list[str]:
     return parts
 
 
-#: What is seen of an operand of a product.
+#: Words for each recorded aspect of a product's operand.
 _SEEN = {
     "source": "{}",
     "codes": "the quantised copy of {}",
@@ -381,8 +382,8 @@ _SEEN = {
 
 
 def located(at: At) -> str:
-    """A value and where it was seen, with all of its address: ``the weight at [0, 3], in
-    layers.0.wq, in recompute``."""
+    """Words for a value and its complete address: ``the weight at [0, 3], in layers.0.wq, in
+    recompute``."""
     if at.what in _SEEN and at.side:
         value = _SEEN[at.what].format(_operand(at, None))
     elif at.what in ("result", "product"):
@@ -414,7 +415,7 @@ _MULTIPLE = re.compile(
 
 
 def broken(rule: str) -> str:
-    """The rule of a shape that was broken, said so that nobody takes it for the library's words:
+    """The shape rule that was broken, worded so that nobody takes it for the library's message:
     ``in_features=1 (must be a multiple of 32)``."""
     found = _MULTIPLE.fullmatch(rule)
     return _BROKEN.format_map(found.groupdict("")) if found else rule
@@ -424,7 +425,7 @@ _BROKEN = "{size}={got}{of} (must be a multiple of {rule}){more}"
 
 
 def times(factor: float) -> str:
-    """How many times the tolerance, in three digits and no exponent where that can be read."""
+    """A multiple of the tolerance, with three digits, and below 1e7 without an exponent."""
     if factor >= 1e7:
         return f"{factor:.2g}"
     if factor >= 100:
@@ -432,13 +433,13 @@ def times(factor: float) -> str:
     return f"{factor:.3g}"
 
 
-#: Characters of a word that are kept to its end where a text is cut in it.
+#: The most characters by which a text may exceed its limit so that its last word is complete.
 _WORD = 40
 
 
 def shortened(text: str, most: int) -> str:
-    """A text's first so many characters, on to the end of the word that the last of them is in, and
-    three dots where that is not all."""
+    """The first ``most`` characters of a text, extended to the end of the word that they end in,
+    and three dots where something was cut off."""
     rest = re.match(rf"\S{{0,{_WORD}}}", text[most:])
     assert rest is not None
     end = most + rest.end() if text[:most][-1:].strip() else most

@@ -1,5 +1,5 @@
-"""What a run of a library's layers left, event by event: numpy and plain data, so rules need no
-torch."""
+"""The record of a run of a library's layers, event by event: numpy arrays and plain data, so that
+rules need no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True, order=True)
 class SlotName:
-    """One tensor of one layer that has a scale."""
+    """The name of a slot: the place in a layer's scaling state for one tensor that is cast."""
 
     layer: str
     direction: Direction
@@ -29,7 +29,7 @@ class SlotName:
         return f"{self.layer} {self.direction} slot {self.index}"
 
     def at(self, event: int = -1) -> Address:
-        """Its state after an event."""
+        """The address of this slot's state after an event."""
         return Address(
             what="state", event=event, layer=self.layer, name=self.direction, index=(self.index,)
         )
@@ -37,7 +37,8 @@ class SlotName:
 
 @dataclass(frozen=True)
 class At:
-    """Where execution stood: which forward's which layer call (-1: outside any), in which phase."""
+    """A point of execution: the phase, the number of the forward, and the number of the layer call
+    in that forward (-1: outside any)."""
 
     phase: Phase
     forward: int = -1
@@ -45,10 +46,10 @@ class At:
 
 
 class Wrong(NamedTuple):
-    """The first code, or scale of a block, that is not the definition's."""
+    """The first code or block scale of a cast that differs from the format's definition."""
 
     what: Literal["codes", "scale"]
-    #: Where: of a code its row and column, of a scale its block in the order of bytes.
+    #: Row and column of a code; the index of a block scale in the stored array of scales.
     place: tuple[int, ...]
     got: float
     want: float
@@ -56,26 +57,27 @@ class Wrong(NamedTuple):
 
 @dataclass(frozen=True)
 class CastSeen:
-    """One tensor quantised."""
+    """One cast: a tensor that was quantised."""
 
     at: At
-    #: None where the library keeps no state that would tell.
+    #: None where the library keeps no state from which the slot is known.
     slot: SlotName | None
     format: str
-    #: Multiplicative scale as applied; None for block scales.
+    #: The scale by which the tensor was multiplied; None for block scales.
     scale: np.float32 | None
-    #: max|x| of what was quantised, NaN left out.
+    #: max|x| of the tensor, NaN ignored.
     amax: np.float32
     #: uint8, rows of the tensor as it was quantised.
     codes: NDArray[Any]
-    #: None where codes are the saturating cast of x * scale, and block scales their blocks' own.
+    #: None where the codes are the saturating cast of x * scale and block scales are right.
     wrong: Wrong | None = None
-    #: E8M0 bytes, row by row; empty where there is one scale.
+    #: The block scales, E8M0 bytes, row by row; empty where there is a single scale.
     blocks: bytes = b""
 
     @property
     def inverse(self) -> bytes:
-        """What a product must divide by: 1 / scale, or the block scales; empty if not known."""
+        """The scales that a product needs to dequantise the codes: 1 / scale in float32, or the
+        bytes of the block scales."""
         if self.scale is None:
             return self.blocks
         with np.errstate(divide="ignore"):
@@ -89,14 +91,15 @@ class Side:
     format: str
     #: uint8 codes; None in high precision.
     codes: NDArray[Any] | None = None
-    #: 1 / scale, one element; None in high precision and for block scales.
+    #: 1 / scale; None in high precision and for block scales.
     scale_inv: np.float32 | None = None
-    #: E8M0 bytes, row by row; empty where there is one scale.
+    #: The block scales, E8M0 bytes, row by row; empty where there is a single scale.
     blocks: bytes = b""
 
     @property
     def inverse(self) -> bytes:
-        """What the product divides by, in one form for all scalings; empty in high precision."""
+        """The scales with which the product dequantises, as bytes for every kind of scaling; empty
+        in high precision."""
         return self.blocks if self.scale_inv is None else self.scale_inv.tobytes()
 
 
@@ -120,12 +123,12 @@ class CallSeen:
 
 @dataclass(frozen=True)
 class Moment:
-    """One event, and how things stood after it."""
+    """One event: what happened in it, and the scaling state after it."""
 
     event: int
     calls: tuple[CallSeen, ...]
     casts: tuple[CastSeen, ...]
     products: tuple[ProductSeen, ...]
     state: Mapping[SlotName, Slot]
-    #: What the library has set aside for later, by name of the place.
+    #: How many things the library has set aside for later, by the name of the place.
     pending: Mapping[str, int]

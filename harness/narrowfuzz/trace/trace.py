@@ -1,4 +1,4 @@
-"""What a run left behind: numpy arrays, never live tensors, so rules need no torch."""
+"""The record of a run: numpy arrays, never live tensors, so that rules need no torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from narrowfuzz.numerics.plan import Role
 from narrowfuzz.trace.address import AtPhase, Phase
 from narrowfuzz.trace.snapshots import Moment
 
-#: A: codes and scales. B: dequantised operands. C: graph inputs and outputs only.
+#: What is recorded. A: codes and scales. B: dequantised operands. C: graph inputs and outputs only.
 Level = Literal["A", "B", "C"]
 ErrorPhase = Literal["convert", "forward", "backward"]
 
 
 @dataclass(frozen=True)
 class Site:
-    """The name under which something was multiplied."""
+    """The identity of a GEMM: module, role of its result, and phase."""
 
     module: str
     role: Role
@@ -35,7 +35,8 @@ class Site:
 
 @dataclass(frozen=True)
 class Seen:
-    """One operand as a GEMM saw it, canonical [rows, C]; which fields are set gives the level."""
+    """One operand as a GEMM received it, as [rows, C] where C is the contracted dimension. The
+    fields that are set determine the level."""
 
     #: Level A: element codes.
     codes: NDArray[Any] | None = None
@@ -47,7 +48,7 @@ class Seen:
     amax: F32 | None = None
     #: Level B: dequantised values that entered the multiply.
     values: F32 | None = None
-    #: The codes' format, where they were seen without a plan that tells it.
+    #: The format of the codes, where no plan states it.
     format: str = ""
 
 
@@ -62,14 +63,15 @@ class SiteTrace:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of one linear inside a model, seen from the layer's own edges in an eager run.
+    """One call of one linear inside a model in an eager run, recorded at the layer's boundary.
 
-    ``tensors`` are what the layer got (input, weight, bias, and grad_output where a gradient came
-    back), ``outputs`` what it returned (output, grad_input, grad_weight, grad_bias); all 2-D.
+    ``tensors`` are the tensors that the layer received (input, weight, bias, and grad_output where
+    there was a backward), ``outputs`` those that it returned (output, grad_input, grad_weight,
+    grad_bias); all are 2-D except a bias, which is 1-D.
     """
 
     module: str
-    #: This module's how many-th call of the same phase in the run.
+    #: Number of this call among the module's calls in the same phase of the run, from 0.
     index: int
     phase: Phase
     #: Dtype the layer computed in.
@@ -78,22 +80,23 @@ class LayerCall:
     outputs: dict[str, F32]
     sites: tuple[SiteTrace, ...] = ()
     unobserved: str = ""
-    #: First dimension of a 3-D input; 0: it was 2-D.
+    #: First dimension of a 3-D input; 0 if the input was not 3-D.
     batch: int = 0
-    #: What the layer rounds to ``dtype`` before it uses it, where autocast makes that narrower.
+    #: The tensors that the layer rounds to ``dtype`` before use, where autocast narrows them.
     rounds: frozenset[str] = frozenset({"input", "weight", "bias"})
-    #: The run's how many-th forward it belongs to, and how many-th checkpointed call; 0: none.
+    #: Number of the forward, and of the checkpointed call, that this call belongs to; a segment of
+    #: 0 is outside any checkpoint.
     forward: int = 0
     segment: int = 0
 
     @property
     def plain(self) -> bool:
-        """True where a linear of ``dtype`` computes the same from the same tensors."""
+        """True where a plain linear of ``dtype`` computes the same from the same tensors."""
         return self.dtype == "fp32" or {"input", "weight"} <= self.rounds
 
 
 class ModuleCall(Protocol):
-    """A call of a module, in which phase and as part of what."""
+    """A call of a module: its phase, and the forward and checkpointed segment it belongs to."""
 
     @property
     def module(self) -> str: ...
@@ -111,8 +114,11 @@ C = TypeVar("C", bound=ModuleCall)
 
 
 def repeated(calls: Iterable[C]) -> Iterator[tuple[C, C]]:
-    """Each recomputed call behind the forward call it repeats: of the same checkpointed call in the
-    same forward, in order. A graph that runs backward again recomputes again."""
+    """Pairs of a forward call and the recomputed call that repeats it.
+
+    Calls are matched in order within the same module, forward and checkpointed segment. A graph
+    whose backward runs again recomputes again, so one forward call may be in several pairs.
+    """
     first: defaultdict[tuple[str, int, int], list[C]] = defaultdict(list)
     again: defaultdict[tuple[str, int, int], list[C]] = defaultdict(list)
     for call in calls:
@@ -126,7 +132,7 @@ def repeated(calls: Iterable[C]) -> Iterator[tuple[C, C]]:
 
 @dataclass(frozen=True)
 class Multiplied:
-    """One matrix multiply a compiled artefact handed to a kernel, operands and result as seen."""
+    """One matrix multiply that compiled code handed to a kernel: its operands and its result."""
 
     phase: Phase
     a: Seen
@@ -139,8 +145,8 @@ class Multiplied:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Arguments of one attention kernel: q, k, v [batch, heads, rows, dim]; out and lse as the
-    forward returned them or as the backward got them back."""
+    """The arguments of one attention kernel: q, k, v [batch, heads, rows, dim]; out and lse
+    (log-sum-exp) as the forward returned them or as the backward received them."""
 
     phase: Phase
     q: F32
@@ -148,91 +154,92 @@ class AttentionCall:
     v: F32
     out: F32
     lse: F32
-    #: What is added to the scores, -inf where a query does not see a key; None: nothing.
+    #: Mask or bias added to the scores, -inf where a query does not see a key; None: nothing.
     added: F32 | None
     scale: float
-    #: Of q, k and v.
+    #: The dtype of q, k and v.
     dtype: str = "fp32"
     #: The module that called it, "" where none is known.
     module: str = ""
-    #: An argument that changes the scores in a way that is not known here.
+    #: The name of an argument whose effect on the scores is not known here; "" if there is none.
     unknown: str = ""
 
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One call of an operator: what it was given and what it returned, float32 carrying their
-    dtypes (fp32, bf16 or fp16)."""
+    """One call of an operator: its arguments and results, stored in float32 whatever their dtypes
+    (fp32, bf16 or fp16)."""
 
     operator: str
     phase: AtPhase
-    #: This operator's how many-th call in the run.
+    #: Number of this call among the operator's calls in the run, from 0.
     index: int
     tensors: Mapping[str, F32]
     outputs: Mapping[str, F32]
-    #: Of both, by name.
+    #: The dtype of each tensor and each output, by name.
     dtypes: Mapping[str, str]
-    #: How the tensors lay in memory, by name: steps between elements along each dimension.
+    #: The strides of each tensor, in elements, by name.
     strides: Mapping[str, tuple[int, ...]]
     #: Everything else that the results depend on.
     settings: Mapping[str, Any]
     #: The module that called it, "" where none is known.
     module: str = ""
-    #: Whose kernels ran, as torch names the type of the device. The simulated GPU's are a CPU's.
+    #: Device type whose kernels ran, as torch names it: "cpu" for the simulated GPU, too.
     device: str = "cpu"
-    #: Threads that a CPU's kernel shared its work between.
+    #: Number of threads that torch used for kernels on the CPU.
     threads: int = 1
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """One argument of one ``autograd.Function`` of a user's: the slope of its forward in float64,
-    by finite differences with their error, and what its backward gives, along one direction."""
+    """The check of one argument of a user's ``autograd.Function``: the slope of its forward along
+    the worst direction, by finite differences in float64 with their error, and the slope that its
+    backward gives there."""
 
     #: ``module.qualname``.
     function: str
     #: The module that was running.
     module: str
-    #: As ``forward`` names it.
+    #: Its name in the signature of ``forward``.
     argument: str
-    #: Why nothing can be said; "".
+    #: Why it could not be checked; "" if it was.
     why: str
     slope: float
     error: float
     backward: float
-    #: What these may differ by.
+    #: The largest difference between ``slope`` and ``backward`` that is allowed.
     allowed: float
-    #: Root mean square of the difference over all directions, a share of the slopes'.
+    #: Root mean square of the differences over all directions, divided by that of the slopes.
     off: float
-    #: What that may be, and how many directions it is of.
+    #: The largest ``off`` that is allowed, and the number of directions.
     share: float
     directions: int
 
     @property
     def wrong(self) -> bool:
-        """The backward is not the derivative of the forward."""
+        """True where the backward is not the derivative of the forward."""
         return not self.why and abs(self.backward - self.slope) > self.allowed
 
 
-#: What colours a terminal, and all else that is no text.
+#: Terminal colour codes and other control characters.
 _CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
-#: Where Dynamo says which error an operator's shape function raised, a line later.
+#: A message of Dynamo's that names the error of an operator's shape function only in a later line.
 _FAKE = re.compile(
     r"^(.* when making fake tensor call)(\n(?s:.*?): got (\w+\(.*\))$)", re.MULTILINE
 )
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says, as plain text; of an error that Dynamo met in its first line which
-    error that was."""
+    """An exception's message as plain text. Where Dynamo reports an error of a fake tensor call,
+    that error is added to the first line."""
     return _FAKE.sub(r"\1: \3\2", _CODES.sub("", str(error)))
 
 
 @dataclass(frozen=True)
 class RunError:
-    """An exception a library raised: in which phase, and from which of its functions."""
+    """An exception that a library raised: its phase, and the function that raised it."""
 
     phase: ErrorPhase
     type: str
@@ -240,17 +247,18 @@ class RunError:
     #: Innermost frame outside torch's dispatch machinery, as ``module.function``.
     where: str
     traceback: str
-    #: In which event a library's layers raised it; -1: while they were built.
+    #: The event in which a library's layers raised it; -1: while they were built.
     event: int = -1
     #: The rank that raised it; -1: no single one.
     rank: int = -1
-    #: The linear of a model that was running; "" where none is known.
+    #: The linear of the model that was running; "" where none is known.
     layer: str = ""
-    #: The tokens, in_features and out_features of that call; None where they are not known.
+    #: Tokens, in_features and out_features of the linear's call; None where they are not known.
     sizes: tuple[int, int, int] | None = None
 
 
-#: Classes of what a conversion changed; no shapes, no values.
+#: Classes of changes that a conversion makes; they are part of fingerprints, so they contain no
+#: shapes and no values.
 ChangeKind = Literal[
     "left unconverted",
     "second name left unconverted",
@@ -286,18 +294,18 @@ ChangeKind = Literal[
 
 @dataclass(frozen=True)
 class Change:
-    """One thing a conversion changed, and the module it happened at ("" is the root)."""
+    """One change that a conversion made, and the module at which it did ("" is the root)."""
 
     kind: ChangeKind
     module: str
     before: str = ""
     after: str = ""
-    #: Of lost attributes and a training flag: whose, of the module's parameters, "" for its own;
-    #: and their names.
+    #: The parameter whose attributes were lost or changed, "" for the module itself; and the names
+    #: of these attributes ("training" for a training flag).
     parameter: str = ""
     attributes: tuple[str, ...] = ()
-    #: It is at a module that conversion put another one in the place of, or gave other parameters,
-    #: as it was asked to; of what was one with another, at either.
+    #: The change is at a module that the conversion quantised. For tied weights and modules that
+    #: have two names, it is enough that one of those that shared was quantised.
     swapped: bool = False
 
 
@@ -305,9 +313,9 @@ class Change:
 class Census:
     """What a conversion did to a model."""
 
-    #: Modules that run quantised GEMMs now.
+    #: Modules that run quantised GEMMs after the conversion.
     converted: tuple[str, ...]
-    #: What it changed without being asked to.
+    #: Unrequested changes.
     changes: tuple[Change, ...]
 
 
@@ -316,38 +324,41 @@ class Trace:
     """One arm's run of one case."""
 
     arm: str
-    #: output, grad_input, grad_weight and, with a bias, grad_bias; 2-D, float32 carrying the dtype.
-    #: A model has "<parameter>.grad" instead and, after optimizer steps, "<parameter>". Of several
-    #: of a kind the last has the plain name, those before it have their numbers: "output@0". Of a
-    #: library's layers y<forward>, x<forward>.grad@<event> and <parameter>.grad@<event>.
+    #: output, grad_input, grad_weight and, with a bias, grad_bias; 2-D, stored in float32 whatever
+    #: the dtype. A model has "<parameter>.grad" instead and, after optimizer steps, "<parameter>".
+    #: Where there are several of a kind, the last has the plain name and earlier ones are numbered:
+    #: "output@0". For a library's layers: y<forward>, x<forward>.grad@<event> and
+    #: <parameter>.grad@<event>.
     outputs: dict[str, F32] = field(default_factory=dict)
     #: A single linear's GEMMs.
     sites: tuple[SiteTrace, ...] = ()
     #: A model's calls of its linears (eager arms).
     calls: tuple[LayerCall, ...] = ()
-    #: What compiled artefacts multiplied.
+    #: The matrix multiplies of compiled code.
     multiplied: tuple[Multiplied, ...] = ()
     attention: tuple[AttentionCall, ...] = ()
-    #: Calls of operators that are judged by themselves, where they were watched.
+    #: Calls of operators that a rule judges one by one, where they were recorded.
     operators: tuple[OperatorCall, ...] = ()
-    #: What an eager run called that nobody judges by itself, and why: an operator, or a kernel.
+    #: Operators and kernels that an eager run called and no rule judges, and why not.
     unjudged: Mapping[str, str] = field(default_factory=dict)
     error: RunError | None = None
-    #: Why operands could not be seen or counted although the arm should expose them.
+    #: Why operands could not be recorded or counted although the arm should expose them.
     unobserved: str = ""
-    #: Why this run says nothing at all: the arm did not do what its name says.
+    #: Why nothing can be concluded from this run: for example, nothing was compiled on a compiled
+    #: arm, or the device ran out of memory. "" for a usable run.
     void: str = ""
-    #: None: not taken.
+    #: None where no census was taken.
     census: Census | None = None
-    #: Of a sharded run what each rank left; of the same unsharded, each data-parallel rank's piece.
+    #: Of a sharded run, the trace of each rank; of the unsharded run that it is compared with, the
+    #: part of each data-parallel rank.
     ranks: tuple[Trace, ...] = ()
-    #: Of a training whose gradients add up before a step, by parameter: its gradient after each
-    #: backward, in order.
+    #: Where gradients accumulate over several backwards before a step: parameter -> its gradient
+    #: after each backward, in order.
     added: Mapping[str, tuple[F32, ...]] = field(default_factory=dict)
-    #: Of a library's layers, how things stood after each event.
+    #: The events of a library's layers.
     moments: tuple[Moment, ...] = ()
-    #: Of them, the parameters that train, every parameter as the training began, and by event and
-    #: forward what a backward sent into the forward's output.
+    #: For a library's layers: the parameters that are trained; every parameter's initial value; and
+    #: (event, forward) -> the gradient that a backward received for the forward's output.
     trained: frozenset[str] = frozenset()
     parameters: Mapping[str, F32] = field(default_factory=dict)
     sent: Mapping[tuple[int, int], F32] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a rule says about a case, and how verdicts become findings' identities."""
+"""The verdict of a rule on a case, and the fingerprint that identifies a finding."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Status = Literal[
     "ok", "diverged", "crashed", "hung", "unsupported", "inconclusive", "not_applicable", "known"
 ]
 Strength = Literal["exact", "bound", "ratio"]
-#: Role of a verdict that says which as-built deviation the reference followed.
+#: Role of a verdict that records a known deviation of the library which the reference imitated.
 FOLLOWED = "followed"
-#: Symptom of a process whose device computes no more.
+#: Symptom of a process whose device stopped working.
 LOSES_DEVICE = "loses the device"
-#: The family that a linear belongs to which no recipe converts.
+#: Recipe family of a linear that no recipe converts.
 PLAIN_FAMILY = "torch"
 #: Statuses that are claims against the library under test.
 BAD: frozenset[Status] = frozenset({"diverged", "crashed", "hung"})
@@ -43,19 +43,20 @@ BAD: frozenset[Status] = frozenset({"diverged", "crashed", "hung"})
 
 @dataclass(frozen=True)
 class OtherRun:
-    """A run in eager besides the case's own that a rule asked for."""
+    """An additional eager run that a rule requested besides the runs of the case."""
 
-    #: As an address names it.
+    #: The run's title in an address (``At.run``).
     name: str
     spec: Spec
     tensors: Mapping[str, F32] = field(compare=False)
-    #: What happens before it: steps, reload or reload_trusted.
+    #: What is done before the run: "steps", "reload" or "reload_trusted"; "" for nothing.
     event: str = ""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One rule on one arm and role: where it looked, what is expected there and what came."""
+    """The result of one rule for one arm and role: the place checked, the expected value and the
+    actual one."""
 
     rule: str
     arm: str
@@ -64,35 +65,36 @@ class Verdict:
     status: Status
     #: Class of symptom, part of the fingerprint: no shapes, no values.
     symptom: str = ""
-    #: The first bad element, or what else the rule is about.
+    #: The first bad element, or whatever else the rule judges.
     at: At = At()  # noqa: RUF009 - frozen
     got: str = ""
     #: None where nothing diverged.
     expect: Expect | None = None
     given: tuple[Given, ...] = ()
-    #: The runs that addresses point into.
+    #: The additional runs that the addresses refer to.
     runs: tuple[OtherRun, ...] = ()
-    #: How far off, in units of what is allowed; of a pass, the share of it that is used.
+    #: The error as a multiple of the tolerance; at most 1 for a pass.
     factor: float = 0.0
     #: Why nothing could be judged.
     why: str = ""
-    #: Ledger entry or deviation that explains a ``known``.
+    #: The ledger entry or deviation that explains a verdict with status "known".
     explained_by: str = ""
-    #: What is known of it besides, in place of what its symptom means.
+    #: A more precise description that the sentence uses instead of the symptom's meaning.
     remark: str = ""
-    #: It is about a linear that conversion left alone: what is wrong there is PyTorch's.
+    #: The verdict is about a linear that was not converted, so the bug is PyTorch's.
     unconverted: bool = False
-    #: Of what a conversion changed: all of it is at modules that it was asked to replace.
+    #: For the census: every change of this kind is at a module that was to be converted.
     swapped: bool = False
-    #: What came, as its sentence says it, where ``got`` is only the begin of a message.
+    #: The actual value as the sentence shows it, where ``got`` is only the beginning of a message.
     reported: str = ""
 
     def known(self, by: str) -> Verdict:
-        """This divergence, explained."""
+        """This verdict with status "known", explained by this ledger entry or deviation."""
         return replace(self, status="known", explained_by=by)
 
     def at_layer(self, layer: str, call: int, rank: int = 0) -> Verdict:
-        """The same at a call of this layer of a model; "" is a single linear."""
+        """The same verdict, with addresses at a call of this layer of a model; "" is a single
+        linear."""
         if self.status not in BAD and self.at == At() and self.expect is None and not self.factor:
             return _passed_at(self, layer, call)
 
@@ -108,36 +110,36 @@ class Verdict:
 
     @property
     def requirement(self) -> str | None:
-        """What of a recipe a refusal was for; None of what is no refusal."""
+        """The recipe's rule that the expected refusal enforces; None if no refusal is expected."""
         return self.expect.rule if isinstance(self.expect, Refuses) else None
 
     def of_linear(self) -> Verdict:
-        """The same of a single linear that is what this verdict's layer was."""
+        """The same verdict for a single linear that stands for this verdict's layer."""
         own = tuple(given for given in self.given if given.at.what != "tensor")
         return replace(self.at_layer("", 0), given=own)
 
     def sentence(self) -> str:
-        """One line: what it means, where, what was expected and what came, how far off."""
+        """One line: the meaning, the place, the expected and the actual value, and the error."""
         said = self.remark or meaning(self.role, self.symptom, self.at, self.expect)
         subject = f"{self.at.layer}: " if self.at.layer else ""
         if isinstance(self.expect, DerivativeOf) and self.got:
             return f"{subject}{said}: {self.expect.sentence(self.got)}"
         where = place(self.at, self.expect)
-        # below 1 it says how near a bound was, not how far off the result is
+        # below 1 it shows how near a bound was, not how far off the result is
         finite = self.factor > 1 and math.isfinite(self.factor)
         far = f"; the error is {times(self.factor)} times the tolerance" if finite else ""
         return f"{subject}{said}{f' {where}' if where else ''}{self._values()}{far}"
 
     @property
     def located(self) -> str:
-        """The value that is judged and where it was seen."""
+        """Words for the judged value and its complete address."""
         return located(self.at)
 
     def _values(self) -> str:
-        """What was expected, and what came instead."""
+        """The end of the sentence: the expected and the actual value."""
         came = self.reported or self.got or self.why
         if isinstance(self.expect, Present) and self.at.what == "result":
-            return ""  # what is missing has been named
+            return ""  # the meaning already names what is missing
         values = [str(given) for given in self.given if given.at.what != "tensor"]
         given = f" ({', '.join(values)})" if values else ""
         if self.expect is None or isinstance(self.expect, Runs):
@@ -162,22 +164,22 @@ def _passed_at(verdict: Verdict, layer: str, call: int) -> Verdict:
     return replace(verdict, at=At(layer=layer, call=call))
 
 
-#: In a family of fingerprints: what stands behind it is a user's own model.
+#: Separates the recipe family from the name of a user's own model in a fingerprint's family.
 OWN = " in "
 
 
 def place_of(at: At) -> str:
-    """The module that an address is in, "" for one of the whole model."""
+    """The module that contains an address, "" if it concerns the whole model."""
     return at.layer or name_of(at.name).module
 
 
 def fingerprint(verdict: Verdict, family: str) -> str:
-    """Identity of a cause: rule, role, guilty rung, class of symptom, recipe family; in a user's
+    """The identity of a cause: rule, role, guilty arm, class of symptom, recipe family; in a user's
     own model the module, too.
 
     Quantiser rules judge operands, and the same cast serves all three GEMMs: their role is the
-    operand, so one wrong cast is one finding. A compiled rung, and one on ranks, is named without
-    its checkpointing, unless the rule is about recomputing: most causes do not care.
+    operand, so one wrong cast is one finding. A compiled arm, and one on ranks, is named without
+    its checkpointing, unless the rule is about recompute: most causes do not depend on it.
     """
     arm = verdict.arm
     if (BY_NAME[arm].compiled or BY_NAME[arm].sharded) and verdict.rule not in (

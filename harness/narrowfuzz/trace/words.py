@@ -1,4 +1,4 @@
-"""How a number of things, a long row of names, and options of a command are written."""
+"""Text for counts, long lists of names, and command line options."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def plural(n: int, noun: str) -> str:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """The first of them, and how many more there are: ``a, b and 3 more``."""
+    """The first ``most`` names and the number of the others: ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def options(given: Mapping[str, Iterable[Any] | None]) -> list[str]:
-    """Each value behind its option: ``--arm eager --arm inductor``."""
+    """The arguments with every value preceded by its option: ``--arm eager --arm inductor``."""
     return [text for name, values in given.items() for v in values or () for text in (name, str(v))]

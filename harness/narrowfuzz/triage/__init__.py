@@ -1,1 +1,1 @@
-"""From a bad verdict to something a maintainer can use: minimal case, script, verification."""
+"""Turns a bad verdict into a report for a maintainer: minimal case, script, verification."""

@@ -1,7 +1,8 @@
-"""What a library's refusal goes away with, tried: the words that help who has met it.
+"""Finds ways to avoid a library's refusal by trying them, as help for a user who met it.
 
-Another backend, a filter that leaves the layer out, and sizes. A size is tried at odd multiples of
-each power of two, so that the first that helps is the multiple that the library wants.
+It tries another backend, a filter that leaves the layer out, and other sizes. Each size is tried at
+odd multiples of increasing powers of two, so the first that runs is the multiple that the library
+requires.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from narrowfuzz.trace.verdict import Verdict
 
 _MULTIPLES = (16, 32, 64, 128, 256, 512)
 _SECONDS = 20.0
-#: Runs a Spec and says whether it runs to its end.
+#: Runs a Spec and returns whether it ran to its end.
 Try = Callable[[Spec], bool]
 
 
 def avoided_by(judge: Judge, case: Case, verdict: Verdict) -> list[str]:
-    """Sentences' ends, each of something with which the case runs to its end. None of what is no
-    exception of a converted model, and of what a compiler raises, which takes long."""
+    """Phrases that each name a change with which the case runs to its end. Empty if the verdict is
+    not about an exception of a converted model, and for compiled arms, where trying takes long."""
     raised = isinstance(verdict.expect, Runs | Refuses) and verdict.expect.raised
     if not raised or verdict.role not in get_args(ErrorPhase):
         return []
@@ -47,7 +48,8 @@ def avoided_by(judge: Judge, case: Case, verdict: Verdict) -> list[str]:
 
 
 class _Tries:
-    """Does a Spec run, on the guilty arm and with the case's data? Not asked after the deadline."""
+    """Runs a Spec on the guilty arm with the case's data and returns whether it ran to its end;
+    after the deadline it runs nothing and returns False."""
 
     def __init__(self, judge: Judge, case: Case, arm: str, deadline: float) -> None:
         self.judge, self.case, self.arm, self.deadline = judge, case, arm, deadline
@@ -82,7 +84,7 @@ def _filter(
 
 
 def _sizes(spec: Spec, runs: Try) -> Iterator[str]:
-    """Of each size, the first multiple with which it runs, if that is not what it has."""
+    """For each size, the first multiple not met by the present size with which the Spec runs."""
     names = {"m": "rows", "k": "width", "n": "out_features or hidden width"}
     if spec.model in MODELS and MODELS[spec.model].takes_ids:
         names["n"] = "vocabulary"

@@ -1,4 +1,4 @@
-"""What came of the guilty tensor, what was expected of it, and what an element may be off by."""
+"""The guilty tensor of a divergence, its expected values, and the tolerance of each element."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from narrowfuzz.triage.pair_operands import operand_pair, recompute_pair
 
 
 def compared(evidence: Evidence, verdict: Verdict) -> Compared | None:
-    """The guilty tensor of a divergence; None for one that is about no tensor of this evidence."""
+    """The guilty tensor beside its expected values; None if the verdict is not a divergence or is
+    about no tensor of this evidence."""
     found = guilty(evidence, verdict)
     compare = _BY_RULE.get(verdict.rule)
     if compare is None or verdict.status != "diverged" or found is None:
@@ -34,7 +35,8 @@ def compared(evidence: Evidence, verdict: Verdict) -> Compared | None:
 
 
 def guilty(evidence: Evidence, verdict: Verdict) -> tuple[Evidence, Trace] | None:
-    """The evidence that the rule looked at, of a model's layer or of all, and the arm's run."""
+    """The evidence that the rule checked, of a model's layer or of the whole case, and the trace of
+    the guilty arm. None if that arm has no trace there, or failed."""
     at = verdict.at
     if at.layer and verdict.rule in _OF_LINEARS:
         calls = (
@@ -50,7 +52,8 @@ def guilty(evidence: Evidence, verdict: Verdict) -> tuple[Evidence, Trace] | Non
 
 
 def _result(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
-    """A GEMM's result and the interval that a bound proves, or the one value of a lattice."""
+    """A GEMM's result beside the interval that a bound proves, or beside the exact value for the
+    rules that require one (O7, O11)."""
     name = verdict.at.name
     role = next((role for role in ROLES if role == name), None)
     got = trace.outputs.get(name)
@@ -63,11 +66,11 @@ def _result(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | No
     bias = evidence.tensors.get("bias") if role == "output" else None
     lo, hi = interval(evidence, trace.arm, role, centre, radius, bias)
     skip = evidence.reference.may_overflow(role)
-    if bias is not None:  # a NaN or Inf bias is the bias's business
+    if bias is not None:  # where the bias is NaN or Inf, so may the result be
         skip = skip | ~np.isfinite(bias)[None, :]
     if verdict.rule in ("O7", "O11"):
         nan = np.isnan(centre)
-        # O11 is about NaN alone: whatever number came is as good as another
+        # O11 is only about NaN: any number is as good as another
         number = got if verdict.rule == "O11" else np.clip(got, lo, hi)
         wanted = np.where(nan, np.nan, np.where(np.isnan(got), lo, number))
         one = exactly(name, against, got, wanted, FORMATS[evidence.spec.dtype])
@@ -80,8 +83,9 @@ def _result(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | No
 def _bounded(
     name: str, against: str, got: Any, middle: F64, radius: Any, ends: Any, skip: Any
 ) -> Compared:
-    """What lies within one unit is inside: its end of the interval, or the radius where rounding
-    drew the interval closer."""
+    """The comparison of a result with an interval. An element may be off by one unit: the distance
+    from the middle to the end of the interval on the element's side, or the radius where rounding
+    made the interval narrower than that."""
     lo, hi = ends
     unit = np.maximum(radius, np.where(got > middle, hi - middle, middle - lo))
     named = "multiples of the tolerance, which is the most that rounding can explain"
@@ -103,7 +107,8 @@ def _of_plan(evidence: Evidence, trace: Trace, role: Role) -> tuple[str, Any, An
     return "the exact result by the recipe's rules", evidence.reference.centre(role), 0.0
 
 
-#: Rule -> what its results are held against, and the middle and radius of the interval.
+#: Rule -> a function that gives what the rule compares results with, in words, and the middle and
+#: the radius of the interval.
 _INTERVALS: dict[str, Callable[[Evidence, Trace, Role], tuple[str, Any, Any] | None]] = {
     "O5": _of_multiplied,
     "O15": _of_multiplied,
@@ -123,7 +128,7 @@ def _bias_gradient(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compar
 
 
 def _operator(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
-    """A result of an operator's call."""
+    """A result of an operator's call beside the interval of expected values."""
     for call in trace.operators:
         if (call.operator, call.index) == (verdict.at.name, verdict.at.call):
             operator = OPERATORS[call.operator]
@@ -138,10 +143,10 @@ def _expected(name: str, against: str, got: Any, may: Expected) -> Compared:
 
 
 def _two_runs(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
-    """A result of two arms, or of two runs of one, that must leave the same bits."""
+    """A result of two arms, or of two runs of one arm, which must have the same bits."""
     name, expect = verdict.at.name, verdict.expect
     if not isinstance(expect, Same) or verdict.at.what != "result" or verdict.at.layer:
-        return None  # of a module inside, neither run has kept the result
+        return None  # results of modules inside the model are not recorded
     there = expect.at.run
     other = evidence.repeats.get(trace.arm) if there == AGAIN else evidence.traces.get(there)
     if other is None or name not in trace.outputs or name not in other.outputs:
@@ -151,7 +156,7 @@ def _two_runs(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | 
 
 
 def _ratio(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
-    """A result against float64, in units of the largest error in root mean square."""
+    """A result beside float64, in units of the largest allowed root-mean-square error."""
     name, near = verdict.at.name, verdict.expect
     if not isinstance(near, Near) or evidence.twin is None or name not in trace.outputs:
         return None
@@ -167,7 +172,7 @@ def _ratio(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | Non
     )
 
 
-#: Rules that look at a model's linears one by one.
+#: Rules that check a model's linears one by one.
 _OF_LINEARS = frozenset({"O2", "O3", "O4", "O16", *_INTERVALS})
 _BY_RULE: dict[str, Callable[[Evidence, Trace, Verdict], Compared | None]] = {
     **dict.fromkeys(_INTERVALS, _result),

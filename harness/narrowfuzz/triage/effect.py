@@ -1,4 +1,4 @@
-"""How large a divergence is on outputs and gradients: what a severity weighs."""
+"""The size of a divergence in outputs and gradients, from which its severity is computed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from narrowfuzz.rules.sharded.evidence import groups, joined, run_of
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import Came
 
-#: Changes by a conversion, by what they do to a step of training; all others change its results.
+#: Change that a conversion made (symptom of rule ``census``) -> its effect on a training step. Any
+#: change that is not listed alters the step's results: LARGE.
 _OF_CENSUS = {
     "hooks lost": SMALL,
     "parameter hooks lost": SMALL,
@@ -47,22 +48,23 @@ _OF_CENSUS = {
 
 
 def observed(judge: Judge, case: Case, verdict: Verdict) -> Evidence:
-    """The guilty arm's run, and those that it is held against."""
+    """The evidence of the guilty arm's run and of the runs that it is compared with."""
     rungs = frozenset({base_of(case.spec).name, EAGER.name, verdict.arm})
-    # what strikes by chance is seen in a second run; a compiled one would cost too much
+    # a divergence by chance shows only in a second run; that of a compiled arm would cost too much
     again = verdict.rule == "O1" and not ARMS[verdict.arm].compiled
     return judge.observe(case, rungs, repeat=again)
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The excess error of a result, a share of its norm, and what came where no share says it."""
+    """The excess error of a result as a share of its norm, and what came out in place of numbers
+    where a share cannot express it."""
 
     share: float = 0.0
     came: Came = ""
 
 
-#: Nothing was there to measure.
+#: The effect where there was nothing to measure.
 _UNKNOWN = Effect(SMALL)
 
 
@@ -72,13 +74,13 @@ def effect_of(evidence: Evidence, verdict: Verdict) -> float:
 
 
 def worst_of(evidence: Evidence, verdict: Verdict) -> Effect:
-    """The excess error of the worst output or gradient of this case, a share of its norm.
+    """The excess error of the worst output or gradient of this case, as a share of its norm.
 
-    How much further from the unquantised result the guilty arm is than what it is held against:
-    the plan executed on a single linear or a model's layer, the eager run of a whole model (and of
-    one with a layer that is recomputed otherwise), the plain run of a library's checkpointed
-    layers. Where nothing of that is there to measure, as for a state that no product has met yet,
-    SMALL: neither played down nor up.
+    It is how much further the guilty arm is from the unquantised result than the run that it is
+    compared with: the executed plan for a single linear or a layer of a model; the eager run for a
+    whole model (and for a model with a layer whose recompute differs); the run without recompute
+    for a library's own layers. Where none of these can be measured, as for a state that no product
+    has used yet, it is SMALL, which neither plays the divergence down nor exaggerates it.
     """
     if verdict.rule == "census":
         return Effect(_OF_CENSUS.get(verdict.symptom, LARGE))
@@ -91,7 +93,8 @@ def worst_of(evidence: Evidence, verdict: Verdict) -> Effect:
 
 
 def _of_model(evidence: Evidence, verdict: Verdict) -> Effect:
-    """Of the layer that the verdict is about, else of the whole run."""
+    """The effect on the layer that the verdict is about, or on the whole run if the layer's calls
+    were not observed."""
     layers = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
     arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
     own = next((seen for seen in layers if arm in seen.traces), None)
@@ -101,8 +104,8 @@ def _of_model(evidence: Evidence, verdict: Verdict) -> Effect:
 
 
 def _of_ranks(evidence: Evidence, verdict: Verdict) -> Effect:
-    """Of what ranks return and send back, against their pieces of the rows in one process; of a
-    pipeline or a context, of all that its ranks have."""
+    """The effect on the results of ranks, compared with the same rows in one process: on outputs
+    and input gradients, and in a pipeline or context layout on every result."""
     if run_of(evidence) is None:
         return _UNKNOWN
     found = [Effect()]
@@ -116,7 +119,7 @@ def _of_ranks(evidence: Evidence, verdict: Verdict) -> Effect:
 
 
 def _of_operator(evidence: Evidence, verdict: Verdict) -> Effect:
-    """Of the calls of an operator, against the nearest that they may return."""
+    """The effect on an operator's results: their distance from the nearest values allowed."""
     trace = evidence.traces.get(verdict.arm)
     found = [Effect()]
     for call in trace.operators if trace is not None else ():
@@ -134,19 +137,20 @@ def _of_linear(evidence: Evidence, arm: str) -> Effect:
         return _UNKNOWN
     try:
         expected, truth = _by_plan(evidence)
-    except Undivided:  # it ran although its plan has no blocks for it
+    except Undivided:  # the library ran a shape that the plan's blocks do not divide
         return _UNKNOWN
     return excess(trace.outputs, expected, truth, _may_overflow(evidence, expected))
 
 
 def _may_overflow(evidence: Evidence, results: Iterable[str]) -> dict[str, Any]:
-    """Where a sum may leave the range on its way, whatever else is wrong: a NaN or an infinity is
-    as good as a number there, as which of them comes is a matter of the order."""
+    """For each result, the elements whose sum may overflow on the way, whatever else is wrong.
+    There a NaN or an infinity is as good as a number, because the order of the additions decides
+    which of them comes out."""
     return {str(role): evidence.reference.may_overflow(role) for role in ROLES if role in results}
 
 
 def _by_plan(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Each result as the plan has it, and unquantised."""
+    """Each result as the plan computes it, and each result without quantisation."""
     expected, truth = {}, {}
     for role in ROLES:
         name = str(role)
@@ -161,8 +165,8 @@ def _by_plan(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _of_recompute(evidence: Evidence, arm: str) -> Effect:
-    """Of a run that does eager's work again in backward and nothing else, against eager's: a layer
-    whose recomputation differs may be right in itself, and each gradient before it wrong."""
+    """The effect, against eager, of an arm that only recomputes: a layer whose recompute differs
+    may be right by itself while the gradients of all layers before it are wrong."""
     runs = None if evidence.compared(arm) else _both(evidence, arm)
     return excess(runs[1], runs[0], runs[0]) if runs else Effect()
 
@@ -179,8 +183,8 @@ def _of_whole(evidence: Evidence, arm: str) -> Effect:
 
 
 def _both(evidence: Evidence, arm: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """The results of the eager run and of this arm's; None unless both have any: of a library's
-    layers on ranks each rank has its own."""
+    """The results of the eager run and of this arm's run. None unless both runs have results: for
+    a library's layers on ranks, each rank has results of its own."""
     eager, guilty = evidence.traces.get(evidence.base), evidence.traces.get(arm)
     if eager is None or guilty is None or eager.error or guilty.error or not guilty.outputs:
         return None
@@ -196,7 +200,7 @@ _EFFECTS: Mapping[Kind, Callable[[Evidence, Verdict], Effect]] = {
 
 
 def _told(effect: Effect) -> Effect:
-    """The effect, or that none could be measured."""
+    """The effect, or _UNKNOWN if it is zero, which means that none could be measured."""
     return effect if effect.share else _UNKNOWN
 
 
@@ -210,8 +214,8 @@ def excess(
     truth: Mapping[str, Any],
     overflows: Mapping[str, Any] = MappingProxyType({}),
 ) -> Effect:
-    """The largest excess error of any result; a result that is missing is off by all of it.
-    ``overflows``: of a result, the elements that need not be numbers."""
+    """The largest excess error of any result; that of a missing result is 1. ``overflows`` maps a
+    result to a mask of the elements that need not be numbers."""
     found = [Effect()]
     for name in truth.keys() & expected.keys():
         if name not in got:
@@ -231,7 +235,7 @@ def _excess_of(got: Any, expected: Any, truth: Any, overflows: Any = False) -> E
     if (np.isnan(expected) & np.isnan(truth) & came & ~np.asarray(overflows)).any():
         return Effect(math.inf, "a number")
     if (compared & ~came).any() and not (compared & came).any():
-        return _UNKNOWN  # each may have left the range
+        return _UNKNOWN  # every element may have overflowed
     compared &= came
     with np.errstate(over="ignore"):
         size = float(np.linalg.norm(truth[compared]))

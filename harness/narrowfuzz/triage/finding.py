@@ -1,4 +1,5 @@
-"""A finding: first cause, minimal case, fingerprint, severity and what triage learnt."""
+"""The record of a finding: first cause, minimal case, fingerprint, severity and other results of
+triage; and its texts for users."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from narrowfuzz.trace.expect import Expect, Given, Present, Refuses, Runs
 from narrowfuzz.trace.verdict import Verdict
 
 Flake = Literal["always", "per process", "flaky"]
-#: What came in place of the numbers of a result; "": other numbers.
+#: What came out in place of a result's numbers; "": other numbers.
 Came = Literal["", "NaN", "infinity", "a number", "not zero", "nothing"]
-#: Why a finding is suspected whose script could not be run before the run ended.
+#: The reason why a finding is only suspected if the run ended before its script was run.
 OUT_OF_TIME = "the run ended before its script was run"
 
 
 class State(msgspec.Struct, frozen=True):
-    """One slot after one event; what is not finite stands as text."""
+    """The state of one slot after one event; numbers that are not finite are text."""
 
     event: int
     scale: float | str
@@ -37,36 +38,38 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Story(msgspec.Struct, kw_only=True):
-    """What a stateful finding's minimal schedule did."""
+    """What happened in the minimal schedule of a finding about a library's own layers."""
 
-    #: What is trained, then the schedule, one line an event.
+    #: A line that states what is trained, then the schedule, one line for each event.
     lines: list[str]
-    #: The event that first broke the rule, as its number and as a line; -1 if the rule names none.
+    #: Number of the event that first broke the rule, -1 if the rule names none; and the break as a
+    #: line of text.
     event: int
     broke: str
-    #: The slot that is followed, and its state over the events, arm by arm.
+    #: Name of one slot, and by arm its state after each event.
     slot: str
     states: dict[str, list[State]]
 
 
 class Bins(msgspec.Struct, frozen=True, kw_only=True):
-    """How many elements are how far off, in units."""
+    """A histogram of how far elements are off, in units of what is allowed."""
 
-    #: Not at all.
+    #: The number of elements that are not off at all.
     none: int
-    #: Bar i counts those above 2^(first + i * step), up to 2^step times that.
+    #: Bar i counts the elements that are off by more than 2^(first + i * step) units, up to 2^step
+    #: times that.
     first: int
     step: int
     counts: tuple[int, ...]
-    #: Not finite.
+    #: The number of elements whose error is infinite.
     infinite: int
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True):
-    """One element of an operand that was cast, in words; "" is not known."""
+    """One element of an operand that was cast, as text; "" where a value is not known."""
 
     index: tuple[int, int]
-    #: Before the cast.
+    #: The value before the cast.
     x: str
     code: str
     wanted: str
@@ -75,44 +78,44 @@ class Element(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The guilty tensor, made small: what came against what was expected."""
+    """A summary of the guilty tensor: how its values differ from those expected."""
 
-    #: What is shown, and what it is held against.
+    #: The tensor, and what it is compared with, in words.
     tensor: str
     against: str
     shape: tuple[int, ...]
-    #: The first bad element, how many there are, and the largest finite error.
+    #: Index of the first bad element, the number of bad elements, and the largest finite error.
     at: tuple[int, ...]
     wrong: int
     largest: float
-    #: Its heat map (``view.heat``), and the first bad element's cell in it.
+    #: The heat map of errors (``view.heat``), and the first bad element's cell in it.
     rows: tuple[str, ...]
     cell: tuple[int, int]
-    #: What errors are counted in, and whether any error at all is too much.
+    #: The unit of errors in words, and whether any error at all is too much.
     unit: str
     exact: bool
     bins: Bins
     elements: tuple[Element, ...] = ()
-    #: True: of the case as it was drawn; False: of the smallest one.
+    #: True: the tensor is of the case as it was drawn; False: of the minimal case.
     drawn: bool = False
 
 
 class Finding(msgspec.Struct, kw_only=True):
-    """One first cause."""
+    """One first cause, with its minimal case and all that triage found out about it."""
 
     id: str
     fingerprint: str
     severity: Severity
     recipe: str
-    #: Where it was seen, as a user asks for it.
+    #: The device on which it was seen, as on the command line.
     device: str = "cpu"
-    #: Sentence pieces of the verdict.
+    #: Fields of the verdict that make its sentence.
     rule: str = msgspec.field(name="oracle")
     arm: str
     role: str
     symptom: str
     sentence: str
-    #: Where, what came, what was expected and what that rests on.
+    #: The place, the value there, the expectation, and the values that the expectation rests on.
     at: At = At()
     got: str = ""
     expect: Expect | None = None
@@ -127,39 +130,42 @@ class Finding(msgspec.Struct, kw_only=True):
     script_output: str = ""
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
     story: Story | None = None
-    #: None: there is no tensor to show.
+    #: The guilty tensor; None if there is none to show.
     view: View | None = None
-    #: Why no script shows it; "": one does.
+    #: Why no script shows the divergence; "" if one does.
     why_suspected: str = ""
-    #: Excess error of the worst output or gradient: see narrowfuzz.ledger.severity; "inf" as text.
+    #: Excess error of the worst output or gradient, as a share of its norm (see
+    #: narrowfuzz.ledger.severity); infinity is text.
     effect: float | str = 0.0
-    #: False: of a linear, or a recipe, that is not quantised.
+    #: False if the linear or the recipe is not quantised.
     scaled: bool = True
-    #: What the backend of its configuration is, in words; "" if the recipe says none.
+    #: The backend of its configuration in words; "" if the recipe does not describe it.
     backend_words: str = ""
-    #: What came there, if a share does not say it.
+    #: What came out in place of the worst result's numbers, if a share cannot express it.
     came: Came = ""
-    #: How its severity follows, in words; "" in findings of older releases.
+    #: The steps that led to its severity, in words; "" in findings of older releases.
     why_severity: str = ""
-    #: The ledger's entry that it is; "": none explains it; None: nobody asked.
+    #: Id of the ledger's entry that explains it; "": none does; None: it was not compared with
+    #: known issues.
     known_issue: str | None = None
-    #: What its minimal case needs, besides what every case has.
+    #: The conditions of its minimal case (``needs.py``).
     needs: list[str] = msgspec.field(default_factory=list)
-    #: Of a refusal: what it goes away with, each tried.
+    #: For a refusal: changes that make it go away, each tried (``avoid.py``).
     avoided: list[str] = msgspec.field(default_factory=list)
-    #: What of the case as it was drawn it does without.
+    #: Conditions of the case as it was drawn that the divergence does not need.
     needless: list[str] = msgspec.field(default_factory=list)
-    #: Of NaN or infinity: where ``watch`` sees the first, in its script.
+    #: For NaN or infinity: where ``watch`` sees the first one in its script, as lines of text.
     first_bad: list[str] = msgspec.field(default_factory=list)
-    #: Source of what converts the model, the Spec's values put in; "" where nothing does.
+    #: Source of the function that converts the model, with the Spec's values put in; "" if nothing
+    #: is converted.
     conversion: str = ""
-    #: Other divergences that chance made of it: no script shows them.
+    #: For nondeterminism: the divergences of other rules that it caused, which no script shows.
     seen_as: list[str] = msgspec.field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Triaged:
-    """A finding and its script."""
+    """A finding and the text of its script."""
 
     finding: Finding
     script: str
@@ -171,12 +177,13 @@ class Triaged:
 
 
 def finding_id(fingerprint: str, minimal: Case) -> str:
-    """Short hash of what was found and where: two causes may share their smallest case."""
+    """Short hash of fingerprint and minimal case: two causes may share their minimal case."""
     return hashlib.sha256(fingerprint.encode() + dump_case(minimal)).hexdigest()[:12]
 
 
 def reach_of(case: Case) -> str:
-    """The tamest data class that shows it; the minimiser has already looked for a tamer one."""
+    """The class of the data of a minimal case, which is the tamest that shows the divergence, as
+    the minimiser has already tried the tamer ones."""
     data = case.data
     if any(_special(s.bits) for s in data.spikes):
         return "inf_nan"
@@ -185,12 +192,12 @@ def reach_of(case: Case) -> str:
     if data.values != "gaussian":
         return data.values
     if data.spikes:
-        return "binade_edges"  # one planted value: what a spike class would have to hit
+        return "binade_edges"  # one chosen value, as rare as this class of data
     sent = {e.values for e in case.spec.events if isinstance(e, Forward | Backward)}
     return next((reach for values, reach in _STIMULUS_REACH if values in sent), "gaussian")
 
 
-#: Wildest first: what a training must send for the finding to show.
+#: The values of inputs and output gradients that events send, wildest first, and the reach of each.
 _STIMULUS_REACH: tuple[tuple[Stimulus, str], ...] = (
     ("inf", "inf_nan"),
     ("spike", "outlier"),
@@ -203,13 +210,13 @@ def _special(bits: str) -> bool:
 
 
 def severity_of(verdict: Verdict, case: Case, effect: float) -> Severity:
-    """The severity of a finding that no entry explains."""
+    """The severity of a finding that no entry of the ledger explains."""
     return weighed_of(verdict, case, effect).severity
 
 
 def weighed_of(verdict: Verdict, case: Case, effect: float) -> Weighed:
-    """Its severity, and why. The use is taken for documented unless the library said no; empty
-    dimensions are rare."""
+    """The severity of a finding that no entry of the ledger explains, and why. Its use counts as
+    documented, but as a limitation if the library refused it, and as rare with empty dimensions."""
     spec, use = case.spec, cast(Use, "documented")
     if isinstance(verdict.expect, Refuses) and verdict.expect.lacking != "time":
         use = "limitation"
@@ -220,11 +227,11 @@ def weighed_of(verdict: Verdict, case: Case, effect: float) -> Weighed:
 
 
 def replay_command(folder: Path, options: Sequence[str]) -> str:
-    """What runs a finding again from the folder in which its run was started."""
+    """The command that runs a finding again, from the folder in which its run was started."""
     return shlex.join(["narrowfuzz", "replay", str(folder), *options])
 
 
-#: What each class of data is, in words.
+#: Class of data -> its description, to follow "on".
 DATA_WORDS = {
     "gaussian": "normally distributed data",
     "zero_rows": "data with rows of zeros",
@@ -240,13 +247,13 @@ DATA_WORDS = {
     "equal": "data of equal numbers",
     "aligned": "data with rows along the weights",
 }
-#: The same of what is not quantised, where no scale and no code makes an edge.
+#: The same for what is not quantised, where neither scales nor codes make edges.
 _UNSCALED_WORDS = {
     "binade_edges": "data next to powers of two",
     "mined": "data next to powers of two",
     "scale_ends": "very large and very small data",
 }
-#: What each regime of data is, in words.
+#: Regime of data -> its description.
 REGIME_WORDS = {
     "wild": "random data",
     "lattice": "data whose sums are exact",
@@ -255,14 +262,15 @@ REGIME_WORDS = {
 
 
 def seen_on(finding: Finding) -> str:
-    """The data that it was seen on, in words that follow a comma; of what any data show, that."""
+    """The data that the finding was seen on, or that it does not depend on the data, in words that
+    follow a comma."""
     words = DATA_WORDS if finding.scaled else DATA_WORDS | _UNSCALED_WORDS
     return _data_free(finding) or f"on {words[finding.reach]}"
 
 
 def _data_free(finding: Finding) -> str:
-    """Why no data matter; "" where they may. Of an error that no rule about shapes or loading
-    foresees nobody knows."""
+    """Words for a finding that does not depend on the data; "" if it may. An error may, unless it
+    is a refusal, which depends on shapes, or rule R20's about loading."""
     if finding.rule == "census":
         return "at conversion, before anything runs"
     by_load = finding.rule == "R20" and isinstance(finding.expect, Runs)
@@ -270,11 +278,11 @@ def _data_free(finding: Finding) -> str:
 
 
 def smallest_of(finding: Finding) -> str:
-    """Its smallest example in words: the size, and the data where they matter."""
+    """The minimal case in words: the size, and the data where they may matter."""
     return (_size_of if _data_free(finding) else example_of)(finding.minimal)
 
 
-#: What conversion takes from a model, and no library says that it keeps.
+#: Changes by a conversion to parts of a model that no library promises to keep.
 _KEPT = frozenset(
     {
         "own forward lost",
@@ -289,7 +297,7 @@ _KEPT = frozenset(
 
 
 def promise_of(finding: Finding) -> str:
-    """Whose it is where none of a user's code takes part: what the library promises about it."""
+    """Whose fault the finding is where no code of a user takes part: what the library promises."""
     expect = finding.expect
     if isinstance(expect, Refuses) and expect.raised and expect.lacking != "time":
         return (
@@ -302,7 +310,7 @@ def promise_of(finding: Finding) -> str:
 
 
 def configuration_of(finding: Finding) -> str:
-    """What was converted, how it was run, and where."""
+    """The finding's recipe, backend, arm and device in words."""
     spec = finding.minimal.spec
     backend = f" ({spec.backend})" if spec.backend else ""
     where = "" if finding.device == "cpu" else f", on {finding.device}"
@@ -310,7 +318,7 @@ def configuration_of(finding: Finding) -> str:
 
 
 def backend_of(finding: Finding) -> str:
-    """What its backend is, in words; "" if nobody says."""
+    """The finding's backend and its description; "" if the recipe has no description of it."""
     said = finding.backend_words
     return f"{finding.minimal.spec.backend}: {said}" if said else ""
 
@@ -333,12 +341,13 @@ def _size_of(case: Case) -> str:
 
 
 def conditions(needs: Sequence[str]) -> str:
-    """What a case needs, in one line that can be read."""
+    """Conditions (``needs.py``) as one readable line."""
     return ", ".join(map(_condition, needs))
 
 
 def needed(finding: Finding) -> str:
-    """What its smallest example needs, less what a user's own model has in any case."""
+    """The conditions of the minimal case as one line, without the fields that a user's own model
+    fixes."""
     given = {"model", *FIXED_BY_OWN} if title_of(finding.minimal.spec.model) else set()
     return conditions([need for need in finding.needs if need.partition("=")[0] not in given])
 
@@ -353,7 +362,7 @@ def _condition(need: str) -> str:
 
 
 def model_words(name: str) -> str:
-    """A model's name, a user's without the hash of its file, and what it is, if it is one of
+    """A model's name, without the hash of its file if it is a user's, and its title if it is
     ours."""
     model = MODELS.get(name)
     said = f" ({model.title})" if model is not None and not model.own else ""
@@ -377,7 +386,7 @@ _CAME: dict[Came, str] = {
 
 
 def effect_words(finding: Finding) -> str:
-    """How far the worst output or gradient is off, in words."""
+    """The effect of a finding, which is how far the worst output or gradient is off, in words."""
     effect = float(finding.effect)
     if isinstance(finding.expect, Runs | Refuses):
         return "it fails with an error or an end of the process, so no wrong number goes unseen"
@@ -389,7 +398,7 @@ def effect_words(finding: Finding) -> str:
         return _CAME[finding.came]
     if effect == SMALL:
         return "how far outputs and gradients are off could not be measured"
-    if math.isinf(effect):  # of a release that did not say what came
+    if math.isinf(effect):  # a finding of an older release, which did not record ``came``
         return "an output or a gradient is off by more than any number says"
     off = f"{effect:.1%}" if effect < 10 else f"{effect:.3g} times"
     if finding.at.what == "function":
@@ -402,13 +411,13 @@ def effect_words(finding: Finding) -> str:
 
 
 def known_words(entry: str) -> str:
-    """What a finding is that this entry explains."""
+    """Words for a finding that this entry of the ledger explains."""
     return f"this is the known issue {entry}"
 
 
 def report(finding: Finding, replay: str) -> str:
-    """What a failure says: what it means, the configuration, what it takes, the smallest example,
-    and ``replay``, the one command."""
+    """The text of a finding in the terminal: its sentence, severity, configuration, minimal case,
+    conditions, and ``replay``, the command that runs it again."""
     known = []
     if entry := finding.known_issue:
         known = [
@@ -444,7 +453,7 @@ def report(finding: Finding, replay: str) -> str:
     )
 
 
-#: When it shows, in words.
+#: How reliably a finding reproduces, in words.
 FLAKE_WORDS: dict[Flake, str] = {
     "always": "every time",
     "per process": "in every new process, but not twice in one",

@@ -1,7 +1,7 @@
-"""Where the first bad value of a finding stands: its script, as ``narrowfuzz watch`` sees it run.
+"""Locates the first NaN or infinity of a finding by running its script under ``narrowfuzz watch``.
 
-What comes out as NaN or infinity was made somewhere: in which step and phase, on which rank, by
-which operator, from which operands, and did the operator make it again of the same operands?
+The report states in which step and phase, on which rank, by which operator and from which operands
+the value was made, and whether the operator made it again from the same operands.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from narrowfuzz.triage.verify import ended, script_command, script_environment
 def with_first_bad(
     found: Triaged, *, plant: tuple[str, str] | None, device: str, seconds: float
 ) -> Triaged:
-    """The same, and of what a script shows to end in NaN or infinity, though no such data went in,
-    where the first one stood."""
+    """The finding with its ``first_bad`` filled in, if its script shows that results become NaN or
+    infinite although no such data went in; any other finding unchanged."""
     finding = found.finding
     if not found.confirmed or finding.reach == "inf_nan" or math.isfinite(float(finding.effect)):
         return found
@@ -36,7 +36,8 @@ def with_first_bad(
 def first_bad(
     script: str, *, plant: tuple[str, str] | None, device: str, seconds: float
 ) -> list[str]:
-    """What ``watch`` says of a script's first bad value; nothing if it names none in time."""
+    """The lines that ``watch`` reports about a script's first bad value; none if it finds no such
+    value within ``seconds``."""
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-first-") as name:
         folder = Path(name)
         path, out = folder / "repro.py", folder / "watched"
@@ -47,7 +48,7 @@ def first_bad(
         if code is None or not (out / REPORT).exists():
             return []
         report = msgspec.json.decode((out / REPORT).read_bytes(), type=Report)
-    # a huge number is no bad value here: scales of MX formats reach 2^127
+    # a huge number is not bad here: scales of MX formats reach 2^127
     if report.first is None or report.first.bad == "huge":
         return []
     here = tuple(line.removeprefix(f"{folder}/") for line in report.first.lines)

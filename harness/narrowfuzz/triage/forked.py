@@ -1,9 +1,9 @@
-"""Scripts in fresh processes that need not import torch anew.
+"""Runs scripts in forked processes that need not import torch again.
 
-A hunt verifies its finding by two runs of the script, with the fault and without it, and importing
-torch and torchao costs each of them more than all the rest. So a worker that is about to plant a
-fault first leaves a clean copy of itself behind, and scripts run in copies of that one. What
-``narrowfuzz run`` reports is verified by a new interpreter (``verify.run_script``).
+A hunt for planted faults verifies a finding by two runs of its script, with the fault and without
+it, and in each of them importing torch and torchao takes longer than all the rest. So a worker that
+is about to plant a fault first forks a clean copy of itself, and scripts run in forks of that copy.
+Findings that ``narrowfuzz run`` reports are verified in a new interpreter (``verify.run_script``).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from narrowfuzz.plants.registry import planted
 from narrowfuzz.triage.verify import ScriptRun, script_ran
 
 _POLL = 0.02
-#: A script that neither ends nor can be ended is given up so much later.
+#: Seconds after its timeout at which a script is given up that neither ended nor could be killed.
 _SLACK = 30.0
 
 
 class ForkedScripts:
-    """Runs scripts in copies of this process as it is when this is made."""
+    """Runs scripts in forks of this process as it was when the object was made."""
 
     def __init__(self) -> None:
         reading, self._requests = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         if os.fork() == 0:
-            # not to keep alive what its maker holds open
+            # so as not to keep its parent's pipes and files open
             os.closerange(3, reading)
             os.closerange(reading + 1, 4096)
             _serve(reading)
@@ -48,7 +48,7 @@ class ForkedScripts:
         timeout: float = 180.0,
         plant: tuple[str, str] | None = None,
     ) -> ScriptRun:
-        """As ``verify.run_script``; what is imported stays so."""
+        """As ``verify.run_script``, but with the modules imported that the fork has imported."""
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as folder:
             request = {
                 "path": str(path),
@@ -69,8 +69,8 @@ class ForkedScripts:
 
 
 def _serve(requests: int) -> None:
-    """Answer requests until whoever makes them is gone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
+    """Run requested scripts until the process that requests them has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes of _keep
     with os.fdopen(requests) as lines:
         for line in lines:
             request = json.loads(line)
@@ -85,20 +85,21 @@ def _serve(requests: int) -> None:
 def _compiles(path: str) -> bool:
     try:
         return "torch.compile(" in Path(path).read_text()
-    except OSError:  # whoever asked has given up
+    except OSError:  # the requesting process has given up and removed the script
         return False
 
 
 def _load_inductor() -> None:
     import torch._inductor.compile_fx  # noqa: F401
 
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no child of it ever fails
+    # while SIGCHLD is ignored, subprocess cannot see that a child has failed
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     vectors.ask()
     signal.signal(signal.SIGCHLD, before)
 
 
 def _keep(path: str, plant: list[str] | None, timeout: float, folder: str) -> None:
-    """Run one script in a child, end it if it takes too long, and write down how it ended."""
+    """Run one script in a child process, kill it at its timeout, and store its exit code."""
     child = os.fork()
     if child == 0:
         _run(path, plant, folder)
@@ -117,7 +118,7 @@ def _keep(path: str, plant: list[str] | None, timeout: float, folder: str) -> No
 
 
 def _run(path: str, plant: list[str] | None, folder: str) -> None:
-    """The script as ``__main__``; this process ends with its exit code."""
+    """Run the script as ``__main__``; this process ends with the script's exit code."""
     for stream, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(folder) / name, os.O_WRONLY | os.O_CREAT), stream)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the end
@@ -136,7 +137,7 @@ def _run(path: str, plant: list[str] | None, folder: str) -> None:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - as the interpreter does
-        sys.excepthook(*sys.exc_info())  # a script's own ends the process
+        sys.excepthook(*sys.exc_info())  # a script's own hook ends the process
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
@@ -144,10 +145,11 @@ def _run(path: str, plant: list[str] | None, folder: str) -> None:
 
 
 def _log_to_stderr() -> None:
-    """A library's loggers have the stream of the process that this is a copy of, which is closed
-    here, and each line would be a traceback; in a new interpreter they had this one's."""
+    """Let the loggers of libraries write to this process's stderr, as in a new interpreter. They
+    hold the stream of the process that was forked, which is closed here, so that each line they
+    log would become a traceback."""
     named = logging.root.manager.loggerDict.values()
     loggers = [logging.root, *(each for each in named if isinstance(each, logging.Logger))]
     for handler in {handler for logger in loggers for handler in logger.handlers}:
-        if type(handler) is logging.StreamHandler:  # no file's, nor a test runner's
+        if type(handler) is logging.StreamHandler:  # not the handlers of files or a test runner
             handler.setStream(sys.stderr)

@@ -1,4 +1,4 @@
-"""What triage does with each kind of case: how a script shows it, and how it is made smaller."""
+"""What triage does with each kind of case: which scripts may show it, and how it is minimised."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from narrowfuzz.triage.story import tell
 
 #: Rules about one operand of one GEMM.
 OPERAND_RULES = ("O2", "O3", "O4")
-#: Writes a script; raises ValueError where there is none.
+#: Writes a script; raises ValueError if no script can show the divergence.
 Write = Callable[[], str]
 
 
 def _only_as_dear(case: Case, arm: str) -> Case:
-    """The same case without the rungs above this one."""
+    """The same case without the rungs that are more expensive than this one."""
     changes: dict[str, str] = {"compile": ARMS[arm].compiler or "none"}
     if not ARMS[arm].recomputes:
         changes["checkpoint"] = "none"
@@ -55,31 +55,32 @@ def _only_as_dear(case: Case, arm: str) -> Case:
 class Form:
     """What triage does with a kind of case."""
 
-    #: Writers of scripts that may show a divergence of it, the simplest first.
+    #: Yields writers of scripts that may show a divergence of a case, the simplest first.
     scripts: Callable[[Judge, Case, Verdict], Iterator[Write]]
-    #: The script of a case that takes its process along, for a device as torch calls it.
+    #: The script of a case that ends or hangs its process, for a device by torch's name.
     lost: Callable[[Case, Verdict, Recipe, str], str] = lambda case, verdict, recipe, device: (
         script_of(case, verdict, recipe, device=device)
     )
     #: The case without rungs more expensive than the guilty one.
     cheapest: Callable[[Case, str], Case] = _only_as_dear
-    #: Every simpler case that is tried on its own data; None: its fields are reset one by one.
+    #: The simpler cases that minimising tries, each on its own data; None: fields are reset one by
+    #: one.
     neighbours: Callable[[Case], Iterator[tuple[str, Case]]] | None = None
-    #: An element that may be all it takes, which is tried first.
+    #: An element that may be enough to cause the divergence, which minimising tries first.
     hint: Callable[[Judge, Case, Verdict], Spike | None] = lambda judge, case, verdict: None
-    #: What happened event by event, where a state is kept from one to the next.
+    #: What happened event by event, for cases in which a state persists between events.
     story: Callable[[Evidence, Verdict], Story | None] = lambda evidence, verdict: None
-    #: One process runs it on the case's own tensors: these are shown, and what may strike by chance
-    #: is run again and again.
+    #: True if one process runs the case on the case's own tensors: then reports show the guilty
+    #: tensor, and triage repeats runs in search of nondeterminism.
     one_process: bool = False
-    #: How large a case is, of several that show the same.
+    #: The size of a case, by which to choose among several that show the same.
     size: Callable[[Spec], int] = lambda spec: (
         spec.tokens * spec.k + spec.k * spec.n + spec.tokens * spec.n
     )
 
 
 def form_of(spec: Spec) -> Form:
-    """What it does with the cases of this Spec."""
+    """The form of this Spec's cases."""
     return _FORMS[kind_of(spec)]
 
 
@@ -89,18 +90,19 @@ def _scripts_of_linear(judge: Judge, case: Case, verdict: Verdict) -> Iterator[W
         return
     recipe, device = judge.recipe(case.spec), judge.device.torch
     yield partial(script_of, case, verdict, recipe, device=device)
-    # the player may see what the short form does not
+    # a played script may show what the short one does not
     tensors = tensors_of(case, recipe)
     yield lambda: write_played_script(of_model(case, verdict, recipe, tensors, device))
 
 
 def _scripts_of_model(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Write]:
-    """Of the call, or the linear, in it that went wrong, or of all of it."""
+    """Scripts of the guilty operator call; or of the guilty linear by itself, then of the whole
+    model."""
     at, recipe, device = verdict.at, judge.recipe(case.spec), judge.device.torch
     if at.what == "operator":
         yield _of_call(judge, case, verdict)
         return
-    # what was handed another tensor was not the layer's doing
+    # a single linear cannot show that a recompute was given another tensor
     own = at.layer and at.what != "function" and (at.phase != "recompute" or at.side)
     plain = EAGER_NATIVE if ARMS[verdict.arm].native else EAGER
     layer = linear_of(judge, case, at.layer, at.call, plain) if own else None
@@ -112,14 +114,15 @@ def _scripts_of_model(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Wr
 
 
 def _of_call(judge: Judge, case: Case, verdict: Verdict) -> Write:
-    """Of the call of an operator that went wrong."""
+    """The script of the guilty call of an operator."""
     call = call_of(judge, case, verdict)
     return lambda: write_short_script(of_operator(call, verdict, judge.device.torch))
 
 
 def _values(case: Case, verdict: Verdict, recipe: Recipe) -> Tensors | None:
-    """Zeros but for the input where sizes are refused, whatever the values, and a package's model
-    has millions of these; None: the case's own."""
+    """The tensors of a script about a refusal by a package's model, which has millions of elements:
+    zeros except for the input, as sizes are refused whatever the values. None for any other case,
+    whose script has the case's own tensors."""
     if not (isinstance(verdict.expect, Refuses) and MODELS[case.spec.model].package):
         return None
     given = tensors_of(case, recipe).items()
@@ -141,13 +144,14 @@ def _scripts_of_layers(judge: Judge, case: Case, verdict: Verdict) -> Iterator[W
 
 
 def _lost_layers(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> str:
-    """Its runs would take this process along, so nothing is seen of it."""
+    """The script, written without evidence, as the case's runs would end or hang this process."""
     unseen = Evidence(case, {}, library=OwnLayers("current", lambda settings: None))
     return write_played_script(of_layers(unseen, verdict, recipe, device=device))
 
 
 def _largest(judge: Judge, case: Case, verdict: Verdict) -> Spike | None:
-    """The largest element of the operand row a quantiser rule was broken in."""
+    """The largest element of the operand row in which a quantiser rule was broken, as a spike; None
+    for other rules."""
     if verdict.rule not in OPERAND_RULES or not verdict.at.index:
         return None
     role: Role = verdict.role  # type: ignore[assignment]
@@ -163,7 +167,8 @@ def _largest(judge: Judge, case: Case, verdict: Verdict) -> Spike | None:
 _FORMS: dict[Kind, Form] = {
     LINEAR: Form(_scripts_of_linear, hint=_largest, one_process=True),
     MODEL: Form(_scripts_of_model, one_process=True),
-    # every rung is cheap, and regions stand where the Spec says what is checkpointed
+    # cheapest: nothing is dropped, as every rung is cheap and a forward's own region is placed
+    # where the Spec's checkpoint wraps layers
     LAYERS: Form(
         _scripts_of_layers,
         _lost_layers,

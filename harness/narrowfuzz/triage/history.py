@@ -1,7 +1,8 @@
-"""What a case needs of the cases before it: state that outlives a model, ids of dead ones, caches.
+"""Finds the earlier cases that a divergence depends on.
 
-A divergence that a worker sees and no fresh process shows may hang on what that worker ran before.
-So a fresh process runs the worker's last cases and then this one, and with ever fewer of them.
+A divergence that a worker sees and no fresh process shows may depend on what that worker ran
+before: state that outlives a model, ids of freed objects that are used again, caches. So a fresh
+process runs the worker's last cases and then this one, again and again with fewer earlier cases.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.session import SessionOptions, open_session
 from narrowfuzz.triage.verify import GONE, GUARD, SHOWN, RunScript
 
-#: Cases that a worker remembers.
+#: The number of its latest cases that a worker remembers.
 REMEMBERED = 40
-#: Of the seconds for making it shorter, so many times more are there to find one that shows it.
+#: The search for a history that shows the divergence may take this many times the seconds that are
+#: given for shortening one.
 _TO_FIND = 2.0
 
-#: The case lies beside it: a traceback quotes the line that raised.
+#: The script of a fresh process. The case is a file beside it, not a literal in it, because a
+#: traceback quotes the line that raised.
 _SCRIPT = f"""\
 import os, sys
 {GUARD}
@@ -36,7 +39,7 @@ from narrowfuzz.triage.history import show
 if __name__ == "__main__":  # processes that are ranks import it, too
     sys.exit(show(Path(__file__).parent, **{{asked!r}}))
 """
-#: Beside it: the case, and what was seen of it.
+#: Files beside that script: the case, and the verdict that the process saw.
 _CASE, _SEEN = "case.json", "seen"
 
 
@@ -53,12 +56,14 @@ def histories(
     models: Sequence[str] = (),
     seconds: float = 60.0,
 ) -> Iterator[tuple[Case, Verdict]]:
-    """The case with as few earlier ones as show it in a fresh process, and what is seen there.
+    """The case with as few earlier cases as show the divergence in a fresh process, each with the
+    verdict that this process saw.
 
-    Where the case shows it alone, one of its rungs may leave what another meets: other data of the
-    case do so for a script, which plays one. ``rules`` are asked, ``files`` are recipe files and
-    ``models`` a user's own, as the command line names them; after ``seconds`` no fewer are looked
-    for."""
+    Where the case shows it without earlier cases, one of its rungs may leave behind a state that
+    breaks a later rung. A script plays only one rung, so there the same case with other data serves
+    as the earlier case. ``rules`` are the names of the rules to apply; ``files`` are recipe files
+    and ``models`` a user's own models, as on the command line. Shortening stops after ``seconds``.
+    """
     wanted = fingerprint(verdict, judge.family(case.spec))
     arms = sorted(arm.name for arm in LADDER if not arm.compiler or arm.name == verdict.arm)
 
@@ -84,7 +89,7 @@ def histories(
 
     began = time.monotonic()
     until = began + seconds
-    if BY_NAME[verdict.arm].compiled:  # what is left behind is code, and has no data
+    if BY_NAME[verdict.arm].compiled:  # compiled code stays behind, whatever data it ran on
         past = list({c.spec: c for c in past if c.spec.compile != "none"}.values())
     alone = seen((), _TO_FIND * seconds) is not None
 
@@ -96,14 +101,14 @@ def histories(
         if seconds_more < 1.0 or seen(start, seconds_more) is None:
             continue
         kept = fewest(start, shows, until)
-        # luck would have it either way: without them never, with them each time
+        # to exclude chance: without the earlier cases it must not show, with them it must again
         again = max(_TO_FIND * seconds, 10.0)
         if (alone or seen((), again) is None) and (there := seen(kept, again)) is not None:
             yield msgspec.structs.replace(case, history=tuple(kept)), there
 
 
 def _starts(judge: Judge, case: Case, past: Sequence[Case]) -> Iterator[list[Case]]:
-    """What may have run before, those first that a script can play: it has one recipe."""
+    """Histories to try, first those that a script can play, as a script has only one recipe."""
     yield [_other_data(case)]
     same = [c for c in past if c.spec.recipe == case.spec.recipe]
     family = judge.family(case.spec)
@@ -133,8 +138,8 @@ def _other_data(case: Case) -> Case:
 def fewest(
     cases: Sequence[Case], shows: Callable[[Sequence[Case]], bool], until: float
 ) -> list[Case]:
-    """A part of ``cases`` that still ``shows`` and of which none can be left out, in their order;
-    a larger one where time ran out."""
+    """A subset of ``cases``, in their order, that still ``shows`` the divergence and from which no
+    case can be dropped; a larger one if time ran out."""
     kept, size = list(cases), max(1, len(cases) // 2)
     while True:
         start, dropped = 0, False
@@ -159,8 +164,9 @@ def show(
     models: Sequence[str],
     device: str,
 ) -> int:
-    """1 if this process sees ``wanted`` on the case that lies in the ``folder``, where it leaves
-    what it saw, else 0: what a fresh process runs."""
+    """The body of the fresh process's script: judges the case that is stored in ``folder``. Returns
+    1 if the fingerprint ``wanted`` is among its causes, and stores that verdict in ``folder``;
+    otherwise 0."""
     case = load_case((folder / _CASE).read_bytes())
     options = SessionOptions(
         device=device,

@@ -1,4 +1,4 @@
-"""Which known issue a finding is, where the judge that found it was told of none."""
+"""Finds the known issue that explains a finding of a judge that knows no issues."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def known_issue(
     judge: Judge, ledger: Ledger, case: Case, verdict: Verdict, rules: tuple[Rule, ...]
 ) -> Entry | None:
     """The entry of the ledger that explains this divergence of the case: by its fingerprint, or
-    because ``rules``, which follow what an entry says is built so, no longer see it. None: no entry
-    does, and what comes and goes by chance is explained by none."""
+    because ``rules`` no longer see the divergence once they follow the as-built deviation that the
+    entry documents. None if no entry does; a divergence that comes and goes by chance is explained
+    by none."""
     knowing = judge.knowing(ledger)
     entries = {entry.id: entry for entry in (*ledger.entries, *ledger.unnamed)}
     if by_name := knowing.known_as(case, verdict):

@@ -1,4 +1,4 @@
-"""One call of a model's linear: as it was seen, as a linear of its own, where it went wrong."""
+"""One call of a model's linear: its record, the call as a single linear, the first bad call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 def call_of(
     judge: Judge, case: Case, module: str, index: int = 0, arm: Arm = EAGER
 ) -> LayerCall | None:
-    """This eager call of a model's linear; None without one."""
+    """The recorded forward call with this index of a model's linear; None if there is none."""
     trace = judge.observe(case, frozenset({arm.name}), repeat=False).traces.get(arm.name)
     for seen in trace.calls if trace is not None else ():
         if (seen.module, seen.index, seen.phase) == (module, index, "forward"):
@@ -29,8 +29,8 @@ def call_of(
 def linear_of(
     judge: Judge, case: Case, module: str, index: int = 0, arm: Arm = EAGER
 ) -> tuple[Spec, dict[str, F32]] | None:
-    """The single linear that this eager call was, and what it got; None without one, and where
-    only autocast makes it what it was."""
+    """The call as a Spec of a single linear, and the tensors that it was given. None if there is no
+    such call, or if a linear of that dtype without autocast computes something else."""
     seen = call_of(judge, case, module, index, arm)
     if seen is None or not seen.plain:
         return None
@@ -38,8 +38,8 @@ def linear_of(
 
 
 def first_of(judge: Judge, case: Case, verdict: Verdict) -> Verdict:
-    """The same divergence at the first call of its layer that shows it: of a model's layers only
-    first and last calls are judged."""
+    """The same divergence at the first call of its layer that shows it: the judge checks only some
+    calls of each layer. Unchanged on compiled and checkpointed arms."""
     at, rule, arm = verdict.at, [BY_NAME[verdict.rule]], verdict.arm
     if not (at.layer and at.call) or ARMS[arm].compiler or ARMS[arm].checkpoint:
         return verdict

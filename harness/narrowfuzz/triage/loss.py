@@ -1,4 +1,5 @@
-"""A worker was lost: find out, in processes of their own, what its case does to one."""
+"""Investigates a lost worker: runs its case in separate processes to see whether it ends or hangs
+them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from narrowfuzz.triage.triage import finding_of
 from narrowfuzz.triage.verify import ScriptRun, run_script
 
 _SECONDS = 90.0
-#: A compile may take a minute or two on a busy machine; what takes longer alone, hangs.
+#: A compile may take a minute or two on a busy machine; a single case that takes longer hangs.
 _HANG = 240.0
 
 
@@ -34,8 +35,9 @@ def triage_loss(
     plant: tuple[str, str] | None,
     device: str = "cpu",
 ) -> Triaged:
-    """The finding behind a lost worker; suspected if no fresh process is lost on that case, or one
-    is without the planted fault, too."""
+    """The finding behind a lost worker. It is only suspected if no fresh process is lost on that
+    case, or if one is lost without the planted fault as well. ``how`` is how the worker was lost;
+    "hangs" for one that did not answer."""
     recipe = _recipe(case, recipe_files)
     hangs = how == "hangs"
 
@@ -64,14 +66,14 @@ def triage_loss(
 def untried_loss(
     case: Case, how: str, recipe_files: tuple[Path, ...], device: str = "cpu"
 ) -> Triaged:
-    """What is known of a lost worker that nobody looked into."""
+    """The suspected finding behind a lost worker whose case was not tried in a fresh process."""
     why = "the run ended before the case was tried in a fresh process"
     verdict = _verdict(_arms(case.spec)[0], how)
     return _triaged(case, Minimised(case), verdict, why, _recipe(case, recipe_files), device)
 
 
 def names_of_loss(case: Case, how: str, recipe_files: tuple[Path, ...]) -> set[str]:
-    """The fingerprints it may have: one for each rung that may be guilty."""
+    """The fingerprints that the finding may have: one for each rung that may be guilty."""
     family = _recipe(case, recipe_files).family
     return {fingerprint(_verdict(arm, how), family) for arm in _arms(case.spec)}
 
@@ -93,7 +95,7 @@ def _triaged(
     recipe: Recipe,
     device: str,
 ) -> Triaged:
-    """The finding; suspected if it says ``why``."""
+    """The finding; it is only suspected if ``why`` gives a reason."""
     weight = weighed("loud", 0.0, reach_of(small.case))
     finding = msgspec.structs.replace(
         finding_of(verdict, case, small.case, recipe, {"name": device}),

@@ -1,11 +1,11 @@
-"""Our own minimiser, on Case JSON: every attempt keeps the fingerprint.
+"""Our own minimiser of cases: every step that it accepts keeps the fingerprint.
 
 Hypothesis cannot shrink a journalled crash or a loaded file, and shrinking through compiles needs a
-budget. An attempt counts if the fingerprint shows on any of five data draws. On eager rungs it goes
-on until no single field can be reset to its default and no dimension halved; on compiled rungs
-fields are reset in groups within a budget of builds, and what was not tried is listed. A library's
-own layers are cheap to run and their state depends on their data: every neighbour is tried, on its
-own seed.
+budget. An attempt succeeds if the fingerprint shows on any of five data draws. On eager rungs the
+search ends when no single field can be reset to its default and no dimension halved; on compiled
+rungs fields are reset in groups within a budget of builds, and untried changes are listed. A
+library's own layers are cheap to run and their state depends on their data, so there every
+neighbour is tried, on its own seed only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.triage.forms import form_of
 from narrowfuzz.triage.simplify import simpler_events
 
-#: True if the case still shows the fingerprint that is being minimised.
+#: Returns True if the case still shows the divergence that is being minimised.
 Shows = Callable[[Case], bool]
 Change = Callable[[Case], Case]
 
@@ -32,7 +32,7 @@ DRAWS = 5
 _DIMS = ("m", "k", "n", "batch")
 _DATA = ("regime", "gemm", "input_exponent", "weight_exponent", "grad_exponent", "variant")
 _KEPT = ("recipe", "backend", "compile", "model", "m", "k", "n", "batch")
-#: Tamest first: the class a finding ends with is its reach.
+#: Value classes, tamest first. The class of a finding's minimal case is its reach.
 REACH = (
     "gaussian",
     "zero_rows",
@@ -66,10 +66,11 @@ def minimise(
     seconds: float = 60.0,
     hint: Spike | None = None,
 ) -> Minimised:
-    """The smallest case that still ``shows``. ``builds`` > 0 limits attempts that change the Spec
-    (each costs a compile, of a library's layers none does); 0 means no such limit. ``hint`` is an
-    element that may be all it takes: tried alone in gaussian data, so that the rest can shrink
-    without losing it."""
+    """The smallest case found that still ``shows`` the divergence. ``builds`` > 0 limits the
+    attempts that change the Spec, each of which costs a compile; 0 means no limit, and a library's
+    own layers ignore it. ``hint`` is an element that may be enough to cause the divergence: it is
+    first tried as the only special value in gaussian data, so that sizes can shrink without losing
+    it."""
     neighbours = form_of(case.spec).neighbours
     limit, draws = (None, 1) if neighbours else (builds or None, DRAWS)
     search = _Search(case, shows, limit, time.monotonic() + seconds, draws)
@@ -80,7 +81,7 @@ def minimise(
         search.through(neighbours)
     else:
         if builds:
-            # severity depends on the data, and time may be over before their turn comes
+            # severity depends on the data, and time may run out before the data are tried
             search.attempt(f"values={REACH[0]}", _tamer(search.best, values=REACH[0]))
             search.group_resets()
         search.to_fixpoint()
@@ -97,11 +98,12 @@ class _Search:
         self.untried: list[str] = []
 
     def attempt(self, name: str, candidate: Case) -> bool:
-        """Keep ``candidate`` if it shows the fingerprint on any of its draws."""
+        """Make ``candidate`` the best case if it shows the divergence on any of its draws, and
+        return whether it does."""
         now, then = candidate.spec, self.best.spec
         fixed = MODELS[now.model].fixed if now.model in MODELS and now.model == then.model else ()
         if any(getattr(now, name) != getattr(then, name) for name in fixed):
-            return False  # its model leaves no choice of that
+            return False  # the model fixes this field
         if candidate == self.best:
             return False
         rebuilds = candidate.spec != self.best.spec
@@ -113,7 +115,7 @@ class _Search:
         if rebuilds and self.builds is not None:
             self.builds -= 1
         for draw in range(self.draws):
-            # other data, and the same transformation of it
+            # other data under the same transformation
             choice = candidate.data.choice
             drawn = _with_data(candidate, seed=draw, variant=choice) if draw else candidate
             self.attempts += 1
@@ -123,8 +125,8 @@ class _Search:
         return False
 
     def group_resets(self) -> None:
-        """All irrelevant Spec fields at once, with the model and without, then by halves: few
-        builds where each takes long."""
+        """Reset all Spec fields outside _KEPT at once, with and without the model, then each half
+        of them: few attempts, where each build takes long."""
         fields = [f for f in _changed(self.best.spec) if f not in _KEPT]
         half = len(fields) // 2
         model = [] if MODELS[self.best.spec.model].own else ["model"]
@@ -144,8 +146,9 @@ class _Search:
                     self.untried = [u for u in self.untried if u != name]
 
     def through(self, neighbours_of: Callable[[Case], Iterator[tuple[str, Case]]]) -> None:
-        """To a fixpoint of a case's neighbours. After a success the search goes on with the
-        new case's neighbours from the same place: what failed before mostly fails again."""
+        """Try neighbours of the best case until none succeeds. After a success the search continues
+        at the same position among the new case's neighbours, because those that failed before
+        mostly fail again."""
         failed: set[Case] = set()
         progress = True
         while progress and not self.untried:
@@ -161,7 +164,8 @@ class _Search:
                     i += 1
 
     def _candidates(self) -> Iterator[tuple[str, Change]]:
-        """Spikes, data fields, Spec fields, then dimensions; each reads the best case so far."""
+        """Changes of spikes, data fields, Spec fields, then dimensions. Each change is applied to
+        the best case at the time when it is tried."""
         for i in reversed(range(len(self.best.data.spikes))):
             yield f"spike {i}", partial(_without_spike, index=i)
         for name in _DATA:
@@ -183,13 +187,13 @@ class _Search:
 
 
 def simpler_shardings(case: Case) -> Iterator[tuple[str, Change]]:
-    """Layouts with fewer ranks, and with fields at their defaults."""
+    """Changes to layouts of ranks with fewer ranks, or with fields at their defaults."""
     for phrase, changes in layout_of(case.spec).simpler(case.spec.sharding):
         yield phrase, partial(_sharded, **changes)
 
 
 def _sharded(case: Case, **changes: Any) -> Case:
-    """With this changed, and sizes that the ranks share evenly."""
+    """The case with these sharding fields, and with sizes that the ranks can share evenly."""
     sharding = msgspec.structs.replace(case.spec.sharding, **changes)
     return msgspec.structs.replace(
         case, spec=fitting(msgspec.structs.replace(case.spec, sharding=sharding))
@@ -211,7 +215,8 @@ def _with_data(case: Case, **changes: Any) -> Case:
 
 
 def _simpler_events(case: Case, which: int) -> Case:
-    """With one of the simpler events, of those that there are now."""
+    """The case with the simplification of its events at index ``which``, or the case itself if its
+    present events have fewer simplifications."""
     simpler = list(simpler_events(case.spec.events))
     return _with_spec(case, events=simpler[which][1]) if which < len(simpler) else case
 
@@ -222,7 +227,7 @@ def _without_spike(case: Case, index: int) -> Case:
 
 
 def _tamer(case: Case, values: str) -> Case:
-    """The value class, if it is tamer than the present one."""
+    """The case with this value class, if it is tamer than the present one; else the case itself."""
     order = (*REACH, "inf_nan")
     if order.index(values) >= order.index(case.data.values):
         return case
@@ -230,7 +235,7 @@ def _tamer(case: Case, values: str) -> Case:
 
 
 def _flattened(case: Case) -> Case:
-    """The batch folded into the rows: as many tokens, one dimension less."""
+    """The case with the batch folded into the rows: as many tokens, one dimension less."""
     return _with_spec(case, batch=0, m=case.spec.tokens) if case.spec.batch else case
 
 

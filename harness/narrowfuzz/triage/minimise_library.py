@@ -1,4 +1,5 @@
-"""Simpler neighbours of a case of a library's layers: what happens first, then the layers."""
+"""Simpler neighbours of a case of a library's own layers: simpler Specs first, then simpler data
+and sizes."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ import msgspec
 from narrowfuzz.case.spec import Case, DataSpec
 from narrowfuzz.triage.simplify import simplifications
 
-#: FP8 products want multiples of it, in every library.
+#: In every library, the sizes of FP8 products must be multiples of this.
 _LEAST = 16
 
 
 def simpler_cases(case: Case) -> Iterator[tuple[str, Case]]:
-    """Cases that are simpler in one respect, each with what was done; the seed stays.
+    """Cases that are simpler in one respect, each with a phrase that names the change; the seed
+    stays.
 
-    No candidate equals ``case``, and going on from any of them ends.
+    No candidate equals ``case``, and repeated simplification terminates.
     """
     for phrase, simpler in simplifications(case.spec):
         yield phrase, msgspec.structs.replace(case, spec=simpler)
@@ -27,7 +29,7 @@ def simpler_cases(case: Case) -> Iterator[tuple[str, Case]]:
 
 
 def _others(case: Case) -> Iterator[tuple[str, Case]]:
-    """Of the data a seed is enough; then what the layers are."""
+    """Cases with data reduced to the seed, without a bias, in bf16, and with smaller sizes."""
     spec = case.spec
     yield "unused data", msgspec.structs.replace(case, data=DataSpec(seed=case.data.seed))
     yield "no bias", _with_spec(case, bias=False)

@@ -1,9 +1,9 @@
-"""What a minimal case needs, besides what every case has: the words by which causes are told apart.
+"""The conditions of a divergence: the fields of its minimal case that are not at their defaults.
 
-The minimiser has reset whatever the divergence does not need, so what is left is what it takes.
-Two findings of one recipe whose minimal cases need the same, and more than nothing, are sightings
-of one cause: a state machine that went wrong once breaks many rules. So is one that breaks a rule
-which another breaks with less.
+The minimiser has reset every field that the divergence does not need, so those that remain are its
+conditions. Causes are told apart by them: two findings of one recipe with the same conditions, at
+least one, have one cause, because a state machine that went wrong once breaks many rules. The same
+holds for a finding that breaks a rule which another finding breaks with fewer conditions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.verdict import Verdict
 
-#: How large a case is, what it runs on, and what its rung says already: no conditions of a cause.
+#: Fields that are no conditions: sizes, what the case runs on, and what its rung already states.
 _SIZES = frozenset(
     {
         "recipe",
@@ -35,24 +35,24 @@ _SIZES = frozenset(
         "sharding",
     }
 )
-#: What a library's layers have, however simple.
+#: Fields that every case of a library's own layers has; they are no conditions either.
 _SHAPES = frozenset({"model", "settings", "depth", "wraps"})
-#: Features that speak of data.
+#: Features of the data.
 _DATA = frozenset({"zero", "spike", "inf", "decaying"})
-#: What a plain run that shows it does without.
+#: Features that are no conditions if an arm without recompute shows the divergence.
 _OF_CHECKPOINT = frozenset({"checkpoint", "nested checkpoints"})
 
 
 def needs_of(case: Case, verdict: Verdict) -> list[str]:
-    """The conditions in words, sorted; none for a plain case. The call of an operator, whose script
-    needs no model, has threads at most."""
+    """The conditions in words, sorted; none for a plain case. For the call of an operator, whose
+    script needs no model, the only possible condition is the number of threads."""
     spec = case.spec
     if verdict.at.what == "operator":
         return [f"threads={spec.threads}"] if spec.threads > 1 else []
     found = features(spec) - _DATA
     leave = _SIZES
     if spec.model in MODELS and MODELS[spec.model].package:
-        leave |= {"model"}  # there is no other that its recipe runs
+        leave |= {"model"}  # its recipe runs no other model
     if spec.layer:
         kinds = {Reload: "reload", Switch: "switch", Step: "step"}
         found |= {kinds[type(event)] for event in spec.events if type(event) in kinds}
@@ -68,15 +68,15 @@ def needs_of(case: Case, verdict: Verdict) -> list[str]:
 
 
 def needless_of(drawn: Case, minimal: Case, verdict: Verdict) -> list[str]:
-    """The conditions of a case as it was drawn that its smallest case is without, whatever their
-    values."""
+    """The conditions of the case as it was drawn whose fields or features, with whatever value, are
+    no conditions of its smallest case."""
     kept = {need.partition("=")[0] for need in needs_of(minimal, verdict)}
     return [need for need in needs_of(drawn, verdict) if need.partition("=")[0] not in kept]
 
 
 def lacking_of(verdict: Verdict) -> frozenset[str]:
-    """Of which parameters, whatever linear has them, a gradient is missing: ``bias`` of
-    ``grad_bias`` and of ``proj.bias.grad``."""
+    """Names of the parameters whose gradient is missing, without the name of their linear: ``bias``
+    for ``grad_bias`` and for ``proj.bias.grad``."""
     names = verdict.expect.names if isinstance(verdict.expect, Present) else ()
     return frozenset(
         name.removeprefix("grad_").removesuffix(".grad").rpartition(".")[2] for name in names
@@ -86,7 +86,7 @@ def lacking_of(verdict: Verdict) -> frozenset[str]:
 def _changed(
     struct: msgspec.Struct, kind: type[msgspec.Struct], leave: frozenset[str]
 ) -> list[tuple[str, object]]:
-    """Fields that are not at their defaults."""
+    """Names and values of the fields that are not at their defaults, except those in ``leave``."""
     return [
         (field.name, getattr(struct, field.name))
         for field in msgspec.structs.fields(kind)

@@ -1,4 +1,4 @@
-"""Two arrays of one shape, and the unit in which their difference is told."""
+"""Two arrays of the same shape, and the unit in which their difference is measured."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from narrowfuzz.numerics.formats import F64, Format
 
 @dataclass(frozen=True)
 class Compared:
-    """What came and what was expected."""
+    """A tensor that came beside the expected one."""
 
-    #: What is compared, and what it is held against.
+    #: The tensor, and what it is compared with, in words.
     tensor: str
     against: str
     got: Any
     expected: Any
-    #: Of every element, or of all of them; and what it is.
+    #: The unit of differences, one for each element or one for all; and what it is, in words.
     unit: Any
     named: str
-    #: True: nothing but zero is allowed; False: one unit is.
+    #: True: no difference is allowed; False: one unit is.
     exact: bool = True
-    #: Elements of which nothing is said.
+    #: Mask of the elements of which nothing is expected.
     skip: Any = False
 
 
 def last_place(x: Any, fmt: Format) -> F64:
-    """The distance of neighbours of ``fmt`` at the magnitude of x."""
+    """The distance between neighbouring numbers of ``fmt`` at the magnitude of x."""
     size = np.where(np.isfinite(x), np.abs(x), fmt.max)
     exponent = np.maximum(np.frexp(np.maximum(size, fmt.min_normal))[1] - 1, fmt.emin)
     return np.asarray(np.ldexp(1.0, exponent - fmt.mantissa_bits), np.float64)
 
 
 def exactly(tensor: str, against: str, got: Any, expected: Any, fmt: Format) -> Compared | None:
-    """What must have the same bits, in units of ``fmt``'s last place."""
+    """Two tensors that must have the same bits, in units of ``fmt``'s last place. None if one is
+    missing, or if their shapes differ."""
     if got is None or expected is None or np.shape(got) != np.shape(expected):
         return None
     named = f"units in the last place of {fmt.name}"

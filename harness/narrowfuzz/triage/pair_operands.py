@@ -1,4 +1,4 @@
-"""What came of an operand, and what the plan or its forward has: the rules about casts."""
+"""The guilty operand of a rule about casts beside its expected values, from the plan or forward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from narrowfuzz.triage.pair import Compared, exactly
 
 
 def seen_operand(trace: Trace, verdict: Verdict) -> Seen | None:
-    """The operand that a verdict about a cast points at, as its GEMM saw it."""
+    """The operand that a verdict about a cast points at, as its GEMM received it; None if that was
+    not seen."""
     role = next((role for role in ROLES if role == verdict.at.name), None)
     site = None if role is None else trace.main_site(role)
     if site is None or not verdict.at.side:
@@ -27,7 +28,8 @@ def seen_operand(trace: Trace, verdict: Verdict) -> Seen | None:
 
 
 def operand_pair(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
-    """What was seen of an operand and what the plan makes of what was seen before it."""
+    """What the verdict is about of an operand (codes, scale, amax, values) beside what the plan
+    computes; codes are expected for the scale that was seen."""
     at, seen = verdict.at, seen_operand(trace, verdict)
     if seen is None:
         return None
@@ -54,7 +56,8 @@ def operand_pair(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared
 
 
 def _scales(tensor: str, against: str, got: Any, expected: Any) -> Compared | None:
-    """Scales as numbers: of bytes the powers of two, of two levels the inner one."""
+    """Scales as numbers: exponents for scales that are bytes, the block's scale for scales of two
+    levels."""
     if got.dtype != expected.dtype:
         return None
     if got.dtype.names:
@@ -71,17 +74,18 @@ def _scales(tensor: str, against: str, got: Any, expected: Any) -> Compared | No
 
 @dataclass(frozen=True)
 class Recomputed:
-    """An operand of a forward and of its recompute, and the tensors that the layer was given."""
+    """One operand in a forward and in its recompute, and the tensors that the layer was given."""
 
     before: Seen
     after: Seen
+    #: The tensors that the layer was given in the forward, and those in the recompute.
     tensors: dict[str, Any]
-    #: As the recompute was given them.
     again: dict[str, Any]
 
 
 def recomputed(evidence: Evidence, trace: Trace, verdict: Verdict) -> Recomputed | None:
-    """What a verdict about a recompute compares."""
+    """The operand that a verdict about a recompute compares; None if it was not seen, and on
+    compiled arms."""
     at, side = verdict.at, verdict.at.side or "a"
     if evidence.compiled(trace.arm):
         return None
@@ -123,6 +127,6 @@ def recompute_pair(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compar
 
 
 def format_of(evidence: Evidence, seen: Seen, side: str) -> Format | None:
-    """The format of an output's operand: as it was seen, or else as it is planned."""
+    """The format of an operand of the output's GEMM: the one that was seen, or else the planned."""
     gemm = evidence.plan.gemms["output"]
     return FORMATS.get(seen.format) or (gemm.a if side == "a" else gemm.b).format

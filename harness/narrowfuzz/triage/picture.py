@@ -1,4 +1,4 @@
-"""state.svg: a slot's scale and newest maxima over the events of a schedule, arm by arm."""
+"""Draws state.svg: a slot's scale and newest maximum over the events of a schedule, per arm."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from xml.sax.saxutils import escape, quoteattr
 from narrowfuzz.triage.finding import State, Story
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 900, 180, 90, 60
-#: Between the two graphs, and the lines below them.
+#: Pixels between the two graphs, and of each text line.
 _GAP, _LINE = 50, 14
 _COLOURS = ("#1f77b4", "#d62728")
 Points = Sequence[tuple[int, float]]
 
 
 def draw_state(story: Story, path: Path) -> None:
-    """Write the picture. What is not finite leaves a gap in its line."""
+    """Write the picture. A number that is not finite leaves a gap in its line."""
     lines = [story.slot, story.broke]
     height = _TOP + 2 * (_HEIGHT + _GAP) + _LINE * len(story.lines)
     scales = {arm: [(s.event, _finite(s.scale)) for s in states] for arm, states in _arms(story)}
@@ -41,12 +41,12 @@ def draw_state(story: Story, path: Path) -> None:
 
 
 def _arms(story: Story) -> Iterator[tuple[str, list[State]]]:
-    """The arms that have a colour."""
+    """The first arms, as many as there are colours, with their states."""
     yield from list(story.states.items())[: len(_COLOURS)]
 
 
 def _graph(name: str, top: int, guilty: int, lines: Mapping[str, Points]) -> Iterator[str]:
-    """One pair of axes, a line an arm, and a dashed one at the guilty event."""
+    """One pair of axes with one line for each arm and a dashed line at the guilty event."""
     found = [p for points in lines.values() for p in points if math.isfinite(p[1])]
     events = [x for points in lines.values() for x, _ in points] or [0]
     first, last = min(events), max(max(events), min(events) + 1)
@@ -114,6 +114,6 @@ def _finite(x: float | str) -> float:
 
 
 def _newest(window: list[float | str]) -> float:
-    """What is staged, or else what was committed last; 0 before anything was seen."""
+    """The staged maximum, or the one committed last if none is staged; 0 before the first."""
     staged, committed = _finite(window[0]), _finite(window[-1])
     return staged if staged else committed

@@ -1,4 +1,4 @@
-"""The scripts that may show a divergence, simplest first, each run in a fresh process."""
+"""Runs the scripts that may show a divergence, simplest first, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.forms import form_of
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 
-#: Why a divergence is not the doing of what is planted.
+#: The reason why a divergence is not caused by the planted fault.
 _ANYWAY = "its script fails without the injected fault, too"
 
 
@@ -27,14 +27,16 @@ class Proof:
 
 
 def unseen(why: str) -> bool:
-    """True if no fresh process showed it, neither with what is planted nor without."""
+    """True for the ``why`` of a Proof whose script never showed the divergence, neither with the
+    planted fault nor without."""
     return why not in ("", _ANYWAY)
 
 
 def proven(
     judge: Judge, case: Case, verdict: Verdict, plant: tuple[str, str] | None, scripts: RunScript
 ) -> Proof:
-    """The first script that shows it, or the last that was tried."""
+    """The first script that shows the divergence. If none does, the first that ran and printed
+    something; if none ran, the first that was tried."""
     tried: list[Proof] = []
     for write in form_of(case.spec).scripts(judge, case, verdict):
         try:
@@ -45,13 +47,13 @@ def proven(
         tried.append(Proof(script, *_confirm(script, plant, scripts)))
         if not tried[-1].why:
             return tried[-1]
-    # what ran says more than what was not written
+    # the output of a script that ran tells more than the reason why one could not be written
     return next((one for one in tried if one.output), tried[0])
 
 
 def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> tuple[str, str]:
-    """What the script prints in a fresh process, and why it does not show the divergence, "" if it
-    does. With a fault planted it must not show it without."""
+    """The output of the script in a fresh process, and why it does not show the divergence, "" if
+    it does. If a fault is planted, the script must not show the divergence without it."""
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
         path = Path(folder) / "repro.py"
         path.write_text(script)

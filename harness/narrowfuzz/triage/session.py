@@ -1,10 +1,9 @@
-"""A process that judges cases opens what it needs here: device, recipes, known issues and judge.
+"""Opens all that a process needs to judge cases: device, recipes, known issues and judge.
 
     session = open_session(SessionOptions(recipes=("torchao.*",)))
     session.judge.judge(case)
 
-The environment comes before it, with ``machine.environment.prepare``, as torch reads that when it
-is imported.
+Call ``machine.environment.prepare`` before, as torch reads the environment when it is imported.
 """
 
 from __future__ import annotations
@@ -25,46 +24,48 @@ from narrowfuzz.triage.trials import Trials
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """What a session is opened for."""
+    """The options of a session."""
 
-    #: As a user names it, or as this process has entered it; whose GPU of several it takes, as
-    #: ``machine.device.enter`` says.
+    #: The device's name as on the command line, or the device that this process has entered; and
+    #: the ``worker`` whose GPU it takes if there are several, as for ``machine.device.enter``.
     device: str | Device = "cpu"
     worker: int | None = 0
-    #: Globs of the recipes that are selected, all if there is none, and files of further ones.
+    #: Globs that select recipes, none for all recipes; and files that define further recipes.
     recipes: Collection[str] = ()
     recipe_files: Sequence[Path] = ()
     #: A user's own models, as FILE.py:build or package.module:build.
     models: Sequence[str] = ()
     #: Names of the arms that cases run on; None: all.
     arms: frozenset[str] | None = None
-    #: Known issues that the judge explains divergences with. ``tried``: an entry that names other
-    #: versions runs its script when it would explain something; ``named``: it explains nothing.
+    #: The known issues by which the judge explains divergences. ``tried``: an entry that names
+    #: other versions than the installed ones explains a divergence if its script, run then, still
+    #: shows it; ``named``: such an entry explains nothing; ``none``: the judge knows no issues.
     ledger: Literal["tried", "named", "none"] = "tried"
-    #: Folders with a user's own entries.
+    #: Folders with a user's own entries of the ledger.
     ledgers: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a process judges with."""
+    """What a process needs to judge cases."""
 
     options: SessionOptions
     device: Device
-    #: Every recipe by name, and those that the options select.
+    #: All recipes by name, and those that the options select.
     recipes: dict[str, Recipe]
     selected: dict[str, Recipe]
     trials: Trials
 
     def able(self, process: str | None = None) -> dict[str, Recipe]:
-        """The selected recipes that run here, with the backends that do; ``process``: of those only
-        that need this kind of process."""
+        """The selected recipes that can run on this device, each with only those backends that can.
+        With ``process``, only recipes that need this kind of process."""
         mine = [r for r in self.selected.values() if process in (None, r.process)]
         return {r.name: here for r in mine if (here := runnable(r, self.device.torch))}
 
     def prepared(self, process: str | None = None) -> dict[str, Recipe]:
-        """As ``able``, after each has patched and imported what it needs. Comes before the ledger:
-        entries are about what is installed, and a recipe may bring that along."""
+        """As ``able``, after each recipe has patched and imported what it needs. Call it before
+        ``ledger``: entries are about installed packages, and a recipe may provide such a package.
+        """
         found = self.able(process)
         for recipe in found.values():
             recipe.prepare()
@@ -72,31 +73,31 @@ class Session:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """The known issues of what is installed when this is first asked for. Raises ValueError
-        naming a file that is not valid."""
+        """The known issues of the packages that are installed when this is first read. Raises
+        ValueError naming a file that is not valid."""
         tried = {} if self.options.ledger == "named" else {"shows": self.trials}
         return load_ledger(device=self.device.torch, folders=self.options.ledgers, **tried)
 
     @property
     def unasked(self) -> Ledger | None:
-        """What a finding is held against where the judge is told of no known issue."""
+        """The ledger that findings are compared with if the judge knows no issues; else None."""
         return self.ledger if self.options.ledger == "none" else None
 
     @cached_property
     def judge(self) -> Judge:
-        """The judge of this session, which keeps the programs it has built."""
+        """The judge of this session, which caches the programs that it has built."""
         return self.new_judge(Ledger([]) if self.options.ledger == "none" else self.ledger)
 
     def new_judge(self, ledger: Ledger) -> Judge:
-        """Another one, that has built nothing yet and knows this ledger."""
+        """Another judge, which has built no programs yet and knows this ledger."""
         return Judge(self.recipes, ledger, self.options.arms, device=self.device)
 
 
 def open_session(options: SessionOptions) -> Session:
-    """Make this process one that judges cases.
+    """Prepare this process for judging cases: enter the device, register models, load recipes.
 
     Raises ValueError for a model that cannot be judged, a file of recipes that cannot be loaded and
-    a glob that matches none.
+    a glob that matches no recipe.
     """
     device = options.device
     if isinstance(device, str):

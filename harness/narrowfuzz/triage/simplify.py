@@ -1,4 +1,4 @@
-"""Simpler neighbours of a schedule, for a minimiser that goes on from any it can use."""
+"""Simpler neighbours of a schedule, for a minimiser that continues from any that it accepts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from narrowfuzz.case.events import Close, Event, Forward, Open, Settings, Wraps
 from narrowfuzz.case.spec import ALONE, AnyCheckpoint, Sharding, Spec, fields_of
 from narrowfuzz.models.catalog import LIBRARY
 
-#: What a checkpoint may wrap, from the most to the least.
+#: What a checkpoint may wrap, from the most complex to the simplest.
 _WRAPS: tuple[Wraps, ...] = ("nested", "whole", "each")
-#: Checkpoints that are nearer to none.
+#: Checkpoint -> the simpler ones, nearer to none.
 _NEARER: dict[str, tuple[AnyCheckpoint, ...]] = {
     "by_torch_reentrant": ("none", "reentrant", "by_torch"),
     "by_torch": ("none", "full"),
@@ -25,12 +25,12 @@ _NEARER: dict[str, tuple[AnyCheckpoint, ...]] = {
 
 
 def simplifications(spec: Spec) -> Iterator[tuple[str, Spec]]:
-    """Valid Specs of a library's layers that are simpler in one respect, each with what was done in
-    a few words.
+    """Valid Specs of a library's layers that are simpler in one respect, each with a short phrase
+    that names the change.
 
     Large changes come first: halves of the events, single events (last first), the fields of the
     model, the fields of each event. No candidate equals ``spec``, and every candidate is smaller in
-    one fixed order, so that going on from any of them ends.
+    one fixed order, so repeated simplification terminates.
     """
     for name, candidate in _candidates(spec):
         if candidate != spec and _valid(candidate):
@@ -49,7 +49,8 @@ def _candidates(spec: Spec) -> Iterator[tuple[str, Spec]]:
 
 
 def smaller(events: tuple[Event, ...]) -> Iterator[tuple[str, tuple[Event, ...]]]:
-    """Without a half of the events, or without one of them, and with what was left out."""
+    """The events without one half of them, or without a single one, each with a phrase that names
+    what was dropped."""
     half = len(events) // 2
     if half > 1:
         yield "without the second half", without(events, *range(half, len(events)))
@@ -59,7 +60,7 @@ def smaller(events: tuple[Event, ...]) -> Iterator[tuple[str, tuple[Event, ...]]
 
 
 def simpler_fields(events: tuple[Event, ...]) -> Iterator[tuple[str, tuple[Event, ...]]]:
-    """With a field of one event at its default, and which."""
+    """The events with one field of one event at its default, each with a phrase that names it."""
     for i in reversed(range(len(events))):
         for other in simpler(events[i]):
             changed = repaired((*events[:i], other, *events[i + 1 :]))
@@ -67,27 +68,29 @@ def simpler_fields(events: tuple[Event, ...]) -> Iterator[tuple[str, tuple[Event
 
 
 def simpler_events(events: tuple[Event, ...]) -> Iterator[tuple[str, tuple[Event, ...]]]:
-    """The events of a converted model made simpler in one respect, with what was done; their
-    regions stay around forwards alone."""
+    """The events of a converted model, simpler in one respect, each with a phrase that names the
+    change. Regions still contain nothing but forwards."""
     for name, changed in (*smaller(events), *simpler_fields(events)):
         if (valid := around_forwards(changed)) != events:
             yield name, valid
 
 
 def _in_one_region(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """A single region, never left. Forwards that need one cannot lose theirs one by one."""
+    """The events in a single region that is never closed. Forwards that need a region cannot lose
+    their own one by one."""
     bare = (event for event in events if not isinstance(event, Open | Close))
     return repaired((Open(), *(_with_fields(event, inside=False) for event in bare)))
 
 
 def _weight(events: tuple[Event, ...]) -> tuple[int, int]:
-    """A forward's own region counts as an event: a region around all reads more plainly."""
+    """Sort key for the size of a schedule. A forward's own region counts as an event, because one
+    region around all events is easier to read."""
     own = sum(isinstance(event, Forward) and event.inside for event in events)
     return len(events) + own, own
 
 
 def _models(spec: Spec) -> Iterator[tuple[str, Spec]]:
-    """Fields of the model and of its settings, each nearer to its default."""
+    """Specs with one field of the model or of its settings nearer to its default."""
     if spec.layout == "branch":
         one = tuple(_with_fields(event, path=0) for event in spec.events)
         yield "layout chain", _with(spec, layout="chain", events=repaired(one))
@@ -122,7 +125,7 @@ def _valid(spec: Spec) -> bool:
 
 
 def _with_fields(event: Event, **changes: Any) -> Event:
-    """A forward with other fields; any other event as it is."""
+    """A forward with these fields changed; any other event unchanged."""
     return msgspec.structs.replace(event, **changes) if isinstance(event, Forward) else event
 
 
@@ -131,7 +134,7 @@ def _name(event: Event) -> str:
 
 
 def _difference(old: Event, new: Event) -> str:
-    """What ``new`` says otherwise."""
+    """The fields in which ``new`` differs from ``old``, as text."""
     return ", ".join(
         f"{name}={getattr(new, name)!r}"
         for name in old.__struct_fields__

@@ -1,4 +1,5 @@
-"""What a stateful finding's schedule did: its lines, the guilty event, the guilty slot's state."""
+"""Writes the story of a finding about a library's own layers: the lines of its schedule, the guilty
+event, and the guilty slot's state over the events."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from narrowfuzz.triage.finding import State, Story
 
 
 def tell(evidence: Evidence, verdict: Verdict) -> Story:
-    """The story of one first cause in a library's own layers."""
+    """The story of one first cause in a case of a library's own layers."""
     event = verdict.at.event
     slot = told_slot(verdict) or _followed(evidence.in_one_process)
     traces = dict(evidence.in_one_process)
@@ -41,7 +42,8 @@ def told_slot(verdict: Verdict) -> SlotName | None:
 
 
 def _followed(traces: Mapping[str, Trace]) -> SlotName | None:
-    """The first slot that two arms disagree about, or the first there is."""
+    """The first slot whose state differs between two arms, or else the first slot; None if there
+    are no slots."""
     held = [[moment.state for moment in trace.moments] for trace in traces.values()]
     slots = sorted({slot for states in held for state in states for slot in state})
     for states in zip(*held, strict=False):

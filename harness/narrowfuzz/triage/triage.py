@@ -46,11 +46,13 @@ from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.triage.view import view_of
 
 _BUILDS = 14
-#: A divergence that leaves its bound this many times over need not stay wider when it is minimised.
+#: A minimal case must exceed its bound by at least half the factor of the drawn case, or by this
+#: factor if that is less.
 _MARGIN = 8.0
-#: So often a case that shows nothing again is run twice; what then differs gets so many seconds.
+#: How many times a case that does not show its divergence again is run twice, in search of results
+#: that differ; and the seconds for minimising a case whose results do.
 _REPEATS, _SHORT = 20, 10.0
-#: So many times longer takes a fresh process that compiles what ran before.
+#: How many times longer a fresh process takes if it also compiles the earlier cases.
 _BUILDING = 3.0
 
 
@@ -68,14 +70,16 @@ def triage(
     shown: Callable[[Triaged], None] = lambda found: None,
     unasked: Ledger | None = None,
 ) -> Triaged:
-    """Everything that happens before a divergence may be called a finding. Where no script shows it
-    and the case does not repeat itself, that is the finding, and the divergence is a part of it.
+    """Reproduce a divergence, minimise its case and verify its script. If no script shows the
+    divergence and repeated runs of the case differ, the finding is that nondeterminism, and it
+    lists the divergence in ``seen_as``.
 
-    ``shown`` is told of it as soon as the script of the drawn case shows it: a smaller case, whose
-    script must show it, too, takes up to ``seconds`` more. ``plant``: what is planted, so that its
-    script must show it with that and not without. ``past``: what ran before in this process, with
-    the recipe ``files`` and a user's ``models`` that it knows. ``unasked``: known issues that the
-    judge was not told of, so that the finding may be one of them.
+    ``shown`` is called with the finding as soon as the script of the drawn case shows it; the
+    search for a smaller case, whose script must show it as well, takes up to ``seconds`` more.
+    ``plant`` is the planted fault: the script must show the divergence with it and not without.
+    ``past`` are the cases that ran before in this process, ``files`` the recipe files and
+    ``models`` the user's models that it knows. ``unasked`` holds known issues that the judge does
+    not know, so that the finding may turn out to be one of them.
     """
     confirm = partial(proven, judge, plant=plant, scripts=scripts)
     drawn = _drawn(judge, case, verdict, confirm)
@@ -96,7 +100,7 @@ def triage(
     if past:
         names = [rule.name for rule in _rules(small.case, verdict)]
         compiled = ARMS[verdict.arm].compiled
-        # what was compiled to make it smaller is in this process only, and may be what it meets
+        # the smaller case may depend on code that minimising has compiled in this process only
         base = drawn if compiled else small
         for longer, there in histories(
             judge,
@@ -119,25 +123,27 @@ def triage(
 
 @dataclass(frozen=True)
 class _Shown:
-    """A divergence of ``case``, the smallest case of it so far, and that one's script."""
+    """A divergence of ``case``, the smallest case so far that shows it, and the latter's script."""
 
     case: Case
     minimal: Case
     verdict: Verdict
     proof: Proof
-    #: The process that saw it saw it again.
+    #: The process that saw the divergence saw it again.
     again: bool
     #: The divergence as ``case`` shows it.
     seen: Verdict
-    #: How far the search for a smaller case came; None before it.
+    #: The result of the search for a smaller case; None before it.
     search: Minimised | None = None
-    #: The case that tells what it takes: of what is missing one that may call it otherwise.
+    #: The case whose conditions are reported as ``needs``. For a missing gradient its fingerprint
+    #: may differ, as that gradient may have another name there.
     plainest: Case | None = None
 
 
 def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case, Verdict] | None:
-    """What strikes by chance breaks any rule that compares: does the case itself, or the same in
-    fp32, run again and again, not always give the same?"""
+    """Search for nondeterminism, which may break any rule that compares two runs: run the case, and
+    the same case in fp32, again and again. Returns the case and the O1 verdict if two runs of it
+    differ; None if none do, for a verdict of O1 itself, and where repeating is too expensive."""
     form = form_of(case.spec)
     if verdict.rule == "O1" or not form.one_process or ARMS[verdict.arm].compiler:
         return None
@@ -153,21 +159,24 @@ def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case
 
 
 def _widest(judge: Judge, spec: Spec) -> tuple[Dtype, ...]:
-    """What shows the last bits of a scale that a narrower result rounds away."""
+    """fp32, if the recipe takes it: it shows the last bits of a scale, which a narrower result
+    rounds away."""
     return ("fp32",) if "fp32" in judge.recipe(spec).dtypes else ()
 
 
 def _rules(case: Case, verdict: Verdict) -> tuple[Rule, ...]:
     if isinstance(verdict.expect, Refuses) and not verdict.expect.raised:
         every = rules_of(case.spec).values()
-        return tuple(rule for rule in every if not rule.reruns)  # a reference is what is refused
+        # the verdict comes from whichever rule first needs a reference for the refused shape
+        return tuple(rule for rule in every if not rule.reruns)
     return needed(verdict.rule, case.spec)
 
 
 def _drawn(
     judge: Judge, case: Case, verdict: Verdict, confirm: Callable[[Case, Verdict], Proof]
 ) -> _Shown:
-    """The case as it was drawn, on no more expensive a rung than the guilty one."""
+    """The case as it was drawn, without the rungs that are more expensive than the guilty one, and
+    its script."""
     case = form_of(case.spec).cheapest(case, verdict.arm)
     again = _still(judge, case, verdict) is not None or _follows(judge, case, verdict)
     return _Shown(case, case, verdict, confirm(case, verdict), again, seen=verdict)
@@ -179,7 +188,7 @@ def _smallest(
     confirm: Callable[[Case, Verdict], Proof],
     seconds: float,
 ) -> _Shown:
-    """A smaller case in its place, unless that one's script shows less."""
+    """The same divergence with a smaller case, unless only the drawn case's script shows it."""
     case, verdict = drawn.case, drawn.verdict
     least = min(verdict.factor / 2, _MARGIN)
 
@@ -207,7 +216,7 @@ def _smallest(
 
 
 def _still(judge: Judge, case: Case, verdict: Verdict) -> Verdict | None:
-    """The divergence as the case shows it now."""
+    """The divergence as a first cause of this case, judged now; None if it is not one."""
     wanted = fingerprint(verdict, judge.family(case.spec))
     return _shown_by(judge, case, verdict, lambda judgement: judgement.cause(wanted))
 
@@ -218,9 +227,10 @@ def _shown_by(
     verdict: Verdict,
     of: Callable[[Judgement], Verdict | None],
 ) -> Verdict | None:
-    """What ``of`` finds among what the case shows now of the verdict's rule. Code is generated for
-    the guilty rung first, and only where that shows it for one beneath, which may be the first to
-    show it."""
+    """The verdict that ``of`` picks from a new judgement of the case by the verdict's rule and the
+    rules that may explain it. To save compiles, the guilty stage and the rungs that compile nothing
+    run first; only if ``of`` finds something there do the other rungs beneath the guilty one run,
+    one of which may be the first to show it."""
     spec = case.spec
     if not _playable(judge, spec) or verdict.rule not in rules_of(spec):
         return None
@@ -235,9 +245,10 @@ def _shown_by(
 
 
 def _plainest(judge: Judge, drawn: Case, minimal: Case, verdict: Verdict, seconds: float) -> Case:
-    """The case that shows the same on the fewest conditions. A result that is missing has another
-    name in a model than in a single linear, and its fingerprint another symptom: that is no
-    condition. It is looked for from the start, as a smallest case may be too small for a linear."""
+    """The case that shows the same divergence under the fewest conditions: ``minimal``, unless a
+    gradient is missing. A missing gradient has another name in a model than in a single linear, so
+    its fingerprint differs; that makes the model no condition. The search starts from the ``drawn``
+    case, because the minimal one may be too small to become a single linear."""
     lacking = lacking_of(verdict)
     if not lacking or not needs_of(minimal, verdict):
         return minimal
@@ -258,8 +269,8 @@ def _plainest(judge: Judge, drawn: Case, minimal: Case, verdict: Verdict, second
 
 
 def _follows(judge: Judge, case: Case, verdict: Verdict) -> bool:
-    """Does the case show the divergence again as what follows from another? It was drawn with one
-    of its linears judged one by one, and is now judged with all of them."""
+    """Does the case show the divergence again, possibly as a consequence of another one? When it
+    was drawn, only one of its linears was judged; now all of them are."""
     wanted = fingerprint(verdict, judge.family(case.spec))
     shown = _shown_by(judge, case, verdict, lambda now: verdict if now.shows(wanted) else None)
     return shown is not None
@@ -276,7 +287,7 @@ def _triaged(judge: Judge, shown: _Shown, unasked: Ledger | None) -> Triaged:
 
 
 def _as_known(judge: Judge, shown: _Shown, found: Triaged, ledger: Ledger) -> Triaged:
-    """The finding, with the known issue that it is, and the severity of that."""
+    """The finding with the id and severity of the known issue that explains it, if any."""
     case, verdict = shown.minimal, shown.verdict
     entry = known_issue(judge, ledger, case, verdict, _rules(case, verdict))
     if entry is None:
@@ -289,7 +300,7 @@ def _as_known(judge: Judge, shown: _Shown, found: Triaged, ledger: Ledger) -> Tr
 
 
 def unconfirmed(judge: Judge, case: Case, verdict: Verdict) -> Triaged:
-    """A divergence that nothing was asked of yet: what is said of it where time ends first."""
+    """The finding of a divergence that triage has not run on, for when the run ends first."""
     return Triaged(_unproven(judge, case, case, verdict), "")
 
 
@@ -306,8 +317,8 @@ def finding_of(
     device: Mapping[str, Any],
     name: str = "",
 ) -> Finding:
-    """What is said of a divergence whose script nobody has run; its fingerprint is ``name``, or
-    that of the recipe's family."""
+    """The finding of a divergence whose script has not been run. Its fingerprint is ``name``, by
+    default the verdict's in the recipe's family."""
     weight, name = weighed_of(verdict, minimal, 0.0), name or fingerprint(verdict, recipe.family)
     backend = "" if minimal.spec.alone else recipe.backend_words.get(minimal.spec.backend, "")
     return Finding(
@@ -355,7 +366,7 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         effect=effect.share if math.isfinite(effect.share) else str(effect.share),
         came=effect.came,
         why_suspected=proof.why,
-        # what a drawn case has is not what it takes
+        # the fields of a case that was not minimised are not all conditions of the divergence
         needs=needs_of(plainest, verdict) if search else [],
         needless=needless_of(case, plainest, verdict) if search else [],
         avoided=avoided_by(judge, minimal, verdict) if search else [],
@@ -366,8 +377,8 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
 
 
 def _view(judge: Judge, shown: _Shown, evidence: Evidence) -> View | None:
-    """Of the case as it was drawn, whose tensors say more of a pattern; what is compiled is not run
-    once more for it, and has that of the smallest case, whose ``evidence`` is there."""
+    """The view of the case as it was drawn, whose larger tensors show more of a pattern. A compiled
+    arm is not run once more for it: its view is of the smallest case, from its ``evidence``."""
     if shown.case != shown.minimal and not ARMS[shown.verdict.arm].compiled:
         drawn = observed(judge, shown.case, shown.seen)
         if (view := view_of(drawn, shown.seen)) is not None:
@@ -376,7 +387,7 @@ def _view(judge: Judge, shown: _Shown, evidence: Evidence) -> View | None:
 
 
 def _playable(judge: Judge, spec: Spec) -> bool:
-    """Can the recipe play these events? Simpler ones may be beyond it."""
+    """Can the recipe run this Spec? It may refuse even simpler events."""
     try:
         judge.recipe(spec).check(spec)
     except ValueError:
@@ -385,7 +396,8 @@ def _playable(judge: Judge, spec: Spec) -> bool:
 
 
 def needed(name: str, spec: Spec) -> tuple[Rule, ...]:
-    """The rule itself and all that could explain it: fewer reruns per attempt, same folding."""
+    """The rule itself and the rules whose divergence could explain its own: fewer reruns per
+    attempt than all rules, and the same first causes."""
     rules = rules_of(spec)
     wanted = {name, "contract"} | rules[name].upstream
     return tuple(rule for rule in rules.values() if rule.name in wanted)

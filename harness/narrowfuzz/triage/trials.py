@@ -1,8 +1,8 @@
-"""Entries on what they do not name are tried, not assumed: the entry's script runs once, in a fresh
-process, and says whether the divergence still shows.
+"""Tries entries of the ledger on versions or devices that they do not name.
 
-The answer is kept on disk under a hash of the script, of the sources of the libraries that the
-entry is about, of torch's version, of the CPU and the device: a changed checkout is asked anew.
+The entry's script runs once, in a fresh process, and shows whether the divergence is still there.
+The answer is stored on disk under a hash of the script, of the sources of the libraries that the
+entry is about, of torch's version, of the CPU and the device, so a changed checkout is tried again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ Answer = Literal["shows", "gone", "cannot tell"]
 
 
 def cache_dir() -> Path:
-    """Where answers are kept: $NARROWFUZZ_CACHE, or ~/.cache/narrowfuzz."""
+    """The folder that stores answers: ``trials`` in $NARROWFUZZ_CACHE or ~/.cache/narrowfuzz."""
     root = os.environ.get("NARROWFUZZ_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "narrowfuzz") / "trials"
 
 
 class Trials:
-    """Tries entries when they are asked for, each once; ``answers`` holds what was asked so far."""
+    """Tries an entry when its answer is needed, each entry once; ``answers`` holds the answers so
+    far, by entry id."""
 
     def __init__(self, run: Callable[[Path], ScriptRun] | None = None, device: str = "cpu") -> None:
         self.run, self.device = run or partial(run_on, device), device
@@ -43,7 +44,7 @@ class Trials:
         self._told: set[str] = set()
 
     def news(self) -> list[tuple[str, Answer]]:
-        """The answers that were not fetched yet."""
+        """The answers that no earlier call has returned."""
         fresh = [(name, answer) for name, answer in self.answers.items() if name not in self._told]
         self._told.update(name for name, _ in fresh)
         return fresh
@@ -59,13 +60,13 @@ class Trials:
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / f"{entry.id}-{_identity(entry, self.device)}.json"
         with (folder / f"{entry.id}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # workers ask for the same entries
+            fcntl.flock(lock, fcntl.LOCK_EX)  # workers try the same entries
             if kept.is_file():
                 answer: Answer = json.loads(kept.read_text())["answer"]
                 return answer
             result = self.run(entry.path)
             answer = _answer(result)
-            if result.code is None:  # out of time: another day it may tell
+            if result.code is None:  # out of time: not stored, as it may finish another day
                 return answer
             kept.write_text(json.dumps({"answer": answer, "output": result.output}, indent=2))
         return answer
@@ -97,7 +98,7 @@ def _answer(result: ScriptRun) -> Answer:
 
 
 def _identity(entry: Entry, device: str) -> str:
-    """Hash of all that the answer hangs on."""
+    """Hash of all that the answer depends on."""
     here = machine()
     lines = [
         hashlib.sha256(entry.path.read_bytes()).hexdigest(),
@@ -112,8 +113,8 @@ def _identity(entry: Entry, device: str) -> str:
 
 @functools.cache
 def source_hash(package: str) -> str:
-    """Hash of a package's Python sources as they would be imported; of torch, whose compiled part
-    decides, its version and commit."""
+    """Hash of a package's Python sources as they would be imported, "absent" if it is not
+    installed. For torch, whose compiled part decides, its version and commit instead."""
     if package == "torch":
         import torch
 
@@ -130,7 +131,8 @@ def source_hash(package: str) -> str:
 
 
 def trials_line(answers: dict[str, Answer], unnamed: int) -> str:
-    """How many entries that name other versions, or another device, hold here; "" without any."""
+    """A line that counts how many entries that name other versions, or another device, still hold
+    here; "" if there are no such entries. ``unnamed`` is their number."""
     if not unnamed and not answers:
         return ""
     counts = Counter(answers.values())

@@ -1,4 +1,4 @@
-"""Run a script in a fresh interpreter and say what it showed."""
+"""Runs a script in a fresh interpreter and reports whether it showed the divergence."""
 
 from __future__ import annotations
 
@@ -22,41 +22,40 @@ SILENT = (
     "import logging, os, sys, warnings; "
     'logging.disable(logging.CRITICAL); warnings.simplefilter("ignore")'
 )
-#: The first line of a script that we write: what it does not catch ends it with CANNOT, not with
-#: the interpreter's 1.
+#: A line at the top of every script that we write: an uncaught exception ends the script with
+#: CANNOT, not with the interpreter's 1.
 GUARD = "sys.excepthook = lambda *e: (sys.__excepthook__(*e), sys.stdout.flush(), os._exit(125))"
-#: What the interpreter writes to stderr of an exception that nobody caught.
+#: What the interpreter writes to stderr about an uncaught exception.
 _UNCAUGHT = re.compile(
     r"^(Traceback \(most recent call last\):|(Syntax|Indentation|Tab)Error: )", re.MULTILINE
 )
-#: So many characters of a script's output are kept.
+#: The number of characters that are stored of a script's output, from its end.
 _KEPT = 4000
 
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """Exit code and output of one fresh process. ``code`` None: it ran out of time. The last line
-    of the ``output`` is the last that the script printed, or the exception that ended it."""
+    """Exit code and output of one fresh process; ``code`` is None if it ran out of time. The last
+    line of the ``output`` is the last that the script printed, or the exception that ended it."""
 
     code: int | None
     output: str
-    #: An exception that nobody caught ended it, whatever its exit code says.
+    #: An uncaught exception ended the script, whatever its exit code is.
     raised: bool = False
 
     @property
     def shown(self) -> bool:
-        """The script reached its own check and the divergence was there."""
+        """True if the script reached its own check and the divergence was there."""
         return self.code == SHOWN and not self.raised
 
     @property
     def crashed(self) -> bool:
-        """A signal ended the process, as a library aborted it, or it has lost its device."""
+        """True if a signal ended the process (a library aborted it) or it lost its device."""
         return self.code is not None and (self.code < 0 or "AcceleratorError: " in self.output)
 
 
 class RunScript(Protocol):
-    """Runs a script in a process of its own on the run's device, under a planted fault or
-    without."""
+    """Runs a script in a separate process on the run's device, with or without a planted fault."""
 
     def __call__(
         self,
@@ -74,8 +73,8 @@ def run_script(
     plant: tuple[str, str] | None = None,
     device: str = "cpu",
 ) -> ScriptRun:
-    """Run ``path`` on a device; with ``plant`` = (file or "", id), under what is
-    planted so."""
+    """Run the script at ``path`` on a device; with ``plant`` = (file or "", id), under that planted
+    fault."""
     command = script_command(path, plant=plant, device=device)
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as cache:
         code, out, err = ended(command, script_environment(Path(cache)), timeout)
@@ -83,10 +82,11 @@ def run_script(
 
 
 def script_ran(script: str, code: int | None, out: str, err: str, timeout: float) -> ScriptRun:
-    """What a run of this ``script`` says by its exit code, stdout and stderr, all of them.
+    """The result of a run of this ``script``, from its exit code, stdout and stderr together.
 
-    Scripts that are written by hand have no guard: a traceback of theirs exits 1, too. Where a
-    guard stands, 1 is the script's own word, whatever a library logs.
+    Scripts that are written by hand have no GUARD, so an uncaught exception makes them exit with 1
+    as well. In a script with a GUARD, 1 always comes from the script's own check, whatever a
+    library logs.
     """
     if code is None:
         return ScriptRun(None, f"no verdict within {timeout:.0f} s")
@@ -100,8 +100,8 @@ def script_ran(script: str, code: int | None, out: str, err: str, timeout: float
 def ended(
     command: Sequence[str], environment: Mapping[str, str], timeout: float
 ) -> tuple[int | None, str, str]:
-    """Exit code, stdout and stderr of a command; None where its time was over, and then nothing of
-    it is left, copies of a script that are ranks among it."""
+    """Exit code, stdout and stderr of a command. After a timeout the exit code is None and the
+    whole process group has been killed, including the copies of a script that are its ranks."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -121,7 +121,7 @@ def ended(
 
 
 def script_command(path: Path, *, plant: tuple[str, str] | None, device: str) -> list[str]:
-    """What runs a script on a device, under what is planted."""
+    """The command that runs a script on a device, under the planted fault if there is one."""
     if plant is None and device != "simulated":
         return [sys.executable, str(path)]
     planted = ["-m", "narrowfuzz.plants", device, *(plant or ("", ""))]
@@ -129,7 +129,7 @@ def script_command(path: Path, *, plant: tuple[str, str] | None, device: str) ->
 
 
 def script_environment(cache: Path) -> dict[str, str]:
-    """The variables of a script's process, which compiles into ``cache``."""
+    """The environment variables of a script's process, which compiles into ``cache``."""
     vectors.tell(cache)
     return os.environ | {
         "OMP_NUM_THREADS": "1",
@@ -140,14 +140,14 @@ def script_environment(cache: Path) -> dict[str, str]:
 
 
 def quiet(err: str) -> str:
-    """Without what libraries log about themselves."""
+    """The stderr text without the lines that libraries log about themselves."""
     noise = ("Failed to load ", "W1", "I1")
     return "\n".join(line for line in err.splitlines() if not line.startswith(noise))
 
 
 def _python_path() -> str:
-    """Scripts about stateful recipes import packages of ours; they come last, so that a library's
-    checkout on the caller's path is what a script imports."""
+    """The caller's path, then our own packages, which scripts about stateful recipes import. Ours
+    come last, so that a script imports a library's checkout from the caller's path."""
     inherited = os.environ.get("PYTHONPATH", "")
     ours = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join(part for part in (inherited, ours) if part)

@@ -1,4 +1,5 @@
-"""A finding's tensor as data that a page can draw: where it is wrong, how far, and which codes."""
+"""Summarises a finding's guilty tensor for a report page: where it is wrong, by how much, and the
+codes and scales around the first bad element."""
 
 from __future__ import annotations
 
@@ -21,20 +22,20 @@ from narrowfuzz.triage.pair_operands import format_of, recomputed, seen_operand
 
 #: Cells of a heat map along each side, shades of it, and the factor from one to the next.
 CELLS, SHADES, SHADE = 48, 8, 4.0
-#: Bars of a histogram, and the elements that are told one by one.
+#: Bars of a histogram, and the number of elements that are listed one by one.
 BARS, ELEMENTS = 12, 16
 
 
 def view_of(evidence: Evidence, verdict: Verdict) -> View | None:
-    """What there is to see of a divergence in the run that is its evidence; None for one that is
-    about no tensor, or that this run does not show."""
+    """The view of a divergence's guilty tensor in the run that is its evidence; None if it is about
+    no tensor, or if this run does not show it."""
     try:
         with np.errstate(all="ignore"):
             pair = compared(evidence, verdict)
             if pair is None or not np.size(pair.got):
                 return None
             return _view(pair, verdict, _elements(evidence, verdict))
-    except Undivided:  # it ran although its plan has no blocks for it
+    except Undivided:  # the library ran a shape that the plan's blocks do not divide
         return None
 
 
@@ -66,8 +67,8 @@ def _view(pair: Compared, verdict: Verdict, elements: tuple[Element, ...]) -> Vi
 
 
 def far(pair: Compared) -> tuple[F64, F64]:
-    """How far each element is off, and that in units; infinite where only one of the two is finite,
-    NaN where nothing is said."""
+    """The absolute error of each element, and the same in units of ``pair.unit``. Infinite where
+    only one of the two values is finite, NaN where nothing is expected of the element."""
     with np.errstate(all="ignore"):
         got, expected = (np.asarray(x, np.float64) for x in (pair.got, pair.expected))
         same = (got == expected) | (np.isnan(got) & np.isnan(expected))
@@ -78,9 +79,11 @@ def far(pair: Compared) -> tuple[F64, F64]:
 
 
 def heat(error: F64, index: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[int, int]]:
-    """The largest error in each cell as a shade, and the cell of an element: 8 is within a factor
-    SHADE of the largest finite error, each shade below is one such factor less, 0 is no error, x is
-    not finite, and a blank says nothing."""
+    """The rows of a heat map, a character for each cell, and the cell of the element at ``index``.
+
+    A cell shows its largest error: 8 is within a factor SHADE of the largest finite error, each
+    shade below is one such factor less, 0 is no error, x is an infinite error, and a blank is a
+    cell of which nothing is expected."""
     across = error.shape[-1] if error.ndim else 1
     flat = error.reshape(-1, across)
     place = int(np.ravel_multi_index(index, error.shape)) if index else 0
@@ -108,12 +111,13 @@ def heat(error: F64, index: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[int
 
 
 def binned(share: F64) -> Bins:
-    """Errors in units, by powers of two: one unit itself is in the last bin below 1."""
+    """A histogram of errors in units, by powers of two. An error of exactly one unit is in the last
+    bin below 1."""
     known = share[~np.isnan(share)]
     some = known[np.isfinite(known) & (known > 0)]
     powers = np.clip(np.ceil(np.log2(some)).astype(int) - 1, -60, 200)
     low, high = (int(powers.min()), int(powers.max())) if some.size else (-1, 0)
-    low, high = min(low, -1), max(high, 0)  # the line at 1 is always there
+    low, high = min(low, -1), max(high, 0)  # the boundary at one unit is always shown
     step = 1
     while high // step - low // step >= BARS:
         step *= 2
@@ -128,7 +132,7 @@ def binned(share: F64) -> Bins:
 
 
 def _elements(evidence: Evidence, verdict: Verdict) -> tuple[Element, ...]:
-    """The elements around the first bad one of a cast: none where its codes were not seen."""
+    """The elements around the first bad element of a cast; none if its codes were not seen."""
     found = guilty(evidence, verdict)
     if found is None or not verdict.at.side or verdict.at.what == "source":
         return ()
@@ -176,8 +180,8 @@ def side_by_side(
     fmt: Format,
     verdict: Verdict,
 ) -> tuple[Element, ...]:
-    """Up to ELEMENTS of a row around the first bad one; ``codes`` and ``scales``: as they came, and
-    as expected."""
+    """Up to ELEMENTS elements of the row around the first bad element; ``codes`` and ``scales`` are
+    pairs of those that came and those expected."""
     at = verdict.at
     if any(part.shape != x.shape for part in codes) or not x.size:
         return ()
@@ -202,7 +206,8 @@ def side_by_side(
 
 
 def _spread(per_granule: Any, plan: OperandPlan, shape: tuple[int, ...]) -> Any:
-    """A granule's own for each of its elements; None where there is none, or not such."""
+    """The value of its granule for each element; None if there are no values, or if their shape
+    does not fit ``shape``."""
     if per_granule is None:
         return None
     there = spread(np.asarray(per_granule), plan)
@@ -213,7 +218,7 @@ def _spread(per_granule: Any, plan: OperandPlan, shape: tuple[int, ...]) -> Any:
 def _first_of(
     index: tuple[int, ...], granules: Any, plan: OperandPlan, shape: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The first element of a granule."""
+    """Index of the first element of the granule at ``index``."""
     names = np.arange(np.size(granules)).reshape(np.shape(granules))
     owner = _spread(names, plan, shape)
     if owner is None:

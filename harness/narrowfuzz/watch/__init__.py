@@ -1,7 +1,7 @@
-"""Where ``narrowfuzz_watch`` was until 0.1.0: modules by their old names are those by the new.
+"""The old place of ``narrowfuzz_watch``, until 0.1.0: old module names give the new modules.
 
-``narrowfuzz.watch`` as a name of the package is promised and needs no warning: it is not this
-module, which ``import narrowfuzz.watch`` asks for.
+Only ``import narrowfuzz.watch`` loads this module and warns. The attribute ``narrowfuzz.watch`` of
+the package is public and does not warn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NEW = "narrowfuzz_watch"
 
 
 class _Renamed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules below the old name, of which there must be no second copy."""
+    """Gives the new module for a name below the old one, so that no second copy is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,5 +1,5 @@
-"""Runs at the start of every Python below ``narrowfuzz watch``: it waits for torch to be imported,
-and starts to watch then. A sitecustomize that is there besides is run first."""
+"""Runs at the start of every Python process under ``narrowfuzz watch``: it starts to watch once
+torch is imported. Another sitecustomize, if there is one, is run, too."""
 
 import importlib.abc
 import importlib.machinery
@@ -27,7 +27,7 @@ def _watch() -> None:
     folder = os.environ.get("NARROWFUZZ_WATCH_FOLDER")
     if not folder:
         return
-    if "narrowfuzz_watch" not in sys.modules:  # which may not be installed in this Python
+    if "narrowfuzz_watch" not in sys.modules:  # it may not be installed in this Python
         origin = str(_PACKAGE / "__init__.py")
         spec = importlib.util.spec_from_file_location(
             "narrowfuzz_watch", origin, submodule_search_locations=[str(_PACKAGE)]
@@ -59,7 +59,8 @@ class _ThenWatch(importlib.abc.Loader):
 
 
 class _Waits(importlib.abc.MetaPathFinder):
-    """Some ask whether there is torch before anybody imports it."""
+    """Makes the import of torch start the watch. Only the import itself does: a program may look
+    for torch's spec without importing it."""
 
     asks = False
 

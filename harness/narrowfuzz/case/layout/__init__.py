@@ -1,7 +1,7 @@
-"""How ranks share a training, or one process has it: each way is a record, a module each.
+"""Layouts: how ranks share a training, or one process runs it. Each is a record in its own module.
 
-A new one is a field of ``Sharding``, a module here, its place in ``LAYOUTS`` before MESH, which
-takes what is left, and its player, ``play/<name>.py``.
+A new layout needs a field of ``Sharding``, a module here, a place in ``LAYOUTS`` before MESH (which
+takes every Sharding that no earlier layout takes), and a player, ``play/<name>.py``.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = [
     "layouts",
 ]
 
-#: In this order: the first whose ``asked(sharding)`` is true is the layout of a case.
+#: The first whose ``asked(sharding)`` is true is the layout of a case.
 LAYOUTS = (ONE, PIPELINE, CONTEXT, CLASSES, RESUMED, MESH)
-#: Ranks of a case.
+#: Largest number of ranks of a case.
 MOST_RANKS = 4
 
 
 def layout_of(spec: Spec) -> Layout:
-    """How the ranks of a Spec share it, or that it has none."""
+    """The layout of a Spec; ``ONE`` for one process."""
     return next(layout for layout in LAYOUTS if layout.asked(spec.sharding))
 
 
 def fitting(spec: Spec) -> Spec:
-    """The same Spec with sizes that its ranks share evenly."""
+    """The Spec with sizes that divide evenly over its ranks, and whatever else its layout needs."""
     return layout_of(spec).fit(spec)
 
 
@@ -52,8 +52,8 @@ def layouts(model: ModelName, shards: Collection[str]) -> tuple[Layout, ...]:
 
 
 def check_sharding(spec: Spec, shards: Collection[str]) -> None:
-    """Raise ValueError naming what of a Spec's layout over ranks cannot be; ``shards`` is what its
-    recipe is laid out by."""
+    """Raise ValueError naming the first part of a Spec's layout over ranks that is not supported.
+    ``shards``: the ways in which its recipe can be laid out."""
     if spec.sharded:
         for why in _objections(spec, shards):
             raise ValueError(why)

@@ -1,4 +1,4 @@
-"""Ranks that share the classes of a loss."""
+"""The layout in which ranks share the classes of a loss: each has some columns of the logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from narrowfuzz.models.catalog import MODELS
 
 @dataclass(frozen=True)
 class Classes:
-    """``ranks`` have some columns each of every row of logits."""
+    """Each of the ``ranks`` has some columns of every row of logits."""
 
     ranks: int
     steps: int
@@ -27,7 +27,7 @@ def _takes(model: ModelName) -> bool:
 
 
 def _fit(spec: Spec) -> Spec:
-    """At least one row and one class: torch shares any number of classes."""
+    """The Spec with at least one row and one class: torch divides any number of classes."""
     return msgspec.structs.replace(spec, m=max(spec.m, 1), k=max(spec.k, 1), n=max(spec.n, 1))
 
 

@@ -1,4 +1,4 @@
-"""Ranks that share the rows of each sequence, and pass on its keys and values."""
+"""Context parallelism: ranks share the rows of each sequence, and exchange its keys and values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from narrowfuzz.models.catalog import MODELS
 
 @dataclass(frozen=True)
 class Context:
-    """``ranks`` share the rows of each sequence; keys and values go around by ``rotates``."""
+    """``ranks`` share the rows of each sequence and exchange keys and values by ``rotates``."""
 
     ranks: int
     rotates: str
@@ -30,8 +30,9 @@ def _takes(model: ModelName) -> bool:
 
 
 def _fit(spec: Spec) -> Spec:
-    """Each rank takes a piece of the beginning and one of the end. Heads are as wide as every
-    kernel of a GPU takes, which one process may do without."""
+    """The Spec with sequences that divide into two pieces per rank, because each rank takes one of
+    the beginning and one of the end. The width of a head is a multiple of 8, which every GPU kernel
+    accepts; a single process would not need that."""
     ranks = spec.sharding.context
     return msgspec.structs.replace(
         spec,

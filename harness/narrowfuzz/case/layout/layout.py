@@ -1,4 +1,4 @@
-"""A way in which ranks share a training."""
+"""The record of a layout: a way in which ranks share a training."""
 
 from __future__ import annotations
 
@@ -10,71 +10,71 @@ from typing import Any, Literal
 
 from narrowfuzz.case.spec import LARGEST, ModelName, Sharding, Shards, Spec
 
-#: What a layout that is asked for makes impossible, a sentence each; of a Spec, given what its
-#: recipe is laid out by.
+#: (Spec, ways in which its recipe can be laid out) -> reasons why the layout cannot run the Spec,
+#: one sentence each.
 Objections = Callable[[Spec, Collection[str]], Iterator[str]]
-#: Shardings that are simpler in one thing: how that is called, and which fields it changes.
+#: Sharding -> shardings that are simpler in one respect: its description, and the fields to change.
 Simpler = Callable[[Sharding], Iterator[tuple[str, Mapping[str, Any]]]]
-#: A record of what each rank must know; of a Spec, and of its linears that share no parameter.
+#: (Spec, names of its linears that share no parameter) -> a record of what each rank must know.
 Placement = Callable[[Spec, Sequence[str]], Any]
-#: Fields of a Sharding and of a Spec, and the values that these together may be drawn with.
+#: Names of fields of a Sharding or a Spec, and the combinations of values to draw for them.
 Choice = tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]
 
-#: Steps, and microbatches of each, as often as they are drawn.
+#: (steps, microbatches), repeated by the weight with which they are drawn.
 SCHEDULES = ((1, 1), (1, 1), (2, 1), (2, 1), (1, 2))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything about a layout that needs no torch. What plays it is a module of ``play``."""
+    """Everything about a layout that needs no torch. Its player, a module of ``play``, runs it."""
 
-    #: What that module is called, and its function play_<name>.
+    #: Name of the player's module, whose function is play_<name>.
     name: str
-    #: Does this sharding ask for it? The first of ``LAYOUTS`` is taken.
+    #: True if the sharding selects this layout, unless an earlier one in ``LAYOUTS`` does.
     asked: Callable[[Sharding], bool]
-    #: May ranks share this model so?
+    #: True if ranks can share this model in this layout.
     takes: Callable[[ModelName], bool]
-    #: The Spec with sizes that its ranks share evenly, and what else they can train.
+    #: The Spec, changed so that its ranks can train it: sizes divide evenly, for example.
     fit: Callable[[Spec], Spec]
     objections: Objections
     simpler: Simpler
     placement: Placement
-    #: What is drawn of it, in this order; (): a strategy of its own draws it.
+    #: The fields that are drawn, in this order; (): the layout has a strategy of its own.
     drawn: tuple[Choice, ...] = ()
-    #: What a recipe's ``shards`` must have; None: anything.
+    #: A value that a recipe's ``shards`` must contain; None: any.
     by: Shards | None = None
-    #: All ranks are one group, which runs the case once.
+    #: All ranks form one group, which runs the case once.
     together: bool = False
     #: Ranks may be threads of one process.
     threads: bool = True
-    #: Or processes, where its sharding asks for them besides.
+    #: Ranks may also be processes, if ``Sharding.processes`` is set.
     processes: bool = False
-    #: The name and the title of an arm of its own, besides eager, of a layout that PyTorch runs on
-    #: GPUs alone (its player says with ``unavailable()`` why no CPU does); "": it runs on the arms
-    #: of all.
+    #: Name and title of the layout's own arm, run besides eager, for a layout that PyTorch supports
+    #: only on GPUs (the player's ``unavailable()`` returns why a CPU does not run it); "": it runs
+    #: on the common arms.
     arm: str = ""
     title: str = ""
     #: Its ranks may be compiled.
     compiles: bool = True
-    #: How often the model stands in a row, as its player's ``chained`` makes it;
-    #: None: it stands alone.
+    #: Number of copies of the model in a row, which the player's ``chained`` builds; None: the
+    #: model is not repeated.
     copies: Callable[[Sharding], int] | None = None
-    #: Are sums cut over its ranks, and so come in another order?
+    #: True if sums are split over the ranks, and so added in another order.
     cuts_sums: Callable[[Sharding], bool] = lambda sharding: False
-    #: What scales its losses: torch's GradScaler, which learns of other ranks' infinities from
-    #: distributed tensors alone, or ShardedGradScaler, which asks them; "": nothing can.
+    #: Who scales its losses: torch's GradScaler, which detects other ranks' infinities only in
+    #: distributed tensors, or ShardedGradScaler, which communicates them; "": neither works.
     scales: Literal["", "grad_scaler", "sharded"] = ""
-    #: How its gradients may be clipped: no function of torch takes the norm of all stages of a
-    #: pipeline, and an element of which each rank has a summand cannot be clipped by itself.
+    #: The supported kinds of clipping. No function of torch computes the norm over all stages of a
+    #: pipeline, and an element of which each rank has a summand cannot be clipped by value.
     clips: tuple[str, ...] = ()
     #: Its parameters are recorded after each step.
     follows_steps: bool = False
-    #: Its results are compared with a float64 run of one process.
+    #: Its results are compared, within a tolerance, with a float64 run of one process.
     approximate: bool = False
 
     @property
     def chained(self) -> bool:
-        """Does each rank have some of several models in a row?"""
+        """True if the model is repeated in a row, with some of the copies on each rank."""
         return self.copies is not None
 
     @property
@@ -84,10 +84,10 @@ class Layout:
 
     @property
     def play(self) -> Callable[..., Any]:
-        """What trains a model so: the player's traces, one of each rank."""
+        """The player's function, which trains a model and returns a trace for each rank."""
         return getattr(self.player, f"play_{self.name}")  # type: ignore[no-any-return]
 
 
 def up(size: int, multiple: int) -> int:
-    """The next multiple of a size, at least one and no larger than sizes may be."""
+    """``size`` rounded up to a multiple of ``multiple``: at least that, and at most LARGEST."""
     return min(-(-max(size, 1) // multiple), LARGEST // multiple) * multiple

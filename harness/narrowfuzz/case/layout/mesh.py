@@ -1,4 +1,5 @@
-"""Ranks that share the rows by FSDP, each linear by tensor parallelism, or both."""
+"""The layout of data parallelism (FSDP or DDP), tensor parallelism, expert parallelism, and their
+combinations."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from narrowfuzz.case.spec import ALONE, ModelName, Sharding, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.job import Mesh
 
-#: Fewer ranks, data- and tensor-parallel.
+#: (data-parallel, tensor-parallel) ranks that a case is tried with when it is made simpler.
 _RANKS = ((1, 0), (0, 1), (2, 0), (0, 2), (2, 2))
 
 
@@ -23,8 +24,8 @@ def _takes(model: ModelName) -> bool:
 
 
 def _fit(spec: Spec) -> Spec:
-    """As many rows as its ranks share evenly, at least one feature each, and laid out as its model
-    is."""
+    """The Spec with rows, and under tensor parallelism features, that divide evenly over its ranks,
+    and with the fields of its sharding that the model prescribes (``Model.laid``)."""
     sharding = spec.sharding
     for by, given in MODELS[spec.model].laid.items():
         if getattr(sharding, by):
@@ -33,7 +34,7 @@ def _fit(spec: Spec) -> Spec:
         shared = _sharing(MODELS[spec.model].experts, sharding.experts)
         data = up(sharding.data, max(shared, 1) * max(sharding.replicas, 1))
         sharding = msgspec.structs.replace(sharding, experts=shared, data=data)
-        # a group that is not NCCL's knows no factor but a sum's
+        # only groups of NCCL can reduce with a factor; others only add
         sums = sharding.forces_sums or any(_divided(lay) for lay in (sharding, sharding.resumed))
         sharding = msgspec.structs.replace(sharding, forces_sums=sums)
     layouts = sharding, sharding.resumed
@@ -46,21 +47,22 @@ def _fit(spec: Spec) -> Spec:
     else:
         sizes = {"m": up(spec.m, data * inside)}
     if tensor > 1:
-        # a local tensor of a feature dimension is taken for an even piece of it
+        # a local tensor is taken for an even piece of a feature dimension
         for name in ("k", "n"):
             sizes[name] = up(getattr(spec, name), tensor)
     return msgspec.structs.replace(spec, sharding=sharding, **sizes)
 
 
 def _divided(sharding: Sharding) -> bool:
-    """Do ranks shard experts that others share with them, so that what they add is divided by more
-    ranks than they are?"""
+    """True if FSDP shards experts over several groups of ranks that share experts, so that the sum
+    over these groups must be divided by the number of all data-parallel ranks, which is larger."""
     group = sharding.experts * max(sharding.replicas, 1)
     return bool(sharding.experts) and sharding.data > group
 
 
 def _sharing(experts: int, ranks: int) -> int:
-    """How many ranks share so many experts evenly, for so many or the next; 0: none do."""
+    """The smallest number of ranks, at least ``ranks``, that divides the number of experts; 0 if
+    there is none."""
     return next((n for n in range(ranks, experts + 1) if experts % n == 0), 0)
 
 
@@ -103,15 +105,16 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
 
 
 def _of_ddp(sharding: Sharding) -> Sharding:
-    """What may be chosen beside ``ddp``."""
+    """The sharding with all other fields at their defaults but those that DDP allows, and with as
+    many replicas as data-parallel ranks."""
     names = "data", "ddp", "units", "processes", "resumes"
     own = {name: getattr(sharding, name) for name in names}
     return Sharding(**own, replicas=sharding.data)
 
 
 def _called_with(sharding: Sharding) -> dict[str, Any]:
-    """What DistributedDataParallel is called with; a bucket of so few MB is full with any
-    parameter."""
+    """Keyword arguments of DistributedDataParallel. A bucket of 2^-20 MB is full with any
+    parameter, so each is reduced separately."""
     options: dict[str, dict[str, Any]] = {
         "views": {"gradient_as_bucket_view": True},
         "static": {"static_graph": True},
@@ -173,11 +176,12 @@ def _placement(spec: Spec, linears: Sequence[str]) -> Mesh:
 
 
 def _cuts(spec: Spec) -> dict[str, int]:
-    """Along which dimension tensor parallelism cuts what a model is given; 0: it does not."""
+    """The dimension along which tensor parallelism splits the input and the output gradient; 0:
+    they are not split."""
     sharding, model = spec.sharding, MODELS[spec.model]
     styles, rows = (*model.styles(spec).values(),) or ("",), -2 if sharding.sequence else 0
     cuts = {
-        # token ids are whole
+        # token ids are not split
         "input": 0 if model.takes_ids else -1 if styles[0] == "rowwise" else rows,
         "grad_output": -1 if styles[-1] == "colwise" else rows,
     }
@@ -196,6 +200,6 @@ MESH = Layout(
     scales="grad_scaler",
     clips=("norm", "norm_inf"),
     follows_steps=True,
-    # two parts of an expert have one sum, whichever rank adds them up
+    # the sum of an expert's two parts is the same in either order
     cuts_sums=lambda sharding: sharding.tensor > 1 and not sharding.experts,
 )

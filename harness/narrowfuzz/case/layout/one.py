@@ -1,4 +1,4 @@
-"""One process, which shares with nobody."""
+"""The layout of a single process, without ranks."""
 
 from __future__ import annotations
 

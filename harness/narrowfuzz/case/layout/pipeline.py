@@ -1,4 +1,4 @@
-"""The model so many times in a row, as stages of a pipeline."""
+"""Pipeline parallelism: copies of the model in a row are the stages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from narrowfuzz.case.layout.layout import Layout
 from narrowfuzz.case.spec import ModelName, Sharding, Spec
 from narrowfuzz.models.catalog import MODELS
 
-#: As often as they are drawn.
+#: (stages, schedule, microbatches), one of which is drawn.
 _DRAWN = (
     (2, "1f1b", 2),
     (3, "1f1b", 3),
@@ -24,7 +24,7 @@ _DRAWN = (
 
 @dataclass(frozen=True)
 class Pipeline:
-    """``stages`` models in a row, one or two on a rank, by a ``schedule`` of torch's."""
+    """``stages`` models in a row, one or two per rank, run by one of torch's schedules."""
 
     stages: int
     schedule: str
@@ -39,8 +39,8 @@ def _takes(model: ModelName) -> bool:
 
 
 def _fit(spec: Spec) -> Spec:
-    """Each stage takes what the one before leaves, there are rows to send, and no checkpoint is the
-    one that stages may not have."""
+    """The Spec with an output as wide as the input, because each stage feeds the next, with at
+    least one row to send, and without the reentrant checkpoint, which stages do not support."""
     m, k, n = (max(size, 1) for size in (spec.m, spec.k, spec.n))
     again = "full" if spec.checkpoint == "reentrant" else spec.checkpoint
     n = k if MODELS[spec.model].wide else n
@@ -88,6 +88,6 @@ PIPELINE = Layout(
     together=True,
     scales="sharded",
     clips=("value",),
-    threads=False,  # they have no send and receive, by which stages meet
+    threads=False,  # threads have no send and receive, which stages communicate by
     copies=lambda sharding: sharding.stages,
 )

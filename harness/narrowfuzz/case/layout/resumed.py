@@ -1,4 +1,4 @@
-"""A mesh of ranks whose training goes on in another mesh."""
+"""A mesh of ranks whose training is saved and resumed in another mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""O2 of a library's layers: what was quantised became the codes and scales of the definition."""
+"""O2 of a library's layers: tensors are quantised to the codes and scales of the definition."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from narrowfuzz.trace.verdict import Verdict
 
 
 def check_casts(evidence: Evidence) -> Iterator[Verdict]:
-    """O2: codes are the saturating cast of the tensor times its scale; a scale that is not state is
-    its tensor's, or its block's, own."""
+    """O2: codes are the saturating cast of the tensor times its scale; a scale that is not kept as
+    state is computed from its own tensor or block."""
     for arm, trace in evidence.in_one_process.items():
         found = plain("O2", arm, "operand", "not_applicable")
         for event, cast in ((m.event, c) for m in trace.moments for c in m.casts):
@@ -35,7 +35,7 @@ def check_casts(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _wrong(kind: str, cast: CastSeen) -> Wrong | None:
-    """What of a cast is not the definition's."""
+    """The first code or scale of a cast that is not the definition's; None if all are."""
     if kind == "current" and cast.scale is not None:
         right = current_scale(cast)
         if cast.scale != right:
@@ -44,8 +44,9 @@ def _wrong(kind: str, cast: CastSeen) -> Wrong | None:
 
 
 def current_scale(cast: CastSeen) -> np.float32:
-    """The format's maximum over the tensor's; 1 for an amax of 0 or Inf, never more than fp32 holds
-    (``compute_scale_from_amax`` in TransformerEngine's common/recipe/recipe_common.cuh)."""
+    """The format's maximum divided by the tensor's; 1 for an amax of 0 or Inf, at most the largest
+    fp32 number (``compute_scale_from_amax`` in TransformerEngine's
+    common/recipe/recipe_common.cuh)."""
     if cast.amax == 0 or not np.isfinite(cast.amax):
         return np.float32(1.0)
     with np.errstate(over="ignore"):

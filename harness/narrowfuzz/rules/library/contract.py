@@ -1,4 +1,4 @@
-"""What a library promises to run runs, and between steps nothing is set aside."""
+"""A library runs what it promises to run, and after a step it has nothing set aside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from narrowfuzz.trace.verdict import Verdict
 
 
 def check_contract(evidence: Evidence) -> Iterator[Verdict]:
-    """contract: what the library promises to run, it runs."""
+    """contract: the library runs what it promises to run."""
     for arm, trace in evidence.traces.items():
         error = trace.error
         if error is None:
@@ -41,8 +41,8 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def separates(evidence: Evidence, error: RunError) -> str:
-    """What separates failures of one function: what it fails with once another history has resized
-    its windows, or where parameters in the narrow format meet a product outside regions."""
+    """Words that separate failures of one function: it failed after a switch of the history had
+    resized its windows, or with quantised parameters in a forward outside of regions."""
     spec = evidence.spec
     if error.where.partition(".")[0] in evidence.own.resizing:
         history = spec.settings.history
@@ -56,7 +56,7 @@ def separates(evidence: Evidence, error: RunError) -> str:
 
 
 def check_balance(evidence: Evidence) -> Iterator[Verdict]:
-    """O19: at the end of a step nothing is set aside any more."""
+    """O19: after a step the library has nothing set aside for later."""
     for arm, trace in evidence.in_one_process.items():
         found = plain("O19", arm, "state", "not_applicable")
         for (i, event, progress), moment in zip(

@@ -1,4 +1,4 @@
-"""How the regions of a library's own layers stand, event by event."""
+"""The settings and regions of a library's own layers, event by event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from narrowfuzz.trace.snapshots import At
 
 @dataclass(eq=False)
 class Region:
-    """One outermost region, from its opening."""
+    """One outermost region."""
 
     #: First training forward that ran in FP8 in it.
     first: int = -1
@@ -36,7 +36,7 @@ class Region:
 
 @dataclass
 class Progress:
-    """Where a schedule stands: settings, regions, and what each forward ran under."""
+    """The progress of a schedule: settings, open regions, and what each forward ran under."""
 
     settings: Settings
     open: list[Settings | None] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Progress:
     nested: set[int] = field(default_factory=set)
 
     def inner(self, event: Forward) -> Settings | None:
-        """What a forward's layers run under; None: high precision."""
+        """The settings that a forward's layers run under; None: high precision."""
         if event.inside:
             return self.settings
         return self.open[-1] if self.open else None
@@ -99,10 +99,11 @@ def address_of(what: Address, event: int, at: At) -> Address:
 
 
 def order_lost(spec: Spec) -> int:
-    """The first step whose gradients are sums in an order that is the engine's own choice.
+    """The event of the first step whose gradients are sums in an order that autograd's engine
+    chooses; the number of events if there is none.
 
     A reentrant checkpoint adds each segment's weight gradients as it is reached; a plain backward
-    sums those of one pass first. Both are right, and from the step on the models differ.
+    sums those of one pass first. Both are right, and after that step the models differ.
     """
     sums = False
     for i, event in enumerate(spec.events):

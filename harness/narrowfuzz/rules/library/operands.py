@@ -1,7 +1,7 @@
-"""O3 of a library's layers: products multiply what they should, at the scale it was quantised with.
+"""O3 of a library's layers: products multiply the right operands, at the scale of their cast.
 
 A forward multiplies its own casts; a backward those of the forwards it goes through, and the
-gradients it quantises itself. Kept weights are the casts of the forward that kept them.
+gradients it quantises itself. Cached weights are the casts of the forward that cached them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from narrowfuzz.trace.verdict import Verdict
 
 
 def check_operands(evidence: Evidence) -> Iterator[Verdict]:
-    """O3: operands are codes that a cast of theirs made, rescaled by one over that cast's scale."""
+    """O3: operands are codes that one of their own casts made, with the inverse of its scale."""
     for arm, trace in evidence.in_one_process.items():
         yield replace(_operands(evidence, trace), arm=arm)
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A cast as an origin of codes."""
+    """A cast as a possible origin of codes."""
 
     at: At
     event: int
     #: 1 / scale, or block scales.
     inverse: bytes
-    #: A tensor of the forward, quantised outside it.
+    #: A tensor of the forward that was quantised in a backward.
     late: bool
-    #: Cast block by block, each direction for itself.
+    #: Cast block by block, separately for each direction.
     blocks: bool
     #: A weight whose scale is state.
     weight: bool
@@ -57,19 +57,19 @@ class _Casts:
             return
         forward = cast.slot is not None and cast.slot.direction == "forward"
         late = forward and cast.at.phase == "backward"
-        # of each product: input, weight, output
+        # each product has three slots: input, weight, output
         weight = forward and cast.slot is not None and cast.slot.index % 3 == 1
         made = _Made(cast.at, event, cast.inverse, late, bool(cast.blocks), weight)
         for key in _keys(cast.codes):
             self.made.setdefault(key, []).append(made)
 
     def seen(self) -> Iterator[_Made]:
-        """All of them."""
+        """All casts."""
         return (made for same in self.made.values() for made in same)
 
 
 def _keys(codes: NDArray[np.uint8]) -> set[bytes]:
-    """As laid out, and transposed: libraries keep both copies."""
+    """The bytes of the codes as laid out, and transposed: libraries keep both copies."""
     return {codes.tobytes(), np.ascontiguousarray(codes.T).tobytes()}
 
 
@@ -104,7 +104,7 @@ def _operands(evidence: Evidence, trace: Trace) -> Verdict:
                 if wrong is not None:
                     symptom, got, right = wrong
                     operand = Address(what="scale", name=product.role, side=name)  # type: ignore[arg-type]
-                    places = {(i, product.at): None}  # a right library may cast here
+                    places = {(i, product.at): None}  # a correct library may cast here
                     places |= dict.fromkeys((m.event, m.at) for m in casts.seen() if may(m))
                     makers = tuple(address_of(Address(what="cast"), *place) for place in places)
                     place, came = address_of(operand, i, product.at), got or "codes of no cast"
@@ -114,12 +114,12 @@ def _operands(evidence: Evidence, trace: Trace) -> Verdict:
 
 
 def _uniform(codes: NDArray[np.uint8]) -> bool:
-    """All zeros, or all NaN: such codes tell nothing of the cast that made them."""
+    """True if all codes are the same, such as zeros or NaN: they do not identify their cast."""
     return not codes.size or bool((codes == codes.flat[0]).all())
 
 
 def sources_of(spec: Spec) -> list[set[int]]:
-    """Of each forward: itself, and the one whose weights it reuses."""
+    """For each forward: itself, and the forward whose cached weights it reuses."""
     sources: list[set[int]] = []
     kept: dict[int, int] = {}
     for event in spec.events:
@@ -135,7 +135,7 @@ def sources_of(spec: Spec) -> list[set[int]]:
 def _belongs(
     made: _Made, product: ProductSeen, event: int, through: tuple[int, ...], sources: list[set[int]]
 ) -> bool:
-    """May the product multiply what this cast made?"""
+    """May the product multiply the codes of this cast?"""
     at = product.at
     if at.phase != "backward":
         return made.at == at or made.at.forward in sources[at.forward] - {at.forward}
@@ -147,8 +147,9 @@ def _belongs(
 def _copies(
     made: _Made, product: ProductSeen, through: tuple[int, ...], sources: list[set[int]]
 ) -> bool:
-    """Is it a kept weight's copy for the backward? Block by block that is another cast than the
-    forward's: made when a backward first needs it, and kept for those of all who share it."""
+    """Is it a cached weight's copy for the backward? With block scales that is another cast than
+    the forward's: made when a backward first needs it, and cached for the backwards of all forwards
+    that share the weight."""
     if not (made.blocks and made.at.phase == "recompute" and product.role == "grad_input"):
         return False
     kept = sources[made.at.forward] if made.at.forward >= 0 else set()
@@ -158,9 +159,10 @@ def _copies(
 def _recast(
     made: _Made, product: ProductSeen, through: tuple[int, ...], sources: list[set[int]]
 ) -> bool:
-    """Is it a kept weight that a recompute cast anew? One that was kept by a forward without a
-    graph has no copy for the backward: the first recompute that needs one casts the weight again,
-    and what it makes is kept for all who share it. That the scale is another is O13's business."""
+    """Is it a cached weight that a recompute cast anew? A weight that was cached by a forward
+    without a graph has no copy for the backward: the first recompute that needs one casts the
+    weight again, and that cast is cached for all forwards that share it. Its other scale is judged
+    by O13."""
     if not (made.weight and made.at.phase == "recompute" and made.at.forward >= 0):
         return False
     again = product.at.phase == "recompute"
@@ -171,7 +173,7 @@ def _recast(
 
 
 def _wrong(side: Side, found: list[_Made], own: list[_Made]) -> tuple[str, str, str] | None:
-    """Symptom, what was seen and what is right, if that is a number; None if nothing is wrong."""
+    """Symptom, observed value and right value (if it is a number); None if nothing is wrong."""
     if not found:
         return "operand that no cast made", "", ""
     if not own:
@@ -184,7 +186,7 @@ def _wrong(side: Side, found: list[_Made], own: list[_Made]) -> tuple[str, str, 
 
 
 def _apart(got: bytes, right: bytes) -> tuple[str, str]:
-    """Two different inverses, for people."""
+    """Two different inverses, in words."""
     kind = np.float32 if len(right) == 4 == len(got) else np.uint8
     one, other = np.frombuffer(got, kind), np.frombuffer(right, kind)
     if kind is np.float32 or len(one) != len(other):

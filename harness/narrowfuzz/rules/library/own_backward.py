@@ -1,9 +1,10 @@
-"""O22 of a library's layers: a backward leaves every gradient, in high precision those of its
-forward.
+"""O22 of a library's layers: a backward gives every gradient, and in high precision the gradients
+belong to its forward.
 
-The last linear of the last layer is y = h W^T + b, as in ``own_backward``; where the forward ran
-outside every region, nothing is quantised and the same bound holds. A library's fused layers, whose
-own products nobody sees, are held to their outputs by it: to a bias that is forgotten, for one.
+The last linear of the last layer is y = h W^T + b, as in ``own_backward``; if the forward ran
+outside every region, nothing is quantised and the same bound holds. This judges a library's fused
+layers, whose inner products are not observed, by their outputs: it finds a forgotten bias, for
+example.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ _NAME, _ROLE = "O22", "gradient"
 
 @dataclass(frozen=True)
 class FirstStep:
-    """What the first step's gradients are the sum of."""
+    """The passes whose gradients are summed for the first step."""
 
-    #: Event of the step.
+    #: Number of the step's event.
     event: int
-    #: (event of a backward, forward), in order.
+    #: (number of the backward's event, number of the forward), in order.
     passes: tuple[tuple[int, int], ...]
 
 
 def first_step(spec: Spec) -> FirstStep | None:
-    """The first step, if all that was sent back before it went through forwards in high precision;
-    None otherwise."""
+    """The first step, if all backwards before it went through forwards in high precision and the
+    last linear is known; None otherwise."""
     layouts = ("chain", "frozen_first", "dangling")
     if not LAYERS[spec.model].last or spec.layout not in layouts or spec.quantized_init:
         return None
@@ -64,7 +65,7 @@ def first_step(spec: Spec) -> FirstStep | None:
 
 
 def check_own_backward(evidence: Evidence) -> Iterator[Verdict]:
-    """Every arm, at the first step."""
+    """Judges every arm: whether gradients are missing at any step, and the first step's sums."""
     step = first_step(evidence.spec)
     for arm, trace in evidence.in_one_process.items():
         missing = None if trace.error is not None else _missing(evidence, trace)
@@ -78,8 +79,8 @@ def check_own_backward(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _missing(evidence: Evidence, trace: Trace) -> Verdict | None:
-    """A parameter that trains and has no gradient at a step that a backward came before; only in
-    other layouts need a layer not be on the way."""
+    """The divergence of a trained parameter without a gradient at a step after a backward. Only
+    layouts in which every backward reaches every layer are judged."""
     if evidence.spec.layout in ("chain", "twice", "frozen_first"):
         backward = False
         for i, event in enumerate(evidence.spec.events):
@@ -100,7 +101,7 @@ def _missing(evidence: Evidence, trace: Trace) -> Verdict | None:
 def _judge(evidence: Evidence, arm: str, trace: Trace, step: FirstStep) -> Verdict:
     spec, dtype = evidence.spec, evidence.case.spec.dtype
     layer, (weight, bias) = str(spec.layers - 1), LAYERS[spec.model].last
-    # one pass below the other: sums over all rows are sums over all passes
+    # passes are stacked: sums over all rows are sums over all passes
     results = {"output": np.vstack([_rows(trace.outputs[f"y{f}"]) for _, f in step.passes])}
     tensors = {"grad_output": np.vstack([_rows(trace.sent[at]) for at in step.passes])}
     for ours, theirs in (("weight", weight), ("bias", bias)):

@@ -1,4 +1,4 @@
-"""O20 of a library's layers: products have the formats that are due, and weights are cast."""
+"""O20 of a library's layers: products have the recipe's formats, and weights are cast."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from narrowfuzz.trace.verdict import Verdict
 
 def check_precision(evidence: Evidence) -> Iterator[Verdict]:
     """O20: inside a region every product runs in the recipe's formats, outside none does, and a
-    forward that is told to casts its weights."""
+    forward that must cast its weights does so."""
     for arm, trace in evidence.in_one_process.items():
         yield replace(_precision(evidence, trace), arm=arm)
 
@@ -65,7 +65,7 @@ def _precision(evidence: Evidence, trace: Trace) -> Verdict:
 
 
 def _formats(evidence: Evidence, product: ProductSeen) -> set[str]:
-    """What a product multiplies: one gradient in a backward, none elsewhere."""
+    """The formats that a product must have: in a backward one of its operands is a gradient."""
     wide = evidence.own.kind != "mx" and evidence.spec.settings.format == "hybrid"
     return {"e5m2", "e4m3"} if wide and product.at.phase == "backward" else {"e4m3"}
 
@@ -79,5 +79,5 @@ def _weight_cast_missing(evidence: Evidence, event: object, casts: tuple[CastSee
     forward = [c.slot for c in casts if c.at.phase == "forward"]
     if any(slot is not None and slot.index == 1 for slot in forward):
         return ""
-    # scales of all tensors are state here: a cast that belongs to no slot feeds a state nobody has
+    # all scales are state here, so the state of a cast that belongs to no slot no longer exists
     return "weight cast into a window that is gone" if None in forward else "weight not cast"

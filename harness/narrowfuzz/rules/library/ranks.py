@@ -1,5 +1,5 @@
-"""A library's layers on ranks: what their group shares of the maxima, and what stays each rank's
-own."""
+"""A library's layers on ranks: the maxima that a group shares, and the results that stay each
+rank's own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from narrowfuzz.trace.snapshots import CastSeen, Moment, SlotName
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
-#: A rank's run in one process, as addresses call it.
+#: The name of a rank's run in one process in addresses.
 BY_ITSELF = "in one process"
 
 
 def check_shared(evidence: Evidence) -> Iterator[Verdict]:
-    """S13: on every rank the state machine holds, and what an update takes is the largest of the
-    maxima that the ranks of its group have staged; so ranks that share have one scale."""
+    """S13: on every rank the state machine (O14) holds, where an update takes the largest of the
+    maxima that the ranks of its group have staged; so ranks that share maxima have one scale."""
     for arm, trace in evidence.on_ranks.items():
         if evidence.own.kind != "delayed" or trace.error is not None:
             yield plain("S13", arm, "state", "not_applicable")
@@ -50,7 +50,7 @@ def _shared(evidence: Evidence, arm: str) -> Iterator[Verdict]:
 
 
 def check_alone(evidence: Evidence) -> Iterator[Verdict]:
-    """S1: a rank that shares with nobody leaves the bits that it leaves in one process."""
+    """S1: a rank that shares no maxima gives the bits that it gives in one process."""
     for arm, trace in evidence.on_ranks.items():
         if trace.error is not None or evidence.own.alone is None or shares(evidence):
             yield plain("S1", arm, "output", "not_applicable")
@@ -74,8 +74,8 @@ def shares(evidence: Evidence) -> bool:
 
 
 def as_shared(evidence: Evidence, arm: str) -> tuple[Trace, ...]:
-    """Each rank's trace with, of each maximum that its group shares, the largest: of what is
-    quantised, and of what is staged."""
+    """Each rank's trace, in which each maximum that its group shares, of casts and of staged state,
+    is replaced by the largest of all ranks."""
     ranks = evidence.on_ranks[arm].ranks
     if not shares(evidence):
         return ranks
@@ -108,7 +108,7 @@ def _largest(casts: Sequence[CastSeen]) -> np.float32:
 
 
 def _staged(moments: Sequence[Moment]) -> dict[SlotName, np.float32]:
-    """Of each slot the largest maximum that is staged."""
+    """Slot -> the largest maximum that any rank has staged."""
     found: dict[SlotName, np.float32] = {}
     for moment in moments:
         for name, slot in moment.state.items():

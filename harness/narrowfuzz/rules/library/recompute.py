@@ -1,4 +1,4 @@
-"""O13 of a library's layers: what is recomputed multiplies what its forward did."""
+"""O13 of a library's layers: a recompute multiplies the same as its forward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from narrowfuzz.trace.verdict import Verdict
 
 
 def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
-    """O13: what a recompute quantises and multiplies is what the forward did."""
+    """O13: a recompute quantises and multiplies the same as its forward."""
     for arm, trace in evidence.in_one_process.items():
         if not BY_NAME[arm].recomputes:
             continue
@@ -75,10 +75,10 @@ def _of_another(
     layers: Mapping[tuple[int, int], str],
     kept: Collection[int],
 ) -> bool:
-    """True if another call of the same layer ran the same product with these scales; a forward in
-    ``kept`` multiplied a weight that was kept from before, with its scale of then, so there only
-    the other operand tells, whichever side it stands on. A recompute of such a forward multiplies
-    that weight again: there only what is not as in its forward tells."""
+    """True if another call of the same layer ran the same product with these scales. A forward in
+    ``kept`` multiplied a cached weight with its earlier scale: if the other call is one, the scale
+    of the other operand, on either side, is enough. A recompute of a forward in ``kept`` multiplies
+    that weight again: then only operands whose scale differs from its forward's are compared."""
     sides = ((product.a, want.a), (product.b, want.b))
     moved = [side.inverse != wanted.inverse for side, wanted in sides]
     for other in (k for k in first if k != key and layers.get(k) == layers.get(key)):
@@ -110,7 +110,7 @@ def _differs(product: ProductSeen, want: ProductSeen | None) -> str:
 
 
 def sides_of(product: ProductSeen) -> str:
-    """What it multiplied, as sentences say it."""
+    """Both operands of a product, in words."""
     return " times ".join(_side(side) for side in (product.a, product.b))
 
 

@@ -62,14 +62,14 @@ def _until(spec: Spec, trace: Trace, until: int) -> Trace:
     return replace(trace, moments=trace.moments[:until], outputs=outputs)
 
 
-#: Runs as addresses call them: the schedule where nothing is recomputed, where nothing reloads, of
-#: the first model of a process, and of a later one.
+#: The names of runs in addresses: of the schedule without recomputing, without reloads, of the
+#: first model of a process, and of a later one.
 PLAIN, THROUGH, ALONE = "without it", "uninterrupted", "alone in its process"
 AFTER_OTHERS = "after other models"
 
 
 def check_after_others(evidence: Evidence) -> Iterator[Verdict]:
-    """O1: a model behaves alike alone and after others of this process."""
+    """O1: a model behaves the same as the only one of its process and after other models."""
     if evidence.own.after_others is None:
         yield plain("O1", "eager", "output", "not_applicable")
         return
@@ -92,7 +92,7 @@ def check_after_others(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_reload(evidence: Evidence) -> Iterator[Verdict]:
-    """R20: save, load, go on equals going on."""
+    """R20: saving, loading and continuing gives the same as continuing."""
     base = evidence.in_one_process.get("eager")
     events = evidence.spec.events
     kept = [i for i, event in enumerate(events) if not isinstance(event, Reload)]
@@ -151,7 +151,8 @@ def same(
     events: Iterable[int],
     than: str,
 ) -> Verdict:
-    """Bit for bit the same state after every event, outputs and gradients."""
+    """Compares, bit for bit, the state after every event, outputs and gradients; addresses call the
+    ``base`` run ``than``."""
     for i, a, b in zip(events, base.moments, other.moments, strict=False):
         for slot in sorted(a.state.keys() & b.state.keys()):
             if not a.state[slot].equals(b.state[slot]):

@@ -1,4 +1,4 @@
-"""S7: what a recipe converts, runs quantised on ranks, too."""
+"""S7: the layers that a recipe converts run quantised on ranks, too."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from narrowfuzz.trace.expect import Own
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
-#: What a rule expects of products that nothing quantised.
+#: The expectation of a verdict about products that are not quantised on ranks.
 QUANTISED = "quantised products, as in one process"
 
 
 def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
-    """S7: ranks on which no quantised product is seen, where one process makes some, do not leave
-    the very results of the model that nothing converted."""
+    """S7: if no quantised product is observed on ranks, although one process makes some, their
+    results must differ from those of the unconverted model."""
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
@@ -50,16 +50,17 @@ def _products(run: Trace) -> bool:
 
 
 def _of_products(evidence: Evidence) -> set[str]:
-    """The kinds of results that are converted linears' products, or made of nothing else: not where
-    other branches of a model may be all that is seen of the sum. A bias's gradient is a sum of the
-    output's."""
+    """The kinds of results that are products of converted linears, or made only of such products.
+    In a model with other branches that excludes output and input gradient, which may show nothing
+    but those branches. The gradient of a bias is no product: it is a sum of output gradients."""
     calls = (call for trace in evidence.traces[EAGER.name].ranks for call in trace.calls)
     made = {f"{call.module}.weight.grad" for call in calls if call.sites}
     return made if MODELS[evidence.spec.model].branches else {"output", "grad_input", *made}
 
 
 def _same(evidence: Evidence, run: Trace, other: Trace) -> bool:
-    """Did every rank leave the same, and of products some numbers other than zero?"""
+    """Are the results of every rank the same in both runs, and is some product neither zero nor
+    NaN?"""
     if other.error is not None:
         return False
     pairs = list(zip(run.ranks, other.ranks, strict=True))

@@ -13,14 +13,13 @@ from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Refuses, Runs
 from narrowfuzz.trace.verdict import Verdict
 
-#: The symptom of what one process refuses and ranks do not.
+#: The symptom of a model that one process refuses and ranks do not.
 TAKEN = "runs on ranks where one process raises"
 
 
 def check_contract(evidence: Evidence) -> Iterator[Verdict]:
-    """A model that converts and trains in one process does so on ranks, unless the recipe says that
-    a piece of it has no shape that it takes. What one process must refuse, and does, ranks refuse,
-    too."""
+    """A model that converts and trains in one process does so on ranks, unless the recipe refuses
+    the shape of a piece. A model that one process must refuse, and does, ranks must refuse, too."""
     if evidence.forbidden and evidence.traces[EAGER.name].error is not None:
         yield from _refused(evidence)
         return

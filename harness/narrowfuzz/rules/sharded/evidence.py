@@ -1,4 +1,4 @@
-"""What ran on ranks, and how a whole is put together from their pieces."""
+"""The runs on ranks, and how whole tensors are put together from the pieces of ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from narrowfuzz.trace.trace import LayerCall, Trace
 
 
 def run_of(evidence: Evidence) -> Trace | None:
-    """The run on ranks, if it came to its end."""
+    """The first run on ranks, if it finished."""
     runs = [t for name, t in evidence.traces.items() if name != EAGER.name]
     return runs[0] if runs and runs[0].error is None and not runs[0].void else None
 
@@ -37,13 +37,14 @@ def processes_of(evidence: Evidence) -> Trace | None:
 
 
 def arm_of(evidence: Evidence) -> str:
-    """The sharded arm."""
+    """The first arm on ranks; eager if there is none."""
     return next((name for name in evidence.traces if name != EAGER.name), EAGER.name)
 
 
 def groups(evidence: Evidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
-    """For each data-parallel rank the first rank of its tensor-parallel group, its piece in one
-    process, and the group's traces; of a pipeline or a context the one group that all are."""
+    """Yields for each data-parallel rank the number of the first rank of its tensor-parallel group,
+    the trace of its piece in one process, and the group's traces. In layouts such as pipelines all
+    ranks are one group."""
     run, sharding = run_of(evidence), evidence.spec.sharding
     assert run is not None
     together = layout_of(evidence.spec).together
@@ -54,10 +55,12 @@ def groups(evidence: Evidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]
 
 
 def holders(evidence: Evidence, name: str) -> tuple[list[int], list[int]]:
-    """The ranks in whose order the pieces of a parameter, or of its gradient, make up the whole,
-    and the pieces of the rows whose gradients add up to it. Of experts that ranks share each has
-    had the rows of a whole group, and ranks at the same place in their groups hold the same ones.
-    Of replicas the first holds all. Tensor-parallel ranks are next to each other.
+    """The ranks, in order, whose pieces of a parameter, or of its gradient, make up the whole; and
+    the numbers of the pieces of the rows whose gradients add up to it.
+
+    Each of the experts that ranks share has processed the rows of a whole group, and ranks at the
+    same place in their groups hold the same experts. Of replicas only the first is included.
+    Tensor-parallel ranks are next to each other.
     """
     run, sharding = run_of(evidence), evidence.spec.sharding
     assert run is not None
@@ -72,8 +75,8 @@ def holders(evidence: Evidence, name: str) -> tuple[list[int], list[int]]:
 
 
 def first_step(evidence: Evidence) -> tuple[int, int]:
-    """Forwards before the first step of the optimizer, and backwards: until then every rank
-    computes with the parameters that the case gives."""
+    """The numbers of forwards and of backwards before the first step of the optimizer. Until then
+    every rank computes with the parameters of the case."""
     forwards = backwards = 0
     for event in evidence.spec.training:
         forwards += isinstance(event, Forward)
@@ -91,9 +94,9 @@ def before_steps(trace: Trace, name: str, count: int) -> dict[str, Any]:
 
 
 def joined(parts: Sequence[Any], shape: tuple[int, ...], batch: int = 0) -> Any:
-    """The array of this shape that these are the pieces of, in order; or that each of them is. None
-    if they are neither. With a ``batch`` the rows are those of so many entries, and each of these
-    may be cut."""
+    """The array of this shape that these pieces make up, in order, or that each of them is; None if
+    neither. With a ``batch`` the rows are those of this many entries, each of which may be split
+    over the pieces."""
     if all(part.shape == shape for part in parts):
         return parts[0]
     for axis in range(len(shape)):
@@ -110,8 +113,8 @@ def joined(parts: Sequence[Any], shape: tuple[int, ...], batch: int = 0) -> Any:
 
 
 def whole_of(evidence: Evidence, name: str, shape: tuple[int, ...]) -> Any:
-    """A parameter's or a gradient's: FSDP cuts along the first dimension what tensor parallelism
-    has cut before."""
+    """A whole parameter or gradient, None if its pieces do not make it up. FSDP splits along the
+    first dimension what tensor parallelism has split before."""
     run = run_of(evidence)
     assert run is not None
     if any(name not in run.ranks[rank].outputs for rank in holders(evidence, name)[0]):
@@ -120,8 +123,8 @@ def whole_of(evidence: Evidence, name: str, shape: tuple[int, ...]) -> Any:
 
 
 def by_part(evidence: Evidence, name: str) -> list[dict[int, Any]]:
-    """What ranks hold of a parameter, or of its gradient, by rank in order: of each part that a
-    tensor-parallel rank has, what its data-parallel ones have."""
+    """For each tensor-parallel part of a parameter, or of its gradient: rank -> piece, for the
+    data-parallel ranks that hold this part, in order."""
     run, parts = run_of(evidence), max(evidence.spec.sharding.tensor, 1)
     assert run is not None
     ranks = holders(evidence, name)[0]
@@ -132,14 +135,14 @@ def by_part(evidence: Evidence, name: str) -> list[dict[int, Any]]:
 
 
 def stacked(evidence: Evidence, pieces: Mapping[int, Any]) -> Any:
-    """These data-parallel ranks' pieces as one."""
+    """The pieces of these data-parallel ranks as one array."""
     every = [*pieces.values()]
     return np.concatenate(every) if evidence.spec.sharding.data else every[0]
 
 
 def part_of(whole: Any, shape: tuple[int, ...], part: int, parts: int) -> Any:
-    """The part of this shape that a tensor-parallel rank has of a parameter, or of its gradient:
-    all of what they do not share. None where it is none."""
+    """The part of this shape that a tensor-parallel rank has of a parameter, or of its gradient;
+    the whole if ranks do not share it. None if it cannot be split so."""
     cut = [axis for axis, size in enumerate(whole.shape) if size != shape[axis]]
     if not cut:
         return whole
@@ -151,7 +154,8 @@ def part_of(whole: Any, shape: tuple[int, ...], part: int, parts: int) -> Any:
 def origin(
     parts: Sequence[Any], shape: tuple[int, ...], index: tuple[int, ...], batch: int = 0
 ) -> tuple[int, tuple[int, ...]]:
-    """Which piece an element of what ``joined`` makes is in, and where in it."""
+    """The number of the piece that holds an element of the array made by ``joined``, and the index
+    of the element in that piece."""
     numbers = np.cumsum([0, *(part.size for part in parts)])
     own = [
         np.arange(n, n + part.size).reshape(part.shape)
@@ -169,7 +173,7 @@ def copies(parts: Sequence[Any], shape: tuple[int, ...]) -> bool:
 
 
 def weight_pieces(evidence: Evidence, call: LayerCall, ranks: int) -> list[Any]:
-    """The pieces of a shared linear's weight that tensor-parallel ranks hold; none of another's."""
+    """The pieces of a shared linear's weight that tensor-parallel ranks hold; empty for others."""
     style = evidence.styles.get(call.module)
     if style is None or "weight" not in call.tensors:
         return []
@@ -179,9 +183,9 @@ def weight_pieces(evidence: Evidence, call: LayerCall, ranks: int) -> list[Any]:
 def calls(
     alone: Trace, group: Sequence[Trace], forwards: int
 ) -> Iterator[tuple[LayerCall, tuple[LayerCall, ...]]]:
-    """Each call of a linear in one process with the same call on every rank of the group, where all
-    made it; of the first ``forwards`` forwards. A rank whose reentrant checkpoint makes a call's
-    graph when it recomputes has what came back there."""
+    """Yields each call of a linear in one process, in the first ``forwards`` forwards, with the
+    same call on every rank of the group, if all ranks made it. If a reentrant checkpoint builds a
+    call's graph only when it recomputes, the call gets the gradients from there."""
     made = [_with_graphs(trace.calls) for trace in group]
     for call in alone.calls:
         key = (call.module, call.index, call.phase)
@@ -192,7 +196,8 @@ def calls(
 def _with_graphs(
     calls: Sequence[LayerCall],
 ) -> dict[tuple[str, int, str], LayerCall]:
-    """The calls by module, index and phase; one that got no gradient back has its recompute's."""
+    """The calls by module, index and phase; one that got no gradient back has that of its
+    recompute."""
     again: dict[tuple[str, int, int], LayerCall] = {}
     for call, place in _placed(calls, "recompute"):
         again[place] = call
@@ -216,7 +221,8 @@ def _with_graphs(
 def _placed(
     calls: Sequence[LayerCall], phase: str
 ) -> Iterator[tuple[LayerCall, tuple[str, int, int]]]:
-    """Calls of a phase with their module, their forward, and how many of both came before."""
+    """Yields each call of a phase with its module, its forward, and the number of earlier calls of
+    the same module in the same forward."""
     before: Counter[tuple[str, int]] = Counter()
     for call in calls:
         if call.phase == phase:

@@ -1,4 +1,4 @@
-"""S14: all ranks scale the loss alike, by what the gradients of all of them are like."""
+"""S14: all ranks scale the loss alike, depending on whether the gradients of all are finite."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_loss_scale(evidence: Evidence) -> Iterator[Verdict]:
         scale *= 2.0 if all(_finite(trace, step) for trace in run.ranks) else 0.5
         for rank, trace in enumerate(run.ranks):
             scales = list(before_steps(trace, "loss_scale", steps).items())
-            if step >= len(scales):  # this rank has stayed behind
+            if step >= len(scales):  # this rank made fewer steps
                 continue
             name, found = scales[step]
             got = float(found.reshape(-1)[0])

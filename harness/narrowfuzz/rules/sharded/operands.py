@@ -1,4 +1,4 @@
-"""S3: operands of the whole, call by call of each linear."""
+"""S3: ranks multiply the operands of the whole tensors, judged for each call of each linear."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from narrowfuzz.trace.expect import Same, number
 from narrowfuzz.trace.trace import LayerCall, Seen
 from narrowfuzz.trace.verdict import Verdict
 
-#: What each GEMM's two operands are made of.
+#: GEMM -> the tensors of which its two operands are made.
 _MADE_OF: dict[Role, tuple[str, str]] = {
     "output": ("input", "weight"),
     "grad_input": ("grad_output", "weight"),
@@ -91,7 +91,7 @@ def _same_source(call: LayerCall, parts: Sequence[LayerCall], source: str) -> bo
     if want is None:
         return False
     if source == "weight" and all(piece is None for piece in pieces):
-        return True  # its codes were gathered, and the case gives what they were made of
+        return True  # its codes were gathered, and the case has the weight they were made of
     if any(piece is None for piece in pieces):
         return False
     whole = joined(pieces, want.shape, call.batch)
@@ -122,8 +122,8 @@ def _scaled_apart(
     parts: Sequence[LayerCall],
     pieces: Sequence[Seen],
 ) -> Verdict:
-    """The divergence, known where every rank's codes and scale are those of its own piece of the
-    weight and the reference follows that deviation."""
+    """The divergence, marked as known if every rank's codes and scale are those of its own piece of
+    the weight and the reference follows that deviation."""
     entry = evidence.deviations.get("shards_scaled_apart")
     weights = weight_pieces(evidence, call, len(parts))
     if not entry or not weights:
@@ -146,7 +146,7 @@ def _scaled_apart(
 
 
 def _same_part(arm: str, at: At, what: Any, want: Any, parts: Sequence[Any]) -> Verdict | None:
-    """Each rank's copy, or all pieces together, against one process's; None if they are equal."""
+    """Compares each rank's copy, or all pieces together, with one process's; None if equal."""
     expected = np.atleast_1d(np.asarray(want))
     pieces = [np.atleast_1d(np.asarray(part)) for part in parts]
     if all(piece.size == expected.size for piece in pieces):

@@ -1,4 +1,4 @@
-"""S5: products over ranks, and what each rank multiplies as a linear of its own."""
+"""S5: products that are summed over ranks, and each rank's part of a linear as its own linear."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from narrowfuzz.trace.expect import between, number
 from narrowfuzz.trace.trace import LayerCall, Trace
 from narrowfuzz.trace.verdict import Verdict
 
-#: The GEMM whose sums are cut over the ranks that share a linear.
+#: Style of a shared linear -> the GEMM whose sums are split over its ranks.
 _CUT: dict[str, Role] = {"colwise": "grad_input", "rowwise": "output"}
 
 
 def parts_of_calls(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
-    """Each rank's part of each call of a shared linear as a linear of its own, without the results
-    that are sums over ranks."""
+    """Yields place and evidence of each rank's part of each call of a shared linear, as a linear of
+    its own without the results that are sums over ranks."""
     for rank, alone, group in _shared(evidence):
         for call, parts in calls(alone, group, len(evidence.spec.training)):
             for i, part in enumerate(_as_linears(evidence, call, _weighed(evidence, call, parts))):
@@ -53,8 +53,8 @@ def parts_of_calls(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
 
 
 def check_products(evidence: Evidence) -> Iterator[Verdict]:
-    """S5: a product whose sums are cut over ranks lies in the interval of the sum of what each rank
-    may get from the operands that it multiplies, rounded by each and added in any order."""
+    """S5: a product whose sums are split over ranks lies in the interval of the sum of what each
+    rank may get from the operands that it multiplies, rounded by each and added in any order."""
     if run_of(evidence) is None:
         return
     if evidence.spec.sharding.tensor < 1 or not evidence.styles:
@@ -71,7 +71,7 @@ def check_products(evidence: Evidence) -> Iterator[Verdict]:
                 why = "a block reaches over ranks"
                 yield plain("S5", arm_of(evidence), role, "inconclusive", why)
                 continue
-            # tensors of this run: after a step they are others than one process has
+            # the bias of this run, since after a step it differs from that in one process
             bias = parts[0].tensors.get("bias") if role == "output" else None
             linears = [part for part in own if part is not None]
             yield _product(evidence, rank, role, call, linears, bias)
@@ -84,7 +84,7 @@ def _shared(evidence: Evidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]
 
 
 def _divides(evidence: Evidence, part: LayerCall) -> bool:
-    """Has the plan whole blocks for what this rank holds? Where it has not, ranks gather them."""
+    """Do the plan's blocks divide this rank's part? If not, ranks gather the blocks."""
     linear = layer_evidence(evidence, arm_of(evidence), part)
     try:
         for role in ROLES[: 3 if "grad_output" in part.tensors else 1]:
@@ -98,8 +98,8 @@ def _divides(evidence: Evidence, part: LayerCall) -> bool:
 def _weighed(
     evidence: Evidence, call: LayerCall, parts: Sequence[LayerCall]
 ) -> Sequence[LayerCall]:
-    """The calls with each rank's piece of the weight. Where codes are gathered no rank has it;
-    until a step it is what the case gives."""
+    """The calls with each rank's piece of the weight. If ranks gather codes, none of them has its
+    piece; before the first step it is that of the case's weight."""
     pieces = weight_pieces(evidence, call, len(parts))
     given = pieces and call.forward < first_step(evidence)[0]
     if not given or any("weight" in part.tensors for part in parts):
@@ -113,15 +113,15 @@ def _weighed(
 def _as_linears(
     evidence: Evidence, call: LayerCall, parts: Sequence[LayerCall]
 ) -> list[LayerCall | None]:
-    """What each rank multiplies: of what the ranks share the whole, its own piece of the rest. None
-    where that is not seen."""
+    """Each rank's part as a linear of its own, with the whole of the tensor that all ranks of this
+    style multiply and the rank's piece of the others. None if that was not observed."""
     style = evidence.styles.get(call.module, "")
     shared = {"colwise": ("input",), "rowwise": ("grad_output",)}.get(style, ())
     found: list[LayerCall | None] = []
     for part in parts:
         tensors = dict(part.tensors)
         if style == "rowwise":
-            tensors.pop("bias", None)  # it belongs to the sum
+            tensors.pop("bias", None)  # it is added to the sum over ranks
         for name in shared:
             if name not in call.tensors:
                 continue
@@ -141,7 +141,8 @@ def _as_linears(
 
 
 def _rescaled(linear: Evidence, role: Role) -> Any:
-    """Where its factor of both scales may overflow, nowhere if that is no known deviation."""
+    """True where the product of both inverse scales may overflow, False if the reference does not
+    follow that deviation."""
     may = rescaled(linear, role)
     return False if may is None else may
 
@@ -177,11 +178,11 @@ def _product(
             sums.append((centre - radius, centre + radius))
         unsure = unsure | linear.reference.may_overflow(role) | np.isnan(centre)
         excused = excused | _rescaled(linear, role)
-    # a scale of the whole weight is smaller than this rank's piece would have
+    # the scale of the whole weight is smaller than that of this rank's piece would be
     excused = excused | _rescaled(layer_evidence(evidence, EAGER.name, call), role)
     more = 0.0 if bias is None else np.broadcast_to(bias.astype(np.float64), want.shape)
     lo, hi = added(ends, fmt, more)
-    # what the kernel does not round, a rank may bring as it is, with the bias already added
+    # a rank may contribute a sum that its kernel did not round, with the bias already added
     if not rounds or bias is not None:
         low, high = added(sums, FORMATS["fp32"], more)
         low, high = round_to(np.stack([low, high]), fmt, overflow="ieee")

@@ -1,4 +1,4 @@
-"""O9 of ranks whose results are put together from parts, as an attention over sequences is."""
+"""O9 on ranks whose results are put together from parts, such as attention over split sequences."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from narrowfuzz.trace.verdict import Verdict
 
 
 def check_put_together(evidence: Evidence) -> Iterator[Verdict]:
-    """O9: what ranks put together errs against float64 by at most a small multiple of what one
-    process errs by: softmaxes over parts of the keys are merged, and sums cut over ranks. S4 says
-    that all ranks hold the same, so the first speaks for them."""
+    """O9: the error against float64 of results that ranks put together is at most a small multiple
+    of one process's error: softmaxes over parts of the keys are merged, and sums split over ranks.
+    By S4 all ranks hold the same, so only the first is judged."""
     run = run_of(evidence)
     if run is None:
         return

@@ -45,17 +45,17 @@ from narrowfuzz.trace.expect import Same, between, number
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
-#: The ends between which numbers lie.
+#: The lower and upper ends of intervals.
 _Ends = tuple[F64, F64]
 #: Symptoms of results that cannot be compared element by element.
 OTHER_SHAPE, NO_WHOLE = "other shape", "pieces make up no whole"
-#: The run whose gathers compute scales themselves.
+#: The name of the run whose gathers compute scales themselves.
 ON_THE_FLY = "on the fly"
 
 
 def check_equal(evidence: Evidence) -> Iterator[Verdict]:
-    """S1: a rank that shares no linear returns, and sends back, the bits of its piece of the rows
-    in one process. The world of one rank leaves them everywhere."""
+    """S1: a rank that shares no linear returns the outputs and input gradients, to the bit, of its
+    piece of the rows in one process. In a world of one rank all results have these bits."""
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
@@ -64,12 +64,12 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
         return
     forwards, backwards = first_step(evidence)
     entry = evidence.deviations.get("bias_gradient_of_codes", "")
-    # a step by another gradient of a bias leaves other results of all that follows
+    # a step with another gradient of a bias changes all later results
     parted = entry and evidence.spec.sharding.narrow_styles and evidence.spec.optimizes
     for rank, alone, trace in _each_rank(evidence):
         names = [*before_steps(alone, "output", forwards)]
         names += before_steps(alone, "grad_input", backwards)
-        # steps by another norm, which the one rank adds up otherwise, leave other parameters
+        # one rank adds up the norm in another order, so clipped steps give other parameters
         if evidence.spec.sharding.ranks == 1 and evidence.spec.clipping == "none":
             every = [name for name in alone.outputs if name_of(name).kind != NORM]
             kinds = sorted({name_of(name).kind for name in every})
@@ -80,14 +80,14 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
             there = At(name=name, run=EAGER.name, rank=rank)
             found = differs("S1", arm, "differs from one process", there, want, trace, rank)
             if found is not None and entry and name_of(name).kind.endswith(".bias.grad"):
-                found = found.known(entry)  # what it sums there O16 judges, where that is finite
+                found = found.known(entry)  # O16 judges that sum, where it is finite
             status = "ok" if want.any() else "inconclusive"
             why = "" if want.any() else "zeros in both runs"
             yield found or plain("S1", arm, role_of(name), status, why)
 
 
 def _each_rank(evidence: Evidence) -> Iterator[tuple[int, Trace, Trace]]:
-    """Each rank, its piece of the rows in one process, and its own trace."""
+    """Yields each rank, the trace of its piece of the rows in one process, and its own trace."""
     for first_rank, alone, group in groups(evidence):
         for inside, trace in enumerate(group):
             yield first_rank + inside, alone, trace
@@ -96,8 +96,8 @@ def _each_rank(evidence: Evidence) -> Iterator[tuple[int, Trace, Trace]]:
 def differs(
     rule: str, arm: str, symptom: str, there: At, want: F32, trace: Trace, rank: int, name: str = ""
 ) -> Verdict | None:
-    """The divergence of this rank's result, of the same name unless one is given, from what it must
-    have the bits of, which stands ``there``; None if it has them."""
+    """The divergence of this rank's result from ``want``, at the address ``there``, whose bits it
+    must have; None if it has them. The result has the same name, unless ``name`` is given."""
     at = At(name=name or there.name, rank=rank)
     role, got = role_of(at.name), trace.outputs.get(at.name)
     if got is None or got.shape != want.shape:
@@ -110,7 +110,7 @@ def differs(
 
 def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
     """S2: a parameter's gradient is the sum, or the mean, of those of the data-parallel ranks'
-    pieces of the rows, within what additions in any order may round."""
+    pieces of the rows, within the rounding errors of additions in any order."""
     arm, sharding, run = arm_of(evidence), evidence.spec.sharding, run_of(evidence)
     if run is None:
         return
@@ -138,14 +138,16 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _ends_of_part(shape: tuple[int, ...], part: int, parts: int, ends: _Ends) -> _Ends:
-    """Of what a tensor-parallel rank has, of this shape; of pieces of another shape the whole."""
+    """The ends for the part of this shape that a tensor-parallel rank has; the whole ends if they
+    have no such part."""
     lo, hi = (part_of(end, shape, part, parts) for end in ends)
     return ends if lo is None or hi is None else (lo, hi)
 
 
 def _by_backward(evidence: Evidence, trace: Trace, name: str) -> list[_Ends]:
-    """What each backward before the first step gave a parameter, in one process: the ends between
-    which that lies. What is there is a sum that was rounded; DDP's ranks add up nothing else."""
+    """The interval of each contribution to a parameter's gradient that backwards made before the
+    first step, in one process. Only rounded sums are recorded; the ranks of DDP add up only the
+    final ones, so there the one contribution is that sum. Empty if a backward gave no gradient."""
     count, fmt = first_step(evidence)[1], FORMATS[evidence.spec.dtype]
     if count == 1 or evidence.spec.sharding.ddp:
         return [(trace.outputs[name].astype(np.float64),) * 2]
@@ -163,7 +165,8 @@ def _by_backward(evidence: Evidence, trace: Trace, name: str) -> list[_Ends]:
 def _reduced(
     evidence: Evidence, name: str, by_rank: dict[int, F32], terms: Sequence[Sequence[_Ends]]
 ) -> Verdict:
-    """Of each backward the terms that ranks add up; these sums add up on each of them."""
+    """Judges a gradient: ranks add up the ``terms`` of each backward, and each rank then adds up
+    these sums."""
     arm, sharding, role = arm_of(evidence), evidence.spec.sharding, role_of(name)
     ranks, pieces = [*by_rank], [*by_rank.values()]
     got = joined(pieces, terms[0][0][0].shape)
@@ -182,7 +185,7 @@ def _reduced(
         sums.append((lo, hi))
     lo, hi = added(sums, narrow) if len(sums) > 1 else sums[0]
     with np.errstate(all="ignore"):
-        # a sum may overflow on the way, or divide first
+        # a sum may overflow on the way, or ranks may divide first
         every = [end for of_ranks in terms for ends in of_ranks for end in ends]
         size = np.sum([np.abs(end) for end in every], axis=0) / 2.0
         may = Expected.between(lo, hi, ~(size < 0.25 * adds_in.max))
@@ -197,8 +200,9 @@ def _reduced(
 
 
 def _dividing(term: _Ends, by: int, fmt: Format) -> _Ends:
-    """Times ``by`` what may be added where this is divided by it first, and rounded; 0: it is not.
-    A quotient that the format holds is not rounded."""
+    """``term`` as the sum may contain it if ranks first divide it by ``by`` and round: the interval
+    of that quotient, times ``by``. ``by`` 0: they do not divide. A quotient that the format holds
+    is not rounded."""
     lo, hi = term
     if not by:
         return lo, hi
@@ -211,8 +215,8 @@ def _dividing(term: _Ends, by: int, fmt: Format) -> _Ends:
 
 
 def _divided(lo: Any, hi: Any, by: int, fmt: Format) -> Any:
-    """Divided after the sum, or before it: a rounding more for each rank where that is inexact, or
-    where what is divided is small."""
+    """The interval of the mean, whether ranks divide after the sum or before it: one more rounding
+    for each rank if the division is inexact, or the numbers are small."""
     slack: Any = (by + 1) * fmt.min_subnormal
     if by & (by - 1):
         slack = slack + (by + 1) * fmt.unit_roundoff * np.maximum(np.abs(lo), np.abs(hi)) / by
@@ -224,7 +228,7 @@ def _divided(lo: Any, hi: Any, by: int, fmt: Format) -> Any:
 
 
 def check_agreement(evidence: Evidence) -> Iterator[Verdict]:
-    """S4: what several ranks hold in full is the same on all of them."""
+    """S4: a tensor that several ranks hold in full is the same on all of them."""
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
@@ -250,7 +254,7 @@ def check_agreement(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _replicas(evidence: Evidence, arm: str, run: Trace) -> Iterator[Verdict]:
-    """What ranks hold that are replicas of each other, but for results of their own rows."""
+    """S4 for ranks that are replicas of each other: all results except those of their own rows."""
     copies = evidence.spec.sharding.replicas
     shards = len(run.ranks) // max(copies, 1)
     for rank in range(shards if copies > 1 and not evidence.spec.sharding.resumes else 0):
@@ -261,7 +265,7 @@ def _replicas(evidence: Evidence, arm: str, run: Trace) -> Iterator[Verdict]:
 
 
 def _beside_experts(evidence: Evidence, arm: str) -> Iterator[Verdict]:
-    """What tensor-parallel ranks hold that share nothing but parts of experts."""
+    """S4 for tensor-parallel ranks that share only parts of experts: all other results."""
     sharding, model = evidence.spec.sharding, MODELS[evidence.spec.model]
     if not sharding.experts or sharding.tensor < 2 or sharding.data < 2 or sharding.resumes:
         return
@@ -273,8 +277,8 @@ def _beside_experts(evidence: Evidence, arm: str) -> Iterator[Verdict]:
 
 
 def _as_laid_out(evidence: Evidence, alone: Trace) -> Collection[str]:
-    """The results of rows on the layout that the case begins with; on another, pieces of more rows
-    may have the shape of what was whole before."""
+    """The results of rows on the layout with which the case begins (without a second layout, all
+    results). On another layout, pieces of more rows may have the shape of the earlier whole."""
     if not evidence.spec.sharding.resumes:
         return alone.outputs
     forwards, backwards = first_step(evidence)
@@ -283,7 +287,7 @@ def _as_laid_out(evidence: Evidence, alone: Trace) -> Collection[str]:
 
 
 def _agree(arm: str, name: str, rank: int, group: Sequence[Trace], apart: int = 1) -> Verdict:
-    """Of ranks so far apart from each other, from this one on."""
+    """S4 for one result of a group, whose ranks are ``apart`` from each other, from ``rank`` on."""
     there, want = At(name=name, rank=rank), group[0].outputs[name]
     others = (
         differs("S4", arm, "differs between ranks", there, want, trace, rank + i * apart)
@@ -293,11 +297,11 @@ def _agree(arm: str, name: str, rank: int, group: Sequence[Trace], apart: int = 
 
 
 def check_compiled(evidence: Evidence) -> Iterator[Verdict]:
-    """S9: graphs that are traced on ranks, and run eagerly, leave eager's bits. FSDP breaks graphs
-    where a unit begins, and so does an exchange of rows between experts: gradients that a tensor
-    gets from several sides, of a norm and the residual beside it, or of a router and its experts,
-    are then added in another order, so that of such a model only what comes out before a step is
-    the same."""
+    """S9: graphs that are traced on ranks, and run eagerly, give eager's bits. FSDP breaks graphs
+    where a unit begins, and so does an exchange of rows between experts. Gradients that a tensor
+    gets from several sides, from a norm and the residual beside it, or from a router and its
+    experts, are then added in another order, so for such models only outputs before the first step
+    are compared."""
     model, sharding = MODELS[evidence.spec.model], evidence.spec.sharding
     names, run = None, compiled_of(evidence)
     broken = sharding.experts or (sharding.data and sharding.units == "each")
@@ -316,8 +320,8 @@ def check_compiled(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_processes(evidence: Evidence) -> Iterator[Verdict]:
-    """S10: ranks that are processes leave the bits of ranks that are threads. Gloo's
-    maximum over ranks keeps a NaN or loses it, by which rank brings it; a thread's keeps it."""
+    """S10: ranks that are processes give the bits of ranks that are threads. Gloo's maximum over
+    ranks keeps a NaN or loses it, depending on which rank has it; that of threads keeps it."""
     run, other = run_of(evidence), processes_of(evidence)
     both = [trace for one in (run, other) if one is not None for trace in one.ranks]
     broken = any(np.isnan(t).any() for one in both for t in one.outputs.values())
@@ -344,8 +348,9 @@ def _beside(
     symptom: str,
     names: Collection[str] | None = None,
 ) -> Iterator[Verdict]:
-    """The other run leaves this one's bits, of these results or of all, where sums over ranks have
-    one result: of three terms that depends on the order, which is each kind of group's own."""
+    """Compares the ``other`` run with ``run``: bits must be equal, of the results ``names`` or of
+    all. Not applicable if sums over ranks have three or more terms, whose result depends on the
+    order that each kind of process group has."""
     if run is None or run.error is not None:
         return
     sharding = evidence.spec.sharding
@@ -370,8 +375,8 @@ def _same_on_ranks(
     title: str,
     names: Collection[str] | None = None,
 ) -> Verdict:
-    """Every rank leaves the bits, of these results or of all, that it leaves in the other run,
-    which has this title."""
+    """Every rank gives the same bits as in the ``other`` run, which addresses call ``title``: for
+    the results ``names``, or for all."""
     found = (
         differs(rule, run.arm, symptom, At(name=name, rank=rank, run=title), want, trace, rank)
         for rank, (trace, one) in enumerate(zip(run.ranks, other.ranks, strict=True))
@@ -382,15 +387,15 @@ def _same_on_ranks(
 
 
 def check_stages(evidence: Evidence) -> Iterator[Verdict]:
-    """S12: a rank leaves, of the stages that it has, the bits of the whole chain in one process:
-    microbatches are the same rows in the same order, and no sum is cut."""
+    """S12: for the stages that it has, a rank gives the bits of the whole chain in one process:
+    microbatches are the same rows in the same order, and no sum is split."""
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
     (alone,) = evidence.traces[EAGER.name].ranks
     left = {name: rank for rank, trace in enumerate(run.ranks) for name in trace.outputs}
     for name, want in alone.outputs.items():
-        if name_of(name).kind in ("grad_input", NORM):  # no stage is asked for it
+        if name_of(name).kind in ("grad_input", NORM):  # no stage returns it
             continue
         rank = left.get(name, len(run.ranks) - 1)
         there = At(name=name, run=EAGER.name)
@@ -399,15 +404,15 @@ def check_stages(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def check_precomputed(evidence: Evidence) -> Iterator[Verdict]:
-    """S8: scales that are computed after each step are those that a gather computes itself, so
-    all results are the same, of later steps as well."""
+    """S8: scales that are precomputed after each step are those that a gather computes itself, so
+    all results are the same, those of later steps, too."""
     arm, run, sharding = arm_of(evidence), run_of(evidence), evidence.spec.sharding
     if run is None:
         return
     if sharding.gathers != "precomputed":
         yield plain("S8", arm, "output", "not_applicable", "no scale is computed ahead")
         return
-    if sharding.tensor > 1:  # known, and S3 knows which of the two each is
+    if sharding.tensor > 1:  # a known difference, which S3 judges
         why = "a gather scales its rank's shard of a linear, precomputed is the whole's scale"
         yield plain("S8", arm, "output", "not_applicable", why)
         return

@@ -1,4 +1,4 @@
-"""S11: what is saved on one layout and loaded on another is the same training."""
+"""S11: a training that is saved on one layout and loaded on another continues unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from narrowfuzz.rules.sharded.results import differs
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Verdict
 
-#: What is held against what, with what it is called where it differs.
+#: The parts of a training that are compared with each other, and the symptom if they differ.
 _PAIRS = (
     ("loaded", "saved", "is not what was saved"),
     ("resumed", "afresh", "differs from what the same state gives"),
@@ -19,8 +19,8 @@ _PAIRS = (
 
 
 def check_resumed(evidence: Evidence) -> Iterator[Verdict]:
-    """S11: parameters and the optimizer's moments are, whole, those that were saved; and from there
-    on every rank leaves the bits of a model into which they were written by hand."""
+    """S11: parameters and the optimizer's moments, put together, are those that were saved; and
+    from there on every rank gives the bits of a model into which they were written by hand."""
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return

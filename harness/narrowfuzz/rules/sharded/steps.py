@@ -1,4 +1,4 @@
-"""S15: on ranks a step of an optimizer is what its definition makes of the gradients."""
+"""S15: on ranks a step of an optimizer is the one that its definition gives for the gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOT_THE_STEP = "is not the optimizer's step"
 
 
 def check_steps_on_ranks(evidence: Evidence) -> Iterator[Verdict]:
-    """S15: each rank's piece of a parameter moves as its piece of the gradient says."""
+    """S15: each rank's piece of a parameter moves by the step for its piece of the gradient."""
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
@@ -47,7 +47,7 @@ def check_steps_on_ranks(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _not_judged(spec: Spec) -> str:
-    """Why nothing is known of its steps; "" if something is."""
+    """Why steps of this Spec are not judged; "" if they are."""
     if not (spec.optimizes and layout_of(spec).follows_steps):
         return "no parameters are recorded after a step"
     if OPTIMIZERS[spec.optimizer][0] not in STATELESS or spec.optimizer.endswith("_rounded"):
@@ -64,7 +64,8 @@ def _skipped(evidence: Evidence, ranks: Sequence[Trace]) -> str:
 
 
 def _moved(evidence: Evidence, run: Trace, parameter: str) -> Iterator[Verdict]:
-    """Step by step; where there are moments the first, which finds none."""
+    """Judges the steps of one parameter; if the optimizer has moments, only the first step, before
+    which there are none."""
     spec, arm, one = evidence.spec, arm_of(evidence), run.ranks[0]
     name, options = OPTIMIZERS[spec.optimizer]
     count = spec.steps if name == "SGD" and "momentum" not in options else 1
@@ -87,7 +88,7 @@ def _moved(evidence: Evidence, run: Trace, parameter: str) -> Iterator[Verdict]:
 def _one_step(
     evidence: Evidence, parameter: str, before: str, gradient: str, after: str, scale: float
 ) -> Iterator[Verdict]:
-    """From what these results are called, "" for the parameter as the case gives it."""
+    """Judges one step by the names of its results; ``before`` "": the parameter of the case."""
     spec, arm, fmt = evidence.spec, arm_of(evidence), FORMATS[evidence.spec.dtype]
     moved = by_part(evidence, after)
     for part, pieces in enumerate(moved):
@@ -118,7 +119,7 @@ def _wrong(
     at: tuple[int, ...],
     ends: tuple[F64, F64],
 ) -> Verdict:
-    """The element of the rank that holds it."""
+    """The divergence of this element, on the rank that holds it."""
     piece, inside = origin([*pieces.values()], got.shape, at)
     place = At(name=name, index=inside, rank=[*pieces][piece])
     expect = between(ends[0][at], ends[1][at])

@@ -1,4 +1,4 @@
-"""Whose fault a difference of two runs is: what the state machine says of each of them."""
+"""The cause of a difference between two runs, found by judging each with the state machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from narrowfuzz.trace.verdict import Verdict
 
 
 def blamed(verdict: Verdict, one: Evidence, other: Evidence, *, alike: bool) -> Verdict:
-    """A difference of two runs, each alone in its evidence, that is owed to another cause: the
-    first breaks the state machine's rules, or a deviation is followed: where the runs had the same
-    events and are ``alike``, by one of them only."""
+    """The verdict on a difference between two runs, each the only one in its evidence, or what
+    replaces it if the difference has another cause: inconclusive if the first run breaks the state
+    machine's rules, known if a deviation was followed (if the runs are ``alike``, with the same
+    events: by only one of them)."""
     followed: list[set[tuple[str, str]]] = []
     for run in (one, other):
         found = list(check_machine(run))
@@ -23,7 +24,7 @@ def blamed(verdict: Verdict, one: Evidence, other: Evidence, *, alike: bool) -> 
         if run is one:
             reason = "the plain run breaks the state machine's rules"
             return plain(verdict.rule, verdict.arm, verdict.role, "inconclusive", reason)
-        return verdict  # of this no deviation accounts, whatever was followed besides
+        return verdict  # no deviation explains this, whatever else was followed
     if not alike and verdict.role != "state" and _scales(one) == _scales(other):
         return verdict  # deviations change scales, and through them results
     entries = sorted(followed[0] ^ followed[1] if alike else followed[0] | followed[1])
@@ -31,7 +32,7 @@ def blamed(verdict: Verdict, one: Evidence, other: Evidence, *, alike: bool) -> 
 
 
 def _scales(evidence: Evidence) -> list[tuple[str, bytes]]:
-    """What each tensor was quantised with, in order."""
+    """The scales with which tensors were quantised, in order."""
     return [
         (str(cast.slot), np.float32(cast.scale).tobytes())
         for trace in evidence.in_one_process.values()

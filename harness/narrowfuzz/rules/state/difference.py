@@ -1,4 +1,4 @@
-"""Which deviations made a difference: what slots owe to an event, with and without each."""
+"""Which deviations made a difference: the moves of an event on slots, with and without each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _RULE: Deviations = frozenset()
 def followed(
     event: int, plan: Plan, under: Callable[[Deviations], Plan], deviations: Deviations
 ) -> Mapping[str, frozenset[str]]:
-    """Deviation -> its differences: where all of them together change what the event does to some
-    slot, if only in name, those without which it would be something else. ``under`` plans the
-    event; ``plan`` is what it is under all ``deviations``. Where each of several would do alone,
-    they are those."""
+    """Deviation -> the differences that it made, in words. Empty if all deviations together do not
+    change the event's moves. Else these are the deviations without which the moves would be others;
+    if there are none, because each of several suffices, those that suffice by themselves. A move
+    by an algorithm of another name is another move, even if its effect is the same. ``under`` plans
+    the event under some deviations; ``plan`` is the result under all of them."""
     if not deviations or plan.moves == (rule := under(_RULE)).moves:
         return {}
     found = {one: _differences(event, plan, under(deviations - {one})) for one in deviations}
@@ -33,7 +34,7 @@ def followed(
 
 
 def _changed(plan: Plan, other: Plan) -> set[SlotName]:
-    """Slots to which the event does something else, or by another algorithm if only in name."""
+    """Slots that the event changes otherwise, or by an algorithm of another name."""
     here, there = plan.moves, other.moves
     slots = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
     return {
@@ -48,7 +49,8 @@ def _done(plan: Plan, name: SlotName) -> tuple[Move, ...]:
 
 
 def _differences(event: int, plan: Plan, other: Plan) -> frozenset[str]:
-    """The event, and where an update goes by another algorithm the layer and that algorithm."""
+    """Words for the differences: the event, and for updates by another algorithm also the layer and
+    the algorithm. Empty if there is none."""
     changed = _changed(plan, other)
     algorithms = {
         f"{event} {name.layer} {algorithm}"
@@ -59,7 +61,7 @@ def _differences(event: int, plan: Plan, other: Plan) -> frozenset[str]:
 
 
 def _algorithms(plan: Plan, other: Plan, name: SlotName) -> list[str]:
-    """By which algorithms a slot is updated where it would be by others."""
+    """The algorithms by which ``plan`` updates a slot where ``other`` does it by another one."""
     return [
         move.algorithm
         for move, instead in zip(plan.moves.get(name, ()), other.moves.get(name, ()), strict=False)

@@ -1,12 +1,12 @@
-"""What every event must leave behind: a state and an event make the next state.
+"""The state that is expected after every event, computed from the state before it.
 
 The fold is driven by the schedule and by the true maxima of the tensors that were really quantised,
-so no number of the library enters what is expected of it. After each event it goes on from what was
-observed: the next cause is seen, too.
+so no number of the library enters the expectation. After each event it continues from the observed
+state, so that the next cause is found, too.
 
-Book-keeping (``_noted``) is the library's own and is done once. What the event then owes to every
-slot (``_planned``) is asked with the deviations that the ledger has and by the rule; where the two
-differ, once more without each of them.
+Book-keeping (``_noted``) is the library's own and is done once. The moves of the event on every
+slot (``_planned``) are planned under the ledger's deviations and by the rule alone; if the two
+differ, once more without each of the deviations (``difference.py``).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from narrowfuzz.trace.trace import Phase
 
 @dataclass(frozen=True)
 class State:
-    """Expected scales and windows between two events, and what an update depends on."""
+    """Expected scales and windows between two events, and everything that an update depends on."""
 
     slots: Mapping[SlotName, Slot] = field(default_factory=dict)
-    #: Quantised by some forward so far: all others' scales are not the schedule's doing.
+    #: Slots with which the schedule has quantised so far: it did not set the scales of others.
     ran: frozenset[SlotName] = frozenset()
-    #: Staged since their last commit, and under which settings.
+    #: Slot with a maximum staged since its last commit -> the settings that it was staged under.
     waiting: Mapping[SlotName, Settings] = field(default_factory=dict)
     library: Library = field(default_factory=Library)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -44,16 +44,16 @@ class State:
 
 @dataclass(frozen=True)
 class Turn:
-    """One event: the states around it, and what it did."""
+    """One event: the states before and after it, and its effects."""
 
     number: int
     event: Event
     seen: Moment
     before: State
     after: State
-    #: Of the slots that owed something to it.
+    #: The outcomes of the slots on which the event has moves.
     outcomes: Mapping[SlotName, Outcome]
-    #: Deviations that made a difference, and which: the event, and what of it.
+    #: Deviation that made a difference -> the differences, in words (``difference.followed``).
     followed: Mapping[str, frozenset[str]]
 
 
@@ -63,7 +63,7 @@ def expected(
     seen: Iterable[Moment],
     deviations: Deviations,
 ) -> Iterator[Turn]:
-    """Every event of a run with the states around it, as long as something was seen of it."""
+    """Every event of a run with the states before and after it, up to the last observed event."""
     state = State()
     for (number, event, progress), moment in zip(events, seen, strict=False):
         now = Now(run, event, progress, moment, deviations)
@@ -86,12 +86,12 @@ def _settled(plan: Plan, outcomes: Mapping[SlotName, Outcome], checkpoints: Chec
 
 
 def _written(move: Move) -> bool:
-    """Was this an update because it was observed?"""
+    """Was this an update that counts only because its result was observed?"""
     return isinstance(move, Commit) and move.only is not None
 
 
 def _noted(state: State, now: Now) -> tuple[State, Recomputed]:
-    """What the library writes down about this event, and what its recomputes update."""
+    """The state with the library's book-keeping of this event, and the updates by recomputes."""
     run, event, progress = now.run, now.event, now.progress
     library, checkpoints, again = recomputed(state.library, state.checkpoints, now)
     match event:
@@ -115,7 +115,7 @@ def _noted(state: State, now: Now) -> tuple[State, Recomputed]:
 
 
 def _planned(state: State, again: Recomputed, now: Now, deviations: Deviations) -> Plan:
-    """What the event stages and updates under these deviations."""
+    """The plan of what the event stages and updates under these deviations."""
     now, run, event, progress = (
         replace(now, deviations=deviations),
         now.run,
@@ -134,18 +134,18 @@ def _planned(state: State, again: Recomputed, now: Now, deviations: Deviations) 
         case Backward():
             return _backward(plan, event, again, state.checkpoints.inside, now)
         case Step() if run.quantized_init and "writing_parameters_updates_forward" in deviations:
-            # they are written one by one, and the last may update: which is the last depends on
-            # models long gone, so what was observed decides, layer by layer
+            # parameters are written one by one, and the last write may update: which one is last
+            # depends on models that no longer exist, so the observed state decides, layer by layer
             return commit(plan, "forward", now, now.seen.state)
     return plan
 
 
 def _forward(plan: Plan, event: Forward, now: Now) -> Plan:
-    """Stage what a forward quantised. One that is an outermost region updates where it is left; in
-    a checkpoint of each layer every call is one."""
+    """Stage what a forward quantised. If the forward is an outermost region, leaving it updates; if
+    each layer is checkpointed, every layer call is such a region."""
     run, progress, deviations = now.run, now.progress, now.deviations
     trains, settings = event.mode == "train", progress.inner(event)
-    own = event.inside and trains and not progress.open  # in no_grad, it is left without an update
+    own = event.inside and trains and not progress.open  # without a graph, leaving does not update
     keeps = run.graphless and "checkpointed_region_keeps" in deviations
     casts = _casts(now.seen, "forward")
     policy = None if settings is None else run.policy(settings)
@@ -162,7 +162,7 @@ def _forward(plan: Plan, event: Forward, now: Now) -> Plan:
 def _backward(
     plan: Plan, event: Backward, again: Recomputed, inside: frozenset[int], now: Now
 ) -> Plan:
-    """Stage the gradients that a backward quantised, and update what it owes an update."""
+    """Stage the gradients that a backward quantised, and make the updates that are due."""
     run, deviations = now.run, now.deviations
     segments = again.segments and "segments_update_gradients" in deviations
     settings = _settings_of(event, now.progress)
@@ -181,13 +181,14 @@ def _backward(
 
 
 def _casts(seen: Moment, phase: Phase) -> list[Numbered]:
-    """What was quantised into slots; what a recompute casts is not staged."""
+    """The numbered casts of this phase that belong to slots; those of recomputes are not staged."""
     casts = enumerate(seen.casts)
     return [(n, cast) for n, cast in casts if cast.slot is not None and cast.at.phase == phase]
 
 
 def _settings_of(event: Backward, progress: Progress) -> Settings | None:
-    """What the forwards of a backward ran under; the first's, where they differ."""
+    """The settings under which a backward's forwards ran in FP8; those of the first if they differ,
+    None if none did."""
     ran = [progress.ran[f][0] for f in event.of if f in progress.ran]
     return ran[0] if ran else None
 
@@ -201,8 +202,8 @@ def _updates_gradients(library: Library, event: Backward, inside: frozenset[int]
         for policy, region in policies
     )
     if run.graphless:
-        return owed  # what each segment's recompute is told is another matter
-    # the first layer is told to, unless each layer has a region of its own
+        return owed  # the segments' deviation is applied in ``_backward``
+    # the library lets the first layer update, unless each layer has a region of its own
     each = run.each and bool(inside & set(event.of))
     if run.layout == "dangling" and not each and "first_layer_owns_update" in deviations:
         return False

@@ -1,4 +1,5 @@
-"""O14: after every event, scales and windows are what the recipe's rules make of what was seen."""
+"""O14: after every event, scales and windows are those that the recipe's rules give for the maxima
+that were observed."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from narrowfuzz.trace.verdict import FOLLOWED, Verdict
 
 
 def check_machine(evidence: Evidence) -> Iterator[Verdict]:
-    """O14 on every arm."""
+    """O14 for every arm in one process."""
     for arm, trace in evidence.in_one_process.items():
         if evidence.own.kind != "delayed":
             yield _stateless(evidence, trace)
@@ -42,7 +43,7 @@ def check_machine(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _stateless(evidence: Evidence, trace: Trace) -> Verdict:
-    """A recipe that measures each tensor anew keeps no scale and no window."""
+    """Judges a recipe that measures each tensor anew: it must keep no scale and no window."""
     for moment in trace.moments:
         for name, slot in sorted(moment.state.items()):
             symptom, at, came = (
@@ -55,7 +56,7 @@ def _stateless(evidence: Evidence, trace: Trace) -> Verdict:
 
 
 def moves(evidence: Evidence, trace: Trace, slot: SlotName) -> dict[int, list[Move]]:
-    """What the slot's state owes to each event of this run, in order."""
+    """Event -> its moves on the state of this slot, in order."""
     found: dict[int, list[Move]] = {}
     for turn in _turns(evidence, trace):
         if slot in turn.outcomes:
@@ -67,7 +68,8 @@ def moves(evidence: Evidence, trace: Trace, slot: SlotName) -> dict[int, list[Mo
 
 
 def _move(done: Done, evidence: Evidence) -> Move | None:
-    """As a script follows it: there every window begins with the length of the first settings."""
+    """The move in the form that a script repeats, None if it need not. In a script every window
+    begins with the length of the first settings."""
     match done:
         case Begin(history):
             usual = evidence.spec.settings.history
@@ -83,13 +85,14 @@ def _move(done: Done, evidence: Evidence) -> Move | None:
 
 
 def _turns(evidence: Evidence, trace: Trace) -> Iterator[Turn]:
-    """The run, folded as the ledger's deviations have it."""
+    """The events of the run, folded under the ledger's deviations."""
     run, steps = run_of(evidence, trace.arm), steps_of(evidence.spec)
     return expected(run, steps, trace.moments, frozenset(evidence.deviations))
 
 
 def judged(evidence: Evidence, trace: Trace) -> Iterator[Verdict]:
-    """The first divergence of each class, and which deviations were followed."""
+    """The first divergence of each class, and a known verdict for each known issue whose deviation
+    was followed."""
     classes: set[str] = set()
     entries: dict[str, set[str]] = {}
     quantised = evidence.spec.quantized_init
@@ -116,11 +119,11 @@ def _casts(turn: Turn) -> Iterator[Verdict]:
 
 
 def _states(turn: Turn, *, quantised: bool) -> Iterator[Verdict]:
-    """Each slot must hold what it owes to the event; of parameters that are ``quantised``, only
-    those that ran."""
+    """Each slot must hold the state expected after the event; if parameters are ``quantised``, only
+    slots that ran are judged."""
     after = turn.after
     for name, got in sorted(turn.seen.state.items()):
-        if quantised and name not in after.ran:  # a parameter's own: written when it is
+        if quantised and name not in after.ran:  # a parameter's slot, written when the parameter is
             continue
         length = len(got.window)
         want = after.slots.get(name) or fresh(length)

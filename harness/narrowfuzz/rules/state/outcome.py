@@ -1,4 +1,4 @@
-"""What moves make of one slot: scale and window, and which of the moves did anything."""
+"""The effect of moves on one slot: its scale and window, and which of the moves had an effect."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from narrowfuzz.rules.state.plan import Begin, Commit, Lose, Move, Quantise, Res
 class Miscast(NamedTuple):
     """A cast that used another scale than its slot's."""
 
-    #: Among the event's casts.
+    #: Number of the cast within the event.
     number: int
-    #: What it should have used.
+    #: The scale that it should have used.
     scale: np.float32
 
 
@@ -26,28 +26,29 @@ class Outcome:
     """One slot after an event."""
 
     slot: Slot
-    #: Moves that did something.
+    #: Moves that had an effect.
     done: tuple[Move, ...] = ()
     miscasts: tuple[Miscast, ...] = ()
-    #: As ``slot``, had the last commit not happened.
+    #: The slot before its last commit of something staged; None: there was no such commit.
     uncommitted: Slot | None = None
-    #: The last commit, and the slot before it, where no cast came after.
+    #: The slot before its last commit, and that commit; None if a cast came after it.
     last: tuple[Slot, Commit] | None = None
 
     def in_other_arithmetic(self) -> Slot | None:
-        """After the last commit in the other arithmetic; None: none came last."""
+        """The slot with its last commit in the other arithmetic; None: no commit came last."""
         return None if self.last is None else _turned(*self.last)
 
 
 def _turned(slot: Slot, commit: Commit) -> Slot:
-    """After a commit in the other arithmetic: a library's bulk update divides, its tensor by tensor
-    path multiplies by a reciprocal, and nothing says which of the two an update must take."""
+    """The slot after a commit in the other arithmetic: a library's bulk update divides, its tensor
+    by tensor path multiplies by a reciprocal, and it is not specified which of them an update must
+    take."""
     policy = replace(commit.policy, reciprocal=not commit.policy.reciprocal)
     return committed(slot, policy, commit.largest)
 
 
 def outcome(slot: Slot | None, moves: Iterable[Move]) -> Outcome:
-    """The slot after its moves of one event; None: it is not there yet."""
+    """The slot after its moves of one event; ``slot`` None: it does not exist yet."""
     done: list[Move] = []
     miscasts: list[Miscast] = []
     uncommitted: Slot | None = None

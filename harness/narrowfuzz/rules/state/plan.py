@@ -1,5 +1,5 @@
-"""What an event changes of each amax and scale, before anything is calculated: which are staged,
-and which are updated."""
+"""The plan of an event, made before any number is computed: which maxima are staged, and which
+scales are updated."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from narrowfuzz.trace.snapshots import CastSeen, Direction, SlotName
 
 
 class Begin(NamedTuple):
-    """A slot is there for the first time."""
+    """A slot exists for the first time."""
 
     history: int
 
 
 class Resize(NamedTuple):
-    """A window gets another length: at its oldest end, or cut at its newest."""
+    """A window gets another length: at its oldest end, or by a deviation ``cut`` at its newest."""
 
     history: int
     cut: bool
@@ -32,7 +32,7 @@ class Resize(NamedTuple):
 class Quantise(NamedTuple):
     """A tensor is quantised with the slot's scale; its maximum is staged or not."""
 
-    #: Among the event's casts.
+    #: Number of the cast within the event.
     number: int
     scale: np.float32 | None
     amax: np.float32
@@ -45,11 +45,11 @@ class Commit(NamedTuple):
     policy: Policy
     #: Largest value of the slot's format.
     largest: np.float32
-    #: What the recipe calls its algorithm: several are one policy.
+    #: The recipe's name of the algorithm: several names may have the same policy.
     algorithm: Algorithm
-    #: Nothing is staged.
+    #: True: nothing is staged.
     idle: bool
-    #: It counts only if it leads to this.
+    #: The update counts only if it leads to this state; None: in any case.
     only: Slot | None = None
 
 
@@ -60,19 +60,19 @@ class Lose(NamedTuple):
 Move = Begin | Resize | Quantise | Commit | Lose
 
 
-#: A cast, and which of its event's it is.
+#: The number of a cast within its event, and the cast.
 Numbered = tuple[int, CastSeen]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every slot owes to one event, in order, and what that leaves to be updated."""
+    """The moves of one event on every slot, in order, and what remains to be updated after it."""
 
-    #: As the event finds them.
+    #: The slots before the event.
     slots: Mapping[SlotName, Slot]
-    #: Quantised by some forward so far: all others' scales are not the schedule's doing.
+    #: Slots with which the schedule has quantised so far: it did not set the scales of others.
     ran: frozenset[SlotName]
-    #: Staged since their last commit, and under which settings.
+    #: Slot with a maximum staged since its last commit -> the settings that it was staged under.
     waiting: Mapping[SlotName, Settings]
     library: Library
     moves: Mapping[SlotName, tuple[Move, ...]]
@@ -87,8 +87,8 @@ def quantise(
     *,
     stages: bool,
 ) -> Plan:
-    """These casts under one policy. A forward gives all windows of its layer the length that its
-    recipe asks for."""
+    """The plan with these casts, all under one policy. A forward gives all windows of its layer the
+    length of its recipe."""
     moves, waiting, library = dict(plan.moves), dict(plan.waiting), plan.library
     cut = "window_resized_at_its_newest_end" in now.deviations
     asked: set[str] = set()
@@ -115,7 +115,7 @@ def quantise(
 
 
 def _length(slot: Slot, moves: tuple[Move, ...]) -> int:
-    """Of a slot's window after these moves."""
+    """The length of a slot's window after these moves."""
     asked = [move.history for move in moves if isinstance(move, Begin | Resize)]
     return asked[-1] if asked else len(slot.window)
 
@@ -123,8 +123,8 @@ def _length(slot: Slot, moves: tuple[Move, ...]) -> int:
 def commit(
     plan: Plan, direction: Direction, now: Now, observed: Mapping[SlotName, Slot] | None = None
 ) -> Plan:
-    """Update what is staged in one direction; with ``observed`` only where that is what was seen
-    afterwards."""
+    """The plan with an update of what is staged in one direction; with ``observed`` an update
+    counts only if it leads to the observed state."""
     moves, waiting, library = dict(plan.moves), dict(plan.waiting), plan.library
     deviations, rolls = now.deviations, "idle_windows_roll" in now.deviations
     for name in {**plan.slots, **plan.moves}:
@@ -153,7 +153,8 @@ def commit(
 
 
 def lose(plan: Plan, deviations: Deviations) -> Plan:
-    """The model was saved and loaded; a layer that is saved without its state begins anew."""
+    """The plan of a save and load of the model: a layer that is saved without its state begins
+    anew."""
     if "saved_after_fp8_only" not in deviations:
         return plan
     high = plan.library.high

@@ -1,7 +1,7 @@
-"""What a library's checkpoint does to scaling state where it departs from the rules: nothing.
+"""What the recomputes of a library's checkpoint do to scaling state, by deviations from the rule.
 
-A recompute stages and commits nothing, says the rule. TransformerEngine's opens a region of its own
-for each, and tells layers anew who updates gradients; the ledger says where.
+By the rule, a recompute stages and commits nothing. TransformerEngine's checkpoint opens a region
+for each recompute, and decides anew which layers update gradients; the ledger has the deviations.
 """
 
 from __future__ import annotations
@@ -18,34 +18,37 @@ from narrowfuzz.trace.snapshots import SlotName
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """What stood around each forward, and what its segments were told."""
+    """The regions around and inside each forward's checkpoint, and the ownership of updates when
+    its segments ran."""
 
-    #: Forwards whose checkpoint stood in an enabled region.
+    #: Forwards whose checkpoint was called in an enabled region.
     around: frozenset[int] = frozenset()
     #: Forwards that opened a region of their own.
     inside: frozenset[int] = frozenset()
-    #: Did the next layer own the update, when each waiting segment ran? Oldest first.
+    #: Did the next layer own the update when each segment that waits for its recompute ran? Oldest
+    #: first.
     owners: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What the recomputes of one event update, each by a deviation."""
+    """The updates that the recomputes of one event make, each by a deviation."""
 
-    #: Deviation -> updates of the forward direction.
+    #: Deviation -> the number of updates of the forward direction.
     forward: Mapping[str, int] = field(default_factory=dict)
-    #: Is each layer told anew whether it updates gradients (``segments_update_gradients``)?
+    #: Is it decided anew for each layer whether it updates gradients
+    #: (``segments_update_gradients``)?
     segments: bool = False
-    #: Does each of them?
+    #: If so, does each of them?
     own: bool = False
 
 
-#: Library and checkpoints before an event -> after its recomputes, and what these update.
+#: Library and checkpoints after the recomputes of an event, and the updates that these make.
 Noted = tuple[Library, Checkpoints, Recomputed]
 
 
 def recomputed(library: Library, checkpoints: Checkpoints, now: Now) -> Noted:
-    """What an event does to checkpoints, and its recomputes to the library's notes."""
+    """The effect of an event on checkpoints, and of its recomputes on the library's records."""
     run, event = now.run, now.event
     if isinstance(event, Forward):
         if event.inside:
@@ -66,7 +69,8 @@ def _enters_regions(deviations: Deviations) -> bool:
 
 
 def _called(library: Library, checkpoints: Checkpoints, now: Now) -> Library:
-    """A recompute is its layer's last forward, whatever it runs under."""
+    """The library after recomputes, each of which is its layer's latest forward, whatever settings
+    it runs under."""
     run, progress = now.run, now.progress
     enters = run.by_library and _enters_regions(now.deviations)
     # a recompute in high precision changes nothing, but for the inner one of two: there the
@@ -79,7 +83,7 @@ def _called(library: Library, checkpoints: Checkpoints, now: Now) -> Library:
         if not enters and call.at.forward not in checkpoints.inside:
             under = progress.open[-1] if progress.open else None
         if run.by_library and not enters and call.layer not in library.high:
-            continue  # what the layer ran in last stays
+            continue  # the precision recorded for the layer does not change
         if under is not None or not enters or inner:
             library = library.called(call.layer, under)
     return library
@@ -92,7 +96,7 @@ def _forward(library: Library, checkpoints: Checkpoints, event: Forward, now: No
         around |= {progress.forwards}
     takes = progress.inner(event) is not None and not event.inside and not run.graphless
     segments = {"each": calls, "whole": 1, "nested": calls + 1}[run.checkpoint]
-    # the outer one of nested checkpoints asks first, and a frozen layer takes no update
+    # the outer one of nested checkpoints reads it first, and a frozen layer does not take it
     taken = 1 + (run.checkpoint == "nested") + (run.layout == "frozen_first")
     owners = [library.owns_next and not (takes and i >= taken) for i in range(segments)]
     return replace(checkpoints, around=around, owners=(*checkpoints.owners, *owners))
@@ -112,7 +116,7 @@ def _backward(library: Library, checkpoints: Checkpoints, now: Now) -> Noted:
         library = library.recomputed(owners[-1])
     around = [] if progress.open else [f for f in again if f in checkpoints.around]
     narrow = any(forward in progress.ran for forward in again)
-    # of a group only the first layer is told, which in two branches is not reached
+    # of a group only the first layer updates, which no backward reaches in the dangling layout
     reached = not (run.grouped and run.layout == "dangling")
     updates = Recomputed(
         forward={

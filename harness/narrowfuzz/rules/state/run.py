@@ -1,4 +1,4 @@
-"""What the fold needs to know of a run besides its events; the one place that asks for it."""
+"""What the fold needs to know of a run besides its events, collected in one place."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Deviations = frozenset[str]
 
 
 def by_library(arm: str) -> bool:
-    """Is this an arm of the library's own checkpoint? Of another's it knows nothing."""
+    """Does this arm use the library's own checkpoint? The library knows nothing of others."""
     return BY_NAME[arm].checkpoint in ("full", "reentrant")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same through one arm's run of a training."""
+    """What is constant during one arm's run of a training."""
 
     arm: str
     #: The recipe's rules under these settings; None in high precision.
     policy: Callable[[Settings], Policy | None]
-    #: Cells that a window begins with.
+    #: The number of cells with which a window begins.
     history: int
-    #: Of layers that are recomputed together only the first updates.
+    #: Of layers that are recomputed together, only the first updates.
     updates_once: bool = False
     layout: Layout = "chain"
     #: Layer calls of one forward.
@@ -55,13 +55,13 @@ class Run:
 
     @property
     def each(self) -> bool:
-        """Each layer call is checkpointed for itself."""
+        """Each layer call is checkpointed by itself."""
         return self.checkpoint in ("each", "nested")
 
     @property
     def grouped(self) -> bool:
-        """Of the layers recomputed together only the first updates: GroupedLinear does not put
-        back what it was told, as others do."""
+        """Of the layers recomputed together, only the first updates: unlike other layers,
+        GroupedLinear does not restore whether it is to update."""
         return self.updates_once and self.checkpoint == "whole"
 
     def update(self, direction: Direction, settings: Settings) -> tuple[Policy, np.float32]:
@@ -73,7 +73,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Now:
-    """An event of a run: what went before it, what was seen of it, and the deviations that hold."""
+    """An event of a run: the progress before it, what was observed of it, and the deviations that
+    hold."""
 
     run: Run
     event: Event

@@ -1,4 +1,4 @@
-"""What O14 says of a divergence: its class in words, and what tells like-looking causes apart."""
+"""The symptoms of O14: the class of a divergence, and what distinguishes causes that look alike."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def symptom_of(
     got: Slot,
     uncommitted: Slot | None,
 ) -> str:
-    """The class of a divergence, in words that say what did not happen."""
+    """The class of a divergence, in words."""
     direction = name.direction
     if uncommitted is not None and got.equals(uncommitted):
         return f"{direction} scale not updated"
@@ -53,13 +53,13 @@ def _kind(event: Event) -> str:
 
 
 def described(slot: Slot) -> str:
-    """Scale and window, for people."""
+    """Scale and window, in words."""
     window = ", ".join(f"{x:.4g}" for x in slot.window)
     return f"scale {number(float(slot.scale))} window [{window}]"
 
 
 def differing(got: Slot, want: Slot) -> str:
-    """What came, without what is as it must be."""
+    """The parts of ``got``, scale and window, that differ from ``want``, in words."""
     parts = []
     if got.scale.tobytes() != want.scale.tobytes():
         parts.append(f"scale {number(float(got.scale))}")
@@ -89,9 +89,9 @@ def _spans_regions(spec: Spec) -> bool:
 
 
 def _circumstances(spec: Spec) -> str:
-    """What separates causes that look alike: another code path updates, an unused layer is there
-    whose backward never comes, or one backward runs through several regions. Part of the symptom,
-    so minimising keeps it."""
+    """Words that separate causes that look alike: another code path updates, there is an unused
+    layer whose backward never comes, or one backward runs through several regions. They are part of
+    the symptom, so minimising keeps them."""
     switches = [e.algorithm for e in spec.events if isinstance(e, Switch)]
     by_tensor = not spec.settings.fused or "callable" in (
         spec.settings.algorithm,
@@ -106,7 +106,7 @@ def _circumstances(spec: Spec) -> str:
 
 
 def circumstances(spec: Spec, arm: str) -> str:
-    """What separates causes on the arms of a library's checkpoint; part of the symptom."""
+    """Words that separate causes on the arms of a library's checkpoint; part of the symptom."""
     if not by_library(arm):
         return ""
     words = {
@@ -123,7 +123,7 @@ def circumstances(spec: Spec, arm: str) -> str:
 
 
 def unfinished(spec: Spec) -> str:
-    """Is there a checkpointed layer call that no backward reaches?"""
+    """Words for the symptom if no backward reaches some checkpointed layer call; "" if all do."""
     forwards = [e for e in spec.events if isinstance(e, Forward)]
     trained = {i for i, event in enumerate(forwards) if event.mode == "train"}
     used = {f for event in spec.events if isinstance(event, Backward) for f in event.of}
@@ -132,7 +132,7 @@ def unfinished(spec: Spec) -> str:
 
 
 def _changes_precision(spec: Spec) -> bool:
-    """Did a layer that is recomputed run in the other precision last?"""
+    """Did a layer, before it is recomputed, run a later forward in another precision?"""
     last: dict[int, bool] = {}
     ran: dict[int, tuple[int, bool]] = {}
     for _, event, progress in steps_of(spec):

@@ -1,7 +1,8 @@
-"""Stand-alone scripts for census findings: build a model, look, convert, look again.
+"""Stand-alone scripts for findings of rule census: build a model, describe it, convert it, and
+compare it with the description.
 
-What is looked at is a table: for each class of change an expression over ``model`` and whether it
-must not lose members, gain any, or change at a name.
+A table has for each class of change an expression over ``model``, and whether its value must not
+lose members, gain members, or change at a name.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _FORWARD = "getattr(m.forward, '__qualname__', '?')"
 
 @dataclass(frozen=True)
 class _Look:
-    """``expression`` is a set for lost and gained, a dict by name for changed."""
+    """A description of a model: ``expression`` gives a set for lost and gained, and a dict by name
+    for changed."""
 
     expression: str
     bad: Literal["lost", "gained", "changed"]
@@ -49,7 +51,8 @@ def _parameters(value: str) -> str:
     return f"{{n: {value} for n, p in {_PARAMETERS}}}"
 
 
-#: Chosen by the recipe's own expressions instead: convertible before, converted after.
+#: Changes that are described by the recipe's own functions: the modules that are convertible
+#: before, and those that are converted after.
 _CHOSEN: dict[ChangeKind, Literal["lost", "gained"]] = {
     "left unconverted": "lost",
     "second name left unconverted": "lost",
@@ -117,8 +120,8 @@ _BAD = {
 
 
 def of_conversion(case: Case, verdict: Verdict, recipe: Recipe, model: str = "") -> Short:
-    """The script of what a conversion did. ``model`` is source that assigns ``model`` of torch and
-    ``dtype`` alone; "" is the Spec's."""
+    """The script of a change that a conversion made. ``model`` is source that assigns ``model`` and
+    uses nothing but torch and ``dtype``; "" stands for the Spec's model."""
     spec = case.spec
     return Short(
         verdict,
@@ -139,7 +142,7 @@ def of_conversion(case: Case, verdict: Verdict, recipe: Recipe, model: str = "")
 def _model(spec: Spec) -> str:
     """Source that assigns the Spec's model."""
     model = MODELS[spec.model]
-    cast = "" if model.own else f".to({TORCH_NAME[spec.dtype]})"  # a user's has its precisions
+    cast = "" if model.own else f".to({TORCH_NAME[spec.dtype]})"  # a user's keeps its dtypes
     return (
         "import math\nimport torch.nn.functional as F\nfrom torch import nn\n"
         f"{model_source(spec.model)}\n\n\nmodel = {model.expression(spec)}{cast}"
@@ -162,7 +165,8 @@ def _bad(symptom: str) -> str:
 
 
 def _look(symptom: str) -> str:
-    """look(model, choosing): what is compared; ``choosing`` is True before conversion."""
+    """Source of look(model, choosing), which returns the description that is compared;
+    ``choosing`` is True before conversion."""
     _bad(symptom)
     if symptom in _CHOSEN:
         return (
@@ -173,7 +177,7 @@ def _look(symptom: str) -> str:
     expression = _LOOKS[symptom].expression  # type: ignore[index]
     lines = ["def look(model, choosing):"]
     if "chosen(" in expression:
-        # what conversion is for may change: those names are left out on both sides
+        # modules that conversion replaces may change: their names are left out on both sides
         lines += [
             "    def chosen(m, n):",
             "        return convertible(m, n) if choosing else converted(m)",

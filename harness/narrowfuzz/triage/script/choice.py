@@ -1,5 +1,6 @@
-"""Which script shows a finding of a converted model in one process. repro.py imports torch and the
-library under test only, and exits with 1 while the divergence is there, with 0 once it is gone."""
+"""Chooses the script for a finding of a converted model in one process. The script, repro.py,
+imports only torch and the library under test, and exits with 1 while the divergence is there and
+with 0 once it is gone."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ def script_of(
     *,
     device: str = "cpu",
 ) -> str:
-    """The simplest script of a converted model in one process, of the case's tensors or of others,
-    for a device as torch calls it. Raises ValueError for a finding no script can show by itself."""
+    """The simplest script for a finding of a converted model in one process, with these tensors or
+    the case's own, for a device by torch's name. Raises ValueError for a finding that no script can
+    show by itself."""
     tensors = tensors_of(case, recipe) if tensors is None else tensors
     if isinstance(verdict.expect, DerivativeOf):
         return write_short_script(of_function(case.spec, verdict, device))

@@ -1,4 +1,5 @@
-"""Constants put into source, and what they decide: what a script never does is not in it."""
+"""Puts constants into source and removes branches that they decide, so that a script contains only
+what it does."""
 
 from __future__ import annotations
 
@@ -9,24 +10,24 @@ from typing import Any
 
 
 class Fold(ast.NodeTransformer):
-    """Puts constants in, and drops what they decide."""
+    """Replaces names by constants, and evaluates the conditions that then are constant."""
 
     def __init__(
         self, values: Mapping[str, ast.expr], given: Collection[str], taking: Collection[str]
     ) -> None:
         self.values = values
         self.everywhere = values
-        #: What the script itself defines: no constant, and never None.
+        #: Names that the script itself defines; their values are not constant, but never None.
         self.given = given
-        #: Functions that lose the arguments that are put in.
+        #: Functions whose arguments are removed where a constant replaces them.
         self.taking = taking
-        #: How deep inside functions this is.
+        #: The number of functions around the present node.
         self.inside = 0
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         arguments, outer = node.args, self.values
         own = {a.arg for a in (*arguments.args, *arguments.kwonlyargs)}
-        if self.inside:  # what surrounds it has them, unless it has its own
+        if self.inside:  # a nested function has the outer one's constants but for its own arguments
             self.values = {n: value for n, value in outer.items() if n not in own}
         else:
             put_in = {a.arg for a in arguments.kwonlyargs} & outer.keys()
@@ -42,7 +43,7 @@ class Fold(ast.NodeTransformer):
         self.generic_visit(node)
         self.inside -= 1
         self.values = outer
-        for parent in ast.walk(node):  # what was decided may have been all there was
+        for parent in ast.walk(node):  # a block may have lost all its statements
             blocks = ast.If | ast.For | ast.While | ast.With | ast.Try | ast.ExceptHandler
             if isinstance(parent, blocks | ast.match_case) or (parent is node):
                 parent.body = parent.body or [ast.Pass()]
@@ -114,7 +115,7 @@ class Fold(ast.NodeTransformer):
         return body
 
     def _truth(self, node: ast.expr) -> bool | None:
-        """What a condition comes to; None where that is only known when it runs."""
+        """The value of a condition; None if it is only known when the script runs."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             truth = self._truth(node.operand)
             return None if truth is None else not truth
@@ -149,7 +150,7 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def _known(node: ast.expr) -> tuple[Any] | None:
-    """The value of a literal, alone in a tuple; None for any other expression."""
+    """The value of a literal, in a tuple of one; None for any other expression."""
     try:
         return (ast.literal_eval(node),)
     except ValueError:
@@ -157,7 +158,7 @@ def _known(node: ast.expr) -> tuple[Any] | None:
 
 
 def _refuse_rebound(function: ast.FunctionDef, names: Collection[str]) -> None:
-    """Raises ValueError where a name that is put in is something else as well."""
+    """Raises ValueError if a function also binds a name that is replaced by a constant."""
     for node in ast.walk(function):
         rebound = (
             isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names
@@ -168,7 +169,7 @@ def _refuse_rebound(function: ast.FunctionDef, names: Collection[str]) -> None:
 
 
 class Answers(ast.NodeTransformer):
-    """Puts in what functions answer that only return a constant."""
+    """Replaces calls of functions that only return a constant by that constant."""
 
     def __init__(self, answers: Mapping[str, ast.expr]) -> None:
         self.answers = answers
@@ -180,8 +181,8 @@ class Answers(ast.NodeTransformer):
 
 
 class Tidy(ast.NodeTransformer):
-    """Drops what folding has left without effect: statements that are never reached, functions that
-    nobody calls, conditions that hold anyway."""
+    """Removes what folding left without effect: unreachable statements, inner functions that nobody
+    calls, operands that never decide a condition, ``try`` without handlers."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -206,7 +207,7 @@ class Tidy(ast.NodeTransformer):
 
 
 def _reached(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """Up to the first that leaves."""
+    """The statements up to the first return, raise, continue or break."""
     leaves = (ast.Return, ast.Raise, ast.Continue, ast.Break)
     for i, statement in enumerate(statements):
         if isinstance(statement, leaves):
@@ -215,7 +216,7 @@ def _reached(statements: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _needed(test: ast.expr) -> ast.expr:
-    """A condition without operands that never decide it."""
+    """The condition without the operands that never decide it."""
     if not isinstance(test, ast.BoolOp):
         return test
     idle = isinstance(test.op, ast.And)

@@ -1,4 +1,4 @@
-"""An address as an expression of a played script: the number that stands there."""
+"""Translates an address into an expression of a played script that gives the number there."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from narrowfuzz.numerics.two_level import TwoLevelScale
 from narrowfuzz.trace.address import At
 from narrowfuzz.triage.script.parts import SLOT
 
-#: What only a tap shows.
+#: Kinds of values that only a tap shows.
 TAPPED = ("codes", "scale", "amax", "values", "significand")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a script looks: its Spec and plan, its variables by the name of the run that they hold,
-    and whether the case's own run is compiled, so that only kernels are seen."""
+    """What the translation of addresses depends on: the script's Spec and plan; its variables by
+    the names of the runs that they hold; and whether the case's own run is compiled, so that only
+    calls of kernels are seen."""
 
     spec: Spec
     plan: Plan
@@ -31,19 +32,19 @@ class Places:
     compiled: bool
 
     def run(self, name: str) -> str:
-        """The variable of a run. Raises ValueError if the script does not play it."""
+        """The variable that holds a run. Raises ValueError if the script does not play the run."""
         if name not in self.runs:
             raise ValueError(f"a player does not play {name!r}")
         return self.runs[name]
 
     def call(self, at: At) -> str:
-        """The call of a linear; its gradients belong to its forward."""
+        """An expression for the call of a linear. Gradients belong to the call in forward."""
         phase = "recompute" if at.phase == "recompute" else "forward"
         return f"call_of({self.run(at.run)}, {at.layer!r}, {at.call}, {phase!r})"
 
     def element(self, at: At) -> str:
-        """The number there; in a sum of runs the sum of their numbers. Raises ValueError for what
-        no player sees."""
+        """An expression for the number at an address; for a sum of runs, the sum of their numbers.
+        Raises ValueError for an address whose value the player does not record."""
         if " + " in at.run:
             parts = (msgspec.structs.replace(at, run=name) for name in at.run.split(" + "))
             return " + ".join(map(self.element, parts))
@@ -60,7 +61,7 @@ class Places:
             raise ValueError(f"a player has no eyes for {at}")
         if at.what == "result":
             return f"rows({self.call(at)}.outputs[{at.name!r}]){index}.item()"
-        if at.what == "source":  # what the layer was handed
+        if at.what == "source":  # a tensor that the layer was given
             return f"rows({self.call(at)}.held({at.name!r})){index}.item()"
         raise ValueError(f"a player has no eyes for {at}")
 
@@ -70,8 +71,8 @@ class Places:
         return [role for role in ran if self.plan.gemms[role].quantised]
 
     def _gemm(self, at: At) -> str:
-        """What a tap saw: of a layer's call, or of a single linear that nothing recomputes, run
-        last."""
+        """An expression for the GEMM that a tap saw, of a layer's call or of a single linear. The
+        GEMMs of a single linear, which nothing recomputes, are counted from the end."""
         shown = self._shown()
         if at.name not in shown or not at.side:
             raise ValueError(f"a player has no eyes for {at}")
@@ -83,8 +84,9 @@ class Places:
         return f"{self.call(at)}.backward_gemms[{backward.index(at.name)}]"
 
     def _product(self, at: At) -> str:
-        """What a kernel inside compiled code was handed: of a single linear counted from the end,
-        past any recompute; of a model the product with the layer's weight."""
+        """An expression for the operands that a kernel inside compiled code was given. Products of
+        a single linear are counted from the end, past any recompute; in a model it is the product
+        with the layer's weight."""
         if self.spec.direct:
             index = ROLES.index(at.name)  # type: ignore[arg-type]
             product = f"watch.products[{index - len(ROLES) if index and self.spec.trains else 0}]"
@@ -97,14 +99,14 @@ class Places:
         return f"{product}.operands()"
 
     def _of_operand(self, at: At, gemm: str) -> str:
-        """What was seen of an operand of the GEMM."""
+        """An expression for the number at an address in an operand of the ``gemm``."""
         named = self.plan.gemms[at.name]  # type: ignore[index]
         operand, index = named.a if at.side == "a" else named.b, list(at.index)
         code = f"{gemm}[{SLOT[at.side]}].float(){index}.item()"
-        if operand.format == E2M1:  # two codes a byte come one by one, as whole numbers
+        if operand.format == E2M1:  # codes, two in a byte, are recorded one by one as integers
             code = f"{tuple(E2M1.table.tolist())}[int({code})]"
         if at.what == "codes" or (at.what == "values" and self.compiled and not at.run):
-            return code  # a kernel that is handed values is handed no scale
+            return code  # a kernel that is given values gets no scale
         if at.what == "significand":
             return f"math.frexp({code})[0]"
         if at.what == "amax":
@@ -121,7 +123,7 @@ class Places:
 
 
 def _scale(gemm: str, side: str, index: tuple[int, ...], level: str = "") -> str:
-    """``level``: which of two, of a block or of the tensor."""
+    """An expression for a scale. ``level`` indexes scales of two levels: block, then tensor."""
     got = f"{gemm}[{SLOT[side] + 1}]{level}"
     byte = f"({got}.view(torch.uint8) if {got}.element_size() == 1 else {got})"
     return f"{byte}{list(index) or ''}.item()"

@@ -1,5 +1,5 @@
-"""repro.py of a user's own ``autograd.Function``: their model is built and called, and the Function
-is tried by itself. No data of a case goes into it."""
+"""The short script of a user's own ``autograd.Function``: it builds and calls the user's model, and
+checks the Function by itself. No data of a case goes into it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SOURCES = (player, own, functions, differences, derivatives)
 
 
 def of_function(spec: Spec, verdict: Verdict, device: str) -> Short:
-    """The script of what the verdict is about, for a device as torch calls it."""
+    """The script for a verdict about a Function, for a device by torch's name."""
     expect, model = verdict.expect, MODELS[spec.model]
     assert isinstance(expect, DerivativeOf)
     look = f"wrong_backward(found, {expect.function!r}, {verdict.at.name!r})"

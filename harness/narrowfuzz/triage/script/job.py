@@ -1,6 +1,7 @@
-"""Records of the player as source text of a script.
+"""Writes the player's records as source text of a script.
 
-What is alike in all of its runs is put into the pasted source; the rest is handed over by each run.
+Fields that are alike in all runs of the script are put into the pasted source as constants; each
+run passes the others as arguments.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
-#: What a script imports to hand over a record.
+#: The import that a script needs to pass a record.
 NAMESPACE = "import types\n"
-#: Field, with dots -> its value as source text.
+#: Dotted name of a field -> its value as source text.
 Texts = Mapping[str, str]
 
 
 def texts(name: str, record: Any) -> dict[str, str]:
-    """Every field and property of a record that a script calls ``name``, those of records in it as
-    well."""
+    """All fields and properties of a record whose variable in the script is ``name``, including
+    those of records inside it."""
     found: dict[str, str] = {}
     names = [f.name for f in fields(record)]
     names += [n for n, x in vars(type(record)).items() if isinstance(x, property | cached_property)]
@@ -29,22 +30,22 @@ def texts(name: str, record: Any) -> dict[str, str]:
 
 
 def shared(runs: Sequence[Texts]) -> dict[str, str]:
-    """What all runs have alike."""
+    """The fields that are alike in all runs."""
     return {n: text for n, text in runs[0].items() if all(r.get(n) == text for r in runs)}
 
 
 def handed(
     runs: Sequence[Texts], constants: Mapping[str, str]
 ) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """What is put into the pasted source, the ``constants`` as they are given, and the arguments
-    by which each run hands over the rest."""
+    """The constants to put into the pasted source, which are these and None for a record that no
+    run passes; and for each run the arguments by which it passes its other fields."""
     given = [keywords(run, constants) for run in runs]
     roots = {root: "None" for root in ("job", "taps") if root not in given[0]}
     return dict(constants) | roots, given
 
 
 def keywords(run: Texts, constants: Collection[str]) -> dict[str, str]:
-    """The arguments by which a run hands over what is not among the ``constants``."""
+    """The arguments by which a run passes the fields that are not among the ``constants``."""
     own = {name: text for name, text in run.items() if name not in constants}
     roots = dict.fromkeys(name.partition(".")[0] for name in own)
     return {root: _nested(root, own) for root in roots}

@@ -1,5 +1,5 @@
-"""What a script plays of a library's own layers: the recipe's verbs, the training's events as
-literals, and one check."""
+"""The played script of a library's own layers: the source of the recipe's verbs, the training's
+events as literals, and one check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from narrowfuzz.triage.script.parts import TORCH_NAME
 from narrowfuzz.triage.script.played import Played
 from narrowfuzz.triage.script.recipe_source import verb_names, verbs_source
 
-#: Modules whose source scripts are made of.
+#: Modules whose source is pasted into scripts.
 SOURCES = (
     dtypes,
     data,
@@ -42,7 +42,7 @@ SOURCES = (
     notes,
     processes,
 )
-#: What may differ from one forward to the next.
+#: Arguments of the layers that may differ from one forward to the next.
 _HOW = ("inside", "first", "path")
 
 
@@ -53,18 +53,19 @@ class Run:
     variable: str
     case: Case
     checkpointed: bool
-    #: The rank whose trace it is, of so many that run it; 0: it runs in one process, on its rows.
+    #: The rank whose trace the variable holds, and the number of ranks. With 0 ranks, the training
+    #: runs in one process, on that rank's rows.
     rank: int = 0
     ranks: int = 0
 
     def job(self, device: str, *, caching: bool) -> Job:
-        """What the player plays."""
+        """The player's record of this training."""
         spec = self.case.spec
         return job_of_layers(spec, device, recomputed=self.checkpointed, caching=caching)
 
     @property
     def hows(self) -> Mapping[int, Mapping[str, Any]]:
-        """How each forward calls the layers."""
+        """Number of a forward -> the arguments with which it calls the layers."""
         layers = self.job("cpu", caching=True).layers
         assert layers is not None
         return layers.hows
@@ -73,14 +74,14 @@ class Run:
 def of_layers(
     evidence: Evidence, verdict: Verdict, recipe: Recipe, *, device: str = "cpu"
 ) -> Played:
-    """The script of a library's own layers, for a device as torch calls it. Raises ValueError for a
+    """The script of a library's own layers, for a device by torch's name. Raises ValueError for a
     finding that no script shows by itself."""
     case, own_check = evidence.case, check_of(evidence, verdict)
     runs = [*_earlier(case, recipe, verdict.arm), *_compared(evidence, verdict, own_check)]
     caching = recipe.subject(device).caching
     caching = caching and any(how["first"] is not None for how in _forwards(runs))
     names, forwards = _named(runs), _hows(runs)
-    # events stand before each run; of how forwards differ, nothing does where none does
+    # each run has its events in the lines before it; its ``hows`` are empty if no forwards differ
     whole = [
         texts("job", run.job(device, caching=caching))
         | texts("taps", own_check.taps)
@@ -128,7 +129,8 @@ def of_layers(
 
 
 def _earlier(case: Case, recipe: Recipe, arm: str) -> Iterator[Run]:
-    """What was trained before in the same process."""
+    """The trainings that ran before in the same process. Raises ValueError if one had another
+    recipe."""
     for earlier in case.history:
         if earlier.spec.recipe != case.spec.recipe:
             raise ValueError(f"{earlier.spec.recipe} ran before, and a script has one recipe")
@@ -136,7 +138,7 @@ def _earlier(case: Case, recipe: Recipe, arm: str) -> Iterator[Run]:
 
 
 def _compared(evidence: Evidence, verdict: Verdict, own_check: Check) -> Iterator[Run]:
-    """The run that the verdict is about, after the one that it is compared with."""
+    """The run that the verdict is about, preceded by the run that it is compared with, if any."""
     own = Run("run", evidence.case, BY_NAME[verdict.arm].recomputes)
     if BY_NAME[verdict.arm].sharded:
         own = replace(own, rank=verdict.at.rank, ranks=evidence.spec.sharding.ranks)
@@ -153,18 +155,18 @@ def _compared(evidence: Evidence, verdict: Verdict, own_check: Check) -> Iterato
 
 
 def _hows(runs: Sequence[Run]) -> dict[str, str]:
-    """Of how forwards call the layers what is alike in all of them."""
+    """The arguments with which all forwards call the layers alike, as source text."""
     values = {name: {repr(how[name]) for how in _forwards(runs)} for name in _HOW}
     return {n: v.pop() for n, v in values.items() if len(v) == 1 and "Settings" not in str(v)}
 
 
 def _forwards(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
-    """How each forward of all runs calls the layers."""
+    """The arguments with which the forwards of all runs call the layers."""
     return [how for run in runs for how in run.hows.values()]
 
 
 def _stimuli(runs: Sequence[Run]) -> dict[str, str]:
-    """What all tensors of all runs have in common."""
+    """The arguments of ``stimulus`` that all tensors of all runs have in common, as source text."""
     moving = [
         e for run in runs for e in run.case.spec.training if isinstance(e, Forward | Backward)
     ]
@@ -188,7 +190,7 @@ def _plays(
     device: str,
     reset: str,
 ) -> Iterator[str]:
-    """Data of the runs, and the runs, each after a ``reset`` if any."""
+    """Source text of the runs: their data, then the runs, each after a ``reset`` if any."""
     yield from (f"{name} = {settings!r}" for settings, name in names.items())
     yield from (f"start_ranks({run.ranks})" for run in runs if run.ranks)
     shown = ""
@@ -212,8 +214,9 @@ def _plays(
 
 
 def _call(run: Run, begun: str, rest: str, where: str, again: bool) -> Iterator[str]:
-    """The run, and where its trace is kept unless it is run ``again``; its tensors stand between
-    ``begun`` and ``rest``. Of ranks, which are told ``where`` they compute, the first goes on."""
+    """The lines that run it and, unless it is run ``again`` by the check, store its trace. The
+    run's tensors stand between ``begun`` and ``rest``. A run on ranks gets ``where``, the device,
+    as an argument, and only rank 0 continues after it."""
     whose = f"of_rank(tensors, {run.rank})" if run.rank else "tensors"
     call, keeps = f"{begun}{whose}{rest}", f"{run.variable} = " if run.variable else ""
     if run.ranks:
@@ -226,7 +229,7 @@ def _call(run: Run, begun: str, rest: str, where: str, again: bool) -> Iterator[
 
 
 def _named(runs: Sequence[Run]) -> dict[Any, str]:
-    """All settings that the runs name, and what a script calls them."""
+    """Settings that the runs use -> the name of each in the script."""
     found: dict[Any, str] = {}
     for run in runs:
         spec = run.case.spec
@@ -239,7 +242,8 @@ def _named(runs: Sequence[Run]) -> dict[Any, str]:
 
 
 def _differing(run: Run, constants: Mapping[str, str]) -> dict[int, dict[str, Any]]:
-    """How each forward calls the layers otherwise than the others do; nothing if none does."""
+    """Number of a forward -> the arguments of its call of the layers that are not alike in all
+    forwards; empty if all are."""
     found = {
         number: {n: value for n, value in how.items() if n not in constants}
         for number, how in run.hows.items()
@@ -248,7 +252,7 @@ def _differing(run: Run, constants: Mapping[str, str]) -> dict[int, dict[str, An
 
 
 def _text(x: Any, names: Mapping[Any, str]) -> str:
-    """A literal, in which settings are named."""
+    """A literal in which settings stand by their names."""
     if isinstance(x, library.Settings):
         return names[x]
     if isinstance(x, dict):
@@ -260,7 +264,7 @@ def _text(x: Any, names: Mapping[Any, str]) -> str:
 
 
 def _wrapped(parts: Sequence[str], width: int = 90) -> str:
-    """A list over as few lines as fit."""
+    """A list as source text, over few lines of about ``width`` characters."""
     lines = [""]
     for part in parts:
         if lines[-1] and len(lines[-1]) + len(part) > width:
@@ -271,7 +275,8 @@ def _wrapped(parts: Sequence[str], width: int = 90) -> str:
 
 
 def _tensors(case: Case, constants: Mapping[str, str]) -> str:
-    """Inputs and output gradients, each by what it does not share with all others."""
+    """The line that defines inputs and output gradients, each by those arguments of ``stimulus``
+    that are not among the constants."""
     spec, calls = case.spec, []
     own = {"seed": repr(case.data.seed), "shape": repr((spec.m, spec.k))}
     own["dtype"] = TORCH_NAME[spec.dtype]
@@ -287,17 +292,17 @@ def _tensors(case: Case, constants: Mapping[str, str]) -> str:
 
 
 def _alike(runs: Sequence[Run]) -> bool:
-    """Are the layers of all runs made of the same?"""
+    """Are the layers of all runs built alike?"""
     return len({_made(run.case.spec) for run in runs}) == 1
 
 
 def _made(spec: Spec) -> Spec:
-    """The Spec as far as its layers are made of it."""
+    """The Spec without the fields that do not matter when its layers are built."""
     return msgspec.structs.replace(spec, events=(), checkpoint="none", wraps="whole")
 
 
 def _spec(spec: Spec) -> str:
-    """What a library's layer is made of."""
+    """The line that defines ``spec``, with the fields from which a library's layer is built."""
     made = f"layer={spec.layer!r}, quantized_init={spec.quantized_init}"
     return (
         f"spec = types.SimpleNamespace(k={spec.k}, bias={spec.bias}, dtype={spec.dtype!r},\n"

@@ -1,5 +1,5 @@
-"""The last lines of a schedule's script: what it keeps of the run, where it looks, what must be
-there."""
+"""The check at the end of a script of a library's own layers: source text chosen by what the
+verdict expects and where, and what the player must record for it."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ _STATES = Taps(keeps=False, states=True)
 
 @dataclass(frozen=True)
 class Check:
-    """Text that looks at ``run``, and at ``other`` if there is one, and what they must keep."""
+    """Source text that checks ``run``, and ``other`` if there is one, and what the player must
+    record for it (``taps``)."""
 
     text: str
-    #: What else is put into what it uses.
+    #: Further constants that are put into the pasted source.
     constants: Mapping[str, str] = field(default_factory=dict)
     taps: Taps = _NOTHING
-    #: Only linears' edges are listened to: the library itself is not looked into.
+    #: True: only inputs, weights and gradients of linears are recorded, nothing inside the library.
     edges: bool = False
-    #: "": none. plain: nothing is recomputed. through: nothing reloads. before: an earlier model.
-    #: alone: a rank's rows in one process.
+    #: The run to compare with. "": none; plain: without recompute; through: without reloads;
+    #: before: an earlier model in the same process; alone: a rank's rows in one process.
     other: str = ""
-    #: It runs the schedule itself, by calling ``again``.
+    #: True: the check runs the schedule itself, by calling ``again``.
     runs: bool = False
 
 
 def check_of(evidence: Evidence, verdict: Verdict) -> Check:
-    """What shows the verdict. Raises ValueError for one that no script shows."""
+    """The check that shows the verdict. Raises ValueError for a verdict that no script shows."""
     expect, at = verdict.expect, verdict.at
     if isinstance(expect, Runs):
         other = "before" if at.run else ""
@@ -68,7 +69,7 @@ def check_of(evidence: Evidence, verdict: Verdict) -> Check:
         return _operand(evidence, at, expect)
     if isinstance(expect, Formats):
         check = f"other_formats({_products(at)}, {expect.names!r})"
-        # a library that is right multiplies nothing here that could be recorded
+        # a library that is right multiplies in high precision here, and nothing is recorded
         return _recorded(check) if expect.names else _check(check, _LISTENS)
     if isinstance(expect, Present) and at.what == "cast":
         return _recorded(f"weight_not_cast(run, {at.event})")
@@ -99,7 +100,7 @@ def _check(check: str, taps: Taps = _NOTHING, **more: Any) -> Check:
 
 
 def _recorded(check: str, **more: Any) -> Check:
-    """A script that cannot tell where nothing was recorded."""
+    """A check that exits with "cannot tell" if nothing was recorded."""
     one = _check(check, _LISTENS, **more)
     return replace(one, text=_UNRECORDED + one.text)
 
@@ -113,7 +114,8 @@ def _place(at: At) -> str:
 
 
 def _products(at: At, *, role: bool = True) -> str:
-    """The products of the address's role; in a backward some libraries call all alike."""
+    """An expression for the products at an address, of its role only if ``role``: some libraries
+    give all products of a backward the same role."""
     products = f"seen_at(run, Product, {{{_place(at)}}})"
     named = "output" if at.name == "gradient" else at.name
     return f"[p for p in {products} if p.role == {named!r}]" if role else products
@@ -127,7 +129,7 @@ def _operand(evidence: Evidence, at: At, expect: MadeBy) -> Check:
     return _recorded(check, constants={"own": repr(own)})
 
 
-#: How a verdict calls the run that it compares with -> what that is to the player.
+#: A verdict's name of the run that it compares with -> ``Check.other``.
 _OTHERS: dict[str, str] = {
     PLAIN: "plain",
     THROUGH: "through",
@@ -137,7 +139,7 @@ _OTHERS: dict[str, str] = {
 
 
 def _compared(at: At, expect: Same) -> Check:
-    """A result, or a slot's state, in two runs."""
+    """The check of a result, or of a slot's state, that must be the same in two runs."""
     if expect.at.run not in _OTHERS:
         raise ValueError(f"a script does not play {expect.at.run!r}")
     other = _OTHERS[expect.at.run]
@@ -150,7 +152,8 @@ def _compared(at: At, expect: Same) -> Check:
 
 
 def _own_backward(evidence: Evidence) -> Check:
-    """The first step's gradients against outputs and what was sent into them."""
+    """The check of the first step's gradients against the outputs and the gradients sent into
+    them."""
     spec, dtype = evidence.spec, evidence.case.spec.dtype
     step = first_step(spec)
     assert step is not None
@@ -174,11 +177,11 @@ def _own_backward(evidence: Evidence) -> Check:
 
 
 def _state(evidence: Evidence, verdict: Verdict) -> Check:
-    """The guilty slot's state, followed through the events by what each owes to it."""
+    """The check of the guilty slot's state: follows through all events how each must change it."""
     slot, at = told_slot(verdict), verdict.at
     assert slot is not None
     name = (slot.layer, slot.direction, slot.index)
-    if isinstance(verdict.expect, Own):  # of a recipe that keeps none
+    if isinstance(verdict.expect, Own):  # the recipe must not have such a slot
         shows = f"{name!r} in run.states[{at.event}]"
         return Check(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", taps=_STATES)
     trace = _trace(evidence, verdict)
@@ -188,7 +191,7 @@ def _state(evidence: Evidence, verdict: Verdict) -> Check:
     kind = usual.forward if slot.direction == "forward" else usual.backward
     held, scales = _held(evidence, verdict), at.what == "cast"
     edges = _at_edges(evidence, slot, cast=scales, moves=bool(owed))
-    # of a schedule that runs in high precision there is nothing to record
+    # a schedule that runs in high precision records nothing, and that is right
     unheard = _UNRECORDED if any(m.casts or m.products for m in trace.moments) else ""
     check = unheard + (
         f"slot = {name!r}\n{_HELD}"
@@ -209,8 +212,8 @@ _HELD = (
 
 
 def _held(evidence: Evidence, verdict: Verdict) -> str:
-    """What the slot held and what was seen of it, as source text: of a rank as its group shares
-    them."""
+    """Source text of the slot's states and of the maxima that were recorded for it; on ranks that
+    share maxima, as the guilty rank's group shares them."""
     if not (BY_NAME[verdict.arm].sharded and shares(evidence)):
         return "held(run), maxima(run, slot)"
     every = "[held(one) for one in ranks], [maxima(one, slot) for one in ranks]"
@@ -218,14 +221,16 @@ def _held(evidence: Evidence, verdict: Verdict) -> str:
 
 
 def _trace(evidence: Evidence, verdict: Verdict) -> Trace:
-    """The trace that the verdict is about: of a rank as its group shares its maxima."""
+    """The trace that the verdict is about; on ranks, the guilty rank's with the maxima that its
+    group shares."""
     if BY_NAME[verdict.arm].sharded:
         return as_shared(evidence, verdict.arm)[verdict.at.rank]
     return evidence.traces[verdict.arm]
 
 
 def _at_edges(evidence: Evidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:
-    """True where a linear's edges show what is quantised: input, weight and gradient."""
+    """True if the inputs, weights and gradients of linears are the tensors that the slot's casts
+    quantise, so that nothing inside the library need be recorded."""
     spec = evidence.spec
     if cast or not LAYERS[spec.model].bare:
         return False

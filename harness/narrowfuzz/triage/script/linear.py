@@ -1,4 +1,4 @@
-"""The script of a single linear that runs once: its data as rows of hexadecimal, the recipe's own
+"""The short script of a single linear: its data as rows of hexadecimal, the recipe's own
 conversion, one run and one check."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from narrowfuzz.triage.script.short import Short
 def of_linear(
     case: Case, verdict: Verdict, recipe: Recipe, tensors: Tensors, check: str, device: str
 ) -> Short:
-    """The script of a single linear of these tensors, with a ``check`` (``short_check.py``)."""
+    """The script of a single linear on these tensors, with a ``check`` (``short_check.py``)."""
     arm, tapped = BY_NAME[verdict.arm], looks_inside(verdict)
     imports = "import collections, contextlib, ctypes, math, re\nimport torch"
     imports += "\nimport torch.utils.checkpoint" * bool(arm.checkpoint)
@@ -52,8 +52,8 @@ def tensor(rows, cols):
 _SEEN = """seen = []
 tapping = tap(lambda *gemm: seen.append([t.clone() if hasattr(t, "clone") else t for t in gemm]))
 tapping.__enter__()"""
-#: E2M1's codes come as whole numbers, and two levels of scales: what the codes stand for is kept,
-#: and the scales of blocks.
+#: E2M1's codes are recorded as integers, and with two levels of scales. ``seen`` stores the values
+#: of the codes, and the scales of blocks.
 _SEEN_IN_TWO_LEVELS = f"""seen, e2m1 = [], torch.tensor({E2M1.table.tolist()})
 def plain(t):
     t = t[0] if isinstance(t, tuple) else t
@@ -68,7 +68,7 @@ def _seen(recipe: Recipe, spec: Spec) -> str:
 
 
 def looks_inside(verdict: Verdict) -> bool:
-    """Is it about what was multiplied, or what a recompute was given?"""
+    """Is the verdict about the operands of a multiply, or about a recompute?"""
     return verdict.at.what in (*TAPPED, "source") or verdict.at.phase == "recompute"
 
 
@@ -84,8 +84,8 @@ def _literals(tensors: Tensors, spec: Spec) -> str:
 
 
 def _run_function(spec: Spec, arm: Arm, device: str, gradient: bool) -> str:
-    """run(input, weight, grad_output) -> results by role; ``phase`` says how far it came. Without
-    a ``gradient`` the layer runs forward only, as it did."""
+    """Source of run(input, weight, grad_output), which returns results by role and sets ``phase``
+    to how far it came. Without a ``gradient`` the layer runs forward only, as in the case."""
     m, k, n = spec.tokens, spec.k, spec.n
     shape_in, shape_out = tuple(spec.input_shape), tuple(spec.output_shape)
     load_bias = "        model.proj.bias.copy_(bias.reshape(-1))\n" if spec.bias else ""
@@ -137,7 +137,7 @@ def _call(arm: Arm, device: str) -> str:
 
 
 def is_plain(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
-    """True where a single linear, run forward and backward once, tells the story."""
+    """True if a short script, which runs a single linear once, can show the verdict."""
     special = spec.dynamic or spec.fullgraph or spec.lifecycle != "none" or not spec.trains
     special = special or spec.weight_layout != "contiguous"
     mixed = arm.checkpoint == "selective" or bool(arm.compiler and arm.checkpoint)

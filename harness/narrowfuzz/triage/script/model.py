@@ -1,7 +1,7 @@
-"""What a script plays of a model in one process.
+"""The played script of a model in one process.
 
-It plays the whole case as it was judged, and whatever other runs the verdict points into: another
-arm, other data, the same after an event.
+It plays the whole case as it was judged, and the other runs that the verdict refers to: another
+arm, other data, the same data after an event.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from narrowfuzz.triage.script.parts import (
 from narrowfuzz.triage.script.played import Played
 from narrowfuzz.triage.script.recipe_source import recipe_source
 
-#: Modules whose source scripts are made of.
+#: Modules whose source is pasted into scripts.
 SOURCES = (
     kernels,
     layers,
@@ -64,14 +64,14 @@ SOURCES = (
     converted,
     check,
 )
-#: What the lines use that are written here.
+#: Imports for the source text that this module writes.
 _IMPORTS = "import ctypes, math, re\nimport torch"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a script: addresses call it by ``name``, "" the case's own, and ``variable`` holds
-    its Trace."""
+    """One run of a script. ``name`` is the run's name in addresses, "" for the case's own run;
+    ``variable`` is the script's variable that holds its Trace."""
 
     name: str
     variable: str
@@ -79,13 +79,13 @@ class Run:
     arm: Arm
     tensors: Tensors
     events: tuple[Event, ...]
-    #: False: the unquantised model in float64, on the CPU.
+    #: False: the run is of the unconverted model in float64, on the CPU.
     converts: bool = True
     device: str = "cpu"
 
     @property
     def job(self) -> Job:
-        """What the player plays."""
+        """The player's record of this run."""
         events = None if self.events == events_of(self.spec) else self.events
         job = job_of(self.spec, self.arm, self.device, events)
         if self.converts:
@@ -96,8 +96,8 @@ class Run:
 def of_model(
     case: Case, verdict: Verdict, recipe: Recipe, tensors: Tensors, device: str = "cpu"
 ) -> Played:
-    """The script of a model, for a device as torch calls it. Raises ValueError for a place or an
-    expectation that it cannot look at."""
+    """The script of a model, for a device by torch's name. Raises ValueError for an address or an
+    expectation that no script can check."""
     spec = case.spec
     runs = [*runs_of(case, verdict, tensors), *_earlier(case, recipe, verdict.arm)]
     runs = [replace(run, device=device) for run in runs]
@@ -121,7 +121,7 @@ def of_model(
     if len(compilers) == 1:
         constants["compiler"] = repr(runs[0].arm.compiler)
     tapped = ("tap",) if own_check.tapped else ()
-    # parts that a user's model compiles itself run as they did
+    # parts that a user's model compiles by itself run uncompiled, as they did when judged
     own_parts = any(MODELS[run.spec.model].own for run in runs) and not any(compilers)
     stance = '\ntorch.compiler.set_stance("force_eager")' if own_parts else ""
     models = dict.fromkeys(run.spec.model for run in runs)
@@ -162,12 +162,13 @@ def runs_of(case: Case, verdict: Verdict, tensors: Tensors) -> list[Run]:
     return runs
 
 
-#: Runs of earlier cases are called so.
+#: The name of runs of earlier cases.
 _BEFORE = "before"
 
 
 def _earlier(case: Case, recipe: Recipe, compiled: str) -> Iterator[Run]:
-    """What ran before in the same process, on its eager rungs and the ``compiled`` one."""
+    """Runs of the cases that ran before in the same process, on their rungs without a compiler and
+    on the ``compiled`` arm. Raises ValueError for a case of another recipe or backend."""
     for earlier in case.history:
         spec = earlier.spec
         if (spec.recipe, spec.backend) != (case.spec.recipe, case.spec.backend):
@@ -179,13 +180,13 @@ def _earlier(case: Case, recipe: Recipe, compiled: str) -> Iterator[Run]:
 
 
 def _of_the_linear(spec: Spec, verdict: Verdict, *, recomputes: bool) -> Verdict:
-    """Addresses inside a single linear, as addresses inside the model that has it."""
+    """The verdict on a single linear, with addresses as in the model that contains the linear."""
     called = {own: name for name, own in spec.gradients.items()}
 
     def placed(at: At) -> At:
         if at.what == "result":
             return msgspec.structs.replace(at, name=called.get(at.name, at.name))
-        # what is recomputed is named by its layer
+        # addresses into a recompute name the layer
         return msgspec.structs.replace(at, layer="proj") if recomputes else at
 
     expect = verdict.expect
@@ -201,7 +202,8 @@ def _of_the_linear(spec: Spec, verdict: Verdict, *, recomputes: bool) -> Verdict
 
 
 def _around(spec: Spec, arm: Arm, *, varies: bool) -> str:
-    """Text that records what kernels are handed; ``varies`` if runs differ in the compiler."""
+    """Source text that defines ``around``, which records the arguments of kernels; ``varies`` if
+    the script's runs differ in the compiler."""
     if not arm.compiler:
         return "watch = AttentionWatch()\naround = lambda: watch"
     random = MODELS[spec.model].random or arm.checkpoint
@@ -215,18 +217,18 @@ def _plays(
     given: Sequence[Mapping[str, str]],
     verdict: Verdict,
 ) -> Iterator[str]:
-    """Data of the runs, and the runs."""
+    """Source text of the runs: their data, then the runs."""
     own, spec = runs[0].tensors, runs[0].spec
     yield f"tensors = {packed(own)}"
-    # as the judge does, which makes another model only where what happens may stay with it
+    # one model for both runs, as in the judge, unless events or a lifecycle may change the model
     one = any(run.name == AGAIN for run in runs) and not spec.events and spec.lifecycle == "none"
-    # sorting is stable: first what ran before
+    # earlier cases run first; sorting is stable
     for run, arguments in sorted(zip(runs, given, strict=True), key=lambda r: r[0].name != _BEFORE):
         held, other = _given(run.tensors, own)
         if other:
             held = f"{{**{held}, **{packed(other)}}}"
         model, there = MODELS[run.spec.model], repr(run.job.device)
-        if not (model.own and run.converts):  # a user's keeps its precisions, but in float64
+        if not (model.own and run.converts):  # a user's model keeps its dtypes, except in float64
             there += ", dtype" if run.converts else ", torch.float64"
         make = f"{model.expression(run.spec)}.to({there})"
         if (layout := run.spec.weight_layout) != "contiguous":
@@ -237,14 +239,14 @@ def _plays(
             make = "model"
         more = "".join(f", {name}={text}" for name, text in arguments.items())
         call = f"lambda: {make}, {held}{more}"
-        again = 1 if run.arm.compiler else 20  # what is compiled takes long
+        again = 1 if run.arm.compiler else 20  # compiled arms take long
         if isinstance(verdict.expect, Runs | Refuses) and run.name == verdict.at.run:
             times, memory = (again, f"{POISON}\n") if run.name == AGAIN else (1, "")
             played = f"for _ in range({times}):\n        play(trace, {call})"
             yield f"{memory}trace = Trace()\ndef run():\n    {played}"
         elif run.name == AGAIN:  # on memory that holds NaN
             yield f"{POISON}\nagain = [play(Trace(), {call}) for _ in range({again})]"
-        elif run.name == _BEFORE:  # and is dead by now
+        elif run.name == _BEFORE:  # no variable holds the run, so its model is freed
             forgets = "\ntorch._dynamo.reset()" if run.arm.compiler else ""
             yield f"play(Trace(), {call}){forgets}"
         else:
@@ -252,8 +254,9 @@ def _plays(
 
 
 def _given(tensors: Tensors, own: Tensors) -> tuple[str, Tensors]:
-    """What of the case's ``own`` tensors another run takes, as text, and what it has instead. What
-    single events run on has their numbers, and these differ from run to run."""
+    """An expression for those of the case's ``own`` tensors that another run takes, and the tensors
+    that it has instead. Tensors of single events carry the event's number in their name, and those
+    numbers differ from run to run."""
     other = {n: t for n, t in tensors.items() if not _held(n, t, own)}
     numbered = {name for name in own if name_of(name).number}
     if numbered <= tensors.keys() - other.keys():

@@ -1,4 +1,5 @@
-"""The last lines of a played script: where it looks, and what must be there."""
+"""The check at the end of a model's played script: source text chosen by what the verdict expects
+and where, and what the player must record for it."""
 
 from __future__ import annotations
 
@@ -37,28 +38,29 @@ from narrowfuzz.triage.script.short_check import accepted, check_raises
 
 @dataclass(frozen=True)
 class Check:
-    """Text that looks and exits, and what the player must keep for it."""
+    """Source text that checks the runs and exits, and what the player must record for it."""
 
     text: str
-    #: Linears whose calls it looks at.
+    #: Linears whose calls it checks.
     watch: tuple[str, ...] = ()
-    #: True: at what they multiply, too.
+    #: True: it also checks the operands that they multiply.
     tapped: bool = False
 
     @property
     def kernels(self) -> bool:
-        """True where it looks at what kernels were handed."""
+        """True if it checks arguments of kernels."""
         return "watch." in self.text
 
     @property
     def results(self) -> bool:
-        """True where it looks at results."""
+        """True if it checks results."""
         return ".results" in self.text
 
 
 def check_of(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -> Check:
-    """What shows the verdict; ``runs`` are the script's variables by the name of the run they hold.
-    Raises ValueError for an address or expectation that no run of a player shows."""
+    """The check that shows the verdict; ``runs`` are the script's variables by the names of the
+    runs that they hold. Raises ValueError for an address or an expectation that no run of the
+    player shows."""
     expect, places = verdict.expect, Places(spec, plan, runs, bool(BY_NAME[verdict.arm].compiler))
     if isinstance(expect, Runs | Refuses):
         if isinstance(expect, Refuses) and not expect.raised:
@@ -79,7 +81,7 @@ def check_of(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) 
 
 
 def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
-    """A call of one of the player's checks; "" where an element is looked at."""
+    """A call of one of the player's checks; "" if a single element is to be checked instead."""
     at, expect = verdict.at, verdict.expect
     if isinstance(expect, Present):
         return f"missing(trace.results, {expect.names!r})"
@@ -93,14 +95,14 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
     if isinstance(expect, Near):
         return beyond_text(spec, verdict)
     if at.what == "attention":
-        # where q, k or v moved, the sums may well have stayed
+        # q, k or v may have changed while the sums stayed the same
         limit = expect.limit if isinstance(expect, Own) else ""
         return f"statistics(watch.attention, {repr(read(limit)) if limit else 'math.inf'})"
     if at.what == "product":
         return f"wrong_products([p for p in watch.products if p.phase == {at.phase!r}])"
     if at.phase == "recompute" and BY_NAME[verdict.arm].compiler:
         return "recomputed_otherwise(watch.products)"
-    if isinstance(expect, Own) and at.what == "result":  # of sums over the last weight's rows
+    if isinstance(expect, Own) and at.what == "result":  # sums over the last weight's rows
         allowed = own_backward.allowed(spec.dtype, autocast=bool(spec.narrowed))
         largest = own_backward.largest(spec.dtype)
         limits = (MODELS[spec.model].last, allowed, largest, FORMATS[spec.dtype].min_normal)
@@ -109,8 +111,8 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
 
 
 def beyond_text(spec: Spec, verdict: Verdict) -> str:
-    """O9's own limit: the same multiple of eager's error, which counts as no less than is usual,
-    and the same floor."""
+    """A call of ``beyond`` with O9's limit: the same multiple of eager's error, or of the usual
+    error if that is larger, and the same floor."""
     assert isinstance(verdict.expect, Near)
     at, (large, floor) = verdict.at, ratio_limit(spec)
     usual = float(read(verdict.expect.usual or verdict.expect.eager))
@@ -119,14 +121,14 @@ def beyond_text(spec: Spec, verdict: Verdict) -> str:
     exact = f"exact.results[{at.name!r}]"
     ratio = f"{large} if {exact}.numel() >= {SMALL} and not {bool(row)} else {SMALL_RATIO}"
     size = f"{exact}.square().mean()"
-    if row:  # a row's own roundings
+    if row:  # a row's roundings scale with the row's own size
         size = f"max({size}, {exact}{row}.square().mean())"
     least = f"{floor!r} * {size}.sqrt().item()"
     return f"beyond(*{results}, usual={usual!r}, ratio={ratio}, floor={least})"
 
 
 def _element_check(verdict: Verdict, places: Places) -> Check:
-    """The number at an address, held to what is expected there."""
+    """The check of the number at an address."""
     at, expect = verdict.at, verdict.expect
     got = places.element(at)
     addresses, wanted = [at], str(expect)
@@ -159,7 +161,7 @@ def _element_check(verdict: Verdict, places: Places) -> Check:
     layers = tuple(dict.fromkeys(a.layer for a in addresses if a.layer))
     lines.append(f'print(f"{verdict.located}: expected {wanted}, got {{got}}")')
     check = "\n".join((*resting, f"got = {got}", *lines, f"sys.exit(0 if {holds} else 1)"))
-    if places.compiled:  # it calls no layer
+    if places.compiled:  # compiled code calls no layer
         return Check(check)
     return Check(check, layers, any(a.what in TAPPED for a in addresses))
 
@@ -176,7 +178,7 @@ if moved:
 
 
 def _rests_on(verdict: Verdict, places: Places) -> list[str]:
-    """Text that ends the script with 125 where something upstream is other than it was."""
+    """Lines that end the script with 125 if a value that the expectation rests on has changed."""
     lines = []
     for given in verdict.given:
         at, value = given.at, read(given.value)

@@ -1,5 +1,5 @@
-"""repro.py of one call of an operator: its arguments as literal data, the call, and the element of
-its result that is wrong."""
+"""The short script of one call of an operator: its arguments as literal data, the call, and a check
+of the element of its result that was wrong."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from narrowfuzz.triage.script.parts import TORCH_NAME, packed
 from narrowfuzz.triage.script.paste import pasted
 from narrowfuzz.triage.script.short import Short
 
-#: Where scripts have what they call from.
+#: Modules whose source is pasted into scripts.
 _HELPERS = (literal, optimizer_step, function_call, derived, unscaled, flexed, groups)
-#: Tensors of so many elements are written as numbers that can be read.
+#: Tensors of at most this many elements are written as readable numbers.
 _READABLE = 64
 
 
 def call_of(judge: Judge, case: Case, verdict: Verdict) -> OperatorCall:
-    """The call that the verdict is about. Raises ValueError if it is not made again."""
+    """The call that the verdict is about, from a new run of the case. Raises ValueError if that run
+    does not make the call."""
     arm: Arm = ARMS[verdict.arm]
     evidence = judge.observe(case, frozenset({arm.name}), repeat=False)
     trace = evidence.traces.get(arm.name)
@@ -49,7 +50,7 @@ def call_of(judge: Judge, case: Case, verdict: Verdict) -> OperatorCall:
 
 
 def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
-    """The script of a call, for a device as torch calls it."""
+    """The script of a call, for a device by torch's name."""
     operator = BY_NAME[call.operator]
     title = operator.title(call)
     call = replace(call, tensors={n: x for n, x in call.tensors.items() if n not in operator.found})
@@ -88,7 +89,7 @@ def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
 def _result(
     operator: Operator, verdict: Verdict, names: Iterable[str], settings: Mapping[str, str]
 ) -> str:
-    """The one of several results that is wrong."""
+    """An expression for the result that the verdict is about."""
     name, called = verdict.at.result, operator.expression.format(**settings)
     if operator.derived is not None and name in operator.derived.names:
         tensors = f"dict({', '.join(f'{n}={n}' for n in names)})"
@@ -108,7 +109,7 @@ def _numbers(call: OperatorCall) -> Iterator[str]:
 
 
 def _laid(call: OperatorCall, name: str, device: str, *, readable: bool) -> str:
-    """A tensor of its dtype, on its device, in its layout."""
+    """An expression for a tensor of its dtype, on the device, with its strides."""
     values = name if readable else f"tensors[{name!r}]"
     text = f"{values}.to({device!r}, {TORCH_NAME[call.dtypes[name]]})"
     strides = call.strides[name]
@@ -120,14 +121,15 @@ def _shapes(call: OperatorCall) -> Iterator[tuple[F32, tuple[int, ...]]]:
 
 
 def _other_layout(laid: tuple[F32, tuple[int, ...]]) -> bool:
-    """Does it lie in memory otherwise than row by row?"""
+    """Does a tensor with these strides lie in memory otherwise than row by row?"""
     x, strides = laid
     rows = np.cumprod((1, *x.shape[:0:-1]))[::-1] if x.ndim else ()
     return any(n > 1 and s != r for n, s, r in zip(x.shape, strides, rows, strict=True))
 
 
 def _text(value: object) -> str:
-    """A setting as Python has it: the name of something in torch, or a call of it, is no text."""
+    """A setting as source text. A string that starts with ``torch.`` is an expression, not a string
+    literal."""
     return value if isinstance(value, str) and value.startswith("torch.") else repr(value)
 
 

@@ -1,4 +1,4 @@
-"""Pieces of text that several kinds of scripts share."""
+"""Pieces of source text that several kinds of scripts share."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.paste import hoisted, pasted, undefined_in
 from narrowfuzz.triage.verify import GUARD, SILENT
 
-#: Values by their names in a case.
+#: Tensors by their names in a case.
 Tensors = Mapping[str, F32]
-#: Where ``seen`` holds the operands of a role: ``sites`` defines ``at``.
+#: Role -> an index into the script's list ``seen`` for the operands of that role's GEMM; the line
+#: written by ``sites`` defines ``at``.
 SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
-#: The slots of a side's codes and scale in an entry of ``seen``.
+#: Side of a GEMM -> the index of its codes in an entry of ``seen``; its scale follows.
 SLOT = {"a": 0, "b": 2}
 TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
-#: What is allocated from here on is filled with 0xff, NaN: what is never written shows. glibc fills
-#: by itself, of a GPU's memory it is blocks that are given back.
+#: Memory that is allocated after this contains 0xff bytes, which are NaN, so elements that are
+#: never written show. On the CPU glibc fills it; on a GPU, freed blocks of such bytes are reused.
 POISON = """\
 getattr(ctypes.CDLL(None), 'mallopt', print)(-6, 256)
 if torch.cuda.is_available():
@@ -40,15 +41,15 @@ if torch.cuda.is_available():
 
 
 def sites(plan: Plan) -> str:
-    """The line that says where in ``seen`` a GEMM stands; counted from the end, past any
-    recompute."""
+    """The line that defines ``at``: role -> index of its GEMM in ``seen``, counted from the end
+    (past any recompute) except for the first."""
     shown = [str(role) for role in ROLES if plan.gemms[role].quantised]
     at = {role: i - len(shown) if i else 0 for i, role in enumerate(shown)}
     return f"at = {at!r}"
 
 
 def hex_rows(rows: F32, dtype: str) -> str:
-    """One line of hex a row: the arguments of the script's ``tensor``."""
+    """The arguments of a script's ``tensor``: one line of hexadecimal for each row."""
     return "\n".join(f'    "{_hex(row, dtype)}",' for row in rows)
 
 
@@ -76,12 +77,12 @@ def layouts(spec: Spec) -> str:
     return text + lines[spec.grad_layout].format("g")
 
 
-#: Characters of a line that nobody reads.
+#: Characters on a line of encoded data, which nobody reads.
 _WIDE = 1000
 
 
 def packed(tensors: Tensors) -> str:
-    """A call of the player's ``unpacked`` that gives these tensors."""
+    """A call of the player's ``unpacked`` that returns these tensors."""
     raw = b"".join(np.ascontiguousarray(t, dtype="<f4").tobytes() for t in tensors.values())
     text = base64.b85encode(zlib.compress(raw, 9)).decode()
     lines = "\n".join(f"    {text[i : i + _WIDE]!r}" for i in range(0, len(text), _WIDE))
@@ -90,7 +91,7 @@ def packed(tensors: Tensors) -> str:
 
 
 def docstring(verdict: Verdict, subject: str) -> str:
-    """What a script says of itself; ``subject`` is what it runs."""
+    """The docstring of a script; ``subject`` names what it runs."""
     over = f" over {', '.join(laid())}" if laid() else ""
     how = f"{subject}{over}, {BY_NAME[verdict.arm].words}, rule {verdict.rule}"
     return (
@@ -100,8 +101,9 @@ def docstring(verdict: Verdict, subject: str) -> str:
 
 
 def guarded(head: str, *parts: str, environment: Mapping[str, str] = {}) -> str:
-    """A script's text: docstring, guard, variables that must be set before all imports, imports,
-    then the parts. Raises ValueError if it is no Python, or uses what it does not define."""
+    """A script's text: docstring, guard, environment variables that must be set before all imports,
+    imports, then the parts. Raises ValueError if the text is not valid Python or uses names that
+    nothing defines."""
     body = "\n".join(part.strip("\n") for part in parts if part)
     first = f"from __future__ import annotations\n{SILENT}\n{GUARD}"
     if environment:
@@ -117,12 +119,13 @@ def guarded(head: str, *parts: str, environment: Mapping[str, str] = {}) -> str:
 
 
 def quoted(text: str) -> str:
-    """Text that may stand between triple quotes, whatever a library said."""
+    """The text escaped so that it may stand between triple quotes, whatever a library's message
+    contains."""
     return text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
 
 
 @functools.cache
 def model_source(*names: ModelName) -> str:
-    """Source of the models' classes, those that they use first."""
+    """Source of the models' classes, each after the classes that it uses."""
     homes = (models, operator_models, groups, own, titan)
     return pasted([MODELS[name].module for name in names], homes)

@@ -1,6 +1,7 @@
-"""Source of ours as the text of a script: one function with its constants put in, and what it uses.
+"""Pastes source of ours into a script: one function with its constants put in, and the definitions
+that it uses.
 
-Branches that are never taken are left out, so a script shows what happens and nothing else.
+Branches that are never taken are removed, so a script shows what happens and nothing else.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def pasted(
     constants: Mapping[str, str] = {},
     open: Collection[str] = (),
 ) -> str:
-    """The definitions and imports of the ``sources`` with these names, and all that they need.
+    """The text of the definitions in ``sources`` with these names, and of all that they need.
 
-    ``constants`` are source text of keyword-only arguments of the first, whose others have their
-    defaults, but for those that stay ``open``; all but these disappear from its signature, and so
-    do arguments of the same names from whatever else takes them by keyword only. A name with a dot
-    is an attribute that is put in wherever it is read. Raises KeyError if there is no such
-    definition.
+    ``constants`` maps keyword-only arguments of the first definition to source text. Its other
+    keyword-only arguments are replaced by their defaults, except those in ``open``. All replaced
+    arguments disappear from its signature, and so do keyword-only arguments of the same names from
+    every other definition. A name with a dot is an attribute, which is replaced wherever it is
+    read. Raises KeyError if there is no definition of a name.
     """
     names, defined = list(dict.fromkeys(names)), _definitions(sources)
     functions = {n: d for n, d in defined.items() if isinstance(d, ast.FunctionDef)}
@@ -60,8 +61,8 @@ def pasted(
     return "\n".join(filter(None, map(_text, kept)))
 
 
-# Scripts of one model share most of what they paste, and a statement is folded, tidied and printed
-# once for all of them. So whoever changes one takes a copy.
+# Scripts of one model share most of the definitions that they paste, so each is folded, tidied and
+# printed once for all of them. Code that changes a cached statement must copy it first.
 _shared = functools.lru_cache(maxsize=512)
 
 
@@ -72,13 +73,15 @@ def _folded(
     given: frozenset[str],
     taking: frozenset[str],
 ) -> ast.stmt:
-    """With the values put in that it takes, and what they decide gone."""
+    """The function with these values in place of arguments and attributes, and without the branches
+    that they decide."""
     return Fold({n: _expression(v) for n, v in values}, given, taking).visit(_copy(node))  # type: ignore[no-any-return]
 
 
 @_shared
 def _tidied(node: ast.stmt, answers: tuple[tuple[str, ast.Constant], ...]) -> ast.stmt:
-    """With what the functions that it asks answer, and without what has no effect."""
+    """The statement with calls of constant functions replaced by ``answers``, and without code that
+    has no effect."""
     mine = _copy(node)
     return Tidy().visit(Answers(dict(answers)).visit(mine) if answers else mine)  # type: ignore[no-any-return]
 
@@ -104,14 +107,15 @@ def _expression(text: str) -> ast.expr:
 
 @_shared
 def _takes(node: ast.FunctionDef) -> frozenset[str]:
-    """Names of arguments that can be put into it: its own, and those that it hands on."""
+    """Names that constants may replace in a function: its own keyword-only arguments, and keywords
+    of the calls that it makes."""
     own = {argument.arg for argument in node.args.kwonlyargs}
     calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
     return frozenset(own | {k.arg for call in calls for k in call.keywords if k.arg})
 
 
 def _answer(node: ast.stmt) -> ast.Constant | None:
-    """What a function returns that came down to a constant."""
+    """The constant that a function returns if that is all it does; else None."""
     if not isinstance(node, ast.FunctionDef) or node.decorator_list:
         return None
     lines = [line for line in node.body if not _is_text(line)]
@@ -125,7 +129,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def hoisted(text: str) -> str:
-    """The same script with its imports first, each once, and without what records never hold."""
+    """The same script with its imports first, each once, and without unused fields of records."""
     body = ast.parse(text).body
     modules: dict[str, None] = {}
     members: dict[str, dict[str, None]] = {}
@@ -148,7 +152,7 @@ def _imports(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _idle_fields(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Fields of our own records that have a default, which nobody mentions."""
+    """The fields of our own records that have a default and that no other code mentions."""
     records = [n for n in body if isinstance(n, ast.ClassDef) and n.name in ("Trace", "Training")]
     if not records:
         return
@@ -166,7 +170,7 @@ def _lines_of(node: ast.stmt) -> range:
 
 
 def defined_in(sources: Iterable[Source]) -> set[str]:
-    """Names that ``pasted`` knows."""
+    """All names that ``pasted`` can take from the sources."""
     return set(_definitions(sources))
 
 
@@ -177,7 +181,7 @@ def named_in(text: str) -> set[str]:
 
 @functools.lru_cache(maxsize=64)
 def definitions_of(text: str) -> frozenset[str]:
-    """Names of its functions, classes and constants."""
+    """Names of the functions, classes and constants that a text defines at its top level."""
     found: set[str] = set()
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -190,7 +194,7 @@ def definitions_of(text: str) -> frozenset[str]:
 
 
 def undefined_in(text: str) -> list[str]:
-    """Global names that a script's text reads, and that neither it nor Python defines."""
+    """Global names that a script's text reads and that neither the text nor Python defines."""
     whole = symtable.symtable(text, "repro.py", "exec")
     known = {s.get_name() for s in whole.get_symbols() if s.is_assigned() or s.is_imported()}
     read, to_do = set[str](), [whole]
@@ -206,8 +210,8 @@ def undefined_in(text: str) -> list[str]:
 
 
 def _definitions(sources: Iterable[Source]) -> dict[str, ast.stmt]:
-    """Functions, classes, constants and imports by name, in order, without annotations and
-    docstrings."""
+    """Functions, classes, constants and imports of the sources by name, in order, without
+    annotations and docstrings."""
     defined: dict[str, ast.stmt] = {}
     for source in sources:
         text = source.read_text() if isinstance(source, Path) else inspect.getsource(source)
@@ -237,7 +241,8 @@ def _defined(text: str) -> dict[str, ast.stmt]:
 
 
 def _ours(node: ast.stmt) -> bool:
-    """What is imported from narrowfuzz is pasted, and annotations are not evaluated."""
+    """True for imports that scripts do not need: definitions from narrowfuzz are pasted, and
+    annotations (``from __future__``) are not evaluated."""
     if isinstance(node, ast.ImportFrom) and node.level:
         return True
     module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
@@ -247,7 +252,8 @@ def _ours(node: ast.stmt) -> bool:
 def _values(
     function: ast.FunctionDef, constants: Mapping[str, str], open: Collection[str]
 ) -> dict[str, str]:
-    """Source text of every keyword-only argument that does not stay open, as it is put in."""
+    """Source text of the constants, and of the defaults of the function's other keyword-only
+    arguments except those in ``open``."""
     values = {name: _as_printed(text) for name, text in constants.items()}
     arguments = function.args
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
@@ -263,8 +269,8 @@ def _reachable(
     defined: dict[str, ast.stmt],
     change: Callable[[ast.stmt], ast.stmt] = lambda node: node,
 ) -> set[str]:
-    """Names of ``defined`` that these use, directly or not, each after its ``change``; annotations
-    need nothing."""
+    """These names, and all names of ``defined`` that they use, directly or not. ``change`` is
+    applied to each definition first. Annotations do not count as use."""
     found, to_do = set(names), list(names)
     while to_do:
         name = to_do.pop()
@@ -277,7 +283,8 @@ def _reachable(
 
 @_shared
 def _free(definition: ast.stmt) -> frozenset[str]:
-    """Names that it reads and does not bind itself; scripts evaluate no annotation."""
+    """Names that a definition reads and does not bind. Annotations are skipped, as scripts do not
+    evaluate them."""
     read: set[str] = set()
     bound: set[str] = set()
     to_do: list[ast.AST] = [definition]
@@ -297,7 +304,8 @@ def _free(definition: ast.stmt) -> frozenset[str]:
 
 
 def _plain(node: ast.stmt) -> ast.stmt:
-    """Without annotations (of a dataclass they are its fields) and without docstrings."""
+    """The definition without docstrings and without annotations, except in classes, where they may
+    be a dataclass's fields."""
     return _Plain().visit(node)  # type: ignore[no-any-return]
 
 
@@ -329,7 +337,7 @@ class _Plain(ast.NodeTransformer):
         return None if _ours(node) else node
 
     def visit_Import(self, node: ast.Import) -> ast.Import | None:
-        # every script imports torch, and first of all
+        # every script imports torch at its top
         return None if self.inside and [a.name for a in node.names] == ["torch"] else node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:

@@ -1,8 +1,8 @@
-"""repro.py of anything that is played: the player's own source, specialised to the runs of the
-script, literal data, and a check.
+"""Writes the played scripts (repro.py): the player's own source, specialised to the runs of the
+script, then literal data, the runs and a check.
 
-A model in one process (``model.py``), a model on ranks (``ranks.py``) and a library's own layers
-(``layers.py``) say what they play by a ``Played``, which becomes text here.
+The scripts of a model in one process (``model.py``), a model on ranks (``ranks.py``) and a
+library's own layers (``layers.py``) are described by a ``Played``, which becomes text here.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from narrowfuzz.triage.script.paste import Source, defined_in, definitions_of, n
 
 @dataclass(frozen=True)
 class Played:
-    """A script that plays one run or more and checks what they leave."""
+    """A script that plays one or more runs and checks their traces."""
 
     verdict: Verdict
     recipe: str
-    #: What its docstring says that it runs.
+    #: What it runs, for its docstring.
     title: str
-    #: What ``tail`` imports and sets.
+    #: Imports and settings for the ``tail``.
     head: str
     #: The player's function that every run calls, and the modules that its source comes from.
     entry: str
     sources: tuple[Source, ...]
-    #: What is put into that source, and the arguments that each run hands over instead.
+    #: Names in that source -> the source text of the constants that replace them; and the arguments
+    #: that each run passes instead.
     constants: Mapping[str, str]
     varying: Sequence[str]
-    #: Source of the recipe and of the models, given what the player's source calls.
+    #: Returns the source of the recipe and of the models, given the names that the player's source
+    #: uses.
     library: Callable[[Collection[str]], Sequence[str]]
     #: Data, runs and check.
     tail: str
@@ -42,7 +44,7 @@ class Played:
 
 
 def write_played_script(played: Played) -> str:
-    """The script's text. Raises ValueError where the recipe defines what scripts define, too."""
+    """The script's text. Raises ValueError if the recipe defines a name that scripts define."""
     defined = defined_in(played.sources)
     used = named_in(played.tail) & defined
 

@@ -1,8 +1,8 @@
-"""What a script plays of a model on ranks: ranks as processes over gloo, and each data-parallel
-rank's piece of the rows in one process.
+"""The played script of a model on ranks. It plays ranks as processes over gloo, and each
+data-parallel rank's piece of the rows in one process.
 
-Ranks that are threads may have shown it, but they are a convenience of ours: what is reported is
-what processes show.
+A divergence may have been seen on ranks that are threads, but those are a convenience of
+narrowfuzz: reported is only what processes show.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from narrowfuzz.triage.script.parts import (
 from narrowfuzz.triage.script.played import Played
 from narrowfuzz.triage.script.recipe_source import recipe_source
 
-#: The runs that are one process's.
+#: Names of the runs in one process.
 _ALONE = ("alone", "float64")
-#: Modules whose source they are made of, with their layout's player.
+#: Modules whose source is pasted into scripts on ranks, besides the layout's player.
 _RANKS = (ranks, processes, experts, mesh)
 _RAISES = """\
 try:
@@ -61,9 +61,10 @@ except Exception as error:
     sys.exit(0){others}
 print("runs; expected {due}")
 sys.exit(1)"""
-#: How it shows that ranks disagree: one waits in vain, or gets what it cannot take.
+#: Condition for an error that shows that ranks disagree: a rank waits in vain, or receives a
+#: message that it cannot accept.
 _DISAGREE = '"gloo/transport" in str(error) and "Connection closed" not in str(error)'
-#: Ranks but the first leave what they have to it.
+#: Only rank 0 continues; the others have sent it their traces.
 _OTHERS = """
 if os.environ["RANK"] != "0":
     sys.exit(0)"""
@@ -90,8 +91,8 @@ _SAME = "got == want or (got != got and want != want)"
 def of_ranks(
     case: Case, verdict: Verdict, recipe: Recipe, tensors: Tensors, device: str = "cpu"
 ) -> Played:
-    """The script of a model on ranks, for a device as torch calls it. Raises ValueError for a place
-    or an expectation that it cannot look at."""
+    """The script of a model on ranks, for a device by torch's name. Raises ValueError for an
+    address or an expectation that it cannot check."""
     spec = case.spec
     arm = BY_NAME[verdict.arm]
     watch = () if layout_of(spec).together or arm.compiled else layer_names(spec)
@@ -101,7 +102,7 @@ def of_ranks(
         for name, job in _jobs(spec, arm, device).items()
     }
     alike = shared([*runs.values()])
-    if spec.sharding.resumes:  # what goes on is not watched
+    if spec.sharding.resumes:  # the part after the handover has other taps, so they must vary
         alike = {name: text for name, text in alike.items() if not name.startswith("taps.")}
     constants, each = handed([*runs.values()], alike)
     given = dict(zip(runs, each, strict=True))
@@ -123,8 +124,8 @@ def of_ranks(
 
 
 def _jobs(spec: Spec, arm: Arm, device: str) -> dict[str, Job]:
-    """What one process trains and what ranks do, and the others that a check may hold them
-    against: without a compiler, without precomputed scales, in float64."""
+    """Name of a run -> its Job: the training in one process, the training on ranks, and others that
+    a check may compare with: without a compiler, without precomputed scales, in float64."""
     alone, ranks = job_alone(spec, device), job_on_ranks(spec, arm, device)
     jobs = {"alone": alone, "ranks": ranks}
     if arm.compiled:
@@ -150,7 +151,8 @@ def _texts(spec: Spec, name: str, job: Job, watch: tuple[str, ...]) -> dict[str,
 def _laid_out(
     spec: Spec, tensors: Tensors, device: str, given: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """Text that defines ``on_ranks_here()`` and ``alone(piece)``."""
+    """Source text that defines ``on_ranks_here()``, which runs the model on ranks, and
+    ``alone(piece)``, which runs a piece of the rows in one process."""
     sharding, shared = spec.sharding, spec.sharding.experts
     plays = layout_of(spec).play.__name__
     copies = copies_of(spec)
@@ -222,7 +224,7 @@ sys.exit(bad)"""
     if isinstance(expect, Same):
         want, holds = f"want = {_element(spec, recipe, expect.at, given)}", _SAME
         wanted = "{want}"
-        assert want != f"want = {got}", verdict  # that would hold of anything
+        assert want != f"want = {got}", verdict  # else the check could never fail
     elif isinstance(expect, Within):
         lo, hi = (repr(float(read(end))) for end in (expect.lo, expect.hi))
         lo, hi = (end.replace("inf", "math.inf") for end in (lo, hi))
@@ -238,8 +240,8 @@ sys.exit(0 if {holds} else 1)"""
 
 
 def _shapes(spec: Spec, verdict: Verdict) -> str:
-    """The check of a result that is not there, or of another shape, or whose pieces are too few or
-    too many elements."""
+    """The check of a result that is missing, has another shape, or whose pieces have too few or too
+    many elements together."""
     name, rank = verdict.at.name, verdict.at.rank
     piece = f"ranks[{rank}].results.get({name!r})"
     whole = f"alone({rank // max(spec.sharding.tensor, 1)}).results[{name!r}]"
@@ -256,8 +258,8 @@ sys.exit(0 if got == want else 1)"""
 
 
 def _element(spec: Spec, recipe: Recipe, at: At, given: Mapping[str, Mapping[str, str]]) -> str:
-    """The number there, on the rank that the address names, or in one process. Graphs are held
-    against processes that have none, processes against threads."""
+    """An expression for the number at an address, on the rank that it names or in one process.
+    Compiled ranks are compared with uncompiled processes, processes with threads."""
     group = max(spec.sharding.tensor, 1)
     if layout_of(spec).together:
         group = spec.sharding.ranks

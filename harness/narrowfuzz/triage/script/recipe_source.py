@@ -1,4 +1,4 @@
-"""What of a recipe's own file a script is made of: conversion, tap, verbs."""
+"""Takes source from a recipe's own file for a script: conversion, tap, and verbs of its subject."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from narrowfuzz.case.spec import Spec, fields_of
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.triage.script.paste import Source, pasted
 
-#: Functions of a recipe -> how a script calls them, whose name there is ``of``'s default.
+#: Function of a recipe -> the line that defines it in a script. There the recipe's own function,
+#: called ``name`` in its file, is the default of ``of``.
 _CALLED = {
     "convert": "convert = lambda model, of={name}: of(model, None)",
     "tap": "tap = {name}",
@@ -26,7 +27,7 @@ _CALLED = {
     "convertible": "convertible = lambda m, n, of={name}: of(m, n, None)",
 }
 
-#: What the player of a library's layers and its checks may call of a subject.
+#: The functions of a subject that the player of a library's layers and its checks may call.
 VERBS = (
     "enter",
     "layer",
@@ -42,8 +43,9 @@ VERBS = (
 
 
 def recipe_source(recipe: Recipe, spec: Spec, *names: str) -> str:
-    """Source that defines these of convert(model), tap(emit), converted(m) and convertible(m), with
-    the Spec put in. Raises ValueError for one that is no function of a file."""
+    """Source that defines those of convert(model), tap(emit), converted(m) and convertible(m, n)
+    that ``names`` lists, with the Spec put in. Raises ValueError for one that is not a plain
+    function at the top of a file."""
     parts = []
     for name in names:
         function, keywords = _function(recipe.name, name, getattr(recipe, name))
@@ -53,8 +55,8 @@ def recipe_source(recipe: Recipe, spec: Spec, *names: str) -> str:
 
 
 def conversion_of(recipe: Recipe, spec: Spec) -> str:
-    """What converts a model of the Spec, to read; "" where nothing is converted, or where it is no
-    function of a file."""
+    """Source that converts a model of the Spec, for a reader. "" if nothing is converted, or if
+    ``convert`` is not a plain function at the top of a file."""
     try:
         function, keywords = _function(recipe.name, "convert", recipe.convert)
         source = _source(recipe.name, [function], _of_spec(recipe, spec) | keywords)
@@ -70,8 +72,9 @@ def verbs_source(
     settings: Settings | None,
     names: Sequence[str],
 ) -> str:
-    """Source of these verbs of its subject under their own names, with the Spec and the settings
-    put in where there is but one of them. Raises ValueError as ``recipe_source``."""
+    """Source of these verbs of the recipe's subject under their functions' own names, with the Spec
+    and the settings put in; None for those that differ between runs. Raises ValueError as
+    ``recipe_source``."""
     subject, functions = recipe.subject(device), []
     constants = {} if settings is None else _plain_fields("settings", settings)
     if spec is not None:
@@ -84,7 +87,7 @@ def verbs_source(
 
 
 def verb_names(recipe: Recipe, device: str) -> dict[str, str]:
-    """A subject's verbs, and what their functions are called."""
+    """Verb of the recipe's subject -> the name of its function."""
     subject = recipe.subject(device)
     given = {name: getattr(subject, name) for name in VERBS}
     return {n: _function(recipe.name, n, verb)[0].__name__ for n, verb in given.items() if verb}
@@ -99,7 +102,8 @@ def _source(named: str, functions: Sequence[Any], constants: dict[str, str]) -> 
 
 
 def _function(owner: str, name: str, given: Any) -> tuple[Any, dict[str, str]]:
-    """The function, and source text of what a partial of it puts in."""
+    """The function, and the source text of the keyword arguments that a partial of it gives.
+    Raises ValueError if a script cannot be made of its source."""
     keywords: dict[str, Any] = {}
     positional: tuple[Any, ...] = ()
     if isinstance(given, functools.partial):
@@ -138,14 +142,16 @@ def _of_spec(recipe: Recipe, spec: Spec) -> dict[str, str]:
 
 
 def _plain_fields(name: str, fields: msgspec.Struct) -> dict[str, str]:
-    """Source text of its fields that are no records themselves, by how they are read."""
+    """Expression that reads a field -> source text of its value, for the fields of a record that
+    are text, numbers or flags."""
     given = {f.name: getattr(fields, f.name) for f in fields_of(type(fields))}
     plain = {k: v for k, v in given.items() if isinstance(v, str | int | bool)}
     return {f"{name}.{field}": repr(value) for field, value in plain.items()}
 
 
 def _backend(recipe: Recipe, spec: Spec) -> str:
-    """The Spec's, or the one that the recipe takes where it names none: the one with its plan."""
+    """The Spec's backend. If it names none, the recipe's default, which is found as the backend
+    with the same plan."""
     if spec.backend:
         return recipe.backend(spec)
     plan = recipe.plan(spec)
@@ -155,14 +161,15 @@ def _backend(recipe: Recipe, spec: Spec) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _sources(function: Any) -> tuple[Source, ...]:
-    """Its file, and the files of ours that it imports from."""
+    """The sources that a function needs: modules of ours that it imports from in its body, its own
+    file, and files beside it that this file imports from."""
     ours = [
         importlib.import_module(node.module)
         for node in _imports(textwrap.dedent(inspect.getsource(function)))
         if node.module and node.module.startswith("narrowfuzz.")
     ]
     file = Path(function.__code__.co_filename)
-    beside = [  # of a folder's other files
+    beside = [  # other files of a recipe that is a folder
         file.with_name(f"{node.module}.py")
         for node in _imports(file.read_text())
         if node.module and node.level == 1

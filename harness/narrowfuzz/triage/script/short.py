@@ -1,8 +1,9 @@
-"""repro.py of a single call: its data as literals, the call, and what is wrong in what it returns.
+"""Writes the short scripts (repro.py) of a single call: its data as literals, the call, and a check
+of what it returns.
 
-A single linear (``linear.py``), an operator (``operator.py``), a conversion (``census.py``) and an
-autograd.Function (``function.py``) say what they run by a ``Short``, which becomes text here; all
-else is played (``played.py``).
+The scripts of a single linear (``linear.py``), an operator (``operator.py``), a conversion
+(``census.py``) and an autograd.Function (``function.py``) are described by a ``Short``, which
+becomes text here; all others are played (``played.py``).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from narrowfuzz.triage.script.parts import docstring, guarded
 
 @dataclass(frozen=True)
 class Short:
-    """A script that calls one thing and checks what comes of it."""
+    """A script that makes one call and checks its results."""
 
     verdict: Verdict
-    #: What its docstring says that it runs.
+    #: What it runs, for its docstring.
     title: str
-    #: What ``parts`` import and set.
+    #: Imports and settings for the ``parts``.
     head: str
     #: Data, sources, the call and the check, in this order.
     parts: tuple[str, ...]

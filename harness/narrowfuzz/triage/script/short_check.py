@@ -1,4 +1,4 @@
-"""The last lines of the short script of a single linear: source text, chosen by what the verdict
+"""The check at the end of a single linear's short script: source text, chosen by what the verdict
 expects (``verdict.expect``) and where it points (``verdict.at``)."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from narrowfuzz.triage.script.parts import POISON, SITE, SLOT
 
 
 def check_text(verdict: Verdict) -> str:
-    """Source text that checks the element, or the property, that the verdict is about; "" where
-    this short form cannot, as where other runs are compared: a played script does it then."""
+    """Source text that checks the element or the property that the verdict is about. "" if a short
+    script cannot check it, for example if other runs are compared: then a played script does."""
     at, expect = verdict.at, verdict.expect
     if verdict.runs or at.run not in ("", AGAIN) or any(given.at.run for given in verdict.given):
         return ""
@@ -52,7 +52,7 @@ def _against_plain(verdict: Verdict) -> str:
 
 
 def recompute_text() -> str:
-    """Codes and scales of forward and recompute."""
+    """The check that forward and recompute have the same codes and scales."""
     return (
         "def bits(t):\n"
         "    t = t.flatten().clone(memory_format=torch.contiguous_format)\n"
@@ -65,7 +65,7 @@ def recompute_text() -> str:
     )
 
 
-#: A layer that should have refused.
+#: The check of a layer that should have refused.
 ACCEPTED = """
 try:
     {call}
@@ -78,12 +78,13 @@ sys.exit(1)
 
 
 def accepted(call: str, due: Refuses) -> str:
-    """The check of a refusal that did not come."""
+    """The check of a call that runs although it should be refused."""
     return ACCEPTED.format(call=call, said=f"runs; expected {due}")
 
 
 def contract_text(verdict: Verdict) -> str:
-    """A missing gradient, or an exception in the wrong phase or words, or none."""
+    """The check of rule contract: of a missing gradient, of an exception in the wrong phase or with
+    the wrong message, or of a missing exception."""
     expect = verdict.expect
     if isinstance(expect, Refuses) and not expect.raised:
         return accepted("run(input, weight, grad_output)", expect)
@@ -110,16 +111,17 @@ sys.exit(0)
 
 
 def check_raises(verdict: Verdict, call: str, phase: str = "phase", said: str = "") -> str:
-    """``call`` raises what the verdict says, or does not any more; ``phase`` says how far it
-    came, and ``said``, if it is given, more closely."""
-    if verdict.symptom == LOSES_DEVICE:  # which is noticed when the device is waited for
+    """The check that ``call`` still raises what it raised in the verdict. ``phase`` is an
+    expression for how far the call came, and ``said`` a more precise one to print, if given."""
+    if verdict.symptom == LOSES_DEVICE:  # noticed only when the host waits for the device
         call += "\n    if torch.cuda.is_available():\n        torch.cuda.synchronize()"
     return _RAISES.format(call=call, said=said or phase, code=_exit_code(verdict, phase))
 
 
 def _exit_code(verdict: Verdict, phase: str) -> str:
-    """Python for the exit code, of ``error``, ``text`` and ``phase``: 125, cannot tell, for an
-    error of another type than the verdict's, and for any where the finding is a crash or a hang."""
+    """An expression for the exit code, which may use ``error``, ``text`` and ``phase``. It is 125,
+    cannot tell, for an error of another type than the verdict's, and for any error if the finding
+    is a crash or a hang."""
     expect = verdict.expect
     if not isinstance(expect, Runs | Refuses) or not expect.raised:
         return "125"
@@ -133,7 +135,8 @@ def _exit_code(verdict: Verdict, phase: str) -> str:
 
 
 def check_element(verdict: Verdict, got: str) -> str:
-    """The number that ``got`` computes, against the verdict's interval or intervals."""
+    """The check of the number that the expression ``got`` gives: it must lie in one of the
+    verdict's intervals, or be NaN."""
     index = list(verdict.at.index)
     if isinstance(verdict.expect, Within | OneOf):
         ranges = (verdict.expect,) if isinstance(verdict.expect, Within) else verdict.expect.ranges
@@ -153,7 +156,7 @@ def check_element(verdict: Verdict, got: str) -> str:
 
 
 def operand_text(verdict: Verdict) -> str:
-    """The code, scale or amax one GEMM saw, against the rule's value."""
+    """The check of a code, scale or amax that a GEMM received, against the rule's value."""
     expect, at = verdict.expect, verdict.at
     index = f"[{', '.join(map(str, at.index))}]" if at.index else ""
     slot = {"a": 4, "b": 5}[at.side] if at.what == "amax" else SLOT[at.side]
@@ -164,7 +167,7 @@ def operand_text(verdict: Verdict) -> str:
     given = ", ".join(str(one) for one in verdict.given if one.at.what != "tensor")
     run = f"run(input, weight, grad_output)\ngot = {got}\n"
     said = f"{verdict.located}: expected {expect}{f' ({given})' if given else ''}, got"
-    if isinstance(expect, Within):  # a cast that rounds by chance
+    if isinstance(expect, Within):  # a cast with stochastic rounding
         lo, hi = read(expect.lo), read(expect.hi)
         return f'{run}print("{said}", got)\nsys.exit(0 if {lo!r} <= got <= {hi!r} else 1)'
     assert isinstance(expect, Is)
@@ -186,7 +189,7 @@ def same(x, y):
 
 
 def equal_text(setup: str, before: str, after: str, role: str) -> str:
-    """Two runs, all results."""
+    """The check that all results of two runs are equal."""
     return (
         f"{_SAME.strip()}\n{setup}\nbefore, after = {before}, {after}\n"
         f'print("{role}:", "equal" if same(before, after) else "DIFFERENT")\n'
