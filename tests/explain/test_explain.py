@@ -16,12 +16,12 @@ import torch
 from fresh import ends
 from narrowfuzz.case.events import Backward, Forward, Settings
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case
-from narrowfuzz.explain.asking import role
 from narrowfuzz.explain.command import Question, explain
+from narrowfuzz.explain.counting import role
 from narrowfuzz.explain.switches import Switch, alternatives, conditions, together
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.recipe.recipe import load_every, load_recipes
-from narrowfuzz.report.causes import Count, Explained, Role, asked_in, lines, load
+from narrowfuzz.report.causes import Count, Explained, Role, lines, load, saved_answer_lines
 from narrowfuzz.report.store import Store
 from narrowfuzz.triage.session import SessionOptions, open_session
 from narrowfuzz.triage.triage import unconfirmed
@@ -278,7 +278,7 @@ def test_it_is_kept_in_the_findings_folder_where_reports_read_it(
         told = explained(tmp_path, Spec(recipe="torch.bf16", bias=True))
     (folder,) = (tmp_path / "findings").iterdir()
     assert load(folder) == told
-    said = asked_in(folder)
+    said = saved_answer_lines(folder)
     assert said[0] == "The smallest case shows it with 20 of 20 random seeds."
     assert "  bias: without it shown on 0 of 20" in said
     capsys.readouterr()
@@ -292,4 +292,4 @@ def test_it_is_kept_in_the_findings_folder_where_reports_read_it(
     with pytest.raises(ValueError, match=r"causes.json: .*narrowfuzz explain .* writes it anew"):
         load(folder)
     (folder / "causes.json").unlink()
-    assert load(folder) is None and asked_in(folder) == ()
+    assert load(folder) is None and saved_answer_lines(folder) == ()

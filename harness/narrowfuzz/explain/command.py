@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from narrowfuzz.arms.available import select_arms
 from narrowfuzz.bisect.script import FLAKY_RUNS, Script
 from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case
-from narrowfuzz.explain.asking import Asker, asked, role
+from narrowfuzz.explain.budget import budget, result_of
 from narrowfuzz.explain.compiler import starts_in
+from narrowfuzz.explain.cost import cost
+from narrowfuzz.explain.counting import DrawCounter, effect_of, role
 from narrowfuzz.explain.switches import Switch, alternatives, conditions, larger, together
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_entries
@@ -22,7 +24,7 @@ from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import LIBRARY, MODELS
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import Recipe, load_every
-from narrowfuzz.report.causes import DRAWS, Answer, Count, Explained, Role, lines, save
+from narrowfuzz.report.causes import DRAWS, Answer, Cost, Count, Explained, Role, lines, save
 from narrowfuzz.report.lookup import OnDisk, lookup
 from narrowfuzz.report.nearest import nearest, resemblance
 from narrowfuzz.report.replay import obstacles_to, register_own
@@ -85,17 +87,17 @@ def _explained(question: Question, found: OnDisk) -> Explained:
         )
     eager = finding.minimal.spec.compile == "none"
     seconds = question.seconds or (EAGER_SECONDS if eager else COMPILED_SECONDS)
-    asker = Asker(session.judge, verdict, time.monotonic() + seconds)
+    counter = DrawCounter(session.judge, verdict, time.monotonic() + seconds)
     recipe, able = session.judge.recipe(finding.minimal.spec), session.able()
-    words, case, own = _base(asker, finding, recipe, seconds)
-    compiler, skipped = _compiler(asker, finding, found.folder, question.planted)
+    words, case, own = _base(counter, finding, recipe, seconds)
+    compiler, skipped = _compiler(counter, finding, found.folder, question.planted)
     several = list(conditions(case, recipe))
-    needs, later = _answers(asker, own, several)
-    any_of = _any_of(asker, own, case, recipe, several, needs)
+    needs, later = _answers(counter, own, several)
+    any_of = _any_of(counter, own, case, recipe, several, needs)
     # the recipe with the backends that run here, if it is among them
     others = alternatives(case, able.get(recipe.name, recipe), able)
-    switches, last = _answers(asker, own, others)
-    variables, rest = _variables(asker, found.folder, finding.device, question.planted)
+    switches, last = _answers(counter, own, others, case)
+    variables, rest = _variables(counter, found.folder, finding.device, question.planted)
     return Explained(
         id=finding.id,
         sentence=finding.sentence,
@@ -108,6 +110,7 @@ def _explained(question: Question, found: OnDisk) -> Explained:
         nearest=finding.known_issue or resemblance(nearest(finding, load_entries())),
         untried=(*skipped, *later, *last, *rest),
         compiler=compiler,
+        budget=budget(session.judge, case, verdict, counter.rung(case.spec)),
     )
 
 
@@ -151,7 +154,7 @@ def _session_of(finding: Finding, question: Question) -> Session:
 
 
 def _base(
-    asker: Asker, finding: Finding, recipe: Recipe, seconds: float
+    counter: DrawCounter, finding: Finding, recipe: Recipe, seconds: float
 ) -> tuple[str, Case, Count]:
     """The unchanged case, in words and itself, and its count: the first of the smallest, a larger
     and the generated case that shows the divergence on at least half of its draws, or else the one
@@ -161,7 +164,7 @@ def _base(
     smallest = finding.minimal
     others = (("the case as it was generated", finding.case),)
     for words, case in (("the smallest case", smallest), *larger(smallest, recipe), *others):
-        count = asker.count(case)
+        count = counter.count(case)
         if count is not None and (best is None or count.shown > best[2].shown):
             best = words, case, count
         if best is not None and 2 * best[2].shown >= best[2].of:
@@ -172,7 +175,7 @@ def _base(
 
 
 def _any_of(
-    asker: Asker,
+    counter: DrawCounter,
     own: Count,
     case: Case,
     recipe: Recipe,
@@ -184,7 +187,7 @@ def _any_of(
     words = tuple(answer.words for answer in answers if answer.role == "not needed")
     mine = [switch for switch in switches if switch.words in words]
     without = together(case, recipe, mine) if len(mine) > 1 else None
-    count = asker.count(without) if without is not None else None
+    count = counter.count(without) if without is not None else None
     return words if count is not None and role(own, count) == "needed" else ()
 
 
@@ -193,7 +196,7 @@ _OF_COMPILER = 0.4
 
 
 def _compiler(
-    asker: Asker, finding: Finding, folder: Path | None, plant: tuple[str, str] | None
+    counter: DrawCounter, finding: Finding, folder: Path | None, plant: tuple[str, str] | None
 ) -> tuple[str, list[str]]:
     """A sentence on where inside the compiler the divergence starts, found with the finding's
     script in a process of its own, and what there was no time for. Nothing for findings that
@@ -203,7 +206,7 @@ def _compiler(
         return "", []
     if not script.read_text().strip():
         return "", []
-    seconds = _OF_COMPILER * (asker.deadline - time.monotonic())
+    seconds = _OF_COMPILER * (counter.deadline - time.monotonic())
     if seconds <= 0:
         return "", ["CompilerBisector"]
     return starts_in(script.resolve(), finding.device, plant, seconds), []
@@ -214,7 +217,7 @@ _OF_CPUS = ("ONEDNN_MAX_CPU_ISA=AVX2", "ATEN_CPU_CAPABILITY=avx2", "ATEN_CPU_CAP
 
 
 def _variables(
-    asker: Asker, folder: Path | None, device: str, plant: tuple[str, str] | None
+    counter: DrawCounter, folder: Path | None, device: str, plant: tuple[str, str] | None
 ) -> tuple[list[Answer], list[str]]:
     """The answers of the finding's script in processes with other environment variables, once each,
     and the variables that there was no time for; nothing if the script does not show the divergence
@@ -222,13 +225,13 @@ def _variables(
     script = folder and folder / "repro.py"
     found: list[Answer] = []
     untried: list[str] = []
-    if script is None or device != "cpu" or not script.read_text().strip() or asker.late:
+    if script is None or device != "cpu" or not script.read_text().strip() or counter.late:
         return [], []
     asks = Script(script.resolve(), "", plant=plant).ask
     if asks("as it is", {}).answer != "shows":
         return [], []
     for setting in _OF_CPUS:
-        if asker.late:
+        if counter.late:
             untried.append(setting)
             continue
         name, _, value = setting.partition("=")
@@ -240,18 +243,27 @@ def _variables(
 
 
 def _answers(
-    asker: Asker, own: Count, switches: Iterable[Switch]
+    counter: DrawCounter, own: Count, switches: Iterable[Switch], case: Case | None = None
 ) -> tuple[list[Answer], list[str]]:
     """The answers, and the switches that there was no time for."""
     found, untried = [], []
     for switch in switches:
-        if asker.late:
+        if counter.late:
             untried.append(switch.words)
-        elif answer := asked(asker, own, switch):
+        elif answer := effect_of(counter, own, switch):
+            if case is not None and answer.role == "needed":
+                answer = replace(answer, cost=_cost(counter, case, switch))
             found.append(answer)
-        elif asker.late:
+        elif counter.late:
             untried.append(switch.words)
     return found, untried
+
+
+def _cost(counter: DrawCounter, case: Case, switch: Switch) -> Cost | None:
+    """What the switch costs beside the case itself."""
+    arms = counter.rung(case.spec), counter.rung(switch.case.spec, switch.arm)
+    result = result_of(counter.verdict)
+    return cost(counter.judge, case, arms[0], switch.case, arms[1], result)
 
 
 def print_explained(explained: Explained) -> None:

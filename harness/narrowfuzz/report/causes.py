@@ -38,12 +38,56 @@ class Count:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """The price of a change of the case, on this machine. An error is the norm of a result's
+    distance from the float64 run over the norm of that run."""
+
+    #: The result whose error it is; "": the worst of each case.
+    result: str
+    error: float
+    error_before: float
+    #: Running time with the change over that without it.
+    times: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one step of the computation adds to the error of a result."""
+
+    words: str
+    #: At the budget's element, in units of its bound; negative where it makes the error smaller. 0
+    #: if there is no bound.
+    share: float
+    #: Norm of what it adds to all elements, over the norm of the exact result.
+    size: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Where the error of one result comes from, at the element that uses most of its bound."""
+
+    #: output, grad_input or grad_weight of a linear, or the name of a model's result.
+    role: str
+    arm: str
+    index: tuple[int, ...]
+    #: The float64 result at that element, and how far a correct result may be from it; 0: unknown.
+    exact: float
+    bound: float
+    #: In the order of the computation.
+    parts: tuple[Part, ...]
+    #: The layer of a model; "" for a single linear and for a model's own results.
+    layer: str = ""
+
+
+@dataclass(frozen=True)
 class Answer:
     """What happens to the divergence after one change of the case."""
 
     words: str
     count: Count
     role: Role
+    #: Of a change that makes it go away; None if it is not known.
+    cost: Cost | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +113,8 @@ class Explained:
     untried: tuple[str, ...]
     #: Where inside the compiler the divergence starts, in words; "" if that is not known.
     compiler: str = ""
+    #: None: nothing was compared with an exact result.
+    budget: Budget | None = None
 
 
 def save(folder: Path, explained: Explained) -> None:
@@ -88,16 +134,16 @@ def load(folder: Path) -> Explained | None:
         raise ValueError(f"{file}: {error}; narrowfuzz explain {folder} writes it anew") from None
 
 
-def asked_in(folder: Path) -> tuple[str, ...]:
+def saved_answer_lines(folder: Path) -> tuple[str, ...]:
     """The answers saved in a finding's folder, as lines for people; none if there are none."""
     explained = load(folder)
-    return () if explained is None else tuple(asked(explained))
+    return () if explained is None else tuple(answer_lines(explained))
 
 
 def lines(explained: Explained) -> Iterator[str]:
     """The whole explanation as lines for people."""
     yield explained.sentence
-    yield from asked(explained)
+    yield from answer_lines(explained)
     yield from explained.first_bad
     if explained.nearest:
         yield f"Known issues: {explained.nearest}"
@@ -105,7 +151,7 @@ def lines(explained: Explained) -> Iterator[str]:
         yield f"No time for: {'; '.join(explained.untried)} (--seconds gives more)"
 
 
-def asked(explained: Explained) -> Iterator[str]:
+def answer_lines(explained: Explained) -> Iterator[str]:
     """Only the answers, without the finding's sentence, its first bad value and known issues."""
     own = explained.shows
     asked_of = explained.asked_of[0].upper() + explained.asked_of[1:]
@@ -118,13 +164,39 @@ def asked(explained: Explained) -> Iterator[str]:
     yield from _list("Whether it needs this is open", explained.needs, "cannot say", "without it ")
     if explained.compiler:
         yield f"By PyTorch's CompilerBisector it starts in {explained.compiler}"
+    if explained.budget is not None:
+        yield from _budget(explained.budget)
     yield from _list("It goes away with", explained.switches, "needed")
     yield from _list("It stays with", explained.switches, "not needed")
     yield from _list("What this changes is open", explained.switches, "cannot say")
 
 
+def _budget(found: Budget) -> Iterator[str]:
+    """The error budget, a line for each part."""
+    of = f"{found.layer}.{found.role}" if found.layer else found.role
+    at = f" at {list(found.index)}" if found.index else ""
+    if not found.bound:
+        yield f"Error of {of} on {found.arm}, as a share of the norm of the float64 result:"
+        yield from (f"  {part.words}: {part.size:.3g}" for part in found.parts)
+        return
+    yield (
+        f"Error of {of}{at} on {found.arm}, where the exact result is {found.exact:.6g} and a"
+        f" correct one at most {found.bound:.3g} from it (the bound):"
+    )
+    for part in found.parts:
+        share = _percent(part.share)
+        yield f"  {part.words}: {share} of the bound, {part.size:.2%} of the norm of {of}"
+    yield f"  all together: {_percent(sum(part.share for part in found.parts))} of the bound"
+
+
+def _percent(share: float) -> str:
+    return f"{round(share, 3) + 0.0:.1%}"  # no -0.0%
+
+
 def _list(head: str, answers: Iterable[Answer], said: str, how: str = "") -> Iterator[str]:
-    rows = [f"  {a.words}: {how}{_counted(a.count)}" for a in answers if a.role == said]
+    rows = [
+        f"  {a.words}: {how}{_counted(a.count)}{_costs(a.cost)}" for a in answers if a.role == said
+    ]
     if rows:
         yield f"{head}:"
         yield from rows
@@ -134,3 +206,11 @@ def _counted(count: Count) -> str:
     judged = "" if count.judged == count.of else f", judged on {count.judged}"
     other = f", something else wrong on {count.otherwise}" if count.otherwise else ""
     return f"shown on {count.shown} of {count.of}{judged}{other}"
+
+
+def _costs(cost: Cost | None) -> str:
+    if cost is None:
+        return ""
+    of = cost.result or "the worst result"
+    error = f"relative error of {of} {cost.error:.2g} in place of {cost.error_before:.2g}"
+    return f"; {error}; runs {cost.times:.1f} times as long on this machine"

@@ -10,7 +10,7 @@ from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import LARGE
 from narrowfuzz.models.catalog import title_of
-from narrowfuzz.report.causes import asked_in
+from narrowfuzz.report.causes import saved_answer_lines
 from narrowfuzz.report.glossary import explained
 from narrowfuzz.report.lookup import OnDisk, lookup
 from narrowfuzz.rules import own_functions
@@ -41,11 +41,11 @@ def report_command(target: str, *, issue: bool) -> int:
         raise ValueError(f"{target!r} is a bare case: report wants a finding's folder or id")
     if not issue:
         print(report(found.finding, replay_of(found.finding, found.folder)))
-        for line in asked_in(found.folder):
+        for line in saved_answer_lines(found.folder):
             print(f"  {line}")
         return 0
     script = (found.folder / "repro.py").read_text()
-    print(issue_text(found.finding, script, asked_in(found.folder)))
+    print(issue_text(found.finding, script, saved_answer_lines(found.folder)))
     return 0
 
 

@@ -16,7 +16,7 @@ from narrowfuzz.case.ladder import BY_NAME, climb
 from narrowfuzz.ledger.ledger import KINDS, Entry
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.models.catalog import title_of
-from narrowfuzz.report.causes import asked_in
+from narrowfuzz.report.causes import saved_answer_lines
 from narrowfuzz.report.glossary import NOT_FILTERED, explained, new_and_known
 from narrowfuzz.report.judged import Judged
 from narrowfuzz.report.nearest import Near, looks_like, nearest
@@ -138,7 +138,7 @@ def _shown(ended: Ended, finding: Finding) -> Shown:
         ended.replay(finding),
         tuple(store.sightings(finding.id)),
         picture.read_text() if picture.is_file() else "",
-        asked_in(folder),
+        saved_answer_lines(folder),
         known,
         [] if known else nearest(finding, entries),
         tuple(arm.name for arm in climb(finding.minimal.spec)),

@@ -15,7 +15,7 @@ from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.draw.coverage import Pair, missing, table
 from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.report.causes import asked_in
+from narrowfuzz.report.causes import saved_answer_lines
 from narrowfuzz.report.glossary import NOT_FILTERED
 from narrowfuzz.report.judged import JUDGED, Judged
 from narrowfuzz.report.outcome import Ended
@@ -84,7 +84,7 @@ def print_summary(
         _print_pairs(around, tally, ended.whole)
     page = escape(str(store.out / "report.html"))
     folders = [store.out / "findings" / finding.id for finding in store.findings()]
-    if folders and not any(map(asked_in, folders)):
+    if folders and not any(map(saved_answer_lines, folders)):
         folder = escape(str(folders[0]))
         around.print(f"\nWhat it needs, and what makes it go away: narrowfuzz explain {folder}")
     around.print(f"\nOutput: {escape(str(store.out))}; the page: {page}")
@@ -99,7 +99,7 @@ def _print_finding(console: Console, ended: Ended, finding: Finding) -> None:
     folder = ended.store.out / "findings" / finding.id
     said = report(finding, ended.replay(finding))
     console.print(escape(f"{said}\n  script: {folder / 'repro.py'}"))
-    for line in asked_in(folder):
+    for line in saved_answer_lines(folder):
         console.print(escape(f"  {line}"), soft_wrap=True)
     like = ended.like(finding)
     if like and not finding.known_issue:  # a known issue is named in ``said``

@@ -24,7 +24,7 @@ _ENOUGH = 5
 
 
 @dataclass
-class Asker:
+class DrawCounter:
     """Counts how often one divergence shows in a case and in its neighbours, until its time is
     up."""
 
@@ -40,7 +40,7 @@ class Asker:
         """How many draws show the divergence. None if the case does not run on the arm, if the rule
         does not apply to it, or if the time is up before all draws are judged."""
         spec = case.spec
-        rule, rung = rules_of(spec).get(self.verdict.rule), self._rung(spec, arm)
+        rule, rung = rules_of(spec).get(self.verdict.rule), self.rung(spec, arm)
         if rule is None or not rung:
             return None
         arms = frozenset({base_of(spec).name, rung})
@@ -58,7 +58,7 @@ class Asker:
             judged += bool(bad) or any(v.status == "ok" for v in mine)
         return Count(shown, judged, otherwise=otherwise)
 
-    def _rung(self, spec: Spec, arm: str) -> str:
+    def rung(self, spec: Spec, arm: str = "") -> str:
         """The name of ``arm`` if it is a rung of the Spec, else ""; without ``arm``, that of the
         finding, or, if the Spec is no longer compiled, recomputed or on ranks, of the last rung
         with the finding's compiler, or else of the last rung."""
@@ -82,10 +82,10 @@ def _draws(case: Case) -> Iterator[Case]:
         yield msgspec.structs.replace(case, data=data)
 
 
-def asked(asker: Asker, own: Count, switch: Switch) -> Answer | None:
+def effect_of(counter: DrawCounter, own: Count, switch: Switch) -> Answer | None:
     """How the divergence shows after the switch, compared with ``own``, the count of the unchanged
     case; None if the time was up, or the rule does not judge the changed case."""
-    count = asker.count(switch.case, switch.arm)
+    count = counter.count(switch.case, switch.arm)
     return None if count is None else Answer(switch.words, count, role(own, count))
 
 

@@ -1,0 +1,138 @@
+"""The error budget: each step's part of an error is found where it is made, and the parts add up;
+and what a change of the case costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.explain.budget import budget, exact_results
+from narrowfuzz.explain.cost import cost
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.report.causes import Budget
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.triage.session import SessionOptions, open_session
+
+_QUANTISING, _SCALES, _OPERANDS, _ADDING = (
+    "quantising the operands, with exact scales",
+    "the recipe's rounding of scales",
+    "operands that differ from the recipe's",
+    "adding up the products and rounding the result",
+)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return open_session(SessionOptions(ledger="none")).new_judge(Ledger([]))
+
+
+def linear(recipe: str, **changes: Any) -> Case:
+    return Case(spec=Spec(recipe=recipe, m=32, k=64, n=32, **changes), data=DataSpec(seed=1))
+
+
+def about(result: str, **at: Any) -> Verdict:
+    return Verdict("O6", "eager", result, "ok", at=At(name=result, **at))
+
+
+def parts(found: Budget | None) -> dict[str, float]:
+    """The share of the bound that each part takes."""
+    assert found is not None
+    return {part.words: part.share for part in found.parts}
+
+
+@contextmanager
+def linears_that(change: Any) -> Iterator[None]:
+    multiply = torch.nn.functional.linear
+
+    def other(x: Any, weight: Any, bias: Any = None) -> Any:
+        return change(multiply(x, weight, bias))
+
+    with patch.object(torch.nn.functional, "linear", other):
+        yield
+
+
+@pytest.mark.parametrize("result", ["output", "grad_input", "grad_weight"])
+@pytest.mark.parametrize("recipe", ["torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"])
+def test_the_parts_add_up_to_the_error(judge: Judge, recipe: str, result: str) -> None:
+    case = linear(recipe, bias=True)
+    found = budget(judge, case, about(result), "eager")
+    assert found is not None and found.role == result
+    evidence = judge.observe(case, frozenset({"eager"}), repeat=False)
+    got = evidence.traces["eager"].outputs[result].astype(np.float64)
+    exact = exact_results(evidence)[result]
+    error = abs(got - exact)[found.index]
+    assert sum(parts(found).values()) == pytest.approx(error / found.bound, rel=1e-6)
+    assert 0 < error <= found.bound and found.exact == exact[found.index]
+
+
+def test_power_of_two_scales_have_a_part_of_their_own(judge: Judge) -> None:
+    found = budget(judge, linear("torchao.mxfp8.rceil"), about("output"), "eager")
+    shares = {name: part.size for part in found.parts for name in [part.words]} if found else {}
+    assert shares[_SCALES] > 0.005 and shares[_QUANTISING] > 0.005
+    assert shares[_OPERANDS] == 0 and shares[_ADDING] < shares[_QUANTISING]
+
+
+def test_a_product_that_is_wrong_is_wrong_where_it_is_added_up(judge: Judge) -> None:
+    with linears_that(lambda y: y * 2):
+        found = budget(judge, linear("torch.bf16"), about("output"), "eager")
+    assert parts(found)[_ADDING] > 10
+
+
+def test_a_cast_that_is_wrong_is_wrong_in_the_operands(judge: Judge) -> None:
+    import torchao.float8.float8_scaling_utils as scaling
+
+    cast = scaling.hp_tensor_and_scale_to_float8
+
+    def shrunk(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return cast(x * 0.75, *args, **kwargs)
+
+    with patch.object(scaling, "hp_tensor_and_scale_to_float8", shrunk):
+        found = budget(judge, linear("torchao.float8.rowwise"), about("output"), "eager")
+    assert parts(found)[_OPERANDS] > 1
+    assert abs(parts(found)[_ADDING]) < 0.1
+
+
+def test_a_models_result_is_compared_with_its_float64_run(judge: Judge) -> None:
+    spec = Spec(recipe="torch.bf16", model="mlp_swiglu", m=8, k=32, n=32, checkpoint="full")
+    case = Case(spec=spec, data=DataSpec())
+    found = budget(judge, case, about("output"), "eager+checkpoint")
+    assert found is not None and not found.bound
+    eager, arm = found.parts
+    assert 1e-4 < eager.size < 0.1
+    assert (arm.words, arm.size) == ("what eager+checkpoint does differently", 0.0)
+
+
+def test_a_call_inside_a_model_is_a_linear(judge: Judge) -> None:
+    spec = Spec(recipe="torchao.float8.rowwise", model="mlp_swiglu", m=16, k=32, n=32)
+    case = Case(spec=spec, data=DataSpec())
+    found = budget(judge, case, about("grad_weight", layer="w2"), "eager")
+    assert found is not None and (found.layer, found.role) == ("w2", "grad_weight")
+    assert found.bound and 0 < sum(parts(found).values()) <= 1
+
+
+def test_nothing_is_said_where_nothing_is_exact(judge: Judge) -> None:
+    with linears_that(lambda y: y * float("nan")):
+        assert budget(judge, linear("torch.bf16"), about("output"), "eager") is None
+    ranks = linear("torch.bf16", model="mlp_gelu", sharding=Sharding(data=2))
+    assert budget(judge, ranks, about("output"), "sharded") is None
+    dropped = linear("torch.bf16", model="dropout")
+    assert budget(judge, dropped, about("output"), "eager") is None
+
+
+def test_what_a_gradient_in_high_precision_costs(judge: Judge) -> None:
+    before, after = linear("torchao.float8.rowwise"), linear("torchao.float8.rowwise_gw_hp")
+    found = cost(judge, before, "eager", after, "eager", "grad_weight")
+    assert found is not None and found.result == "grad_weight"
+    assert found.error < 0.2 * found.error_before and 0.1 < found.times < 10
+    worst = cost(judge, before, "eager", after, "eager", "no such result")
+    assert worst is not None and worst.result == ""
+    assert worst.error_before >= found.error_before
+    assert cost(judge, linear("torch.bf16", model="dropout"), "eager", after, "eager", "") is None
