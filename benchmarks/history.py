@@ -20,7 +20,7 @@ from pathlib import Path
 
 from narrowfuzz.bisect import releases
 from narrowfuzz.bisect.script import Script, script_of
-from narrowfuzz.bisect.search import Asked, Line, change
+from narrowfuzz.bisect.search import Line, VersionAnswer, change
 from narrowfuzz.report.markdown import plain
 from packaging.version import Version
 
@@ -128,11 +128,11 @@ def every_fate(
         yield replace(row, fate=known[key])
 
 
-def ask(package: Package, script: Script, version: str) -> Asked:
+def ask(package: Package, script: Script, version: str) -> VersionAnswer:
     try:
         place = releases.place_of(package.name, version, ())
     except ValueError as error:
-        return Asked(version, "cannot tell", str(error))
+        return VersionAnswer(version, "cannot tell", str(error))
     return script.ask(version, place.environment)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from narrowfuzz.machine.overlay import lay
+from narrowfuzz.machine.overlay import restart_with_releases
 from narrowfuzz_watch.read import REPORT
 from narrowfuzz_watch.records import Report
 
@@ -55,7 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("steps", type=int, nargs="?", default=20)
     steps = parser.parse_args().steps
-    lay(("torchtitan==0.1.0", "torchao==0.11.0"))
+    restart_with_releases(("torchtitan==0.1.0", "torchao==0.11.0"))
     wrong = [f"{ranks} ranks: {why}" for ranks in _STARTS for why in trial(ranks, steps)]
     print(*wrong or ["silent, and no loss is another"], sep="\n")
     return bool(wrong)

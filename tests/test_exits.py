@@ -84,9 +84,10 @@ def test_a_reader_that_has_gone_is_no_finding() -> None:
 def test_a_run_that_lost_its_workers_or_its_count_is_not_complete(
     counted: int, judged: int, lost: int, minutes: float | None, incomplete: bool
 ) -> None:
-    asked = SimpleNamespace(cases=counted, minutes=minutes)
+    options = SimpleNamespace(cases=counted, minutes=minutes)
     tally = Tally(Counter(cases=judged), lost_workers=lost)
-    assert main._incomplete(SimpleNamespace(asked=asked), tally) is incomplete  # type: ignore[arg-type]
+    campaign = SimpleNamespace(run_options=options)
+    assert main._incomplete(campaign, tally) is incomplete  # type: ignore[arg-type]
 
 
 def test_watch_ends_with_the_codes_of_the_other_commands() -> None:

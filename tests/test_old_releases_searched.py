@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from narrowfuzz.bisect.script import Script
-from narrowfuzz.bisect.search import Asked
+from narrowfuzz.bisect.search import VersionAnswer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
@@ -34,9 +34,9 @@ def answering(monkeypatch: pytest.MonkeyPatch, **answers: str) -> list[str]:
     """A script that answers so, release by release; which were asked."""
     asked: list[str] = []
 
-    def ask(package: history.Package, script: Script, version: str) -> Asked:
+    def ask(package: history.Package, script: Script, version: str) -> VersionAnswer:
         asked.append(version)
-        return Asked(version, answers[f"v{version.replace('.', '_')}"])  # type: ignore[arg-type]
+        return VersionAnswer(version, answers[f"v{version.replace('.', '_')}"])  # type: ignore[arg-type]
 
     monkeypatch.setattr(history, "ask", ask)
     monkeypatch.setattr(history, "script_of", lambda target, runs: Script(Path(target), "it"))

@@ -126,9 +126,9 @@ class Harness:
         )
         try:
             session = open_session(options)
-            if not (here := session.able()):
+            if not (here := session.runnable_recipes()):
                 raise ValueError(f"none of these runs here: {', '.join(session.selected)}")
-            self.judge, self.reports = session.judge, Reports(session, session.unasked)
+            self.judge, self.reports = session.judge, Reports(session, session.unfiltered_ledger)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         #: True if the user's selection leaves recipes out: rules may have nothing to judge.

@@ -22,19 +22,19 @@ def divergence(records: Sequence[Rank], earlier: Sequence[Rank]) -> FirstBad | N
         if not any(rank.ops for rank in run):
             raise ValueError(f"{what} has no digests: record it with --full")
     before = {rank.rank: rank for rank in earlier}
-    parted = [
+    diverging = [
         (rank.rank, *found)
         for rank in records
         if rank.rank in before and (found := _first(rank, before[rank.rank])) is not None
     ]
-    made = [p for p in parted if not isinstance(p[1], Collective) or _sent_otherwise(p[1], p[2])]
-    if not parted:
+    made = [p for p in diverging if not isinstance(p[1], Collective) or _sent_otherwise(p[1], p[2])]
+    if not diverging:
         return None
-    own = sorted(made or parted, key=lambda p: (_step(p[1]), _time(p[1])))
+    own = sorted(made or diverging, key=lambda p: (_step(p[1]), _time(p[1])))
     rank, new, old = own[0]
     consequences = [
         Consequence(rank=r, op=n.op, group=n.group, seq=n.seq, step=n.step)
-        for r, n, _ in parted
+        for r, n, _ in diverging
         if r != rank and isinstance(n, Collective)
     ]
     return _first_bad(new, old, consequences, [r for r, *_ in own[1:]])
@@ -50,7 +50,7 @@ def alike(run: Sequence[Rank], other: Sequence[Rank]) -> bool:
     return any(rank.ops for rank in run) and lengths(run) == lengths(other)
 
 
-def apart(runs: Mapping[int, Sequence[Rank]]) -> FirstBad | None:
+def minority_divergence(runs: Mapping[int, Sequence[Rank]]) -> FirstBad | None:
     """Where a minority of several runs of one training (number -> records) diverges; None if all
     runs are equal.
 

@@ -116,7 +116,7 @@ class Collectives:
         one_sends = root is not None and name.startswith(("broadcast", "scatter"))
         if one_sends and ranks[root : (root or 0) + 1] != (observer.rank,):
             incoming = []  # only the root's input is read
-        read = [tensor for tensor in incoming if screen.looked_at(tensor)]
+        read = [tensor for tensor in incoming if screen.is_checkable(tensor)]
         observer.ran += 1
         record["n"] = observer.ran
         with torch._C._AutoDispatchBelowAutograd():
@@ -151,7 +151,7 @@ class Collectives:
         self._open.remove(entered)
         record, observer = entered.record, self._observer
         with torch._C._AutoDispatchBelowAutograd():
-            seen = [tensor for tensor in entered.outputs if screen.looked_at(tensor)]
+            seen = [tensor for tensor in entered.outputs if screen.is_checkable(tensor)]
             sums = entered.sums + [screen.total(tensor) for tensor in seen]
             wanted = observer.full or record["op"].startswith(_REPLICATES)
             digests = (

@@ -21,7 +21,7 @@ import msgspec
 
 from narrowfuzz_watch import FOLDER, FULL
 from narrowfuzz_watch.address import At
-from narrowfuzz_watch.against import alike, apart
+from narrowfuzz_watch.against import alike, minority_divergence
 from narrowfuzz_watch.read import RECORDS, prepared, read, reported, write
 from narrowfuzz_watch.records import Cause, FirstBad, Report, Rerun
 from narrowfuzz_watch.removals import REMOVALS, UNCHANGED, Change, variant
@@ -34,7 +34,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 @dataclass(frozen=True)
-class Asked:
+class WatchOptions:
     """Options of ``narrowfuzz watch``."""
 
     command: tuple[str, ...]
@@ -47,51 +47,53 @@ class Asked:
     variants: tuple[str, ...] = ()
 
 
-def watch_command(asked: Asked) -> int:
+def watch_command(options: WatchOptions) -> int:
     """Run the command under watch. Returns the command's exit code, or 1 if it succeeded and
     ``--fail`` is given and something was found. If a signal killed the command, this process ends
     by the same signal. Raises ValueError for invalid options."""
-    if shutil.which(asked.command[0]) is None:
-        raise ValueError(f"{asked.command[0]!r} is no command that can be run: give it after --")
-    if asked.repeat < 0:
-        raise ValueError(f"--repeat must not be negative, got {asked.repeat}")
-    if asked.against is not None and not any(rank.ops for rank in read(asked.against)):
-        raise ValueError(f"--against {asked.against} has no digests: record it with --full")
-    changes = (*(REMOVALS if asked.remove else ()), *map(variant, asked.variants))
-    folder = prepared(asked.out)
-    code = _run(asked, folder)
-    report = reported(folder, asked.against, code)
+    if shutil.which(options.command[0]) is None:
+        raise ValueError(f"{options.command[0]!r} is no command that can be run: give it after --")
+    if options.repeat < 0:
+        raise ValueError(f"--repeat must not be negative, got {options.repeat}")
+    if options.against is not None and not any(rank.ops for rank in read(options.against)):
+        raise ValueError(f"--against {options.against} has no digests: record it with --full")
+    changes = (*(REMOVALS if options.remove else ()), *map(variant, options.variants))
+    folder = prepared(options.out)
+    code = _run(options, folder)
+    report = reported(folder, options.against, code)
     if (first := report.first) is not None and report.counts:
-        if asked.repeat:
-            report = _repeated(asked, folder, report)
+        if options.repeat:
+            report = _repeated(options, folder, report)
         if changes:
-            report.reruns = tuple(_changed(asked, folder, first, changes))
+            report.reruns = tuple(_changed(options, folder, first, changes))
         write(folder, report)
-    elif asked.repeat and asked.full and code == CLEAN and report.divergence is None:
-        write(folder, report := _compared(asked, folder, report))
+    elif options.repeat and options.full and code == CLEAN and report.divergence is None:
+        write(folder, report := _compared(options, folder, report))
     for line in lines(report, folder):
         print(f"narrowfuzz watch: {line}", file=sys.stderr)
     sys.stderr.flush()
     if code < 0:
         _die(-code)
-    return FOUND if asked.fail and code == CLEAN and report.found else code
+    return FOUND if options.fail and code == CLEAN and report.found else code
 
 
-def _environment(asked: Asked, folder: Path, change: Change) -> Mapping[str, str]:
+def _environment(options: WatchOptions, folder: Path, change: Change) -> Mapping[str, str]:
     path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
         **change.environment,
         FOLDER: str((folder / RECORDS).resolve()),
-        FULL: "full" if asked.full or asked.against is not None else "",
+        FULL: "full" if options.full or options.against is not None else "",
         "PYTHONPATH": str(_SITE) + (os.pathsep + path if path else ""),
     }
 
 
-def _run(asked: Asked, folder: Path, log: Path | None = None, change: Change = UNCHANGED) -> int:
+def _run(
+    options: WatchOptions, folder: Path, log: Path | None = None, change: Change = UNCHANGED
+) -> int:
     """Run the command; returns its return code, which is negative if a signal killed it."""
-    environment = _environment(asked, folder, change)
-    command = (*asked.command, *change.arguments)
+    environment = _environment(options, folder, change)
+    command = (*options.command, *change.arguments)
     if log is None:
         child = subprocess.Popen(command, env=environment)
         with _forwarding(child):
@@ -135,13 +137,13 @@ def _die(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
+def _repeated(options: WatchOptions, folder: Path, report: Report) -> Report:
     """Run the command again, and report how often the first bad value is at the same place."""
     assert report.first is not None
     places: list[FirstBad | None] = []
-    for number in range(1, asked.repeat + 1):
+    for number in range(1, options.repeat + 1):
         again = prepared(folder / f"again-{number}")
-        code = _run(asked, again, again / "output.log")
+        code = _run(options, again, again / "output.log")
         if code == -signal.SIGINT:
             break
         other = reported(again, None, code)
@@ -159,13 +161,13 @@ def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
     return msgspec.structs.replace(report, first=first)
 
 
-def _compared(asked: Asked, folder: Path, report: Report) -> Report:
+def _compared(options: WatchOptions, folder: Path, report: Report) -> Report:
     """After a run without bad values, run the command again, and report the run whose numbers
     differ from most others."""
     runs, notes = {1: read(folder)}, list(report.notes)
-    for number in range(1, asked.repeat + 1):
+    for number in range(1, options.repeat + 1):
         again = prepared(folder / f"again-{number}")
-        code = _run(asked, again, again / "output.log")
+        code = _run(options, again, again / "output.log")
         if code == -signal.SIGINT:
             break
         if code != CLEAN:
@@ -174,10 +176,10 @@ def _compared(asked: Asked, folder: Path, report: Report) -> Report:
             notes.append(f"run {number + 1} ran other operators: it is not compared")
         else:
             runs[number + 1] = other
-    parted = apart(runs) if len(runs) > 1 else None
-    if parted is None and len(runs) > 1:
+    disagreement = minority_divergence(runs) if len(runs) > 1 else None
+    if disagreement is None and len(runs) > 1:
         notes.append(f"{more_times(len(runs) - 1)}, it made the same numbers, bit for bit")
-    return msgspec.structs.replace(report, divergence=parted, notes=tuple(notes))
+    return msgspec.structs.replace(report, divergence=disagreement, notes=tuple(notes))
 
 
 def _how_often(same: int, runs: int) -> str:
@@ -198,13 +200,13 @@ def _without_rank(first: FirstBad) -> At:
 
 
 def _changed(
-    asked: Asked, folder: Path, first: FirstBad, changes: Sequence[Change]
+    options: WatchOptions, folder: Path, first: FirstBad, changes: Sequence[Change]
 ) -> Iterator[Rerun]:
     """Run the command again with one thing changed each time. First nothing is changed: if the bad
     value is gone even then, it comes by chance, and the changes would prove nothing."""
     for number, change in enumerate((UNCHANGED, *changes)):
         again = prepared(folder / f"changed-{number}")
-        code = _run(asked, again, again / "output.log", change)
+        code = _run(options, again, again / "output.log", change)
         if code == -signal.SIGINT:
             return
         rerun = _rerun(change, reported(again, None, code), first)

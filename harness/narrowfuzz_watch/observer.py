@@ -172,7 +172,7 @@ class Observer:
             self._note_unwritten(ran.results)
             return
         with torch._C._AutoDispatchBelowAutograd():
-            seen = [tensor for tensor in ran.results if screen.looked_at(tensor)]
+            seen = [tensor for tensor in ran.results if screen.is_checkable(tensor)]
             if not seen:
                 return
             self._note_written(ran, seen)
@@ -355,7 +355,7 @@ def _new_infinity(ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:
     do."""
     if ran.what.name not in _KEEPS_SIGNS:
         return False
-    seen = [item for _, item in operands if screen.looked_at(item)]
+    seen = [item for _, item in operands if screen.is_checkable(item)]
     return max(screen.ends(ran.results[0])) == torch.inf and not any(
         max(screen.ends(item)) == torch.inf for item in seen
     )

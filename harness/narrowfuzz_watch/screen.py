@@ -28,14 +28,14 @@ _NARROW = {
 }
 _SCALE = getattr(torch, "float8_e8m0fnu", None)
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
-_LOOKED_AT = {*_WIDE, *_NARROW, *_COMPLEX, *([] if _SCALE is None else [_SCALE])}
+_CHECKABLE = {*_WIDE, *_NARROW, *_COMPLEX, *([] if _SCALE is None else [_SCALE])}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def looked_at(tensor: torch.Tensor) -> bool:
+def is_checkable(tensor: torch.Tensor) -> bool:
     """True if the tensor can hold a bad value, and can be read."""
     return (
-        tensor.dtype in _LOOKED_AT
+        tensor.dtype in _CHECKABLE
         and tensor.layout is torch.strided
         and not tensor.is_meta
         and tensor.numel() > 0
@@ -65,7 +65,7 @@ def suspect(sum_: float) -> bool:
 
 def state(tensor: torch.Tensor) -> State:
     """The state of a tensor's worst element."""
-    if not looked_at(tensor) or not suspect(float(total(tensor))):
+    if not is_checkable(tensor) or not suspect(float(total(tensor))):
         return "ok"
     least, most = ends(tensor)
     if math.isnan(most):
@@ -94,7 +94,7 @@ def described(tensor: torch.Tensor, name: str) -> dict[str, Any]:
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
     }
-    if looked_at(tensor):
+    if is_checkable(tensor):
         numbers = real(tensor)
         nan, inf = torch.isnan(numbers), torch.isinf(numbers)
         found |= {"nan": int(nan.sum()), "inf": int(inf.sum())}

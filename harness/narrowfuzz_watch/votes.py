@@ -58,19 +58,19 @@ def _met(records: Sequence[Rank]) -> dict[tuple[tuple[int, ...], int], list[Coll
     return met
 
 
-def parted(records: Sequence[Rank]) -> str:
+def collective_mismatch(records: Sequence[Rank]) -> str:
     """A sentence on the first collective in which ranks did different things; "" if none did."""
     for (group, seq), parts in sorted(_met(records).items(), key=lambda m: (m[1][0].step, m[0])):
-        asked = {part.rank: _asked(part) for part in parts}
+        called = {part.rank: _in_words(part) for part in parts}
         if len(group) == 2 and parts[0].op in ("send", "recv"):
             continue
-        if len({*asked.values()}) > 1:
-            each = "; ".join(f"rank {rank}: {what}" for rank, what in sorted(asked.items()))
+        if len({*called.values()}) > 1:
+            each = "; ".join(f"rank {rank}: {what}" for rank, what in sorted(called.items()))
             return f"ranks {list(group)} do not do the same in their collective {seq}: {each}"
     return ""
 
 
-def _asked(part: Collective) -> str:
+def _in_words(part: Collective) -> str:
     sized = part.op.startswith(("allreduce", "all_reduce", "reduce_scatter"))
     size = f" of {part.numel} {part.dtype}" if sized else ""
     where = f", layer {part.layer}" if part.layer else ""
@@ -79,14 +79,14 @@ def _asked(part: Collective) -> str:
 
 def stuck(records: Sequence[Rank]) -> tuple[str, ...]:
     """Sentences: which ranks wait in which collective, and which never entered it."""
-    lines = [line] if (line := parted(records)) else []
+    lines = [line] if (line := collective_mismatch(records)) else []
     last = {rank.rank: max(rank.collectives, key=lambda p: p.n, default=None) for rank in records}
     for rank, part in sorted(last.items()):
         if part is None or part.left:
             continue
         came = {p.rank for r in records for p in r.collectives if p.key == part.key}
         absent = [other for other in part.group if other not in came]
-        line = f"rank {rank} has not left {_asked(part)}, collective {part.seq} of ranks "
+        line = f"rank {rank} has not left {_in_words(part)}, collective {part.seq} of ranks "
         line += f"{list(part.group)}"
         if absent:
             line += f"; {', '.join(_last(other, last) for other in absent)}"

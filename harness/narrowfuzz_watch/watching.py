@@ -90,7 +90,7 @@ class Watching(TorchDispatchMode):
                 (parameter, local(parameter.grad))
                 for group in optimizer.param_groups
                 for parameter in group["params"]
-                if parameter.grad is not None and screen.looked_at(local(parameter.grad))
+                if parameter.grad is not None and screen.is_checkable(local(parameter.grad))
             ]
 
             def done(sums: list[float], _: list[int]) -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from narrowfuzz.bisect.search import Answer, Asked, Line, change, oldest
+from narrowfuzz.bisect.search import Answer, Line, VersionAnswer, change, oldest
 
 ANSWERS: dict[str, Answer] = {"s": "shows", "g": "gone", "?": "cannot tell"}
 
@@ -14,8 +14,8 @@ ANSWERS: dict[str, Answer] = {"s": "shows", "g": "gone", "?": "cannot tell"}
 def line(answers: str) -> Line:
     """One version for each letter, called by its place."""
 
-    def ask(version: str) -> Asked:
-        return Asked(version, ANSWERS[answers[int(version)]])
+    def ask(version: str) -> VersionAnswer:
+        return VersionAnswer(version, ANSWERS[answers[int(version)]])
 
     return Line([*map(str, range(len(answers)))], ask)
 
@@ -41,9 +41,9 @@ def test_each_version_is_asked_once_and_few_of_them() -> None:
     counted: list[str] = []
     answers = "g" * 37 + "s" * 91
 
-    def ask(version: str) -> Asked:
+    def ask(version: str) -> VersionAnswer:
         counted.append(version)
-        return Asked(version, ANSWERS[answers[int(version)]])
+        return VersionAnswer(version, ANSWERS[answers[int(version)]])
 
     found = change(Line([*map(str, range(len(answers)))], ask), 0, len(answers) - 1)
     assert (found.before.version, found.after.version) == ("36", "37")

@@ -23,7 +23,6 @@ import msgspec
 import pytest
 import torch
 from fresh import python
-from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import Campaign
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config, Place
@@ -36,10 +35,11 @@ from narrowfuzz.campaign.messages import (
     Counts,
     Finished,
     Message,
+    ScriptConfirmed,
     Settled,
-    Shown,
 )
 from narrowfuzz.campaign.raised import innermost
+from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.campaign.slices import FIRST
 from narrowfuzz.campaign.supervisor import Supervisor
 from narrowfuzz.case.ladder import BY_NAME
@@ -684,7 +684,7 @@ class TestFoundAsSoonAsShown:
         (handle,) = workers.handles
         large, small = finding("high", seed=1), finding("high", seed=2)
         workers.take(Counts({"cases": 3}), handle)
-        workers.take(Shown(Triaged(large, "")), handle)
+        workers.take(ScriptConfirmed(Triaged(large, "")), handle)
         (shown,) = tally.found
         assert shown.finding == large and handle.shown == large.id
         workers.take(Counts({"cases": 4}), handle)
@@ -699,7 +699,7 @@ class TestFoundAsSoonAsShown:
             finding(seed=i, needs=needs) for i, needs in enumerate([["switch"], [], ["switch"]])
         )
         workers.take(Finished(Triaged(first, "")), handle)
-        workers.take(Shown(Triaged(large, "")), handle)
+        workers.take(ScriptConfirmed(Triaged(large, "")), handle)
         assert tally.new == 2
         workers.take(Finished(Triaged(small, "")), handle)
         assert [found.finding for found in tally.found] == [first]
@@ -800,7 +800,7 @@ def test_an_interruption_while_findings_are_explained_leaves_the_report(
     run: Any = SimpleNamespace(
         accepted=SimpleNamespace(counting=lambda found: found),
         store=SimpleNamespace(findings=lambda: [finding, finding], out=tmp_path),
-        asked=Asked(),
+        run_options=RunOptions(),
         options=lambda: [],
     )
     monkeypatch.setattr("narrowfuzz.campaign.campaign.subprocess.run", interrupted)

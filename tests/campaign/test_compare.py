@@ -18,9 +18,9 @@ import pytest
 import torchao
 from narrowfuzz.campaign import compare
 from narrowfuzz.campaign.accept import Accepting, check_accepting, write_accepted
-from narrowfuzz.campaign.beside import Beside, CaseSeen, Shown, read_seen
-from narrowfuzz.campaign.compare import Asked, Side, compare_command, side_of
+from narrowfuzz.campaign.compare import CompareOptions, Side, compare_command, side_of
 from narrowfuzz.campaign.comparison import compared, side_run
+from narrowfuzz.campaign.comparison_side import CaseSeen, CauseSeen, SideRecorder, read_seen
 from narrowfuzz.campaign.comparison_words import bits_said, verdict
 from narrowfuzz.campaign.config import Place
 from narrowfuzz.case.spec import Case, DataSpec, Spec
@@ -46,7 +46,7 @@ def seen(
     said: str = "wrong",
 ) -> CaseSeen:
     """What a case gave: fingerprints, entries, hashes."""
-    causes = {name: Shown(f"{name} is {said}", "O3", "eager") for name in shows}
+    causes = {name: CauseSeen(f"{name} is {said}", "O3", "eager") for name in shows}
     judged = {"eager": list(rules)} if rules else {}
     return CaseSeen(
         case, "r", "linear", judged, list(judged), list(known), causes, dict(results)
@@ -91,7 +91,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ) -> tuple[int, dict[str, Any]]:
         out = tmp_path / f"out{len([*tmp_path.iterdir()])}"
 
-        def both(console: Any, sides: Sequence[Side], asked: Asked) -> list[int]:
+        def both(console: Any, sides: Sequence[Side], options: CompareOptions) -> list[int]:
             left(out / "A", a, of_a)
             left(out / "B", b, rows)
             for letter in "AB":
@@ -99,8 +99,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             return list(codes)
 
         monkeypatch.setattr(compare, "_run_both", both)
-        asked = Asked(out, cases=5, accepting=accepting)
-        code, document = compare_command(str(tmp_path), str(tmp_path), asked)
+        options = CompareOptions(out, cases=5, accepting=accepting)
+        code, document = compare_command(str(tmp_path), str(tmp_path), options)
         if codes == (0, 1):
             page = (out / "report.html").read_text()
             assert document["verdict"] in page and document["verdict"] in (
@@ -283,7 +283,7 @@ def test_a_side_is_a_python_an_environment_or_packages(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is there already"):
-        compare_command(sys.executable, sys.executable, Asked(tmp_path))
+        compare_command(sys.executable, sys.executable, CompareOptions(tmp_path))
 
 
 def test_a_side_that_fails_stops_the_other(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_side_that_fails_stops_the_other(tmp_path: Path) -> None:
         file.chmod(0o755)
     began = time.monotonic()
     with pytest.raises(ValueError, match=r"B, .*a sentence"):
-        compare_command(str(sleeps), str(fails), Asked(tmp_path / "out"))
+        compare_command(str(sleeps), str(fails), CompareOptions(tmp_path / "out"))
     assert time.monotonic() - began < 60
 
 
@@ -308,7 +308,7 @@ def judgement(*symptoms: str) -> Judgement:
 
 
 def test_what_the_other_side_shows_too_is_not_looked_into(tmp_path: Path) -> None:
-    a, b = (Beside(tmp_path / x, tmp_path / y, FIRST) for x, y in ("AB", "BA"))
+    a, b = (SideRecorder(tmp_path / x, tmp_path / y, FIRST) for x, y in ("AB", "BA"))
     for side, symptoms in ((a, ["both", "a"]), (b, ["both"])):
         side.begin(CASE)
         side.judged(CASE, judgement(*symptoms), ())
@@ -332,7 +332,7 @@ def test_what_the_other_side_shows_too_is_not_looked_into(tmp_path: Path) -> Non
 
 
 def test_nobody_waits_for_a_side_that_is_over(tmp_path: Path) -> None:
-    a = Beside(tmp_path / "A", tmp_path / "B", FIRST)
+    a = SideRecorder(tmp_path / "A", tmp_path / "B", FIRST)
     (tmp_path / "B").mkdir()
     (tmp_path / "B" / "summary.json").write_text("{}")
     assert a.differing(time.monotonic() + 60, pytest.fail) == []
@@ -382,8 +382,10 @@ def test_a_planted_bug_is_found_and_can_be_accepted(tmp_path: Path) -> None:
     file = tmp_path / "accepted.toml"
 
     def run(name: str, *options: str, accepting: Accepting = Accepting()) -> Any:  # noqa: B008
-        asked = Asked(tmp_path / name, cases=48, more=[*more, *options], accepting=accepting)
-        return compare_command(str(plain), bug, asked)
+        given = CompareOptions(
+            tmp_path / name, cases=48, more=[*more, *options], accepting=accepting
+        )
+        return compare_command(str(plain), bug, given)
 
     code, told = run("first")
     found = [one for one in told["differences"] if one["side"] == "B" and one["counts"]]
@@ -406,10 +408,10 @@ def test_a_legal_rewrite_is_silent(tmp_path: Path) -> None:
     )
     legal, plain = changed(tmp_path / "legal", SCALE, same), tmp_path / "plain"
     plain.mkdir()
-    asked = Asked(
+    options = CompareOptions(
         tmp_path / "out", cases=16,
         more=["--recipe", "torchao.float8.tensorwise", "--model", "linear", "--arm", "eager"],
     )  # fmt: skip
-    code, told = compare_command(str(plain), legal, asked)
+    code, told = compare_command(str(plain), legal, options)
     assert (code, told["differences"]) == (0, [])
     assert not any(told["bits"]["differ"].values()) and told["bits"]["compared"]["scales"] > 0

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from fresh import ends
-from narrowfuzz.campaign.asked import Asked
+from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.advice import applying, of_models
 from narrowfuzz.ledger.facts import may_hold
@@ -138,9 +138,9 @@ def _applying(models: Sequence[Model], arm: str = "eager") -> set[str]:
 def test_the_command_that_is_named_lists_what_is_known_of_what_was_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = Asked(recipes=(ROWWISE,), arms=("inductor*selective",))
-    program, *command = shlex.split(asked.list_known)
-    assert program == "narrowfuzz" and Asked().list_known == "narrowfuzz list known"
+    options = RunOptions(recipes=(ROWWISE,), arms=("inductor*selective",))
+    program, *command = shlex.split(options.list_known)
+    assert program == "narrowfuzz" and RunOptions().list_known == "narrowfuzz list known"
     assert ends(*command, "--json") == 0
     found = [record["id"] for record in json.loads(capsys.readouterr().out)]
     assert sorted(found) == sorted(named(ROWWISE, "inductor+checkpoint_selective"))

@@ -99,4 +99,4 @@ def test_the_line_counts_what_was_asked_and_what_was_not() -> None:
 def test_news_are_told_once(entry: Entry) -> None:
     trials = Trials(lambda path: ScriptRun(0, ""))
     trials(entry)
-    assert trials.news() == [("one", "gone")] and trials.news() == []
+    assert trials.new_answers() == [("one", "gone")] and trials.new_answers() == []

@@ -40,9 +40,9 @@ from narrowfuzz.draw.sharded_specs import sharded_specs
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine import device, gpu
+from narrowfuzz.machine.accumulator_probe import measure, measured
 from narrowfuzz.machine.device import Device, choose, default_workers, forks, torch_name
 from narrowfuzz.machine.gpu import ALL, NEEDED, Gpu, Gpus, problem
-from narrowfuzz.machine.ladders import measure, measured
 from narrowfuzz.numerics.accumulator import (
     CPU,
     HOPPER,

@@ -19,7 +19,7 @@ RECIPES = load_recipes()
 @pytest.fixture(autouse=True)
 def _nothing_laid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NARROWFUZZ_CACHE", str(tmp_path))
-    monkeypatch.delenv(overlay.LAID, raising=False)
+    monkeypatch.delenv(overlay.RELEASES_VARIABLE, raising=False)
 
 
 def package(cache: Path, version: str, source: str = "") -> Path:
@@ -45,7 +45,7 @@ def package(cache: Path, version: str, source: str = "") -> Path:
 )
 def test_what_is_no_release_of_a_library_is_refused(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=r"^--with") as caught:
-        overlay.lay([text])
+        overlay.restart_with_releases([text])
     assert says in str(caught.value)
 
 
@@ -84,9 +84,9 @@ def test_a_side_of_a_comparison_is_a_release_too(tmp_path: Path) -> None:
 def test_what_was_laid_is_part_of_the_command_and_of_scripts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(overlay.LAID, "torchao==0.15.0")
-    assert overlay.laid() == ("torchao==0.15.0",)
-    overlay.lay(["torchao==0.15.0"])  # done: it does not start again
+    monkeypatch.setenv(overlay.RELEASES_VARIABLE, "torchao==0.15.0")
+    assert overlay.active_releases() == ("torchao==0.15.0",)
+    overlay.restart_with_releases(["torchao==0.15.0"])  # done: it does not start again
 
 
 def test_every_recipe_of_torchao_says_which_releases_it_knows() -> None:

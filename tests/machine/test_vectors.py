@@ -17,10 +17,10 @@ def test_nothing_is_told_before_all_is_known(
     (kept / "ab").mkdir(parents=True)
     (kept / "ab" / "half.so").write_bytes(b"half")
     folder.mkdir()
-    vectors.tell(folder)
+    vectors.copy_cache_to(folder)
     assert not list(folder.iterdir())
     (kept / "asked").touch()
-    vectors.tell(folder)
+    vectors.copy_cache_to(folder)
     assert (folder / "ab" / "half.so").read_bytes() == b"half"
 
 
@@ -38,5 +38,5 @@ def test_what_is_asked_is_kept_in_a_folder_of_its_own(
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", answer)
     monkeypatch.setattr(vectors, "_kept", lambda: tmp_path / "kept")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
-    vectors.ask()
+    vectors.probe_and_cache()
     assert asked == [str(tmp_path / "kept")] and (tmp_path / "kept" / "asked").exists()

@@ -28,7 +28,7 @@ from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.models.model import Model
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe.recipe import load_recipes
-from narrowfuzz.report.judged import looked_at
+from narrowfuzz.report.judged import judged_layers
 from test_own_models import Own, own
 
 __all__ = ["own"]  # a fixture
@@ -83,7 +83,7 @@ def test_nothing_is_said_of_a_page_that_is_right(name: str, narrow: str) -> None
         assert judgement.ran, case.spec
         assert [verdict.sentence() for verdict in judgement.causes] == [], case.spec
         seen = {layer for _, _, arm, _, layer in
-                looked_at(judgement.verdicts, case.spec.recipe, model.name)
+                judged_layers(judgement.verdicts, case.spec.recipe, model.name)
                 if arm == "eager"}  # fmt: skip
         assert seen >= {*model.linears} - NEVER_CALLED, case.spec
 

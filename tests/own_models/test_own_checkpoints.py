@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.check import _configuration, _head, _specs
+from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.arm import EAGER, with_checkpoint
 from narrowfuzz.case.spec import Case, DataSpec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
-from narrowfuzz.report.judged import hindered
+from narrowfuzz.report.judged import blocked_arms
 from narrowfuzz.rules.contract import CHANGED_IN_PLACE
 from narrowfuzz.trace.verdict import Verdict
 from torch import nn
@@ -40,8 +40,8 @@ def test_a_model_that_does_so_is_refused_and_the_reason_is_said() -> None:
     said, causes = contract("inplace_relu.py:build", RECIPES["torch.fp32"])
     assert not causes
     assert (said.status, said.why) == ("not_applicable", CHANGED_IN_PLACE)
-    assert hindered([said], "torch.fp32", "m") == {
-        ("hindered", "torch.fp32", ARM, "m", CHANGED_IN_PLACE)
+    assert blocked_arms([said], "torch.fp32", "m") == {
+        ("blocked", "torch.fp32", ARM, "m", CHANGED_IN_PLACE)
     }
 
 
@@ -113,8 +113,8 @@ def test_a_block_that_keeps_something_is_no_checkpoint_of_its_own(
     tmp_path: Path, body: str, alone: bool
 ) -> None:
     (tmp_path / "mine.py").write_text(BLOCKS.format(body=body, autocast=False))
-    asked = Asked(models=(f"{tmp_path / 'mine.py'}:build",), recipes=("torch.fp32",))
-    one = _configuration(asked, "cpu", "none", "full", ())
+    options = RunOptions(models=(f"{tmp_path / 'mine.py'}:build",), recipes=("torch.fp32",))
+    one = _configuration(options, "cpu", "none", "full", ())
     model = one.model
     assert model.unrepeatable == ("" if alone else "model.layers.0")
     assert model.regions == (("model.layers.0", "model.layers.1") if alone else ())

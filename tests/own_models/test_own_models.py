@@ -24,7 +24,7 @@ from narrowfuzz.own_models import known_as, register
 from narrowfuzz.own_models.calls import asked
 from narrowfuzz.play.own import imported
 from narrowfuzz.recipe.recipe import load_recipes
-from narrowfuzz.report.judged import looked_at
+from narrowfuzz.report.judged import judged_layers
 from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import fingerprint
 from narrowfuzz.triage.finding import example_of
@@ -488,7 +488,7 @@ def test_the_examples_are_sound_and_each_linear_is_judged(
     case = case_of(model, recipe, checkpoint="selective", steps=2)
     judgement = Judge(RECIPES, Ledger([])).judge(case)
     assert not judgement.causes
-    seen = {layer for _, _, arm, _, layer in looked_at(judgement.verdicts, recipe, model.name)
+    seen = {layer for _, _, arm, _, layer in judged_layers(judgement.verdicts, recipe, model.name)
             if arm == "eager"}  # fmt: skip
     assert seen >= set(model.linears) == set(layer_names(case.spec))
 

@@ -232,22 +232,20 @@ class TestRecord:
 
     def test_a_run_goes_on_with_what_an_earlier_one_left(self, tmp_path: Path) -> None:
         file = tmp_path / "score.json"
-        asked = scoring.Asked(out=file, resume=True)
-        nothing = scoring._earlier(asked)
+        options = scoring.ScoreOptions(out=file, resume=True)
+        nothing = scoring._earlier(options)
         assert nothing.faults == nothing.controls == ()
         one, two = hunted("one", True), hunted("two", False)
         have = scoring._with(scoring._with(nothing, two, ["one", "two"]), one, ["one", "two"])
         assert have.faults == (one, two)
         scoring._write(file, have)
-        assert scoring._earlier(asked) == have and list(tmp_path.iterdir()) == [file]
+        assert scoring._earlier(options) == have and list(tmp_path.iterdir()) == [file]
         better = hunted("two", True)
         assert scoring._with(have, better, ["one", "two"]).faults == (one, better)
         with pytest.raises(ValueError, match="with seed 0, this run has 1: name another file"):
-            scoring._earlier(dataclasses.replace(asked, limits=Limits(seed=1)))
-        assert (
-            scoring._earlier(dataclasses.replace(asked, resume=False, limits=Limits(seed=1))).faults
-            == ()
-        )
+            scoring._earlier(dataclasses.replace(options, limits=Limits(seed=1)))
+        fresh = dataclasses.replace(options, resume=False, limits=Limits(seed=1))
+        assert scoring._earlier(fresh).faults == ()
 
     def test_two_scores_compared(self) -> None:
         before = score(hunted("a", True), hunted("b", False), hunted("old", True))

@@ -156,16 +156,16 @@ def test_a_tap_that_sees_nothing_is_said_at_the_first_case() -> None:
 
     blind = judge(tap=no_tap)
     blind.judge(case_of())
-    assert "saw 0" in blind.unseen[NAME]
+    assert "saw 0" in blind.tap_failures[NAME]
     sees = judge()
     sees.judge(case_of())
-    assert sees.unseen[NAME] == ""
+    assert sees.tap_failures[NAME] == ""
     # there is nothing to see of what the filter leaves alone
     alone = judge(tap=no_tap)
     alone.judge(case_of(k=40))
-    assert NAME not in alone.unseen
+    assert NAME not in alone.tap_failures
     alone.judge(case_of())  # and then there is
-    assert "saw 0" in alone.unseen[NAME]
+    assert "saw 0" in alone.tap_failures[NAME]
 
 
 @pytest.mark.parametrize(

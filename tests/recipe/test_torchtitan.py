@@ -221,7 +221,8 @@ def _laid(*releases: str) -> dict[str, str]:
         pytest.skip(str(why))
     path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
     return {
-        **os.environ, "PYTHONPATH": path, overlay.LAID: " ".join(releases), "TRITON_INTERPRET": "1",
+        **os.environ, "PYTHONPATH": path, overlay.RELEASES_VARIABLE: " ".join(releases),
+        "TRITON_INTERPRET": "1",
     }  # fmt: skip
 
 

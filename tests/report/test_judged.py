@@ -15,7 +15,7 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
 from narrowfuzz.recipe.recipe import load_every
-from narrowfuzz.report.judged import LOOKING, Judged, called, happened, judged, looked_at
+from narrowfuzz.report.judged import COUNTING_RULES, Judged, called, happened, judged, judged_layers
 from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.store import Store
 from narrowfuzz.trace.address import At
@@ -33,8 +33,8 @@ def verdict(rule: str, status: Status, layer: str = "") -> Verdict:
 
 
 def test_rules_about_casts_and_multiplies_count_and_no_others() -> None:
-    assert {"O2", "O3", "O5", "O15", "O13", "O20", "S1", "S2", "S12"} <= LOOKING
-    assert not LOOKING & {"contract", "O1", "O8", "O9", "O12", "R5"}
+    assert {"O2", "O3", "O5", "O15", "O13", "O20", "S1", "S2", "S12"} <= COUNTING_RULES
+    assert not COUNTING_RULES & {"contract", "O1", "O8", "O9", "O12", "R5"}
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,14 @@ def test_rules_about_casts_and_multiplies_count_and_no_others() -> None:
      ("not_applicable", False)],
 )  # fmt: skip
 def test_what_a_rule_could_not_decide_was_not_judged(status: Status, counts: bool) -> None:
-    seen = looked_at([verdict("O5", status, "proj"), verdict("O1", "ok")], "torch.bf16", "linear")
+    seen = judged_layers(
+        [verdict("O5", status, "proj"), verdict("O1", "ok")], "torch.bf16", "linear"
+    )
     assert seen == ({("judged", "torch.bf16", "eager", "linear", "proj")} if counts else set())
 
 
 def test_the_share_is_of_what_can_run() -> None:
-    counts = looked_at([verdict("O5", "ok", "proj")], "torch.bf16", "mlp_gelu")
+    counts = judged_layers([verdict("O5", "ok", "proj")], "torch.bf16", "mlp_gelu")
     share = judged(counts, BF16, EAGER, ["mlp_gelu", "tied_embedding"], "cpu")
     # token ids carry no gradient: there is no reentrant checkpoint of that model
     assert share.met == {("torch.bf16", "eager", "mlp_gelu")}
@@ -67,7 +69,7 @@ def test_a_device_without_an_arm_is_not_asked_for_it() -> None:
 
 
 def test_a_librarys_own_layers_are_judged_and_said(tmp_path: Path) -> None:
-    seen = looked_at([verdict("O2", "ok")], "reference.delayed", "library_linear")
+    seen = judged_layers([verdict("O2", "ok")], "reference.delayed", "library_linear")
     counts: Counter[Any] = Counter({**dict.fromkeys(seen, 1), "cases": 3})
     share = judged(counts, LIBRARY, [*BY_NAME], [], "cpu")
     assert share.met == {("reference.delayed", "eager", "library_linear")}
@@ -108,7 +110,7 @@ def counted(model: Model, arms: Sequence[str], cases: Sequence[Case]) -> set[tup
     seen: set[tuple[Any, ...]] = set().union(*map(happened, cases))
     for arm in arms:
         one = Verdict("O5", arm, "output", "ok", at=At(layer="model.up"))
-        seen |= looked_at([one], "torch.bf16", model.name)
+        seen |= judged_layers([one], "torch.bf16", model.name)
     return seen
 
 
@@ -170,7 +172,7 @@ def test_what_did_not_happen_is_said_and_is_not_enough(
 def test_why_an_arm_was_never_judged_is_said(tmp_path: Path, own: Model) -> None:
     spec = Spec(recipe="torch.bf16", model=own.name)
     seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])
-    seen |= {("hindered", "torch.bf16", "eager+checkpoint", own.name, "it may not")}
+    seen |= {("blocked", "torch.bf16", "eager+checkpoint", own.name, "it may not")}
     arms = ["eager", "eager+checkpoint", "inductor"]
     share = judged(seen, BF16, arms, [own.name], "cpu")
     assert set(share.why.values()) == {"it may not"}
@@ -181,7 +183,7 @@ def test_why_an_arm_was_never_judged_is_said(tmp_path: Path, own: Model) -> None
 
 
 def test_a_model_that_raises_does_not_run_and_it_is_said_why(tmp_path: Path, own: Model) -> None:
-    seen = {("hindered", "torch.bf16", "eager", own.name, "known issue linear-output-in-place")}
+    seen = {("blocked", "torch.bf16", "eager", own.name, "known issue linear-output-in-place")}
     share = judged(seen, BF16, ["eager", "eager+checkpoint"], [own.name], "cpu")
     counts = dict.fromkeys(seen, 1) | {"first stopped": 3}
     one = ended(tmp_path, share, counts | {("known", "linear-output-in-place"): 3})
@@ -194,7 +196,7 @@ def test_a_model_whose_backward_always_raises_does_not_run(tmp_path: Path, own: 
     """Though rules have judged its forward."""
     spec = Spec(recipe="torch.bf16", model=own.name)
     seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])
-    seen |= {("hindered", "torch.bf16", "eager", own.name, "it raises ValueError")}
+    seen |= {("blocked", "torch.bf16", "eager", own.name, "it raises ValueError")}
     share = judged(seen, BF16, ["eager"], [own.name], "cpu")
     assert not share.never
     one = ended(tmp_path, share, dict.fromkeys(seen, 1) | {"first stopped": 3})

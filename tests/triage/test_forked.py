@@ -83,7 +83,7 @@ def test_what_is_asked_before_copies_are_made_may_be_answered_no(
     def ask() -> None:
         codes.append(subprocess.run(["false"], check=False).returncode)
 
-    monkeypatch.setattr(vectors, "ask", ask)
+    monkeypatch.setattr(vectors, "probe_and_cache", ask)
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         _load_inductor()

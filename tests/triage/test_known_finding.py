@@ -82,14 +82,14 @@ def test_a_finding_has_the_severity_of_the_issue_that_it_is(scripts: RunScript) 
     """The rarity of a use stands in the entry alone: what was measured would make it high."""
     verdict = cause(OWN_FORWARD, "census")
     once = partial(triage, BARE, OWN_FORWARD, verdict, seconds=2.0, scripts=scripts)
-    told = once(unasked=LEDGER)
+    told = once(unfiltered_ledger=LEDGER)
     entry = next(e for e in LEDGER.entries if e.id == told.finding.known_issue)
     assert told.finding.severity == entry.severity == "medium"
     assert entry.id in told.finding.why_severity and entry.weighed.why in told.finding.why_severity
     assert told.finding.fingerprint == fingerprint(verdict, "torchao.float8")
     said = report(told.finding, "again")
     assert f"the severity is that issue's, not measured here: narrowfuzz known {entry.id}" in said
-    alone = once(unasked=without({entry.id})).finding
+    alone = once(unfiltered_ledger=without({entry.id})).finding
     assert (alone.known_issue, alone.severity) == ("", "high") and entry.id not in report(alone, "")
     unasked = once().finding
     assert unasked.known_issue is None and unasked.id == alone.id == told.finding.id

@@ -9,7 +9,7 @@ import pytest
 from narrowfuzz.play import checkpoint, converted, layers, player
 from narrowfuzz.play.job import Job, Taps
 from narrowfuzz.triage.script import paste
-from narrowfuzz.triage.script.job import texts
+from narrowfuzz.triage.script.job import fields_as_text
 from narrowfuzz.triage.script.paste import hoisted, pasted, undefined_in
 
 SOURCE = '''
@@ -62,7 +62,11 @@ def test_what_the_script_defines_is_there(monkeypatch: pytest.MonkeyPatch) -> No
 def test_nothing_is_annotated_but_the_fields_of_dataclasses() -> None:
     events = (("forward", 0, 0, "train", False), ("backward", 0, (0,), False))
     job = Job(events, "float32", "cpu", (2, 3), (2, 3))
-    constants = texts("job", job) | texts("taps", Taps()) | {"job": "None", "taps": "None"}
+    constants = (
+        fields_as_text("job", job)
+        | fields_as_text("taps", Taps())
+        | {"job": "None", "taps": "None"}
+    )
     text = pasted(("play", "Trace"), (layers, checkpoint, player, converted), constants)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from narrowfuzz.trace.address import At
 from narrowfuzz_watch import command
-from narrowfuzz_watch.command import Asked, _rerun, watch_command
+from narrowfuzz_watch.command import WatchOptions, _rerun, watch_command
 from narrowfuzz_watch.records import FirstBad, Report
 from narrowfuzz_watch.removals import UNCHANGED
 
@@ -89,15 +89,17 @@ def test_what_cannot_be_asked_is_one_sentence(
     against = Path(options[1]) if "--against" in options else None
     repeat = int(options[1]) if "--repeat" in options else 0
     variants = options[1:] if "--variant" in options else ()
-    asked = Asked(command, against=against, repeat=repeat, variants=variants, out=tmp_path / "run")
+    given = WatchOptions(
+        command, against=against, repeat=repeat, variants=variants, out=tmp_path / "run"
+    )
     with pytest.raises(ValueError, match=sentence):
-        watch_command(asked)
+        watch_command(given)
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
     assert watch(tmp_path, "true").returncode == 0
     with pytest.raises(ValueError, match="holds an earlier run"):
-        watch_command(Asked(("true",), out=tmp_path))
+        watch_command(WatchOptions(("true",), out=tmp_path))
 
 
 TRAINING = """
@@ -251,7 +253,7 @@ def test_the_same_place_on_another_rank_is_the_same_place(
         monkeypatch.setattr(command, "_run", lambda *a, **k: 0)
         monkeypatch.setattr(command, "reported", lambda *a, **k: next(left))
         folder = tmp_path / str(len([*tmp_path.iterdir()]))
-        found = command._repeated(Asked(("x",), repeat=len(others)), folder, report(1)).first
+        found = command._repeated(WatchOptions(("x",), repeat=len(others)), folder, report(1)).first
         assert found is not None
         return found
 
@@ -390,7 +392,7 @@ def test_a_run_that_makes_other_numbers_alone_is_named(
     if not others:
         assert "made the same numbers, bit for bit" in told["notes"][-1]
         return
-    parted = told["divergence"]
-    assert (parted["at"]["name"], parted["at"]["event"]) == ("sick.copy", 2)
-    assert parted["cause"] == "hardware or race"
-    assert parted["because"].endswith(f"run {flips} of 3; 2 others made the same numbers")
+    divergence = told["divergence"]
+    assert (divergence["at"]["name"], divergence["at"]["event"]) == ("sick.copy", 2)
+    assert divergence["cause"] == "hardware or race"
+    assert divergence["because"].endswith(f"run {flips} of 3; 2 others made the same numbers")

@@ -278,12 +278,12 @@ def test_two_runs_part_at_the_operator_that_flipped_a_low_bit(tmp_path: Path) ->
     with flip, narrowfuzz.watch(tmp_path / "run", against=tmp_path / "clean") as watched:
         trained()
     assert watched.report is not None and watched.report.first is None
-    parted = watched.report.divergence
-    assert parted is not None
-    assert (parted.at.name, parted.at.layer, parted.at.event) == (
+    found = watched.report.divergence
+    assert found is not None
+    assert (found.at.name, found.at.layer, found.at.event) == (
         "aten.silu_backward", "1.inner.2", 1,
     )  # fmt: skip
-    assert parted.because.startswith("of the same operands, bit for bit")
+    assert found.because.startswith("of the same operands, bit for bit")
     assert divergence(read(tmp_path / "clean"), read(tmp_path / "clean")) is None
     with narrowfuzz.watch(tmp_path / "short"):
         pass

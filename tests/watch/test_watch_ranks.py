@@ -15,7 +15,7 @@ import torch
 from narrowfuzz_watch.merge import first_bad
 from narrowfuzz_watch.read import read
 from narrowfuzz_watch.records import Collective, Event, Held, Rank, Reached, Tensor
-from narrowfuzz_watch.votes import parted, stuck, votes
+from narrowfuzz_watch.votes import collective_mismatch, stuck, votes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -125,7 +125,7 @@ def test_ranks_that_do_not_do_the_same() -> None:
         Rank(rank=rank, collectives=[part(rank, 3, 1), part(rank, 5, 2, op=op)])
         for rank, op in enumerate(("allreduce", "allreduce", "broadcast"))
     ]
-    assert "in their collective 2: rank 0: allreduce" in parted(ranks)
+    assert "in their collective 2: rank 0: allreduce" in collective_mismatch(ranks)
 
 
 def test_a_reduce_scatter_is_looked_at_once_it_has_written(tmp_path: Path) -> None:

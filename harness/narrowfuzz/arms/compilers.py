@@ -51,7 +51,7 @@ def tapped_backend(compiler: str, tap: CompiledTap, memory_budget: float) -> Any
     let_rng_pass(GraphWatch)
     if compiler == "inductor":
         _watch_inductor()
-        vectors.ask()
+        vectors.probe_and_cache()
 
     def backend(graph: Any, example_inputs: Any, *, options: Any = None) -> Any:
         # a budget of 1 is the default: it must not override a user's setting

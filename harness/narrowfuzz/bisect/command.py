@@ -14,7 +14,7 @@ from narrowfuzz.bisect import releases
 from narrowfuzz.bisect.commits import Checkout
 from narrowfuzz.bisect.releases import Place, place_of
 from narrowfuzz.bisect.script import Script, script_of
-from narrowfuzz.bisect.search import Asked, Change, Line, change, oldest
+from narrowfuzz.bisect.search import Change, Line, VersionAnswer, change, oldest
 from narrowfuzz.report.lifetime import Database, Kind, record_releases
 from narrowfuzz.report.terminal import console
 
@@ -49,7 +49,7 @@ class Found:
 
     package: str
     title: str
-    asked: tuple[Asked, ...]
+    asked: tuple[VersionAnswer, ...]
     changes: tuple[Change, ...]
     sentences: tuple[str, ...]
 
@@ -76,9 +76,9 @@ def bisect(question: Question, say: Callable[[str], None] = lambda line: None) -
 
 
 def _heard(
-    package: str, say: Callable[[str], None], ask: Callable[[str], Asked]
-) -> Callable[[str], Asked]:
-    def heard(version: str) -> Asked:
+    package: str, say: Callable[[str], None], ask: Callable[[str], VersionAnswer]
+) -> Callable[[str], VersionAnswer]:
+    def heard(version: str) -> VersionAnswer:
         one = ask(version)
         words = {"shows": "shows it", "gone": "does not show it"}
         said = words.get(one.answer, f"cannot tell: {one.why}")
@@ -93,11 +93,11 @@ def _of_releases(question: Question, script: Script, say: Callable[[str], None])
     versions = releases.releases(package)
     ends = [_known(package, text, versions) for text in (question.good, question.bad)]
 
-    def ask(version: str) -> Asked:
+    def ask(version: str) -> VersionAnswer:
         try:
             place = place_of(package, version, question.others)
         except ValueError as error:
-            return Asked(version, "cannot tell", str(error))
+            return VersionAnswer(version, "cannot tell", str(error))
         return script.ask(version, place.environment)
 
     line = Line(versions, _heard(package, say, ask))
@@ -171,7 +171,7 @@ def _said(package: str, line: Line, changes: list[Change]) -> Iterator[str]:
         else:
             yield f"{package} {after} no longer shows it, {before} is the last that does"
         if one.between:
-            names = ", ".join(asked.version for asked in one.between)
+            names = ", ".join(skipped.version for skipped in one.between)
             yield f"between them cannot tell: {names}"
     if not any(one.appears for one in changes):
         shows = [line.answers[place] for place in sorted(line.answers)]
@@ -188,11 +188,11 @@ def _of_commits(
     commits = checkout.between(question.good, question.bad)
     with checkout.tree() as tree:
 
-        def ask(commit: str) -> Asked:
+        def ask(commit: str) -> VersionAnswer:
             try:
                 folder = checkout.path_in(tree, commit)
             except ValueError as error:
-                return Asked(commit, "cannot tell", str(error))
+                return VersionAnswer(commit, "cannot tell", str(error))
             # a file of two commits a second apart may have the size and time of a stale cache
             place = Place((folder,), {"PYTHONDONTWRITEBYTECODE": "1"})
             return script.ask(commit, place.environment)

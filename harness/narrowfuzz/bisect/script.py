@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from narrowfuzz.bisect.search import Asked
+from narrowfuzz.bisect.search import VersionAnswer
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.machine.device import check_device
 from narrowfuzz.report.lookup import OnDisk, lookup
@@ -38,7 +38,7 @@ class Script:
     plant: tuple[str, str] | None = None
     finding: OnDisk | None = None
 
-    def ask(self, version: str, variables: Mapping[str, str]) -> Asked:
+    def ask(self, version: str, variables: Mapping[str, str]) -> VersionAnswer:
         """The answer of the script in a process with these variables, which select the version."""
         done = None
         for _ in range(self.runs):
@@ -48,13 +48,13 @@ class Script:
                 code, out, err = ended(command, own, _SECONDS)
             done = script_ran(self.path.read_text(), code, out, err, _SECONDS)
             if done.shown:
-                return Asked(version, "shows")
+                return VersionAnswer(version, "shows")
             if done.code != GONE or done.raised:
                 lines = [line for line in done.output.splitlines() if line.strip()]
                 last = lines[-1].strip().removeprefix("cannot tell: ") if lines else "no output"
-                return Asked(version, "cannot tell", last)
+                return VersionAnswer(version, "cannot tell", last)
         assert done is not None, "it runs at least once"
-        return Asked(version, "gone")
+        return VersionAnswer(version, "gone")
 
 
 def script_of(target: str, runs: int = 0) -> Script:

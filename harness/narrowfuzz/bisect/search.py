@@ -12,7 +12,7 @@ _BELOW = 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class VersionAnswer:
     """The answer of one version; ``why``: the reason if it cannot tell."""
 
     version: str
@@ -26,10 +26,10 @@ class Line:
     places of the tried ones to their answers."""
 
     versions: Sequence[str]
-    ask: Callable[[str], Asked]
-    answers: dict[int, Asked] = field(default_factory=dict)
+    ask: Callable[[str], VersionAnswer]
+    answers: dict[int, VersionAnswer] = field(default_factory=dict)
 
-    def at(self, place: int) -> Asked:
+    def at(self, place: int) -> VersionAnswer:
         """The answer of the version at this place."""
         if place not in self.answers:
             self.answers[place] = self.ask(self.versions[place])
@@ -40,9 +40,9 @@ class Line:
 class Change:
     """Two versions with different answers, the older first, between which no other can tell."""
 
-    before: Asked
-    after: Asked
-    between: tuple[Asked, ...] = ()
+    before: VersionAnswer
+    after: VersionAnswer
+    between: tuple[VersionAnswer, ...] = ()
 
     @property
     def appears(self) -> bool:

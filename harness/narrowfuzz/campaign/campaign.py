@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from narrowfuzz.arms.available import natives, on_ranks, rungs_of, select_arms
-from narrowfuzz.campaign import beside
-from narrowfuzz.campaign.asked import Asked
+from narrowfuzz.campaign import comparison_side
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import Live
+from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.draw.coverage import missing, table, universe
 from narrowfuzz.ledger import advice
@@ -22,7 +22,7 @@ from narrowfuzz.ledger.ledger import Entry, Ledger, load_entries
 from narrowfuzz.machine.device import Device
 from narrowfuzz.machine.environment import describe
 from narrowfuzz.machine.machine import machine
-from narrowfuzz.machine.overlay import laid
+from narrowfuzz.machine.overlay import active_releases
 from narrowfuzz.machine.policy import cast_policies
 from narrowfuzz.models.catalog import MODELS, title_of
 from narrowfuzz.recipe.recipe import Recipe
@@ -51,7 +51,7 @@ from narrowfuzz.triage.finding import Finding
 class Campaign:
     """One run: its options, the objects it uses, and its results."""
 
-    asked: Asked
+    run_options: RunOptions
     config: Config
     store: Store
     recipes: dict[str, Recipe]
@@ -69,19 +69,19 @@ class Campaign:
         ``summary.json``."""
         from narrowfuzz.campaign.supervisor import run_campaign  # imports torch
 
-        verdict, around = consoles(self.asked)
+        verdict, around = consoles(self.run_options)
         environment = self.environment()
-        applying, command = self.applying(), self.asked.list_known
+        applying, command = self.applying(), self.run_options.list_known
         _print_head(around, self.config, environment, self.lacking)
-        if self.asked.verbose:
+        if self.run_options.verbose:
             _print_probed(around, environment, self.device.profile())
-        if self.asked.configuration:
+        if self.run_options.configuration:
             print_unmet(around, applying, "Known issues that may affect you:", command)
         live = Live(around, self.config)
         tally = run_campaign(self.config, self.store, live.show)
-        tally.notes += [beside.NOTE] * (self.config.beside is not None)
+        tally.notes += [comparison_side.NOTE] * (self.config.beside is not None)
         live.close()
-        if self.asked.explain and not tally.interrupted:
+        if self.run_options.explain and not tally.interrupted:
             tally.notes += self.explain(around)
         if self.database is not None:
             tally.notes += record_run(self.database, self.store)
@@ -96,13 +96,13 @@ class Campaign:
             applying=applying,
             list_known=command,
             counted=bool(self.config.cases),
-            min_judged=self.asked.min_judged,
-            subject=title_of(self.config.models[0]) if self.asked.configuration else "",
+            min_judged=self.run_options.min_judged,
+            subject=title_of(self.config.models[0]) if self.run_options.configuration else "",
             first=len(self.config.first),
             filtered=self.config.ledger,
             entries=self.entries(),
         )
-        print_summary(verdict, around, ended, verbose=self.asked.verbose)
+        print_summary(verdict, around, ended, verbose=self.run_options.verbose)
         summary = self.summary(ended)
         write_formats(ended)
         write_markdown(ended)
@@ -118,7 +118,9 @@ class Campaign:
         for finding in new:
             around.print(f"asking what it needs: {finding.sentence}", soft_wrap=True, markup=False)
             command = [sys.executable, "-m", "narrowfuzz.cli", "explain", *self.options()]
-            command += options({"--plant": [self.asked.plant] if self.asked.plant else []})
+            command += options(
+                {"--plant": [self.run_options.plant] if self.run_options.plant else []}
+            )
             folder = self.store.out / "findings" / finding.id
             try:
                 done = subprocess.run([*command, str(folder)], capture_output=True, text=True)
@@ -149,7 +151,7 @@ class Campaign:
             arms,
             machine(),
             self.device.torch,
-            self.asked.configuration
+            self.run_options.configuration
             or advice.of_models([MODELS[name] for name in self.config.models]),
         )
 
@@ -165,16 +167,16 @@ class Campaign:
         return judged(
             tally.counts,
             self.recipes,
-            self.asked.meant or select_arms(self.config.arms),
+            self.run_options.first_arms or select_arms(self.config.arms),
             self.config.models,
             self.device.torch,
         )
 
     def options(self) -> list[str]:
         """The options that a replay needs besides the finding's folder."""
-        given = {"--recipe-file": self.asked.recipe_files, "--model": self.config.own}
-        version = [self.asked.te_version] if self.asked.te_version else []
-        return options(given) + options({"--with": laid(), "--te-version": version})
+        given = {"--recipe-file": self.run_options.recipe_files, "--model": self.config.own}
+        version = [self.run_options.te_version] if self.run_options.te_version else []
+        return options(given) + options({"--with": active_releases(), "--te-version": version})
 
     def summary(self, ended: Ended) -> dict[str, Any]:
         """The content of ``summary.json``."""
@@ -239,10 +241,10 @@ def _linears_judged(share: Judged) -> Iterator[dict[str, Any]]:
             }
 
 
-def consoles(asked: Asked) -> tuple[Console, Console]:
+def consoles(options: RunOptions) -> tuple[Console, Console]:
     """The console for the verdict and the findings, and the one for all other output, which prints
     nothing with --quiet."""
-    return console(), console(quiet=asked.quiet)
+    return console(), console(quiet=options.quiet)
 
 
 def drawable(recipes: Mapping[str, Recipe], config: Config) -> frozenset[Any]:

@@ -11,9 +11,9 @@ from typing import Any, get_args
 import msgspec
 
 from narrowfuzz.arms.available import select_arms
-from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import consoles
 from narrowfuzz.campaign.pace import LARGE, said_of_pace, seconds_of_cases
+from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.arm import Arm, Compile
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.ladder import climb
@@ -72,7 +72,7 @@ _NAMED = 6
 class _Configuration:
     """A user's model and the configuration in which it is trained."""
 
-    asked: Asked
+    options: RunOptions
     model: Model
     #: The same model, built with other values of the parameters of ``build``.
     others: Sequence[Model]
@@ -100,42 +100,42 @@ class _Configuration:
 
 
 def check_command(
-    asked: Asked, compile: str, checkpoint: str, only: tuple[str, ...] = ()
+    options: RunOptions, compile: str, checkpoint: str, only: tuple[str, ...] = ()
 ) -> tuple[int, dict[str, Any]]:
-    """Check ``asked.models[0]``; returns the same as ``run_command``. ``only``: globs of the
+    """Check ``options.models[0]``; returns the same as ``run_command``. ``only``: globs of the
     linears that the recipes convert. Raises ValueError for a model that cannot be judged, or an
     option value that does not exist."""
-    device = torch_name(asked.device or "cpu")
-    one = _configuration(asked, device, compile, checkpoint, only)
+    device = torch_name(options.device or "cpu")
+    one = _configuration(options, device, compile, checkpoint, only)
     asked_of, pace = _specs(one.model, one.recipes, one.compile, one.checkpoint), {}
     if one.model.multiplications > LARGE and device == "cpu":
-        plain = _unfiltered(asked, one.recipes, device)
+        plain = _unfiltered(options, one.recipes, device)
         pace = seconds_of_cases(asked_of, one.model.multiplications, plain, device)
         asked_of.sort(key=pace.__getitem__)
     first = (*_first(asked_of), *_other_sizes(one.others, one.recipes))
     climbed = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
-    chosen = select_arms(asked.arms)
+    chosen = select_arms(options.arms)
     arms = tuple(name for name in climbed if name in chosen)
     if not arms:
         raise ValueError(
-            f"--arm {' '.join(asked.arms)}: this configuration runs {', '.join(climbed)}; "
+            f"--arm {' '.join(options.arms)}: this configuration runs {', '.join(climbed)}; "
             "--compile and --checkpoint say more"
         )
     meant = dict.fromkeys(arm.name for spec in asked_of for arm in _meant(climb(spec)))
-    _, around = consoles(asked)
+    _, around = consoles(options)
     around.print(_head(one, len(first), asked_of), markup=False)
     if pace:
-        minutes = None if asked.cases else asked.minutes or _MINUTES
+        minutes = None if options.cases else options.minutes or _MINUTES
         around.print(said_of_pace(pace, len(first), minutes), markup=False)
     from narrowfuzz.campaign.main import run_command
 
     return run_command(
         replace(
-            asked,
+            options,
             recipes=one.wanted,
             arms=arms,
             first=first,
-            meant=() if asked.arms else tuple(meant),
+            first_arms=() if options.arms else tuple(meant),
             linears=False,
             configuration=one.facts,
         )
@@ -143,32 +143,32 @@ def check_command(
 
 
 def _configuration(
-    asked: Asked, device: str, compile: str, checkpoint: str, only: tuple[str, ...]
+    options: RunOptions, device: str, compile: str, checkpoint: str, only: tuple[str, ...]
 ) -> _Configuration:
     if compile not in get_args(Compile):
         raise ValueError(unknown("value", compile, get_args(Compile), of="--compile"))
     if checkpoint not in get_args(Checkpoint):
         raise ValueError(unknown("value", checkpoint, get_args(Checkpoint), of="--checkpoint"))
-    (text,) = asked.models
-    prepare(asked.plant)
+    (text,) = options.models
+    prepare(options.plant)
     (model, *others) = register(text)
-    wanted = asked.recipes or (f"torch.{model.fixed['dtype']}",)
+    wanted = options.recipes or (f"torch.{model.fixed['dtype']}",)
     if only:
-        wanted = _filtered(model, select(load_recipes(asked.recipe_files), wanted), only)
-    every = load_recipes(asked.recipe_files, wanted)
+        wanted = _filtered(model, select(load_recipes(options.recipe_files), wanted), only)
+    every = load_recipes(options.recipe_files, wanted)
     recipes = [here for r in select(every, wanted).values() if (here := runnable(r, device))]
     if not recipes:
         raise ValueError(
             f"none of {', '.join(wanted)} can run here: narrowfuzz list recipes says why"
         )
     _takes_parameters_of(model, recipes)
-    return _Configuration(asked, model, others, compile, checkpoint, only, wanted, recipes)  # type: ignore[arg-type]
+    return _Configuration(options, model, others, compile, checkpoint, only, wanted, recipes)  # type: ignore[arg-type]
 
 
-def _unfiltered(asked: Asked, recipes: Iterable[Recipe], device: str) -> dict[str, Recipe]:
+def _unfiltered(options: RunOptions, recipes: Iterable[Recipe], device: str) -> dict[str, Recipe]:
     """The same recipes without a filter of linears, by name."""
     names = {recipe.name.partition(FILTERED)[0] for recipe in recipes}
-    every = select(load_recipes(asked.recipe_files), sorted(names))
+    every = select(load_recipes(options.recipe_files), sorted(names))
     return {name: here for name, one in every.items() if (here := runnable(one, device))}
 
 
@@ -230,7 +230,7 @@ def _meant(rungs: Sequence[Arm]) -> Iterator[Arm]:
     yield rungs[-1]
 
 
-def _first(asked: Sequence[Spec]) -> Iterator[Case]:
+def _first(specs: Sequence[Spec]) -> Iterator[Case]:
     """Cases of these Specs on every kind of data, then, uncompiled, with several steps,
     microbatches, evaluation and reload. Backend by backend: a compiled program serves all data, and
     is discarded once another is compiled."""
@@ -240,7 +240,7 @@ def _first(asked: Sequence[Spec]) -> Iterator[Case]:
         {"steps": 2, "microbatches": 2},
         {"lifecycle": "reload"},
     )
-    for spec in asked:
+    for spec in specs:
         eager = msgspec.structs.replace(spec, compile="none")
         # first, so that it is judged even where there is no time to compile
         yield Case(spec=eager, data=DataSpec())
@@ -262,17 +262,16 @@ def _other_sizes(models: Sequence[Model], recipes: Sequence[Recipe]) -> Iterator
 def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
     """The text at the beginning: what is checked, for how long, whether compiling fits into that
     time, and notes about the model."""
-    asked, model, wanted = one.asked, one.model, one.wanted
-    minutes = asked.minutes or _MINUTES
-    then = (
-        plural(asked.cases, "case") if asked.cases else f"{minutes:g} minute{'s' * (minutes != 1)}"
-    )
+    options, model, wanted = one.options, one.model, one.wanted
+    minutes = options.minutes or _MINUTES
+    length = f"{minutes:g} minute{'s' * (minutes != 1)}"
+    then = plural(options.cases, "case") if options.cases else length
     kept = sum(named(name, one.only) for name in model.linears)
     of = f"{kept} of " if kept < len(model.linears) else ""
     sizes = f" and {len(one.others)} other sizes" if one.others else ""
     linears = f"{of}{plural(len(model.linears), 'linear')}{sizes}"
     lines = []
-    if not asked.recipes:
+    if not options.recipes:
         lines.append(
             f"no --recipe given: testing {', '.join(wanted)}, the model as it is built, without "
             "FP8 or MX; narrowfuzz list recipes shows others"
@@ -286,7 +285,7 @@ def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
     ]
     if one.compile != "none":
         programs = sum(spec.compile != "none" for spec in specs)
-        seconds = None if asked.cases else 60 * minutes
+        seconds = None if options.cases else 60 * minutes
         lines.append(_compiling(one.compile, len(model.linears), programs, seconds))
     if model.unrepeatable and one.checkpoint != "none":
         lines.append(

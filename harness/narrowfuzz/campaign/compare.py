@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from narrowfuzz.campaign.accept import Accepting, check_accepting, write_accepted
-from narrowfuzz.campaign.beside import count_seen, read_seen, shown_alone
 from narrowfuzz.campaign.comparison import LETTERS, Comparison, compared, side_run
+from narrowfuzz.campaign.comparison_side import count_seen, read_seen, shown_alone
 from narrowfuzz.campaign.comparison_words import as_json, lines_of, write_page, write_summary
 from narrowfuzz.campaign.interrupts import on_interrupt
 from narrowfuzz.ledger.exits import CLEAN, FOUND, INTERRUPTED, OURS, TOO_LITTLE, USAGE
 from narrowfuzz.machine.overlay import folder_of
 from narrowfuzz.report import terminal
-from narrowfuzz.trace.words import options
+from narrowfuzz.trace import words
 
 #: Exit codes of a run that came to its end.
 _ENDED = (0, 1)
@@ -42,7 +42,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompareOptions:
     """Options of ``narrowfuzz compare``."""
 
     out: Path
@@ -87,49 +87,53 @@ def side_of(text: str) -> Side:
     )
 
 
-def compare_command(first: str, second: str, asked: Asked) -> tuple[int, dict[str, Any]]:
+def compare_command(first: str, second: str, options: CompareOptions) -> tuple[int, dict[str, Any]]:
     """Run the same cases on both sides at the same time. Returns the exit code and the content of
     ``compare.json``. Exit codes: 0 if both show the same, 1 if not, 3 if a run did not come to its
     end, 4 if nothing was judged on both. Raises ValueError for a text that names no side, an output
     folder that exists, or options that the runs refuse."""
-    check_accepting(asked.accepting)
+    check_accepting(options.accepting)
     sides = [side_of(first), side_of(second)]
-    if asked.out.exists():
-        raise ValueError(f"--out {asked.out} is there already: name another folder")
-    if asked.cases < 1:
-        raise ValueError(f"--cases must be at least 1, got {asked.cases}")
+    if options.out.exists():
+        raise ValueError(f"--out {options.out} is there already: name another folder")
+    if options.cases < 1:
+        raise ValueError(f"--cases must be at least 1, got {options.cases}")
     console = terminal.console()
     for letter, side in zip(LETTERS, sides, strict=True):
         console.print(f"{letter}: {escape(side.title)}")
     try:
-        codes = _run_both(console, sides, asked)
+        codes = _run_both(console, sides, options)
     except Interrupted:
         console.print("stopped: nothing was compared")
         return INTERRUPTED, {"exit_code": INTERRUPTED}
     for letter, side, code in zip(LETTERS, sides, codes, strict=True):
         if code not in _ENDED:
-            log = asked.out / f"{letter}.log"
+            log = options.out / f"{letter}.log"
             if code == USAGE:
                 raise ValueError(f"{letter}, {side.title}: {_last_line(log)}")
             console.print(f"{letter}: its run ended with {code}: {escape(str(log))} says why")
             return OURS, {"exit_code": OURS}
-    runs = [side_run(s.title, asked.out / letter) for s, letter in zip(sides, LETTERS, strict=True)]
-    return _conclude(console, compared(*runs), asked)
+    runs = [
+        side_run(s.title, options.out / letter) for s, letter in zip(sides, LETTERS, strict=True)
+    ]
+    return _conclude(console, compared(*runs), options)
 
 
-def _conclude(console: Console, comparison: Comparison, asked: Asked) -> tuple[int, dict[str, Any]]:
+def _conclude(
+    console: Console, comparison: Comparison, options: CompareOptions
+) -> tuple[int, dict[str, Any]]:
     """Print and write the result; returns the same as ``compare_command``."""
-    comparison, written = write_accepted(comparison, asked.accepting)
+    comparison, written = write_accepted(comparison, options.accepting)
     code = FOUND if comparison.differ else TOO_LITTLE if comparison.empty else CLEAN
-    for line in lines_of(comparison, asked.out):
+    for line in lines_of(comparison, options.out):
         console.print(line)
     for line in written:
         console.print(escape(line))
     document = as_json(comparison) | {"exit_code": code}
-    write_summary(comparison, asked.out)
-    write_page(comparison, asked.out, document)
-    page = escape(str(asked.out / "report.html"))
-    console.print(f"\nOutput: {escape(str(asked.out))}; the page: {page}")
+    write_summary(comparison, options.out)
+    write_page(comparison, options.out, document)
+    page = escape(str(options.out / "report.html"))
+    console.print(f"\nOutput: {escape(str(options.out))}; the page: {page}")
     return code, document
 
 
@@ -138,17 +142,17 @@ def _last_line(log: Path) -> str:
     return said[-1].removeprefix("narrowfuzz: ") if said else "it said nothing"
 
 
-def _run_both(console: Console, sides: Sequence[Side], asked: Asked) -> list[int]:
+def _run_both(console: Console, sides: Sequence[Side], options: CompareOptions) -> list[int]:
     """The exit codes of both runs. If one fails the other is stopped: there is nothing to
     compare."""
-    asked.out.mkdir(parents=True)
-    folders = [asked.out / letter for letter in LETTERS]
+    options.out.mkdir(parents=True)
+    folders = [options.out / letter for letter in LETTERS]
     processes: list[subprocess.Popen[bytes]] = []
     with on_interrupt(_stop), _progress(console) as say:
         try:
             for side, own, other in zip(sides, folders, reversed(folders), strict=True):
-                processes.append(_start(side, own, other, asked))
-            far = _HowFar(folders, asked.cases, asked.processes)
+                processes.append(_start(side, own, other, options))
+            far = _HowFar(folders, options.cases, options.processes)
             while any(process.poll() is None for process in processes):
                 if any(process.poll() not in (None, *_ENDED) for process in processes):
                     break
@@ -163,13 +167,17 @@ def _run_both(console: Console, sides: Sequence[Side], asked: Asked) -> list[int
     return [CLEAN if p in stopped else code for p, code in zip(processes, codes, strict=True)]
 
 
-def _start(side: Side, own: Path, other: Path, asked: Asked) -> subprocess.Popen[bytes]:
+def _start(side: Side, own: Path, other: Path, options: CompareOptions) -> subprocess.Popen[bytes]:
     over = os.pathsep.join(filter(None, (side.overlay, os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, **({"PYTHONPATH": over} if over else {})}
-    numbers = {"--cases": [asked.cases], "--seed": [asked.seed], "--workers": [asked.processes]}
+    numbers = {
+        "--cases": [options.cases],
+        "--seed": [options.seed],
+        "--workers": [options.processes],
+    }
     folders = {"--beside": [other], "--out": [own]}
     command = [side.python, "-m", "narrowfuzz", "run"]
-    command += [*options(numbers), *asked.more, *options(folders)]
+    command += [*words.options(numbers), *options.more, *words.options(folders)]
     with Path(f"{own}.log").open("w") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from narrowfuzz.campaign.beside import (
+from narrowfuzz.campaign.comparison_side import (
     NOTE,
     CaseSeen,
     case_file,
@@ -168,13 +168,13 @@ class Comparison:
         return [one for one in self.differences if one.counts]
 
     @property
-    def known_apart(self) -> list[Known]:
+    def known_on_one_side(self) -> list[Known]:
         """The entries that only one side shows."""
         return [one for one in self.known if one.one_side]
 
     @property
     def differ(self) -> bool:
-        return bool(self.counting or self.known_apart)
+        return bool(self.counting or self.known_on_one_side)
 
     @property
     def empty(self) -> bool:

@@ -33,8 +33,8 @@ def verdict(comparison: Comparison) -> str:
     """One sentence: do they differ?"""
     if comparison.empty:
         return "Nothing was judged on both sides: this comparison says nothing"
-    found, apart = comparison.counting, comparison.known_apart
-    if not found and not apart:
+    found, one_sided = comparison.counting, comparison.known_on_one_side
+    if not found and not one_sided:
         left = len(comparison.differences)
         rest = f"; {plural(left, 'difference')} listed that do not count" if left else ""
         return f"No difference: no rule is broken on one side alone{rest}"
@@ -42,8 +42,8 @@ def verdict(comparison: Comparison) -> str:
         f"{plural(sum(one.side == letter for one in found), 'finding')} on {letter} alone"
         for letter in reversed(LETTERS)
     ]
-    if apart:
-        parts.append(f"{plural(len(apart), 'known issue')} on one side alone")
+    if one_sided:
+        parts.append(f"{plural(len(one_sided), 'known issue')} on one side alone")
     return f"The two differ: {', '.join(parts)}"
 
 

@@ -38,7 +38,7 @@ from narrowfuzz.draw.sharded_specs import SHARDABLE, sharded_specs
 from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
 from narrowfuzz.draw.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
 from narrowfuzz.judge.judge import Judgement
-from narrowfuzz.machine.device import asked_here, forks
+from narrowfuzz.machine.device import forks, torch_name_before_begin
 from narrowfuzz.machine.environment import Collector
 from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.models.catalog import MODELS, of_kind
@@ -100,7 +100,7 @@ class Generator:
         self.plain = [recipe for recipe in recipes if unconverted(recipe)]
         #: Used for single operators and neighbours of the corpus only, so that the draws of other
         #: slices do not depend on these.
-        self.apart = copy.copy(rng)
+        self.independent_rng = copy.copy(rng)
         #: Models that compile in a few seconds, and models that partial recompute may break.
         of_blocks = {m for m in self.models if MODELS[m].kind == "block"}
         self.small = tuple(m for m in self.models if MODELS[m].compiled and m not in of_blocks)
@@ -119,8 +119,8 @@ class Generator:
             )
             for kind in get_args(Compile)
         }
-        self.alone = self._alone()
-        self.shown = self._shown(copy.copy(rng))
+        self.operator_decks = self._operator_decks()
+        self.corpus_decks = self._corpus_decks(copy.copy(rng))
         #: Ids of the cases of the corpus that have run unchanged.
         self.tried: set[str] = set()
         arms = select_arms(config.arms)
@@ -156,9 +156,9 @@ class Generator:
         #: Eager cases whose results came closest to their bounds: (share of the radius, case).
         self.close: list[tuple[float, Case]] = []
 
-    def _alone(self) -> dict[Compile, Deck[Any]]:
+    def _operator_decks(self) -> dict[Compile, Deck[Any]]:
         """Per rung, a deck of the pairs of a recipe and a model of one operator that run there."""
-        here = asked_here(self.config.device)
+        here = torch_name_before_begin(self.config.device)
         pairs = [
             (recipe, model)
             for recipe, model in itertools.product(self.plain, filter(self.config.asks, ALONE))
@@ -166,11 +166,11 @@ class Generator:
         ]
         compiled = [(recipe, model) for recipe, model in pairs if MODELS[model].compiled]
         return {
-            kind: Deck(pairs if kind == "none" else compiled, self.apart)
+            kind: Deck(pairs if kind == "none" else compiled, self.independent_rng)
             for kind in get_args(Compile)
         }
 
-    def _shown(self, rng: random.Random) -> dict[str, Deck[Case]]:
+    def _corpus_decks(self, rng: random.Random) -> dict[str, Deck[Case]]:
         """Decks of the corpus: of cases that are compiled, of cases on ranks, and of all others."""
         kinds: dict[str, list[Case]] = {"none": [], "sharded": [], "inductor": []}
         recipes = {recipe.name for recipe in (*self.recipes, *self.stateful)}
@@ -191,7 +191,7 @@ class Generator:
             "linears": self.linears,
             "either": self.models or self.linears,
             "ranks": self.shared or self.linears,
-            "operators": self.alone["none"].cards,
+            "operators": self.operator_decks["none"].cards,
         }
         able = {rung for rung in rungs if rung == "none" or self.decks[rung][0].cards}
         kinds = {*able, *(["sharded"] if self.shardable else [])}
@@ -200,7 +200,7 @@ class Generator:
             for s in order
             if s.kind in kinds
             and (
-                self.shown[s.kind].cards
+                self.corpus_decks[s.kind].cards
                 if s.models == "corpus"
                 else self.recipes and few.get(s.models, True)
             )
@@ -260,8 +260,8 @@ class Generator:
         """As ``layers``, with Specs of one operator, one Spec for each recipe and operator while
         ``more()``: there are many of them, and each is small."""
         eager = kind == "none"
-        many = _COUNTED_OPERATORS if self.counted else len(self.alone[kind].cards)
-        hand = self.alone[kind].hand(many if eager else 1)
+        many = _COUNTED_OPERATORS if self.counted else len(self.operator_decks[kind].cards)
+        hand = self.operator_decks[kind].hand(many if eager else 1)
 
         def take(drawn: list[tuple[Case, ...]]) -> None:
             if more() and drawn.count(drawn[0]) < len(drawn):  # else it repeats the simplest
@@ -272,13 +272,13 @@ class Generator:
             specs = operator_specs([recipe], (model,), compile=kind, vary=self.vary)
             batch = batches(specs, draws=_OPERATOR_DRAWS if eager else self.config.draws)
             several = st.lists(batch, min_size=_EAGER_CANDIDATES, max_size=_EAGER_CANDIDATES)
-            self._generate(several, take, _FEW_OPERATORS, self.apart)
-        self.alone[kind].unused(hand)
+            self._generate(several, take, _FEW_OPERATORS, self.independent_rng)
+        self.operator_decks[kind].unused(hand)
 
     def corpus(self, kind: str, more: Callable[[], bool], serve: Serve) -> None:
         """As ``layers``, with cases of the corpus: each unchanged, then its neighbours. A case that
         is compiled, or runs on ranks, has its neighbours when its turn comes again."""
-        deck, eager = self.shown[kind], kind == "none"
+        deck, eager = self.corpus_decks[kind], kind == "none"
         draws = _SHARDED_DRAWS if kind == "sharded" else _OPERATOR_DRAWS
         recipes = {recipe.name: recipe for recipe in self.recipes}
         hand = deck.hand(_COUNTED_CORPUS if self.counted else len(deck.cards))
@@ -306,7 +306,7 @@ class Generator:
             if more() and batch[0].spec != case.spec:
                 serve(batch)
 
-        self._generate(some, take, many + 1, self.apart)
+        self._generate(some, take, many + 1, self.independent_rng)
 
     def sharded(self, more: Callable[[], bool], serve: Serve) -> None:
         """As ``layers``, with models on ranks."""

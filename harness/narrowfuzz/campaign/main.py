@@ -14,10 +14,10 @@ from typing import Any
 from narrowfuzz_watch.folder import new_folder
 
 from narrowfuzz.arms.available import none_runs, select_arms
-from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import Campaign
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.corpus import Corpus, keep, load, playable, shipped
+from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.ledger.exits import (
@@ -31,9 +31,9 @@ from narrowfuzz.ledger.exits import (
     fails,
 )
 from narrowfuzz.ledger.ledger import Ledger, standing
-from narrowfuzz.machine.device import asked_here, check_device, default_workers, enter
+from narrowfuzz.machine.device import check_device, default_workers, enter, torch_name_before_begin
 from narrowfuzz.machine.environment import prepare
-from narrowfuzz.machine.overlay import laid
+from narrowfuzz.machine.overlay import active_releases
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.own_models import register
@@ -57,88 +57,88 @@ from narrowfuzz.report.tally import Tally
 _MOST_MINUTES = 60.0 * 24 * 7
 
 
-def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
+def run_command(options: RunOptions) -> tuple[int, dict[str, Any]]:
     """Run a campaign; returns the exit code and the content of ``summary.json``. Raises ValueError
     for invalid options."""
-    fail_on = next((level for level in FAIL_ON if level == asked.fail_on), None)
+    fail_on = next((level for level in FAIL_ON if level == options.fail_on), None)
     if fail_on is None:
-        raise ValueError(unknown("level", asked.fail_on, FAIL_ON, of="--fail-on"))
-    if not 0 <= asked.min_judged <= 100:
-        raise ValueError(f"--min-judged must be a share from 0 to 100, got {asked.min_judged:g}")
-    if asked.resume and asked.out is None:
+        raise ValueError(unknown("level", options.fail_on, FAIL_ON, of="--fail-on"))
+    if not 0 <= options.min_judged <= 100:
+        raise ValueError(f"--min-judged must be a share from 0 to 100, got {options.min_judged:g}")
+    if options.resume and options.out is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
-    allowed = accepted(asked.baseline, asked.suppress, datetime.date.today(), fail_on)
-    select_arms(asked.arms)
-    planted = _plant(asked.plant)
+    allowed = accepted(options.baseline, options.suppress, datetime.date.today(), fail_on)
+    select_arms(options.arms)
+    planted = _plant(options.plant)
     if planted is not None:
-        asked = _as_planted(asked, planted)
-    asked = dataclasses.replace(asked, device=asked.device or "cpu")
-    workers = asked.workers or default_workers(asked.device)
-    check_device(asked.device, workers)
-    prepare(asked.plant)
-    if asked.te_version:
+        options = _as_planted(options, planted)
+    options = dataclasses.replace(options, device=options.device or "cpu")
+    workers = options.workers or default_workers(options.device)
+    check_device(options.device, workers)
+    prepare(options.plant)
+    if options.te_version:
         from te_on_cpu import environment as te
 
-        te.choose(asked.te_version)
-    where = enter(asked.device, 0)
-    if why := none_runs(asked.arms, where.name):
+        te.choose(options.te_version)
+    where = enter(options.device, 0)
+    if why := none_runs(options.arms, where.name):
         raise ValueError(why)
-    asked = _of_operators(asked)
-    models, own = _models(asked.models)
-    chosen, lacking = _recipes(asked, where.torch)
-    lacking += _models_that_cannot(models, chosen, asked_here(where.name))
-    loaded = _printed_ledger(where.torch, asked.ledgers) if asked.ledger else Ledger([])
-    corpus = _corpus(asked, chosen)
+    options = _of_operators(options)
+    models, own = _models(options.models)
+    chosen, lacking = _recipes(options, where.torch)
+    lacking += _models_that_cannot(models, chosen, torch_name_before_begin(where.name))
+    loaded = _printed_ledger(where.torch, options.ledgers) if options.ledger else Ledger([])
+    corpus = _corpus(options, chosen)
     lacking += corpus.unread
-    folder = _output(asked.out, asked.resume)
-    minutes = asked.minutes
+    folder = _output(options.out, options.resume)
+    minutes = options.minutes
     if minutes is None:
-        minutes = _MOST_MINUTES if asked.cases else 2.0
+        minutes = _MOST_MINUTES if options.cases else 2.0
     config = Config(
         out=folder,
         minutes=minutes,
-        cases=asked.cases,
+        cases=options.cases,
         workers=workers,
-        seed=secrets.randbelow(2**32) if asked.seed is None else asked.seed,
+        seed=secrets.randbelow(2**32) if options.seed is None else options.seed,
         recipes=tuple(chosen),
-        recipe_files=asked.recipe_files,
-        arms=asked.arms,
-        device=asked.device,
-        ledger=asked.ledger,
-        ledgers=asked.ledgers,
+        recipe_files=options.recipe_files,
+        arms=options.arms,
+        device=options.device,
+        ledger=options.ledger,
+        ledgers=options.ledgers,
         plant=planted,
         models=models,
         own=own,
-        linears=asked.linears and (not models or "linear" in models),
-        first=tuple(map(dump_case, asked.first or _first(chosen.values(), models))),
+        linears=options.linears and (not models or "linear" in models),
+        first=tuple(map(dump_case, options.first or _first(chosen.values(), models))),
         corpus=tuple(map(dump_case, corpus.cases)),
-        beside=asked.beside,
-        first_arms=asked.meant,
+        beside=options.beside,
+        first_arms=options.first_arms,
     )
     # findings of planted faults and of the sides of a comparison are not recorded
-    apart = bool(asked.plant) or asked.beside is not None
-    database = None if apart else Database.of(asked.database, folder)
+    apart = bool(options.plant) or options.beside is not None
+    database = None if apart else Database.of(options.database, folder)
     store = Store(folder)
     config = dataclasses.replace(config, part=store.begin())
-    campaign = Campaign(asked, config, store, chosen, lacking, loaded, where, allowed, database)
+    campaign = Campaign(options, config, store, chosen, lacking, loaded, where, allowed, database)
     tally, summary = campaign.run()
-    if asked.corpus is not None:
-        keep(asked.corpus, (finding.minimal for finding in store.findings()))
+    if options.corpus is not None:
+        keep(options.corpus, (finding.minimal for finding in store.findings()))
     return _code(campaign, tally, fail_on, lacking=summary["lacking"]), summary
 
 
-def _corpus(asked: Asked, recipes: Mapping[str, Recipe]) -> Corpus:
+def _corpus(options: RunOptions, recipes: Mapping[str, Recipe]) -> Corpus:
     """The cases of the shipped corpus and of --corpus that can run here. None in a comparison,
     whose sides must draw alike, and none with a user's own model, of which the corpus has no
     cases."""
-    if asked.beside or any(":" in name for name in asked.models):
+    if options.beside or any(":" in name for name in options.models):
         return Corpus()
     found = load(shipped())
-    if asked.corpus is not None:
-        own = load(asked.corpus)
-        keep(asked.corpus, ())  # raises before the run if it cannot be written to
+    if options.corpus is not None:
+        own = load(options.corpus)
+        keep(options.corpus, ())  # raises before the run if it cannot be written to
         found = Corpus((*own.cases, *found.cases), (*own.unread, *found.unread))
-    return Corpus(playable(found.cases, recipes, asked.arms), found.unread)
+    return Corpus(playable(found.cases, recipes, options.arms), found.unread)
 
 
 def _first(recipes: Iterable[Recipe], models: tuple[str, ...]) -> Iterator[Case]:
@@ -156,8 +156,8 @@ def _first(recipes: Iterable[Recipe], models: tuple[str, ...]) -> Iterator[Case]
 def _incomplete(campaign: Campaign, tally: Tally) -> bool:
     """Were workers lost before anything was judged, or were fewer cases judged than requested in a
     run without a time limit?"""
-    judged, asked = tally.counts["cases"], campaign.asked
-    counted = asked.cases if asked.minutes is None else 0
+    judged, options = tally.counts["cases"], campaign.run_options
+    counted = options.cases if options.minutes is None else 0
     return not tally.enough and (judged < counted or (not judged and tally.lost_workers > 0))
 
 
@@ -174,31 +174,31 @@ def _code(
     found = [finding.severity for finding in counting(store.findings())]
     if fails(found, len(counting(store.suspected())), fail_on):
         return FOUND
-    enough = campaign.judged(tally).share >= campaign.asked.min_judged
+    enough = campaign.judged(tally).share >= campaign.run_options.min_judged
     return CLEAN if enough and not lacking else TOO_LITTLE
 
 
-def _as_planted(asked: Asked, planted: tuple[str, str]) -> Asked:
+def _as_planted(options: RunOptions, planted: tuple[str, str]) -> RunOptions:
     """The options, with the recipes, arms and device of the planted fault where none are named: it
     may patch a library that others run on, or be specific to a device."""
     what = find_plant(*planted)
     return dataclasses.replace(
-        asked,
-        recipes=asked.recipes or what.recipes,
-        device=asked.device or what.device,
-        recipe_files=(*asked.recipe_files, *what.recipe_files),
-        arms=asked.arms or what.arms,
+        options,
+        recipes=options.recipes or what.recipes,
+        device=options.device or what.device,
+        recipe_files=(*options.recipe_files, *what.recipe_files),
+        arms=options.arms or what.arms,
     )
 
 
-def _of_operators(asked: Asked) -> Asked:
+def _of_operators(options: RunOptions) -> RunOptions:
     """The options, with the models that consist of one of the named operators, and, if no recipe is
     named, the recipes that do not convert operators. Raises ValueError for a glob that matches no
     operator."""
-    if not asked.operators:
-        return asked
-    models = (*asked.models, *models_of_operators(asked.operators))
-    return dataclasses.replace(asked, models=models, recipes=asked.recipes or UNCONVERTED)
+    if not options.operators:
+        return options
+    models = (*options.models, *models_of_operators(options.operators))
+    return dataclasses.replace(options, models=models, recipes=options.recipes or UNCONVERTED)
 
 
 def _models(named: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -216,17 +216,17 @@ def _named(text: str) -> list[str]:
     raise ValueError(unknown("model", text, (*MODELS,)))
 
 
-def _recipes(asked: Asked, device: str) -> tuple[dict[str, Recipe], list[str]]:
+def _recipes(options: RunOptions, device: str) -> tuple[dict[str, Recipe], list[str]]:
     """The requested recipes that can run here, and a line for each recipe that cannot, or that runs
     only if it is named."""
-    there = load_every(asked.recipe_files, asked.recipes)
-    meant = any(glob != "*" for glob in asked.recipes)
-    over = {release.partition("==")[0] for release in laid()}
+    there = load_every(options.recipe_files, options.recipes)
+    meant = any(glob != "*" for glob in options.recipes)
+    over = {release.partition("==")[0] for release in active_releases()}
     unasked = [] if meant else [n for n, r in there.items() if r.process and r.process not in over]
-    wanted = {n: r for n, r in select(there, asked.recipes).items() if n not in unasked}
-    unasked += [name for name, r in wanted.items() if not r.models(asked.models)]
+    wanted = {n: r for n, r in select(there, options.recipes).items() if n not in unasked}
+    unasked += [name for name, r in wanted.items() if not r.models(options.models)]
     wanted = {name: r for name, r in wanted.items() if name not in unasked}
-    if not wanted and asked.operators:
+    if not wanted and options.operators:
         raise ValueError(
             f"--operator: {', '.join(unasked)} convert linears, of which an operator alone has "
             f"none; leave --recipe out, or name {' or '.join(UNCONVERTED)}"

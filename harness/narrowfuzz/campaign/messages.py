@@ -66,7 +66,7 @@ class Confirming(Struct, frozen=True):
     since: float
 
 
-class Shown(Struct, frozen=True):
+class ScriptConfirmed(Struct, frozen=True):
     """A script shows the divergence; a smaller case may follow."""
 
     found: Triaged
@@ -84,7 +84,7 @@ class Settled(Struct, frozen=True):
     fingerprint: str
 
 
-AboutFinding = Claimed | Sighted | Confirming | Shown | Finished | Settled
+AboutFinding = Claimed | Sighted | Confirming | ScriptConfirmed | Finished | Settled
 Message = Ready | Counts | Compiling | Compiled | Note | Ended | AboutFinding
 
 

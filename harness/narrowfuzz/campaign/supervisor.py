@@ -113,7 +113,7 @@ class Supervisor:
                     break
             self._drain()
             self.keep_claimed()
-            for loss in () if tally.interrupted else tally.losses:
+            for loss in () if tally.interrupted else tally.loss_threads:
                 loss.join()
             left = sorted(path.name for path in (self.store.out / "journal").glob("lost-*.json"))
             if left:
@@ -182,7 +182,7 @@ class Supervisor:
                 self.sighted.append(seen)
             case messages.Confirming(since):
                 tally.confirming[handle.number] = (CONFIRMING, since)
-            case messages.Shown(found):
+            case messages.ScriptConfirmed(found):
                 handle.shown = found.finding.id
                 handle.claimed.pop(found.finding.fingerprint, None)
                 tally.confirming[handle.number] = (SHRINKING, time.monotonic())
@@ -235,7 +235,7 @@ class Supervisor:
             loss = threading.Thread(
                 target=self.record_loss, args=(journal.lose(case), case, how), daemon=True
             )
-            tally.losses.append(loss)
+            tally.loss_threads.append(loss)
             loss.start()
         else:
             tally.notes.append(f"worker {handle.number} ended before its first case")
@@ -251,12 +251,12 @@ class Supervisor:
         from narrowfuzz.triage.loss import names_of_loss, triage_loss, untried_loss
 
         config, files = self.config, self.config.recipe_files
-        with self.tally.looking:
+        with self.tally.loss_lock:
             names = names_of_loss(case, how, files)
             same = next((f for f in self.store.findings() if f.fingerprint in names), None)
             if same is not None:
                 # it is minimised already; the stored case shows if another rung is at fault here
-                self.store.sight(same.id, case)
+                self.store.add_sighting(same.id, case)
             elif self.tally.enough or self._late:
                 self._keep(untried_loss(case, how, files, config.device))
             else:

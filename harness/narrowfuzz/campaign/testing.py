@@ -121,7 +121,7 @@ class Reports:
 
     session: Session
     #: The parameter of ``triage``.
-    unasked: Ledger | None = None
+    unfiltered_ledger: Ledger | None = None
     #: Fingerprint -> report; "" if the divergence is suspected only.
     texts: dict[str, str] = field(default_factory=dict)
 
@@ -141,7 +141,14 @@ class Reports:
         from narrowfuzz.triage.triage import triage
 
         judge, files = self.session.judge, self.session.options.recipe_files
-        found = triage(judge, case, verdict, seconds=seconds, files=files, unasked=self.unasked)
+        found = triage(
+            judge,
+            case,
+            verdict,
+            seconds=seconds,
+            files=files,
+            unfiltered_ledger=self.unfiltered_ledger,
+        )
         Store(out).add(found.finding, found.script)
         folder = out / "findings" / found.finding.id
         replay = replay_of(found.finding, folder, files)

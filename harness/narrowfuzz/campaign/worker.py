@@ -29,7 +29,7 @@ import torch
 from narrowfuzz.arms.available import rungs_of, select_arms
 from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
 from narrowfuzz.campaign import messages
-from narrowfuzz.campaign.beside import Beside
+from narrowfuzz.campaign.comparison_side import SideRecorder
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.first import dealt
@@ -47,7 +47,7 @@ from narrowfuzz.machine.environment import prepare, resident, return_memory
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import processes
 from narrowfuzz.recipe.source import parted
-from narrowfuzz.report.judged import called, happened, hindered, looked_at
+from narrowfuzz.report.judged import blocked_arms, called, happened, judged_layers
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release
 from narrowfuzz.rules import RULES
@@ -165,16 +165,20 @@ class Worker:
         kinds = processes(session.selected.values())
         self.kinds = len(kinds)
         self.process = kinds[(place.number + place.generation) % len(kinds)]
-        able = session.prepared(self.process)
+        able = session.prepared_recipes(self.process)
         self.recipes, self.stateful = parted(able.values())
-        self.trials, self.judge, self.unasked = session.trials, session.judge, session.unasked
+        self.trials, self.judge, self.unfiltered_ledger = (
+            session.trials,
+            session.judge,
+            session.unfiltered_ledger,
+        )
         self.judge.before_rerun = self._note
         self.judge.programs.note_arm = lambda arm: self.journal.note_arm(arm.name)
         self.judge.programs.listen = Compiles(self.tell, lambda: self.subject).listen
         #: In a comparison: writes its results, for the other side to read.
-        self.beside = config.beside and Beside(config.out, config.beside, place)
-        if self.beside:
-            self.judge.observed = self.beside.observed
+        self.side_recorder = config.beside and SideRecorder(config.out, config.beside, place)
+        if self.side_recorder:
+            self.judge.observed = self.side_recorder.observed
         self.journal = Writing(Journal.of(config.out, place.number))
         #: Recipe and model of the case that runs.
         self.subject = ""
@@ -400,8 +404,8 @@ class Worker:
         repeat: bool = True,
     ) -> Judgement:
         self._note(case)
-        if self.beside:
-            self.beside.begin(case)
+        if self.side_recorder:
+            self.side_recorder.begin(case)
         judgement = self.judge.judge(case, rules, only, focus=focus, repeat=repeat)
         verdicts, known = judgement.verdicts, judgement.known
         if only is not None and judgement.causes:  # which rung is the first to show it?
@@ -415,21 +419,21 @@ class Worker:
         self.digest.update(case.id.encode())
         self.counts.update(("pair", pair) for pair in pairs(case))
         self.generator.remember(case, judgement)
-        if why := self.judge.unseen.get(case.spec.recipe):
+        if why := self.judge.tap_failures.get(case.spec.recipe):
             self._warn(case.spec.recipe, why)
         for verdict in verdicts:
             self.counts["rule", verdict.rule, case.spec.recipe, verdict.status] += 1
-        looked: set[tuple[Any, ...]] = {*looked_at(verdicts, case.spec.recipe, case.spec.model)}
+        looked: set[tuple[Any, ...]] = {*judged_layers(verdicts, case.spec.recipe, case.spec.model)}
         looked |= called(verdicts)
         looked |= happened(case) if looked else set()
         looked |= functions_seen(verdicts)
-        looked |= hindered((*verdicts, *known), case.spec.recipe, case.spec.model)
+        looked |= blocked_arms((*verdicts, *known), case.spec.recipe, case.spec.model)
         self.counts.update(looked - self.looked)
         self.looked |= looked
         for verdict in known:
             self.counts["known", verdict.explained_by] += 1
-        if self.beside:
-            self.beside.judged(case, judgement, self.past)
+        if self.side_recorder:
+            self.side_recorder.judged(case, judgement, self.past)
         else:
             self._claim(case, judgement)
         self.past.append(case)
@@ -454,9 +458,9 @@ class Worker:
         """Where known issues count as findings: is this one that a worker has already claimed on
         another case? One finding stands for all sightings of a known issue: confirming each would
         take most of a short run."""
-        if self.unasked is None:
+        if self.unfiltered_ledger is None:
             return False
-        issue = self.judge.knowing(self.unasked).known_as(case, verdict)
+        issue = self.judge.with_ledger(self.unfiltered_ledger).known_as(case, verdict)
         if not issue:
             return False
         self.issues[name] = _KNOWN + issue
@@ -477,16 +481,16 @@ class Worker:
     def settle(self) -> None:
         """In a comparison: triage the divergences that the other side does not show, each on one
         case after the other until a script shows it."""
-        if not self.beside:
+        if not self.side_recorder:
             return
         self.flush()
-        differing = self.beside.differing(self.deadline, self.journal.journal.file.touch)
+        differing = self.side_recorder.differing(self.deadline, self.journal.journal.file.touch)
         for name, kept in differing:
-            for later in kept:
-                if not claim(self.config.out, name, later.case.spec.dtype):
+            for pending in kept:
+                if not claim(self.config.out, name, pending.case.spec.dtype):
                     break
                 seconds = _TOGETHER_SECONDS / len(differing)
-                self._triage(later.case, later.verdict, later.past, most=max(seconds, 3.0))
+                self._triage(pending.case, pending.verdict, pending.past, most=max(seconds, 3.0))
 
     def _triage(
         self, case: Case, verdict: Any, past: Sequence[Case], *, most: float = 25.0
@@ -510,8 +514,8 @@ class Worker:
             past=tuple(past),
             files=self.config.recipe_files,
             models=self.config.own,
-            shown=lambda found: self.tell(messages.Shown(found)),
-            unasked=self.unasked,
+            shown=lambda found: self.tell(messages.ScriptConfirmed(found)),
+            unfiltered_ledger=self.unfiltered_ledger,
         )
         result = with_first_bad(
             result, plant=self.config.plant, device=self.judge.device.name, seconds=seconds
@@ -526,7 +530,7 @@ class Worker:
         self.triage_compiling += self.judge.programs.compile_seconds - compiling
 
     def flush(self) -> None:
-        self.counts.update(("trial", answer) for answer in self.trials.news())
+        self.counts.update(("trial", answer) for answer in self.trials.new_answers())
         self.tell(messages.Counts(dict(self.counts)))
         self.counts.clear()
         self.reported = time.monotonic()

@@ -20,8 +20,8 @@ from narrowfuzz.cli.options import (
     With,
     typed,
 )
-from narrowfuzz.machine.overlay import lay
-from narrowfuzz.report.document import told
+from narrowfuzz.machine.overlay import restart_with_releases
+from narrowfuzz.report.document import run_and_print
 
 
 def replay(
@@ -42,11 +42,11 @@ def replay(
     Exit code 0: it does not happen any more; 1: it still happens; 125: it cannot run here.
     """
     given = typed(locals(), "with_", "json")
-    lay(with_ or ())
-    from narrowfuzz.report.replay import Asked, print_replayed
+    restart_with_releases(with_ or ())
+    from narrowfuzz.report.replay import ReplayOptions, print_replayed
     from narrowfuzz.report.replay import replay as again
 
-    replayed = told(json, partial(again, Asked(**given)), print_replayed, asdict)
+    replayed = run_and_print(json, partial(again, ReplayOptions(**given)), print_replayed, asdict)
     raise typer.Exit(replayed.code)
 
 
@@ -72,7 +72,7 @@ def explain(
 
     Exit code 0: explained; 2: it is no finding, or does not show here.
     """
-    lay(with_ or ())
+    restart_with_releases(with_ or ())
     from narrowfuzz.explain.command import Question, print_explained
     from narrowfuzz.explain.command import explain as of_finding
 
@@ -80,7 +80,7 @@ def explain(
         finding, tuple(recipe_file or ()), tuple(model or ()), te_version, plant, seconds
     )
     do = partial(of_finding, question)
-    told(json, do, print_explained, asdict)
+    run_and_print(json, do, print_explained, asdict)
 
 
 def bisect(
@@ -135,7 +135,7 @@ def bisect(
     from narrowfuzz.bisect.command import Question, bisect_command, print_found
 
     question = Question(target, package, good, bad, repo, tuple(with_ or ()), runs, database)
-    found = told(json, partial(bisect_command, question), print_found, asdict)
+    found = run_and_print(json, partial(bisect_command, question), print_found, asdict)
     raise typer.Exit(found.code)
 
 

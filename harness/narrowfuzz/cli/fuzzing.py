@@ -36,8 +36,8 @@ from narrowfuzz.cli.options import (
     Workers,
     typed,
 )
-from narrowfuzz.machine.overlay import lay
-from narrowfuzz.report.document import told
+from narrowfuzz.machine.overlay import restart_with_releases
+from narrowfuzz.report.document import run_and_print
 from narrowfuzz.trace import words
 
 
@@ -101,14 +101,14 @@ def run(
     130: interrupted.
     """
     given = typed(locals(), "no_ledger", "with_", "json")
-    lay(with_ or ())
+    restart_with_releases(with_ or ())
     if not te_version:  # a named version must be chosen first
         _start_early(device, plant)
-    from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.main import run_command
+    from narrowfuzz.campaign.run_options import RunOptions
 
-    asked = Asked(**given, ledger=not no_ledger)
-    raise typer.Exit(_ended(json, partial(run_command, asked)))
+    options = RunOptions(**given, ledger=not no_ledger)
+    raise typer.Exit(_ended(json, partial(run_command, options)))
 
 
 def check(
@@ -171,13 +171,13 @@ def check(
     Exit codes are those of run; by default 4 if something that can run here was not checked.
     """
     given = typed(locals(), "model", "compile", "checkpoint", "only", "with_", "json")
-    lay(with_ or ())
+    restart_with_releases(with_ or ())
     _start_early(device, plant)
-    from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.check import check_command
+    from narrowfuzz.campaign.run_options import RunOptions
 
-    asked = Asked(**given, models=(model,))
-    do = partial(check_command, asked, compile, checkpoint, tuple(only or ()))
+    options = RunOptions(**given, models=(model,))
+    do = partial(check_command, options, compile, checkpoint, tuple(only or ()))
     raise typer.Exit(_ended(json, do))
 
 
@@ -226,7 +226,7 @@ def compare(
     cannot run; 3: a run did not finish; 4: nothing was checked on both.
     """
     from narrowfuzz.campaign.accept import Accepting
-    from narrowfuzz.campaign.compare import Asked, compare_command
+    from narrowfuzz.campaign.compare import CompareOptions, compare_command
 
     given: dict[str, list[Any] | None] = {
         "--recipe": recipe,
@@ -239,8 +239,10 @@ def compare(
     }
     more = words.options(given) + ["--no-ledger"] * no_ledger
     accepting = Accepting(accept, reason, until)
-    asked = Asked(out=out, cases=cases, seed=seed, workers=workers, more=more, accepting=accepting)
-    raise typer.Exit(_ended(json, partial(compare_command, first, second, asked)))
+    options = CompareOptions(
+        out=out, cases=cases, seed=seed, workers=workers, more=more, accepting=accepting
+    )
+    raise typer.Exit(_ended(json, partial(compare_command, first, second, options)))
 
 
 def _start_early(device: str, plant: str) -> None:
@@ -251,4 +253,4 @@ def _start_early(device: str, plant: str) -> None:
 
 def _ended(json: bool, do: Callable[[], tuple[int, dict[str, Any]]]) -> int:
     """Run a campaign, which prints its own output; returns its exit code."""
-    return told(json, do, lambda ended: None, lambda ended: ended[1])[0]
+    return run_and_print(json, do, lambda ended: None, lambda ended: ended[1])[0]

@@ -19,8 +19,8 @@ from narrowfuzz.cli.options import (
     OtherSeed,
     With,
 )
-from narrowfuzz.machine.overlay import lay
-from narrowfuzz.report.document import told
+from narrowfuzz.machine.overlay import restart_with_releases
+from narrowfuzz.report.document import run_and_print
 
 
 def score(
@@ -70,11 +70,11 @@ def score(
 
     Exit code 1: fewer bugs were found than before, or there was a false alarm.
     """
-    lay(with_ or ())
+    restart_with_releases(with_ or ())
     from narrowfuzz.power.hunt import Limits
-    from narrowfuzz.power.score import Asked, score_command
+    from narrowfuzz.power.score import ScoreOptions, score_command
 
-    asked = Asked(
+    options = ScoreOptions(
         files=tuple(faults or ()),
         only=tuple(only or ()),
         builtin=not no_builtin,
@@ -86,7 +86,7 @@ def score(
         resume=resume,
         limits=Limits(seconds, cases, control_cases, seed, tuple(arm or ())),
     )
-    raise typer.Exit(score_command(asked))
+    raise typer.Exit(score_command(options))
 
 
 def vacuity(
@@ -130,10 +130,10 @@ def invariance(
 
     Where they are not, that is no bug: PyTorch promises it for no operator.
     """
-    from narrowfuzz.power.invariance import asked, print_table
+    from narrowfuzz.power.invariance import measure_requested, print_table
 
-    do = partial(asked, recipe or (), operator or (), arm, device, recipe_file or ())
-    told(json, do, print_table, lambda rows: [asdict(row) for row in rows])
+    do = partial(measure_requested, recipe or (), operator or (), arm, device, recipe_file or ())
+    run_and_print(json, do, print_table, lambda rows: [asdict(row) for row in rows])
 
 
 def bounds(
@@ -167,7 +167,7 @@ def bounds(
     from narrowfuzz.machine.environment import prepare
 
     prepare()  # before torch is imported
-    from narrowfuzz.power.tightness import Asked, answered, print_table
+    from narrowfuzz.power.tightness import TightnessOptions, measure_requested, print_table
 
-    do = partial(answered, Asked(operator or (), cases, calls, device, seed))
-    told(json, do, print_table, lambda rows: [asdict(row) for row in rows])
+    do = partial(measure_requested, TightnessOptions(operator or (), cases, calls, device, seed))
+    run_and_print(json, do, print_table, lambda rows: [asdict(row) for row in rows])

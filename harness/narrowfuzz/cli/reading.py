@@ -9,7 +9,7 @@ import typer
 
 from narrowfuzz.cli.options import ArmGlobs, Database, Files, Globs, Json
 from narrowfuzz.ledger.exits import CLEAN, USAGE
-from narrowfuzz.report.document import told
+from narrowfuzz.report.document import run_and_print
 
 
 def list_(
@@ -33,10 +33,14 @@ def list_(
     fixed. --recipe and --arm select findings, or the known issues that may
     affect that configuration.
     """
-    from narrowfuzz.report.listing import Asked, listed, print_listing
+    from narrowfuzz.report.listing import ListingOptions, listed, print_listing
 
-    asked = Asked(tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()), database)
-    told(json, partial(listed, what, asked), print_listing, lambda listing: listing.records)
+    options = ListingOptions(
+        tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()), database
+    )
+    run_and_print(
+        json, partial(listed, what, options), print_listing, lambda listing: listing.records
+    )
 
 
 def known(
@@ -66,5 +70,5 @@ def doctor(json: Json = False) -> None:
     """Show versions, hardware and compilers, and what cannot run here and why."""
     from narrowfuzz.report.doctor import examine, print_report
 
-    report = told(json, examine, print_report, lambda report: report)
+    report = run_and_print(json, examine, print_report, lambda report: report)
     raise typer.Exit(USAGE if report["problems"] else CLEAN)

@@ -64,6 +64,6 @@ def watch(
     The output and the exit code of your command pass through.
     """
     given = typed(locals())
-    from narrowfuzz_watch.command import Asked, watch_command
+    from narrowfuzz_watch.command import WatchOptions, watch_command
 
-    raise typer.Exit(watch_command(Asked(**given)))
+    raise typer.Exit(watch_command(WatchOptions(**given)))

@@ -88,7 +88,7 @@ def _explained(question: Question, found: OnDisk) -> Explained:
     eager = finding.minimal.spec.compile == "none"
     seconds = question.seconds or (EAGER_SECONDS if eager else COMPILED_SECONDS)
     counter = DrawCounter(session.judge, verdict, time.monotonic() + seconds)
-    recipe, able = session.judge.recipe(finding.minimal.spec), session.able()
+    recipe, able = session.judge.recipe(finding.minimal.spec), session.runnable_recipes()
     words, case, own = _base(counter, finding, recipe, seconds)
     compiler, skipped = _compiler(counter, finding, found.folder, question.planted)
     several = list(conditions(case, recipe))

@@ -34,7 +34,7 @@ from narrowfuzz.trace.verdict import BAD, OWN, Verdict, fingerprint
 
 FRESH_DRAWS, FEW_DRAWS = 20, 3
 #: Rules that compare a run with another run of the same model on the same tensors.
-_APART = frozenset({"O1", "O12", "O13"})
+_RUN_TO_RUN_RULES = frozenset({"O1", "O12", "O13"})
 #: How often a case is judged with a cure, and without it, before the cure is believed.
 _CURE_TRIES = 3
 
@@ -108,8 +108,9 @@ class Judge(Observer):
         model = MODELS.get(case.spec.model)
 
         def elsewhere(verdict: Verdict) -> bool:
-            apart = verdict.rule in _APART and not verdict.at.side  # with a side it is about a cast
-            return verdict.status == "diverged" and apart and not ARMS[verdict.arm].compiled
+            # with a side it is about a cast
+            compares_runs = verdict.rule in _RUN_TO_RUN_RULES and not verdict.at.side
+            return verdict.status == "diverged" and compares_runs and not ARMS[verdict.arm].compiled
 
         if model is None or not model.own or not any(map(elsewhere, verdicts)):
             return list(verdicts)
@@ -177,7 +178,7 @@ class Judge(Observer):
             judged = any((v.rule, v.arm, v.status) == (*asked, "ok") for v in again.verdicts)
             return judged and not again.causes
 
-        usual = self.knowing(Ledger([]))
+        usual = self.with_ledger(Ledger([]))
         if any(holds(usual) for _ in range(_CURE_TRIES)):
             return False
         under = self._under.setdefault(
@@ -188,7 +189,7 @@ class Judge(Observer):
         with entered_by_ranks(CURES[cure]), CURES[cure]():
             return all(holds(under) for _ in range(_CURE_TRIES))
 
-    def knowing(self, ledger: Ledger) -> Judge:
+    def with_ledger(self, ledger: Ledger) -> Judge:
         """A judge with this ledger in place of its own, which runs the same programs."""
         other = Judge(
             self.recipes, ledger, self.arms, device=self.device, before_rerun=self.before_rerun

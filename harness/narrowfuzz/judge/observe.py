@@ -73,7 +73,7 @@ class Observer:
     before_rerun: Callable[[Case], None] = lambda case: None
     #: Recipe -> why its tap saw nothing in the first case that had operands to see; "" if it saw
     #: some.
-    unseen: dict[str, str] = field(default_factory=dict)
+    tap_failures: dict[str, str] = field(default_factory=dict)
     #: Draws that were made together and are not judged yet.
     _drawn: dict[Case, Drawn] = field(default_factory=dict)
 
@@ -151,7 +151,7 @@ class Observer:
         extent = _Extent(only, focus, repeat)
         evidence = _OBSERVED[kind_of(case.spec)](self, case, recipe, extent)
         if (unseen := evidence.unseen) is not None:
-            self.unseen.setdefault(recipe.name, unseen)
+            self.tap_failures.setdefault(recipe.name, unseen)
         return evidence
 
     def run_arms(self, case: Case) -> Mapping[str, Trace]:

@@ -104,7 +104,7 @@ def torch_name(name: str) -> str:
     return "cpu" if name == "cpu" else "cuda"
 
 
-def asked_here(name: str) -> str:
+def torch_name_before_begin(name: str) -> str:
     """torch's name of the device in a process for which ``begin`` was not called, to query recipes
     with. For a simulated GPU it is the CPU, as nothing is simulated there."""
     return "cpu" if name == "simulated" else torch_name(name)
@@ -122,7 +122,7 @@ def enter(name: str, worker: int | None = None) -> Device:
     """Make this process one that runs cases on the device, and measure how that adds: the result
     has the accumulators of its kind of device, wider ones where measurements disagree. Of several
     GPUs it takes this worker's; with None, the one that its parent process has chosen."""
-    from narrowfuzz.machine.ladders import measure
+    from narrowfuzz.machine.accumulator_probe import measure
 
     if worker is not None:
         choose(name, worker)

@@ -15,24 +15,25 @@ from unittest.mock import patch
 from narrowfuzz.machine.environment import artefacts
 
 #: A file that exists beside the libraries once all have been compiled.
-_ASKED = "asked"
+_PROBED = "asked"
 
 
-def ask() -> None:
-    """Find out which instructions may be used, for this process and for those that call ``tell``
-    later. Idempotent."""
+def probe_and_cache() -> None:
+    """Find out which instructions may be used, for this process and for those that call
+    ``copy_cache_to`` later. Idempotent."""
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
     kept = _kept()
     with patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(kept)):
         valid_vec_isa_list()
     kept.mkdir(exist_ok=True)
-    (kept / _ASKED).touch()
+    (kept / _PROBED).touch()
 
 
-def tell(folder: Path) -> None:
-    """Copy the libraries into a fresh folder of artefacts, if ``ask`` has compiled them."""
-    if (_kept() / _ASKED).exists():
+def copy_cache_to(folder: Path) -> None:
+    """Copy the libraries into a fresh folder of artefacts, if ``probe_and_cache`` has compiled
+    them."""
+    if (_kept() / _PROBED).exists():
         shutil.copytree(_kept(), folder, dirs_exist_ok=True)
 
 

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from te_on_cpu.folders import installed, pip
 
 #: Environment variable with the requirements of ``--with`` under which the command was started.
-LAID = "NARROWFUZZ_WITH"
+RELEASES_VARIABLE = "NARROWFUZZ_WITH"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)\Z")
 #: Packages that must not be replaced: another release needs another environment.
 _NOT_OURS = ("torch", "numpy", "narrowfuzz")
@@ -30,7 +30,7 @@ _NOT_OURS = ("torch", "numpy", "narrowfuzz")
 _UNSAID = {"torchtitan": ("tyro", "tensorboard", "triton==3.6.0")}
 
 
-def lay(requirements: Sequence[str]) -> None:
+def restart_with_releases(requirements: Sequence[str]) -> None:
     """Start this command again with these releases first on its path; does nothing if that has been
     done, or if there are no requirements.
 
@@ -38,11 +38,11 @@ def lay(requirements: Sequence[str]) -> None:
     not import.
     """
     wanted = " ".join(requirements)
-    if not wanted or os.environ.get(LAID) == wanted:
+    if not wanted or os.environ.get(RELEASES_VARIABLE) == wanted:
         return
     folders = [folder_of(requirement) for requirement in requirements]
     path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH", "")])])
-    env = {**os.environ, "PYTHONPATH": path, LAID: wanted}
+    env = {**os.environ, "PYTHONPATH": path, RELEASES_VARIABLE: wanted}
     if any((folder / "triton").is_dir() for folder in folders):
         # a torch for GPUs includes Triton, so a Triton in these folders runs on a CPU, where only
         # its interpreter works; Triton reads this variable when it is imported
@@ -53,9 +53,9 @@ def lay(requirements: Sequence[str]) -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
 
 
-def laid() -> tuple[str, ...]:
+def active_releases() -> tuple[str, ...]:
     """The releases that the command was started with by ``--with``, as PACKAGE==VERSION."""
-    return tuple(os.environ.get(LAID, "").split())
+    return tuple(os.environ.get(RELEASES_VARIABLE, "").split())
 
 
 def folder_of(requirement: str) -> Path:

@@ -224,7 +224,7 @@ def recompiled() -> Iterator[None]:
             inductor.patch(fx_graph_cache=False),
             functorch.patch(enable_autograd_cache=False),
         ):
-            vectors.tell(Path(cache_dir()))
+            vectors.copy_cache_to(Path(cache_dir()))
             yield
     finally:
         torch._dynamo.reset()

@@ -74,7 +74,7 @@ class Tried:
             device=self.device, recipes=self.recipes, recipe_files=self.recipe_files, ledger="none"
         )
         session, fault = open_session(options), find_plant(self.file, self.id)
-        chosen = [*session.prepared().values()]
+        chosen = [*session.prepared_recipes().values()]
         if all(BY_NAME[name].sharded for name in select_arms(fault.arms)):
             # skip cases that raise: which rank raises first is random
             return session, [

@@ -18,7 +18,7 @@ from narrowfuzz.campaign.supervisor import play
 from narrowfuzz.case.arm import COMPILERS, EAGER, EAGER_NATIVE
 from narrowfuzz.case.features import FEATURES
 from narrowfuzz.case.spec import Checkpoint, ModelName
-from narrowfuzz.machine.device import asked_here, check_device
+from narrowfuzz.machine.device import check_device, torch_name_before_begin
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.power.effect import LIFTED, Tried, effect
 from narrowfuzz.power.miss import miss_of
@@ -84,7 +84,7 @@ def targets(plants: Iterable[tuple[str, Plant]], device: str) -> list[Target]:
             check_device(where)
             every = known(plant.recipe_files)
             reasons = {
-                name: reason(plant.recipe_files, name, asked_here(where))
+                name: reason(plant.recipe_files, name, torch_name_before_begin(where))
                 for name in sorted(every)
                 if _hits(plant.recipes, name, every[name])
             }

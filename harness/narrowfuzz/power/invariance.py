@@ -222,7 +222,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def asked(
+def measure_requested(
     globs: Sequence[str], operators: Sequence[str], arm: str, device: str, files: Sequence[Path]
 ) -> list[Measured]:
     """The measurements that ``narrowfuzz invariance`` requests. Raises ValueError for an unknown

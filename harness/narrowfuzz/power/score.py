@@ -46,7 +46,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoreOptions:
     """Options of ``narrowfuzz score``."""
 
     #: Files that define plants.
@@ -63,23 +63,23 @@ class Asked:
     resume: bool = False
 
 
-def score_command(asked: Asked) -> int:
+def score_command(options: ScoreOptions) -> int:
     """Hunt faults and run controls, and print and save the score. Those whose arms do not run here
     are named and left out.
 
     Returns the exit code: 1 for lost recall or a false alarm, 2 for faults or controls that could
     not be used, 130 if interrupted, else 0. Raises ValueError for invalid options.
     """
-    _check(asked)
-    before = load_score(asked.against) if asked.against else None
+    _check(options)
+    before = load_score(options.against) if options.against else None
     prepare()
-    earlier = _earlier(asked)
-    plants, problems = _plants(asked)
+    earlier = _earlier(options)
+    plants, problems = _plants(options)
     if not plants and not problems:
-        raise ValueError(f"--only {' '.join(asked.only)} matches no fault and no control")
+        raise ValueError(f"--only {' '.join(options.only)} matches no fault and no control")
     page = console()
     lacking_here = {
-        plant.id: none_runs(plant.arms, plant.device or asked.device) for _, plant in plants
+        plant.id: none_runs(plant.arms, plant.device or options.device) for _, plant in plants
     }
     for id, why in lacking_here.items():
         if why:
@@ -91,9 +91,9 @@ def score_command(asked: Asked) -> int:
     has = {one.id for one in earlier.faults if not one.problem}
     has |= {one.id for one in earlier.controls if not one.problem}
     if has:
-        page.print(f"{asked.out} has {len(has)} of {len(order)}, which are not run again")
+        page.print(f"{options.out} has {len(has)} of {len(order)}, which are not run again")
         plants = [item for item in plants if item[1].id not in has]
-    limits = asked.limits
+    limits = options.limits
     score = replace(earlier, problems=tuple(problems))
     lock = Lock()
 
@@ -108,30 +108,30 @@ def score_command(asked: Asked) -> int:
             else:
                 print_control(page, done)
             score = _with(score, done, order)
-            if asked.out is not None:
-                _write(asked.out, score)
+            if options.out is not None:
+                _write(options.out, score)
 
     tallies: list[Tally] = []
-    work = targets(plants, asked.device)
-    choose(asked.device)  # once for all hunts
-    start_server(asked.device)
+    work = targets(plants, options.device)
+    choose(options.device)  # once for all hunts
+    start_server(options.device)
     with interruptible(tallies):
-        workers = asked.workers or default_workers(asked.device)
+        workers = options.workers or default_workers(options.device)
         _side_by_side(work, workers, tallies, run, tell)
     change = compare(before, score) if before else None
     print_summary(page, score, change)
-    never = lacking(score.controls) if score.controls and not asked.only else ()
+    never = lacking(score.controls) if score.controls and not options.only else ()
     if never:
         page.print(f"no control has run: {', '.join(never)}")
-    if asked.out is not None:
-        _write(asked.out, score)
+    if options.out is not None:
+        _write(options.out, score)
     return 130 if any(tally.interrupted for tally in tallies) else _code(score, change)
 
 
-def _earlier(asked: Asked) -> Score:
+def _earlier(options: ScoreOptions) -> Score:
     """The score of an earlier run to be resumed, else an empty one. Raises ValueError if the
     earlier run had other versions, another seed or another time limit."""
-    limits = asked.limits
+    limits = options.limits
     nothing = Score(
         versions=versions(),
         seed=limits.seed,
@@ -139,14 +139,14 @@ def _earlier(asked: Asked) -> Score:
         compiled_seconds=limits.seconds * COMPILED_TIMES,
         faults=(),
     )
-    if not asked.resume or asked.out is None or not asked.out.exists():
+    if not options.resume or options.out is None or not options.out.exists():
         return nothing
-    found = load_score(asked.out)
+    found = load_score(options.out)
     for name in ("versions", "seed", "seconds"):
         was, now = getattr(found, name), getattr(nothing, name)
         if was != now:
             raise ValueError(
-                f"--resume: {asked.out} was measured with {name} {was}, this run has {now}: name "
+                f"--resume: {options.out} was measured with {name} {was}, this run has {now}: name "
                 "another file with --json"
             )
     return found
@@ -169,27 +169,27 @@ def _write(out: Path, score: Score) -> None:
     whole.replace(out)
 
 
-def _check(asked: Asked) -> None:
-    limits = asked.limits
-    if asked.resume and asked.out is None:
+def _check(options: ScoreOptions) -> None:
+    limits = options.limits
+    if options.resume and options.out is None:
         raise ValueError("--resume goes on with the file of --json, which is not given")
-    check_device(asked.device)
-    if not asked.builtin and not asked.files and not asked.controls:
+    check_device(options.device)
+    if not options.builtin and not options.files and not options.controls:
         raise ValueError("--no-builtin and --no-controls without --faults leave nothing to do")
     if not 0 < limits.seconds <= 86_400:
         raise ValueError(f"--seconds must be above 0 and at most a day, got {limits.seconds:g}")
     if limits.cases < 0 or limits.control_cases < 1:
         raise ValueError("--cases must be at least 0 and --control-cases at least 1")
     select_arms(limits.arms)
-    if asked.out is not None and not asked.out.parent.is_dir():
-        raise ValueError(f"--json {asked.out}: there is no folder {asked.out.parent}")
+    if options.out is not None and not options.out.parent.is_dir():
+        raise ValueError(f"--json {options.out}: there is no folder {options.out.parent}")
 
 
-def _plants(asked: Asked) -> tuple[list[tuple[str, Plant]], list[str]]:
+def _plants(options: ScoreOptions) -> tuple[list[tuple[str, Plant]], list[str]]:
     """(file, plant) of all requested plants, faults first; and errors in the files of plants."""
-    found = [("", p) for p in builtin_plants().values() if p.legal or asked.builtin]
+    found = [("", p) for p in builtin_plants().values() if p.legal or options.builtin]
     problems: list[str] = []
-    for file in (named.resolve() for named in asked.files):
+    for file in (named.resolve() for named in options.files):
         try:
             found += [(str(file), plant) for plant in load_plants(file).values()]
         except ValueError as error:
@@ -197,8 +197,8 @@ def _plants(asked: Asked) -> tuple[list[tuple[str, Plant]], list[str]]:
     wanted = [
         (file, plant)
         for file, plant in found
-        if (asked.controls or not plant.legal)
-        and (not asked.only or any(fnmatch.fnmatch(plant.id, glob) for glob in asked.only))
+        if (options.controls or not plant.legal)
+        and (not options.only or any(fnmatch.fnmatch(plant.id, glob) for glob in options.only))
     ]
     return sorted(wanted, key=lambda item: item[1].legal), problems
 

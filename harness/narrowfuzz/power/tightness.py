@@ -111,7 +111,7 @@ def together(calls: Sequence[Used]) -> Used:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TightnessOptions:
     """Options of ``narrowfuzz bounds``: the operators, and how many cases to draw."""
 
     operators: Sequence[str] = ()
@@ -124,10 +124,10 @@ class Asked:
     seed: int = 0
 
 
-def measured(judge: Judge, recipes: Sequence[Recipe], asked: Asked) -> list[Used]:
+def measured(judge: Judge, recipes: Sequence[Recipe], options: TightnessOptions) -> list[Used]:
     """How much of each bound drawn cases used. Raises ValueError for a glob that matches no
     operator."""
-    for glob in asked.operators:
+    for glob in options.operators:
         if not fnmatch.filter(BY_NAME, glob):
             raise ValueError(unknown("operator", glob, BY_NAME))
     models = [name for name, model in MODELS.items() if model.kind != "linear"]
@@ -135,14 +135,14 @@ def measured(judge: Judge, recipes: Sequence[Recipe], asked: Asked) -> list[Used
     found: defaultdict[_Key, list[Used]] = defaultdict(list)
 
     def measure(source: _Source, cases: int) -> None:
-        for one in _calls(judge, source, cases, asked):
+        for one in _calls(judge, source, cases, options):
             key = (one.operator, one.result, one.dtype, one.device)
             source.gave[key] += 1
             found[key].append(one)
 
     for source in sources:
-        measure(source, asked.cases)
-    while few := _few(found, sources, asked):
+        measure(source, options.cases)
+    while few := _few(found, sources, options):
         for source, cases in few.items():
             measure(source, cases)
     return [together(found[key]) for key in sorted(found)]
@@ -167,31 +167,31 @@ class _Source:
 
 
 def _few(
-    found: Mapping[_Key, Sized], sources: Sequence[_Source], asked: Asked
+    found: Mapping[_Key, Sized], sources: Sequence[_Source], options: TightnessOptions
 ) -> dict[_Source, int]:
     """How many more cases to draw of which sources: for each result with too few calls, of the
     source whose cases call it most often."""
     more: dict[_Source, int] = {}
     for key, calls in found.items():
-        lacking = asked.calls - len(calls)
+        lacking = options.calls - len(calls)
         best = max(sources, key=lambda source: source.gave[key] / source.cases)
-        if lacking > 0 and best.cases < _PATIENCE * max(asked.cases, _TURN):
+        if lacking > 0 and best.cases < _PATIENCE * max(options.cases, _TURN):
             cases = math.ceil(lacking * best.cases / best.gave[key])
             more[best] = min(max(more.get(best, 0), cases), _TURN)
     return more
 
 
-def _calls(judge: Judge, source: _Source, cases: int, asked: Asked) -> Iterator[Used]:
+def _calls(judge: Judge, source: _Source, cases: int, options: TightnessOptions) -> Iterator[Used]:
     recipe, model = source.recipe, source.model
     drawn = batches(specs([recipe], models=(model,), linears=False), draws=_DRAWS)
     turn = f"/{source.cases}" if source.cases else ""
-    number = random.Random(f"{asked.seed}/{recipe.name}/{model}{turn}").getrandbits(64)
+    number = random.Random(f"{options.seed}/{recipe.name}/{model}{turn}").getrandbits(64)
     source.cases += cases
     every = itertools.chain.from_iterable(examples(drawn, -(-cases // _DRAWS), number))
     for case in itertools.islice(every, cases):
         for trace in judge.observe(case, frozenset({EAGER.name}), repeat=False).traces.values():
             for call in trace.operators:
-                yield from _uses(call, asked.operators)
+                yield from _uses(call, options.operators)
 
 
 def _uses(call: OperatorCall, operators: Sequence[str]) -> Iterator[Used]:
@@ -207,11 +207,13 @@ def _uses(call: OperatorCall, operators: Sequence[str]) -> Iterator[Used]:
         yield used(call, name, may)
 
 
-def answered(asked: Asked) -> list[Used]:
+def measure_requested(options: TightnessOptions) -> list[Used]:
     """The measurements of ``narrowfuzz bounds``. Raises ValueError for an unknown name."""
-    check_device(asked.device)
-    session = open_session(SessionOptions(device=asked.device, recipes=UNCONVERTED, ledger="none"))
-    return measured(session.judge, tuple(session.prepared().values()), asked)
+    check_device(options.device)
+    session = open_session(
+        SessionOptions(device=options.device, recipes=UNCONVERTED, ledger="none")
+    )
+    return measured(session.judge, tuple(session.prepared_recipes().values()), options)
 
 
 def print_table(rows: Sequence[Used]) -> None:

@@ -86,7 +86,7 @@ def run(
 
 def _measured(names: Sequence[str], cases: int, seed: int, compile: Compile, device: str) -> Table:
     session = open_session(SessionOptions(device=device, recipes=names, ledger="named"))
-    recipes = [*session.prepared().values()]
+    recipes = [*session.prepared_recipes().values()]
     return measure(session.judge, recipes, cases, seed, compile=compile)
 
 

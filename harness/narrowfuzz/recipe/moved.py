@@ -29,7 +29,7 @@ _ALIKE = {
         advice causes exits facts filed ledger severity verified
     """,
     ("", "machine"): """
-        device environment gpu ladders machine overlay policy simulated simulated_memory
+        device environment gpu machine overlay policy simulated simulated_memory
     """,
     ("", "recipe"): """
         content recipe stateful
@@ -74,6 +74,7 @@ MOVED = {
     "drawn": "judge.batch",
     "faults.fault": "plants.older",
     "kept": "report.lookup",
+    "ladders": "machine.accumulator_probe",
     "models.zoo": "arms.zoo",
     "moments": "trace.snapshots",
     "older_cases": "case.older",

@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def told(
-    json: bool, do: Callable[[], T], tell: Callable[[T], None], plain: Callable[[T], Any]
+def run_and_print(
+    json: bool, do: Callable[[], T], show: Callable[[T], None], plain: Callable[[T], Any]
 ) -> T:
     """Call ``do`` and return its result, after printing it: as the JSON of ``plain(result)``, or
-    for people with ``tell(result)``."""
+    for people with ``show(result)``."""
     with _aside() if json else contextlib.nullcontext():
         done = do()
     if json:
         _write(plain(done))
     else:
-        tell(done)
+        show(done)
     return done
 
 

@@ -19,7 +19,7 @@ from narrowfuzz.case.ladder import LADDER
 from narrowfuzz.case.layout import LAYOUTS, Layout, layouts
 from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant
-from narrowfuzz.machine.device import asked_here
+from narrowfuzz.machine.device import torch_name_before_begin
 from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.operators import BY_NAME as OPERATORS
@@ -30,13 +30,13 @@ from narrowfuzz.trace.verdict import Verdict
 
 #: The rules whose verdict makes a combination count as judged: they check a cast, check a multiply
 #: against its operands, or compare ranks with a single process.
-LOOKING = frozenset(
+COUNTING_RULES = frozenset(
     rule.name
     for rule in RULES
     if not rule.reruns and (rule.level == "A" or rule.name.startswith("S"))
 )
 #: Statuses that the rule "contract" gives to an arm that does not run.
-_HINDERED = frozenset({"not_applicable", "known", "crashed"})
+_NOT_RUN = frozenset({"not_applicable", "known", "crashed"})
 JUDGED = frozenset({"ok", "diverged", "crashed", "known"})
 #: Role of a verdict on a call of an operator -> the operator, in words.
 _OPERATORS = {
@@ -78,7 +78,7 @@ class Judged:
         return 100.0 * len(self.met) / whole if whole else 100.0
 
 
-def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
+def judged_layers(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
     """("judged", recipe, arm, model, layer) for each call of a layer that a rule judged; the layer
     is "" for a verdict about a whole model or a model of a single operator."""
     alone, forbidden = model in of_kind("operator"), model in MODELS and MODELS[model].forbidden
@@ -87,20 +87,20 @@ def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple
         for verdict in verdicts
         if verdict.status in JUDGED
         and (
-            verdict.rule in LOOKING
+            verdict.rule in COUNTING_RULES
             or (alone and verdict.role in _OPERATORS)
             or (forbidden and verdict.rule == "contract")
         )
     }
 
 
-def hindered(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
-    """("hindered", recipe, arm, model, why) for each arm that does not run, with the reason from
+def blocked_arms(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
+    """("blocked", recipe, arm, model, why) for each arm that does not run, with the reason from
     the rule "contract"."""
     return {
-        ("hindered", recipe, verdict.arm, model, _hindrance(verdict))
+        ("blocked", recipe, verdict.arm, model, _why_blocked(verdict))
         for verdict in verdicts
-        if verdict.rule == "contract" and verdict.status in _HINDERED
+        if verdict.rule == "contract" and verdict.status in _NOT_RUN
     }
 
 
@@ -111,7 +111,7 @@ def _in_the_way(one: Combination, whys: Mapping[Combination, str]) -> str:
     return whys.get(one) or whys.get((recipe, EAGER.name, model), "")
 
 
-def _hindrance(verdict: Verdict) -> str:
+def _why_blocked(verdict: Verdict) -> str:
     if verdict.status == "not_applicable":
         return verdict.why
     by = verdict.explained_by
@@ -171,7 +171,7 @@ def judged(
         seen[tuple(one)].add(layer)
     met, layers = set(seen), {one: frozenset(names - {""}) for one, names in seen.items()}
     whole = set(_asked(recipes, arms, models, device))
-    whys = {tuple(one): why for *one, why in counted(counts, "hindered")}
+    whys = {tuple(one): why for *one, why in counted(counts, "blocked")}
     with_what = [what for (what,) in counted(counts, "met")]
     operators = tuple(sorted(what for kind, what in with_what if kind == "operator"))
     unjudged: defaultdict[str, set[str]] = defaultdict(set)
@@ -207,7 +207,9 @@ def _asked(
         for model in recipe.models(models):
             if model in MODELS and not MODELS[model].by_default:
                 continue  # a variant (other sizes) of a requested model
-            if model in MODELS and not MODELS[model].runs_on(asked_here(device), recipe.dtypes):
+            if model in MODELS and not MODELS[model].runs_on(
+                torch_name_before_begin(device), recipe.dtypes
+            ):
                 continue
             mine = able if model in MODELS else [EAGER]
             if not recipe.compiles:

@@ -50,7 +50,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ListingOptions:
     """Options of ``narrowfuzz list``."""
 
     files: tuple[Path, ...] = ()
@@ -62,17 +62,17 @@ class Asked:
     database: str = ""
 
 
-def listed(what: str, asked: Asked = Asked()) -> Listing:
+def listed(what: str, options: ListingOptions = ListingOptions()) -> Listing:
     """The listing of one kind. Raises ValueError for a kind, recipe or arm that does not exist."""
     if what in deprecated.LISTINGS:
         deprecated.warn(f"list {what}", f"list {deprecated.LISTINGS[what]}")
         what = deprecated.LISTINGS[what]
     if what not in _KINDS:
         raise ValueError(unknown("list", what, _KINDS))
-    if (asked.recipes or asked.arms) and what not in ("known", "findings"):
+    if (options.recipes or options.arms) and what not in ("known", "findings"):
         raise ValueError(f"--recipe and --arm choose known issues or findings, not {what}")
     prepare()
-    return _KINDS[what](asked)
+    return _KINDS[what](options)
 
 
 def print_listing(listing: Listing) -> None:
@@ -96,9 +96,9 @@ def _cell(name: str, value: Any) -> str:
     return ", ".join(value) or "-" if isinstance(value, list | tuple) else str(value) or "-"
 
 
-def _recipes(asked: Asked) -> Listing:
+def _recipes(options: ListingOptions) -> Listing:
     records = []
-    for r in load_every(asked.files).values():
+    for r in load_every(options.files).values():
         lacking = obstacles(r, "cpu")
         reasons = [f"not {backend}: {why}" if backend else why for backend, why in lacking.items()]
         records.append(
@@ -114,12 +114,12 @@ def _recipes(asked: Asked) -> Listing:
     return Listing(records, columns)
 
 
-def _models(asked: Asked) -> Listing:
+def _models(options: ListingOptions) -> Listing:
     records = [{"id": m.name, "title": m.title} for m in MODELS.values()]
     return Listing(records, {"model": "id", "what": "title"})
 
 
-def _operators(asked: Asked) -> Listing:
+def _operators(options: ListingOptions) -> Listing:
     records = [
         {
             "id": operator.name,
@@ -134,14 +134,14 @@ def _operators(asked: Asked) -> Listing:
     return Listing(records, columns)
 
 
-def _arms(asked: Asked) -> Listing:
+def _arms(options: ListingOptions) -> Listing:
     records = [
         {"id": a.name, "title": a.title, "here": unavailable(a) or "available"} for a in LADDER
     ]
     return Listing(records, {"arm": "id", "what": "title", "here": "here"})
 
 
-def _rules(asked: Asked) -> Listing:
+def _rules(options: ListingOptions) -> Listing:
     records = [
         {
             "id": o.name,
@@ -156,7 +156,7 @@ def _rules(asked: Asked) -> Listing:
     return Listing(records, {**columns, "applies where": "precondition"})
 
 
-def _plants(asked: Asked, *, kind: str, legal: bool) -> Listing:
+def _plants(options: ListingOptions, *, kind: str, legal: bool) -> Listing:
     records = [
         {"id": p.id, "family": p.family, "title": p.title, "recipes": p.recipes, "needs": p.needs}
         for p in builtin_plants().values()
@@ -166,11 +166,11 @@ def _plants(asked: Asked, *, kind: str, legal: bool) -> Listing:
     return Listing(records, {kind: "id", **columns})
 
 
-def _coverage(asked: Asked) -> Listing:
+def _coverage(options: ListingOptions) -> Listing:
     from narrowfuzz.draw.coverage import table, universe
     from narrowfuzz.draw.factors import rows
 
-    able = {n: r for n, x in load_recipes(asked.files).items() if (r := runnable(x, "cpu"))}
+    able = {n: r for n, x in load_recipes(options.files).items() if (r := runnable(x, "cpu"))}
     names = ("recipe", "factor", "drawn", "not_applicable", "not_yet")
     records = [dict(zip(names, row, strict=True)) for row in rows(able)]
     arms = select_arms(())
@@ -184,11 +184,11 @@ def _coverage(asked: Asked) -> Listing:
     return Listing(records, {name.replace("_", " "): name for name in names}, note)
 
 
-def _known(asked: Asked) -> Listing:
+def _known(options: ListingOptions) -> Listing:
     entries = load_entries()
-    if asked.recipes or asked.arms:
-        chosen = select(load_every(asked.files, asked.recipes), asked.recipes).values()
-        arms = [BY_NAME[name] for name in select_arms(asked.arms)]
+    if options.recipes or options.arms:
+        chosen = select(load_every(options.files, options.recipes), options.recipes).values()
+        arms = [BY_NAME[name] for name in select_arms(options.arms)]
         entries = applying(entries, chosen, arms, machine())
     records = [
         {
@@ -215,17 +215,17 @@ def _known(asked: Asked) -> Listing:
     return Listing(records, columns, counted(entries))
 
 
-def _findings(asked: Asked) -> Listing:
+def _findings(options: ListingOptions) -> Listing:
     from narrowfuzz.report.lifetime import STATES, Database
 
-    names = select_arms(asked.arms)
-    database = Database.existing(asked.database)
+    names = select_arms(options.arms)
+    database = Database.existing(options.database)
     lives = tuple(database.lifetimes()) if database else ()
     records = [
         record
         for life in lives
         if (record := life.record())["arm"] in names
-        and any(fnmatchcase(record["recipe"], glob) for glob in asked.recipes or ("*",))
+        and any(fnmatchcase(record["recipe"], glob) for glob in options.recipes or ("*",))
     ]
     columns = {
         "finding": "id",
@@ -244,7 +244,7 @@ def _findings(asked: Asked) -> Listing:
     return Listing(records, columns, counts or none)
 
 
-_KINDS: Mapping[str, Callable[[Asked], Listing]] = {
+_KINDS: Mapping[str, Callable[[ListingOptions], Listing]] = {
     "recipes": _recipes,
     "models": _models,
     "operators": _operators,

@@ -147,7 +147,7 @@ class Ended:
 
     def _errors(self) -> list[str]:
         """Why runs raised, from the rule "contract"; known issues only if that is all there is."""
-        whys = sorted({why for *_, why in counted(self.tally.counts, "hindered")})
+        whys = sorted({why for *_, why in counted(self.tally.counts, "blocked")})
         return [why for why in whys if not why.startswith(known_issue(""))] or whys
 
     def _never_judged(self) -> Iterator[str]:

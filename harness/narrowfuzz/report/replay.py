@@ -38,7 +38,7 @@ _KINDS: dict[Outcome, Kind] = {"fixed": "gone", "still failing": "seen"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReplayOptions:
     """Options of ``narrowfuzz replay``."""
 
     #: A case file, a finding's folder or a finding's id.
@@ -81,20 +81,20 @@ class Replayed:
         return CODES[self.outcome]
 
 
-def replay(asked: Asked) -> Replayed:
+def replay(options: ReplayOptions) -> Replayed:
     """Replay a case file, a finding's folder or a finding's id.
 
-    Raises ValueError if ``asked.case`` is none of these, the case is not valid, or there is no such
-    arm or device here.
+    Raises ValueError if ``options.case`` is none of these, the case is not valid, or there is no
+    such arm or device here.
     """
-    chosen = select_arms(asked.arms)
-    found = lookup(asked.case)
+    chosen = select_arms(options.arms)
+    found = lookup(options.case)
     if not isinstance(found, OnDisk):
-        return _replayed(found, None, asked, chosen, asked.device or "cpu")
+        return _replayed(found, None, options, chosen, options.device or "cpu")
     finding = found.finding
-    device = asked.device or finding.device
-    records = Database.of(asked.database, found.folder)
-    replayed = _replayed(finding.minimal, finding, asked, chosen, device)
+    device = options.device or finding.device
+    records = Database.of(options.database, found.folder)
+    replayed = _replayed(finding.minimal, finding, options, chosen, device)
     kind = _KINDS.get(replayed.outcome)
     by_chance = kind == "gone" and finding.flake != "always"
     if records is not None and kind is not None and not by_chance:
@@ -105,26 +105,26 @@ def replay(asked: Asked) -> Replayed:
 def _replayed(
     case: Case,
     finding: Finding | None,
-    asked: Asked,
+    options: ReplayOptions,
     chosen: frozenset[str],
     device: str,
 ) -> Replayed:
     check_device(device)
     prepare()
-    if asked.te_version:
+    if options.te_version:
         from te_on_cpu import environment as te
 
-        te.choose(asked.te_version)
-    options = SessionOptions(
+        te.choose(options.te_version)
+    session_options = SessionOptions(
         device=device,
         recipes=case.recipes,
-        recipe_files=asked.recipe_files,
+        recipe_files=options.recipe_files,
         arms=chosen,
         ledger="none",
     )
-    session = open_session(options)
+    session = open_session(session_options)
     judge = session.judge
-    register_own(case, asked.models)
+    register_own(case, options.models)
     if obstacles := obstacles_to(judge, case, chosen):
         return Replayed(case.id, "cannot tell", reason=f"cannot run here: {obstacles[0]}")
     try:

@@ -138,7 +138,7 @@ class Store:
                     (finding.id, other.id, other.id),
                 )
 
-    def sight(self, finding_id: str, case: Case) -> None:
+    def add_sighting(self, finding_id: str, case: Case) -> None:
         """Store one more case of a finding that already has its minimal case."""
         (self.out / "findings" / finding_id / f"also-{case.id}.json").write_bytes(dump_case(case))
 

@@ -65,9 +65,9 @@ class Tally:
     #: What could not be done, in sentences.
     notes: list[str] = field(default_factory=list)
     #: Threads that triage cases which killed or hung their worker.
-    losses: list[threading.Thread] = field(default_factory=list)
+    loss_threads: list[threading.Thread] = field(default_factory=list)
     #: Held while such a case is triaged, as the next may show the same finding.
-    looking: threading.Lock = field(default_factory=threading.Lock)
+    loss_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note_pairs(self) -> None:
         """Record the number of pairs of features seen so far, for each time of ``PAIRS_AT`` that

@@ -94,7 +94,7 @@ def _load_inductor() -> None:
 
     # while SIGCHLD is ignored, subprocess cannot see that a child has failed
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    vectors.ask()
+    vectors.probe_and_cache()
     signal.signal(signal.SIGCHLD, before)
 
 
@@ -125,7 +125,7 @@ def _run(path: str, plant: list[str] | None, folder: str) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     _log_to_stderr()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-    vectors.tell(Path(folder))
+    vectors.copy_cache_to(Path(folder))
     sys.argv = [path]
     code = 0
     try:

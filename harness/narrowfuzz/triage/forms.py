@@ -33,7 +33,7 @@ from narrowfuzz.triage.script.parts import Tensors
 from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 from narrowfuzz.triage.script.short import write_short_script
-from narrowfuzz.triage.story import tell
+from narrowfuzz.triage.story import story_of
 
 #: Rules about one operand of one GEMM.
 OPERAND_RULES = ("O2", "O3", "O4")
@@ -174,7 +174,7 @@ _FORMS: dict[Kind, Form] = {
         _lost_layers,
         lambda case, arm: case,
         neighbours=simpler_cases,
-        story=tell,
+        story=story_of,
         size=lambda spec: len(spec.events),
     ),
     **dict.fromkeys(ON_RANKS, Form(_scripts_of_ranks)),

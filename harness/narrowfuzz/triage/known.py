@@ -17,9 +17,9 @@ def known_issue(
     because ``rules`` no longer see the divergence once they follow the as-built deviation that the
     entry documents. None if no entry does; a divergence that comes and goes by chance is explained
     by none."""
-    knowing = judge.knowing(ledger)
+    informed = judge.with_ledger(ledger)
     entries = {entry.id: entry for entry in (*ledger.entries, *ledger.unnamed)}
-    if by_name := knowing.known_as(case, verdict):
+    if by_name := informed.known_as(case, verdict):
         return entries[by_name]
     if not ledger.deviations(judge.as_known(case)):
         return None
@@ -27,7 +27,7 @@ def known_issue(
     arms = judge.beneath(case.spec, verdict.arm)
 
     def judged(known: Ledger) -> Judgement:
-        return judge.knowing(known).judge(case, rules, arms, confirm=False)
+        return judge.with_ledger(known).judge(case, rules, arms, confirm=False)
 
     judgement = judged(ledger)
     if judgement.shows(name):

@@ -56,17 +56,18 @@ class Session:
     selected: dict[str, Recipe]
     trials: Trials
 
-    def able(self, process: str | None = None) -> dict[str, Recipe]:
+    def runnable_recipes(self, process: str | None = None) -> dict[str, Recipe]:
         """The selected recipes that can run on this device, each with only those backends that can.
         With ``process``, only recipes that need this kind of process."""
         mine = [r for r in self.selected.values() if process in (None, r.process)]
         return {r.name: here for r in mine if (here := runnable(r, self.device.torch))}
 
-    def prepared(self, process: str | None = None) -> dict[str, Recipe]:
-        """As ``able``, after each recipe has patched and imported what it needs. Call it before
-        ``ledger``: entries are about installed packages, and a recipe may provide such a package.
+    def prepared_recipes(self, process: str | None = None) -> dict[str, Recipe]:
+        """As ``runnable_recipes``, after each recipe has patched and imported what it needs. Call
+        it before ``ledger``: entries are about installed packages, and a recipe may provide such a
+        package.
         """
-        found = self.able(process)
+        found = self.runnable_recipes(process)
         for recipe in found.values():
             recipe.prepare()
         return found
@@ -79,7 +80,7 @@ class Session:
         return load_ledger(device=self.device.torch, folders=self.options.ledgers, **tried)
 
     @property
-    def unasked(self) -> Ledger | None:
+    def unfiltered_ledger(self) -> Ledger | None:
         """The ledger that findings are compared with if the judge knows no issues; else None."""
         return self.ledger if self.options.ledger == "none" else None
 

@@ -16,10 +16,10 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import State, Story
 
 
-def tell(evidence: Evidence, verdict: Verdict) -> Story:
+def story_of(evidence: Evidence, verdict: Verdict) -> Story:
     """The story of one first cause in a case of a library's own layers."""
     event = verdict.at.event
-    slot = told_slot(verdict) or _followed(evidence.in_one_process)
+    slot = slot_of_verdict(verdict) or _followed(evidence.in_one_process)
     traces = dict(evidence.in_one_process)
     for arm, trace in evidence.on_ranks.items():
         traces |= {f"{arm}, rank {rank}": own for rank, own in enumerate(trace.ranks)}
@@ -33,7 +33,7 @@ def tell(evidence: Evidence, verdict: Verdict) -> Story:
     )
 
 
-def told_slot(verdict: Verdict) -> SlotName | None:
+def slot_of_verdict(verdict: Verdict) -> SlotName | None:
     """The slot that a verdict names, if it names one."""
     at = verdict.at
     if at.what not in ("state", "cast") or at.name not in ("forward", "backward"):

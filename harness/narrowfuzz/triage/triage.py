@@ -68,7 +68,7 @@ def triage(
     files: Sequence[Path] = (),
     models: Sequence[str] = (),
     shown: Callable[[Triaged], None] = lambda found: None,
-    unasked: Ledger | None = None,
+    unfiltered_ledger: Ledger | None = None,
 ) -> Triaged:
     """Reproduce a divergence, minimise its case and verify its script. If no script shows the
     divergence and repeated runs of the case differ, the finding is that nondeterminism, and it
@@ -78,8 +78,8 @@ def triage(
     search for a smaller case, whose script must show it as well, takes up to ``seconds`` more.
     ``plant`` is the planted fault: the script must show the divergence with it and not without.
     ``past`` are the cases that ran before in this process, ``files`` the recipe files and
-    ``models`` the user's models that it knows. ``unasked`` holds known issues that the judge does
-    not know, so that the finding may turn out to be one of them.
+    ``models`` the user's models that it knows. ``unfiltered_ledger`` holds known issues that the
+    judge does not know, so that the finding may turn out to be one of them.
     """
     confirm = partial(proven, judge, plant=plant, scripts=scripts)
     drawn = _drawn(judge, case, verdict, confirm)
@@ -87,10 +87,12 @@ def triage(
         shown(_triaged(judge, drawn, None))
     small = _smallest(judge, drawn, confirm, seconds)
     if not unseen(small.proof.why):
-        return _triaged(judge, small, unasked)
+        return _triaged(judge, small, unfiltered_ledger)
     if (chance := _differs_on_repeat(judge, case, verdict)) is not None:
         other = _drawn(judge, *chance, confirm)
-        instead = _triaged(judge, _smallest(judge, other, confirm, min(seconds, _SHORT)), unasked)
+        instead = _triaged(
+            judge, _smallest(judge, other, confirm, min(seconds, _SHORT)), unfiltered_ledger
+        )
         if instead.confirmed:
             part = _triaged(judge, small, None).finding
             seen_as = [f"{part.fingerprint}: {part.sentence}"]
@@ -118,7 +120,7 @@ def triage(
             small = replace(small, minimal=longer, verdict=there, proof=proof)
             if not proof.why:
                 break
-    return _triaged(judge, small, unasked)
+    return _triaged(judge, small, unfiltered_ledger)
 
 
 @dataclass(frozen=True)
@@ -276,14 +278,18 @@ def _follows(judge: Judge, case: Case, verdict: Verdict) -> bool:
     return shown is not None
 
 
-def _triaged(judge: Judge, shown: _Shown, unasked: Ledger | None) -> Triaged:
+def _triaged(judge: Judge, shown: _Shown, unfiltered_ledger: Ledger | None) -> Triaged:
     proof = shown.proof
     if proof.why and not shown.again:
         why = f"it did not happen again in the same process; {proof.why}"
         proof = replace(proof, why=why)
     flake: Flake = "always" if shown.again else "flaky" if proof.why else "per process"
     found = Triaged(_finding(judge, shown, flake, proof), proof.script)
-    return found if unasked is None or proof.why else _as_known(judge, shown, found, unasked)
+    return (
+        found
+        if unfiltered_ledger is None or proof.why
+        else _as_known(judge, shown, found, unfiltered_ledger)
+    )
 
 
 def _as_known(judge: Judge, shown: _Shown, found: Triaged, ledger: Ledger) -> Triaged:

@@ -41,12 +41,14 @@ class Trials:
     def __init__(self, run: Callable[[Path], ScriptRun] | None = None, device: str = "cpu") -> None:
         self.run, self.device = run or partial(run_on, device), device
         self.answers: dict[str, Answer] = {}
-        self._told: set[str] = set()
+        self._returned: set[str] = set()
 
-    def news(self) -> list[tuple[str, Answer]]:
+    def new_answers(self) -> list[tuple[str, Answer]]:
         """The answers that no earlier call has returned."""
-        fresh = [(name, answer) for name, answer in self.answers.items() if name not in self._told]
-        self._told.update(name for name, _ in fresh)
+        fresh = [
+            (name, answer) for name, answer in self.answers.items() if name not in self._returned
+        ]
+        self._returned.update(name for name, _ in fresh)
         return fresh
 
     def __call__(self, entry: Entry) -> bool:

@@ -130,7 +130,7 @@ def script_command(path: Path, *, plant: tuple[str, str] | None, device: str) ->
 
 def script_environment(cache: Path) -> dict[str, str]:
     """The environment variables of a script's process, which compiles into ``cache``."""
-    vectors.tell(cache)
+    vectors.copy_cache_to(cache)
     return os.environ | {
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(cache),

@@ -168,7 +168,7 @@ def _refuse_rebound(function: ast.FunctionDef, names: Collection[str]) -> None:
             raise ValueError(f"{function.name} uses the name of an argument that is put in again")
 
 
-class Answers(ast.NodeTransformer):
+class InlineConstantCalls(ast.NodeTransformer):
     """Replaces calls of functions that only return a constant by that constant."""
 
     def __init__(self, answers: Mapping[str, ast.expr]) -> None:

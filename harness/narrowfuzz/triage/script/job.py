@@ -17,7 +17,7 @@ NAMESPACE = "import types\n"
 Texts = Mapping[str, str]
 
 
-def texts(name: str, record: Any) -> dict[str, str]:
+def fields_as_text(name: str, record: Any) -> dict[str, str]:
     """All fields and properties of a record whose variable in the script is ``name``, including
     those of records inside it."""
     found: dict[str, str] = {}
@@ -25,16 +25,16 @@ def texts(name: str, record: Any) -> dict[str, str]:
     names += [n for n, x in vars(type(record)).items() if isinstance(x, property | cached_property)]
     for field in names:
         value, place = getattr(record, field), f"{name}.{field}"
-        found |= texts(place, value) if is_dataclass(value) else {place: repr(value)}
+        found |= fields_as_text(place, value) if is_dataclass(value) else {place: repr(value)}
     return found
 
 
-def shared(runs: Sequence[Texts]) -> dict[str, str]:
+def common_fields(runs: Sequence[Texts]) -> dict[str, str]:
     """The fields that are alike in all runs."""
     return {n: text for n, text in runs[0].items() if all(r.get(n) == text for r in runs)}
 
 
-def handed(
+def split_constants(
     runs: Sequence[Texts], constants: Mapping[str, str]
 ) -> tuple[dict[str, str], list[dict[str, str]]]:
     """The constants to put into the pasted source, which are these and None for a record that no

@@ -22,7 +22,7 @@ from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.twins import through_reloads
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.job import handed, shared, texts
+from narrowfuzz.triage.script.job import common_fields, fields_as_text, split_constants
 from narrowfuzz.triage.script.layers_check import Check, check_of
 from narrowfuzz.triage.script.parts import TORCH_NAME
 from narrowfuzz.triage.script.played import Played
@@ -83,16 +83,16 @@ def of_layers(
     names, forwards = _named(runs), _hows(runs)
     # each run has its events in the lines before it; its ``hows`` are empty if no forwards differ
     whole = [
-        texts("job", run.job(device, caching=caching))
-        | texts("taps", own_check.taps)
+        fields_as_text("job", run.job(device, caching=caching))
+        | fields_as_text("taps", own_check.taps)
         | {"job.events": "events", "job.layers.settings": names[plain(run.case.spec.settings)]}
         | {"job.layers.hows": _text(_differing(run, forwards), names)}
         for run in runs
     ]
-    alike = shared(whole) | forwards | _stimuli(runs) | dict(own_check.constants)
+    alike = common_fields(whole) | forwards | _stimuli(runs) | dict(own_check.constants)
     if any(run["job.layers.hows"] != "{}" for run in whole):
         alike.pop("job.layers.hows", None)
-    constants, given = handed(whole, alike)
+    constants, given = split_constants(whole, alike)
     verbs = verb_names(recipe, device)
     constants |= {f"subject.{name}": called for name, called in verbs.items()}
     constants |= {"subject": "None", "subject.layer": "layer"}

@@ -25,7 +25,7 @@ from narrowfuzz.trace.snapshots import SlotName
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.short_check import check_raises
-from narrowfuzz.triage.story import told_slot
+from narrowfuzz.triage.story import slot_of_verdict
 
 _NOTHING = Taps(keeps=False)
 _LISTENS = Taps(keeps=False, listens=True)
@@ -63,7 +63,7 @@ def check_of(evidence: Evidence, verdict: Verdict) -> Check:
         return _recorded(check)
     if isinstance(expect, Same):
         return _compared(at, expect)
-    if told_slot(verdict) is not None:
+    if slot_of_verdict(verdict) is not None:
         return _state(evidence, verdict)
     if isinstance(expect, MadeBy):
         return _operand(evidence, at, expect)
@@ -178,7 +178,7 @@ def _own_backward(evidence: Evidence) -> Check:
 
 def _state(evidence: Evidence, verdict: Verdict) -> Check:
     """The check of the guilty slot's state: follows through all events how each must change it."""
-    slot, at = told_slot(verdict), verdict.at
+    slot, at = slot_of_verdict(verdict), verdict.at
     assert slot is not None
     name = (slot.layer, slot.direction, slot.index)
     if isinstance(verdict.expect, Own):  # the recipe must not have such a slot

@@ -20,7 +20,7 @@ def of_linear(
     case: Case, verdict: Verdict, recipe: Recipe, tensors: Tensors, check: str, device: str
 ) -> Short:
     """The script of a single linear on these tensors, with a ``check`` (``short_check.py``)."""
-    arm, tapped = BY_NAME[verdict.arm], looks_inside(verdict)
+    arm, tapped = BY_NAME[verdict.arm], needs_tap(verdict)
     imports = "import collections, contextlib, ctypes, math, re\nimport torch"
     imports += "\nimport torch.utils.checkpoint" * bool(arm.checkpoint)
     sets = f"torch.set_num_threads({case.spec.threads})\ndevice = {device!r}"
@@ -67,7 +67,7 @@ def _seen(recipe: Recipe, spec: Spec) -> str:
     return _SEEN_IN_TWO_LEVELS if any(gemm.a.format == E2M1 for gemm in gemms) else _SEEN
 
 
-def looks_inside(verdict: Verdict) -> bool:
+def needs_tap(verdict: Verdict) -> bool:
     """Is the verdict about the operands of a multiply, or about a recompute?"""
     return verdict.at.what in (*TAPPED, "source") or verdict.at.phase == "recompute"
 
@@ -141,6 +141,6 @@ def is_plain(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
     special = spec.dynamic or spec.fullgraph or spec.lifecycle != "none" or not spec.trains
     special = special or spec.weight_layout != "contiguous"
     mixed = arm.checkpoint == "selective" or bool(arm.compiler and arm.checkpoint)
-    inside = bool(arm.compiler) and looks_inside(verdict)
+    inside = bool(arm.compiler) and needs_tap(verdict)
     given = verdict.at.phase == "recompute" and not verdict.at.side
     return spec.direct and not (special or mixed or inside or given)

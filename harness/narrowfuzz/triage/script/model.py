@@ -39,7 +39,7 @@ from narrowfuzz.rules.repeat import AGAIN
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Near, Ordered, Present, Refuses, Runs, Same
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script.job import handed, shared, texts
+from narrowfuzz.triage.script.job import common_fields, fields_as_text, split_constants
 from narrowfuzz.triage.script.model_check import check_of
 from narrowfuzz.triage.script.parts import (
     POISON,
@@ -111,13 +111,13 @@ def of_model(
     )
     compilers = {run.arm.compiler for run in runs}
     around = _around(spec, runs[0].arm, varies=len(compilers) > 1) if own_check.kernels else ""
-    taps = texts("taps", Taps(keeps=own_check.results, watch=own_check.watch))
+    taps = fields_as_text("taps", Taps(keeps=own_check.results, watch=own_check.watch))
     taps["taps.tap"] = "tap" if own_check.tapped else "None"
     whole = []
     for run in runs:
         own = "around" if around and not run.name else "None"
-        whole.append(texts("job", run.job) | taps | {"taps.around": own})
-    constants, given = handed(whole, shared(whole) | {"layout": "None"})
+        whole.append(fields_as_text("job", run.job) | taps | {"taps.around": own})
+    constants, given = split_constants(whole, common_fields(whole) | {"layout": "None"})
     if len(compilers) == 1:
         constants["compiler"] = repr(runs[0].arm.compiler)
     tapped = ("tap",) if own_check.tapped else ()

@@ -11,7 +11,7 @@ import numpy as np
 
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import ModelName, Spec
-from narrowfuzz.machine.overlay import laid
+from narrowfuzz.machine.overlay import active_releases
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
@@ -92,7 +92,7 @@ def packed(tensors: Tensors) -> str:
 
 def docstring(verdict: Verdict, subject: str) -> str:
     """The docstring of a script; ``subject`` names what it runs."""
-    over = f" over {', '.join(laid())}" if laid() else ""
+    over = f" over {', '.join(active_releases())}" if active_releases() else ""
     how = f"{subject}{over}, {BY_NAME[verdict.arm].words}, rule {verdict.rule}"
     return (
         f'"""{quoted(verdict.sentence())}\n\n{how}. '

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from types import ModuleType
 
-from narrowfuzz.triage.script.constants import Answers, Fold, Tidy
+from narrowfuzz.triage.script.constants import Fold, InlineConstantCalls, Tidy
 
 #: A module, or a file of Python source.
 Source = ModuleType | Path
@@ -83,7 +83,7 @@ def _tidied(node: ast.stmt, answers: tuple[tuple[str, ast.Constant], ...]) -> as
     """The statement with calls of constant functions replaced by ``answers``, and without code that
     has no effect."""
     mine = _copy(node)
-    return Tidy().visit(Answers(dict(answers)).visit(mine) if answers else mine)  # type: ignore[no-any-return]
+    return Tidy().visit(InlineConstantCalls(dict(answers)).visit(mine) if answers else mine)  # type: ignore[no-any-return]
 
 
 @_shared

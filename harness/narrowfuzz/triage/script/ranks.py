@@ -29,7 +29,7 @@ from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Near, Own, Refuses, Runs, Same, Within, read
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.element import Places
-from narrowfuzz.triage.script.job import handed, shared, texts
+from narrowfuzz.triage.script.job import common_fields, fields_as_text, split_constants
 from narrowfuzz.triage.script.model import SOURCES
 from narrowfuzz.triage.script.model_check import beyond_text
 from narrowfuzz.triage.script.parts import (
@@ -101,10 +101,10 @@ def of_ranks(
         name: _texts(spec, name, job, together if name in _ALONE else watch)
         for name, job in _jobs(spec, arm, device).items()
     }
-    alike = shared([*runs.values()])
+    alike = common_fields([*runs.values()])
     if spec.sharding.resumes:  # the part after the handover has other taps, so they must vary
         alike = {name: text for name, text in alike.items() if not name.startswith("taps.")}
-    constants, each = handed([*runs.values()], alike)
+    constants, each = split_constants([*runs.values()], alike)
     given = dict(zip(runs, each, strict=True))
     laid_out = _laid_out(spec, named(spec, tensors), device, given)
     return Played(
@@ -142,10 +142,10 @@ def _jobs(spec: Spec, arm: Arm, device: str) -> dict[str, Job]:
 def _texts(spec: Spec, name: str, job: Job, watch: tuple[str, ...]) -> dict[str, str]:
     tap = "tap" if name in _ALONE else "of_this_thread"
     follows = layout_of(spec).follows_steps and name not in _ALONE
-    taps = texts("taps", Taps(watch=watch, steps=follows))
+    taps = fields_as_text("taps", Taps(watch=watch, steps=follows))
     if watch:
         taps |= {"taps.tap": tap, "taps.shared": "tap" if tap == "of_this_thread" else "None"}
-    return texts("job", job) | taps
+    return fields_as_text("job", job) | taps
 
 
 def _laid_out(

@@ -17,7 +17,7 @@ import msgspec
 from narrowfuzz.campaign.config import Place
 from narrowfuzz.case.spec import Case, dump_case
 from narrowfuzz.judge.fold import Judgement
-from narrowfuzz.report.judged import JUDGED, LOOKING
+from narrowfuzz.report.judged import COUNTING_RULES, JUDGED
 from narrowfuzz.trace.hashes import Hashes, hashes_of
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict, fingerprint
@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.2
 NOTE = "one side of a comparison: what the other side shows, too, is not among these findings"
 
 
-class Shown(msgspec.Struct, frozen=True):
+class CauseSeen(msgspec.Struct, frozen=True):
     """One first cause of one case, with the sentence of its rule."""
 
     sentence: str
@@ -54,13 +54,13 @@ class CaseSeen(msgspec.Struct, frozen=True):
     #: Ids of the entries of the ledger that explain a divergence of the case.
     known: list[str]
     #: Fingerprint -> first cause that no entry explains.
-    causes: dict[str, Shown]
+    causes: dict[str, CauseSeen]
     #: Arm -> hashes of the results of its first run.
     results: dict[str, Hashes]
 
 
 @dataclass(frozen=True)
-class Later:
+class PendingTriage:
     """A divergence that is still to be triaged: its case, and the cases that ran before it."""
 
     case: Case
@@ -69,13 +69,13 @@ class Later:
 
 
 @dataclass
-class Beside:
+class SideRecorder:
     """Writes the results of one worker's process, for the other side to read."""
 
     own: Path
     other: Path
     place: Place
-    later: dict[str, list[Later]] = field(default_factory=dict)
+    pending: dict[str, list[PendingTriage]] = field(default_factory=dict)
     #: Id of the case that is judged now, and arm -> hashes of its first run.
     _current: str = ""
     _results: dict[str, Hashes] = field(default_factory=dict)
@@ -98,9 +98,9 @@ class Beside:
         """Write the result of the case to the file, and store its first causes for triage."""
         named = {fingerprint(v, judgement.family): v for v in judgement.causes}
         for name, verdict in named.items():
-            kept = self.later.setdefault(name, [])
+            kept = self.pending.setdefault(name, [])
             if len(kept) < _TRIES:
-                kept.append(Later(case, verdict, tuple(past)))
+                kept.append(PendingTriage(case, verdict, tuple(past)))
         if named:
             file = self.own / _FOLDER / "cases" / f"{case.id}.json"
             file.write_bytes(dump_case(case))
@@ -110,7 +110,7 @@ class Beside:
 
     def differing(
         self, deadline: float, alive: Callable[[], None]
-    ) -> list[tuple[str, list[Later]]]:
+    ) -> list[tuple[str, list[PendingTriage]]]:
         """The fingerprints that this process has seen and the other side has not, with the cases
         that show them. Waits until the other side has judged as far, or until the ``deadline``, and
         calls ``alive`` meanwhile."""
@@ -119,7 +119,7 @@ class Beside:
             alive()
             time.sleep(_POLL_SECONDS)
         alone = shown_alone(read_seen(self.own), read_seen(self.other))
-        return [(name, kept) for name, kept in self.later.items() if name in alone]
+        return [(name, kept) for name, kept in self.pending.items() if name in alone]
 
     def _met(self) -> bool:
         """Has the same worker of the other side judged as far, or has that side's run ended?"""
@@ -171,10 +171,10 @@ def _seen(
         recipe=case.spec.recipe,
         model=case.spec.model,
         rules={arm: sorted(names) for arm, names in rules.items()},
-        arms=sorted(arm for arm, names in rules.items() if names & LOOKING),
+        arms=sorted(arm for arm, names in rules.items() if names & COUNTING_RULES),
         known=sorted({verdict.explained_by for verdict in judgement.known}),
         causes={
-            name: Shown(verdict.sentence(), verdict.rule, verdict.arm)
+            name: CauseSeen(verdict.sentence(), verdict.rule, verdict.arm)
             for name, verdict in named.items()
         },
         results=results,

@@ -13,7 +13,7 @@ from narrowfuzz.trace.words import options
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """Options of ``narrowfuzz run`` and ``check``; defaults of omitted ones are set where used."""
 
     minutes: float | None = None
@@ -60,7 +60,7 @@ class Asked:
     #: Cases that are judged before any is drawn, in this order; and the arms on which they are
     #: judged: others run only to tell which arm is the first to show a divergence. Empty: all arms.
     first: tuple[Case, ...] = ()
-    meant: tuple[str, ...] = ()
+    first_arms: tuple[str, ...] = ()
     #: Whether single linears are drawn, too.
     linears: bool = True
     #: Facts about the requested configuration: entries of the ledger that they rule out are not
