@@ -15,8 +15,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 from narrowfuzz.arms.memory import poisoned
+from narrowfuzz.arms.model_names import gradient_names
 from narrowfuzz.arms.program import Program
-from narrowfuzz.arms.zoo import gradient_names
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.spec import Case
 from narrowfuzz.draw.specs import DIRECT, specs

@@ -100,7 +100,8 @@ def measure(
             tensors = sharpened(tensors_of(case, recipe), gain)
             traces = {p.arm.name: p.run(tensors, tap=True, spec=spec) for p in (eager, program)}
             for trace in traces.values():
-                assert trace.error is None and not trace.void, (trace.error, trace.void)
+                wrong = (trace.error, trace.unusable_because)
+                assert wrong == (None, ""), wrong
             evidence = Evidence(
                 case=case, plan=recipe.plan(spec).added_by(device.accumulators, spec.dtype),
                 accumulators=device.accumulators, tensors=tensors, traces=traces, repeats={},

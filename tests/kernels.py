@@ -37,7 +37,9 @@ def skip_without_backend(spec: Spec) -> None:
 def skip_without_kernel(case: Case) -> None:
     """Skip where no kernel of this CPU runs the case, which is then no subject of any rule."""
     skip_without_backend(case.spec)
-    if machine().lacks and (void := Judge(recipes(), Ledger([])).observe(case, repeat=False).void):
+    if machine().lacks and (
+        void := Judge(recipes(), Ledger([])).observe(case, repeat=False).unusable_because
+    ):
         pytest.skip(next(iter(void.values())))
 
 

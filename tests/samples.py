@@ -7,7 +7,7 @@ from functools import cache
 from narrowfuzz.ledger.ledger import Ledger, load_entries
 from narrowfuzz.operators import DEVIATIONS
 from narrowfuzz.recipe.recipe import Recipe, load_every
-from narrowfuzz.recipe.source import parted
+from narrowfuzz.recipe.source import split_by_source
 
 
 def of_operators() -> Ledger:
@@ -24,4 +24,4 @@ def every_recipe() -> dict[str, Recipe]:
 @cache
 def recipes() -> dict[str, Recipe]:
     """Those that convert a model."""
-    return {recipe.name: recipe for recipe in parted(every_recipe().values())[0]}
+    return {recipe.name: recipe for recipe in split_by_source(every_recipe().values())[0]}

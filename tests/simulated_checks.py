@@ -12,7 +12,7 @@ from itertools import cycle
 import msgspec
 import pytest
 import torch
-from narrowfuzz.arms.zoo import ties
+from narrowfuzz.arms.model_names import ties
 from narrowfuzz.case.spec import Case, DataSpec, Gemm, ModelName, Regime, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger

@@ -83,7 +83,7 @@ TRIAL = Layout(
     lambda sharding: iter([("two ranks", {"trial": 2})] if sharding.trial > 2 else ()),
     lambda spec, linears: Trial(spec.sharding.trial),
     drawn=((("trial",), ((2,), (3,))), (("steps",), ((1,), (2,)))),
-    together=True,
+    single_group=True,
     cuts_sums=lambda sharding: True,
 )
 '''

@@ -363,7 +363,7 @@ def counted(count: Callable[[ast.AST], Iterator[int]], *apart: str) -> int:
 
 def most_parameters() -> int:
     """Of a function of the player that trains."""
-    files = ("player", "converted", "library", "mesh", "resumed", "pipeline", "context")
+    files = ("player", "converted", "library", "mesh", "resumed", "pipeline", "context_parallel")
     functions = [
         node
         for path, tree in trees()

@@ -114,7 +114,7 @@ class Harness:
 
         prepare()
         from narrowfuzz.campaign.testing import Reports
-        from narrowfuzz.recipe.source import parted
+        from narrowfuzz.recipe.source import split_by_source
         from narrowfuzz.triage.session import SessionOptions, open_session
 
         options = SessionOptions(
@@ -133,7 +133,7 @@ class Harness:
             raise pytest.UsageError(str(error)) from None
         #: True if the user's selection leaves recipes out: rules may have nothing to judge.
         self.narrow = len(session.selected) < len(session.recipes)
-        self.recipes, self.stateful = parted(here.values())
+        self.recipes, self.stateful = split_by_source(here.values())
         #: Rung -> judgements of its cases.
         self._judgements: dict[str, list[Any]] = {}
         self.profile = config.getoption("--nf-profile")

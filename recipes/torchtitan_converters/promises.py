@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 
-from narrowfuzz.arms.zoo import parameter_shapes
+from narrowfuzz.arms.model_names import parameter_shapes
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import named

@@ -10,7 +10,7 @@ from narrowfuzz.arms import available
 from narrowfuzz.arms.available import natives, rungs_of, select_arms, unavailable
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, INDUCTOR, Compile, with_checkpoint
 from narrowfuzz.case.ladder import BY_NAME, LADDER, base_of, climb
-from narrowfuzz.case.spec import ALONE, AnyCheckpoint, Checkpoint, Kernels, Sharding, Spec
+from narrowfuzz.case.spec import UNSHARDED, AnyCheckpoint, Checkpoint, Kernels, Sharding, Spec
 
 SUFFIX = {
     "none": "",
@@ -85,7 +85,7 @@ def test_every_rung_but_the_reference_is_climbed_by_some_spec() -> None:
     climbed = {
         arm.name
         for c, k in COMBINATIONS
-        for on in (ALONE, Sharding(data=2), Sharding(context=2))
+        for on in (UNSHARDED, Sharding(data=2), Sharding(context=2))
         for arm in climb(Spec(recipe="r", compile=c, checkpoint=k, kernels="both", sharding=on))
     }
     assert climbed == {arm.name for arm in LADDER[1:]}

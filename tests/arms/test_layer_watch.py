@@ -10,8 +10,8 @@ import pytest
 import torch
 from kernels import skip_without_backend
 from narrowfuzz.arms.layers import layers_of
+from narrowfuzz.arms.model_names import linear_names
 from narrowfuzz.arms.program import Program
-from narrowfuzz.arms.zoo import linear_names
 from narrowfuzz.case.arm import EAGER, with_checkpoint
 from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
 from narrowfuzz.judge.observe import tensors_of

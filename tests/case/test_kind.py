@@ -23,7 +23,7 @@ R = "torch.bf16"
         (Spec(recipe=R, sharding=Sharding(data=2)), "mesh"),
         (Spec(recipe=R, model="mlp_gelu", sharding=Sharding(tensor=2)), "mesh"),
         (Spec(recipe=R, sharding=Sharding(stages=2)), "pipeline"),
-        (Spec(recipe=R, model="attention", sharding=Sharding(context=2)), "context"),
+        (Spec(recipe=R, model="attention", sharding=Sharding(context=2)), "context_parallel"),
         (Spec(recipe=R, model="library_linear"), "layers"),
         (Spec(recipe=R, model="library_linear", sharding=Sharding(data=2)), "layers"),
     ],

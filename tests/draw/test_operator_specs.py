@@ -24,16 +24,16 @@ from samples import recipes
 
 RECIPES = recipes()
 PLAIN = [RECIPES[name] for name in UNCONVERTED]
-ALONE = of_kind("operator")
+SINGLE_OPERATORS = of_kind("operator")
 
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Case]:
     """As a campaign draws them: of each a few, many times."""
     some = (
-        examples(batches(operator_specs(PLAIN, (name,))), 2, len(ALONE) * seed + i)
+        examples(batches(operator_specs(PLAIN, (name,))), 2, len(SINGLE_OPERATORS) * seed + i)
         for seed in range(18)
-        for i, name in enumerate(ALONE)
+        for i, name in enumerate(SINGLE_OPERATORS)
         if MODELS[name].attends or seed < 4
     )
     return [case for found in some for batch in found for case in batch]
@@ -45,7 +45,7 @@ def test_a_model_of_an_operator_names_operators_that_are_judged() -> None:
 
 def test_every_one_is_drawn_with_lengths_on_both_sides_of_blocks(drawn: list[Case]) -> None:
     specs = {case.spec for case in drawn}
-    assert {spec.model for spec in specs} == set(ALONE)
+    assert {spec.model for spec in specs} == set(SINGLE_OPERATORS)
     attends = [spec for spec in specs if MODELS[spec.model].attends]
     assert min(s.m for s in attends) == 1 and max(s.m for s in attends) > 512
     assert any(s.n < 16 for s in attends) and any(s.n > 512 for s in attends)
@@ -67,7 +67,7 @@ def test_values_of_their_own_are_drawn_of_them_alone(drawn: list[Case]) -> None:
     own = [c for c in drawn if MODELS[c.spec.model].values and c.data != DataSpec()]
     sensitive = [case.data.values in MODELS[case.spec.model].values for case in own]
     assert 0.45 < sum(sensitive) / len(own) < 0.8
-    every = {values for name in ALONE for values in MODELS[name].values}
+    every = {values for name in SINGLE_OPERATORS for values in MODELS[name].values}
     assert every <= set(OF_OPERATORS)
     others = [case for batch in examples(batches(specs(PLAIN)), 50, 0) for case in batch]
     assert {case.data.values for case in others} <= set(WILD)
@@ -118,7 +118,9 @@ def test_what_other_slices_draw_does_not_hang_on_them(tmp_path: Any) -> None:
 
 def test_globs_name_operators() -> None:
     assert models_of_operators(["layer_norm*"]) == ("layer_norm", "layer_norm_mixed")
-    assert set(models_of_operators(["attention"])) == {m for m in ALONE if m.startswith("sdpa")}
+    assert set(models_of_operators(["attention"])) == {
+        m for m in SINGLE_OPERATORS if m.startswith("sdpa")
+    }
     with pytest.raises(ValueError, match=r"no operator 'attnetion' is run alone; these are: .*sum"):
         models_of_operators(["attnetion"])
 

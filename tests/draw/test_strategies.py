@@ -25,7 +25,7 @@ from narrowfuzz.draw.strategies import (
     batches,
     cases,
     data_specs,
-    often,
+    ladder_percent_high,
 )
 from narrowfuzz.models.catalog import COMPOSED
 from narrowfuzz.recipe.recipe import load_recipes, runnable
@@ -350,7 +350,7 @@ def test_every_drawn_case_is_a_valid_case() -> None:
 def many_ladders() -> tuple[tuple[Case, ...], ...]:
     """Batches of linears on a device that adds in a way of its own."""
     linears = specs(ALL, vary=DIRECT, wild_shapes=False, largest=64)
-    found = drawn(batches(linears, draws=5, ladders=often), 300)
+    found = drawn(batches(linears, draws=5, ladders=ladder_percent_high), 300)
     return tuple(batch for batch in found if batch[0].data.regime == "ladder")
 
 
@@ -387,7 +387,7 @@ def test_no_recipe_refuses_what_a_ladder_is_laid_in() -> None:
 
 def test_a_forward_alone_has_a_ladder_of_its_output() -> None:
     linears = specs(ALL, vary=frozenset({"grad_mode"}))
-    found = drawn(batches(linears, draws=1, ladders=often), 100)
+    found = drawn(batches(linears, draws=1, ladders=ladder_percent_high), 100)
     forward = [b[0].data for b in found if not b[0].spec.trains]
     assert {d.gemm for d in forward if d.regime == "ladder"} == {"output"}
 

@@ -10,7 +10,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.operators.linear import alone
+from narrowfuzz.operators.linear import single_reference
 from narrowfuzz.rules.rule import same_bits
 from samples import recipes
 
@@ -40,7 +40,7 @@ def test_references_made_together_are_those_made_alone(spec: Spec) -> None:
     drawn = drawn_together(cases(spec), plan, lambda case: tensors_of(case, recipe))
     for case in cases(spec):
         tensors, together = drawn[case]
-        own = alone(plan, spec.dtype, tensors)
+        own = single_reference(plan, spec.dtype, tensors)
         assert together is not None and together.of(plan, tensors)
         for role in ROLES:
             assert np.array_equal(together.may_overflow(role), own.may_overflow(role))

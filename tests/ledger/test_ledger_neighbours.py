@@ -41,7 +41,9 @@ def entry_of(name: str) -> Entry:
 @cache
 def void(name: str) -> str:
     """Why nothing runs its case here, or ""."""
-    return next(iter(judge().observe(NEIGHBOURS[name].case, repeat=False).void.values()), "")
+    return next(
+        iter(judge().observe(NEIGHBOURS[name].case, repeat=False).unusable_because.values()), ""
+    )
 
 
 def needs_what_it_was_seen_on(name: str) -> None:

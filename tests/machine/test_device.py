@@ -49,7 +49,7 @@ from narrowfuzz.numerics.accumulator import (
     HOPPER_FP8,
     UNKNOWN,
     Accumulator,
-    Found,
+    MeasuredAccumulator,
     disagrees,
     reconciled,
     wider,
@@ -162,7 +162,7 @@ def test_ranks_on_gpus_are_processes_that_have_one_each(
 @settings(max_examples=60)
 def test_no_more_ranks_are_drawn_than_there_are_gpus(spec: Spec) -> None:
     assert 1 <= spec.sharding.ranks <= 2
-    assert spec.sharding.processes or layout_of(spec).together
+    assert spec.sharding.processes or layout_of(spec).single_group
 
 
 def test_this_cpu_adds_as_fp32() -> None:
@@ -204,31 +204,31 @@ def test_a_narrower_accumulator_is_recognised(bits: int, cut: bool) -> None:
 @pytest.mark.parametrize(
     ("expected", "seen", "used"),
     [
-        (HOPPER_FP8, Found(13, False, 128), HOPPER_FP8),
-        (HOPPER_FP8, Found(13, False, None), HOPPER_FP8),  # nothing contradicts it
-        (HOPPER_FP8, Found(23, True, None), HOPPER_FP8),  # better than expected
-        (UNKNOWN, Found(13, False, 0), UNKNOWN),
-        (HOPPER_FP8, Found(13, False, 64), HOPPER_FP8),
+        (HOPPER_FP8, MeasuredAccumulator(13, False, 128), HOPPER_FP8),
+        (HOPPER_FP8, MeasuredAccumulator(13, False, None), HOPPER_FP8),  # nothing contradicts it
+        (HOPPER_FP8, MeasuredAccumulator(23, True, None), HOPPER_FP8),  # better than expected
+        (UNKNOWN, MeasuredAccumulator(13, False, 0), UNKNOWN),
+        (HOPPER_FP8, MeasuredAccumulator(13, False, 64), HOPPER_FP8),
     ],
 )  # fmt: skip
 def test_what_agrees_with_the_table_leaves_it(
-    expected: Accumulator, seen: Found, used: Accumulator
+    expected: Accumulator, seen: MeasuredAccumulator, used: Accumulator
 ) -> None:
     assert wider(expected, seen) is used and disagrees(expected, seen) == ""
 
 
 def test_what_was_not_measured_is_known_by_a_bound_only() -> None:
-    used = reconciled(HOPPER, {"fp8": Found(problem="no such kernel")})
+    used = reconciled(HOPPER, {"fp8": MeasuredAccumulator(problem="no such kernel")})
     assert used["fp8"] == replace(HOPPER_FP8, to_the_bit=False)
-    rows = reconciled(HOPPER, {"fp8 rowwise": Found(problem="no such kernel")})
+    rows = reconciled(HOPPER, {"fp8 rowwise": MeasuredAccumulator(problem="no such kernel")})
     assert rows["fp8"] is HOPPER_FP8  # where rows are not multiplied, nothing hangs on them
 
 
 def test_sums_that_are_not_promoted_widen_the_table() -> None:
-    used = reconciled(HOPPER, {"fp8 rowwise": Found(13, False, 0)})
+    used = reconciled(HOPPER, {"fp8 rowwise": MeasuredAccumulator(13, False, 0)})
     assert used["fp8"].promotes == 0 and used["fp8 fast"] == HOPPER["fp8 fast"]
     assert HOPPER["fp8"].to_the_bit and not used["fp8"].to_the_bit
-    used = reconciled(HOPPER, {"fp8": Found(12, False, 128)})
+    used = reconciled(HOPPER, {"fp8": MeasuredAccumulator(12, False, 128)})
     assert (used["fp8"].fraction_bits, used["fp8"].promotes) == (12, 128)
 
 

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from narrowfuzz.arms.model_names import gradient_names, linear_names, parameter_shapes, tied_names
 from narrowfuzz.arms.program import Program
-from narrowfuzz.arms.zoo import gradient_names, linear_names, parameter_shapes, tied_names
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.data import make_model_tensors
 from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
@@ -239,7 +239,7 @@ def test_beside_a_gpu_and_triton_a_model_is_built_on_no_device_without_the_inter
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda package: package)
-    monkeypatch.setattr("narrowfuzz.play.groups.made_ready", interpreted)
+    monkeypatch.setattr("narrowfuzz.play.groups.prepare_triton", interpreted)
     spec = Spec(recipe="torch.bf16", model=name, dtype="bf16")
     assert dict(MODELS[name].build(spec, dtype=torch.bfloat16, device="meta").named_parameters())
     monkeypatch.setenv("TRITON_INTERPRET", "1")

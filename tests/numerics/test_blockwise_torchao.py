@@ -14,7 +14,7 @@ import pytest
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import OPERANDS, OperandPlan
-from narrowfuzz.operators.linear import alone
+from narrowfuzz.operators.linear import single_reference
 from samples import recipes
 
 torch = pytest.importorskip("torch")
@@ -98,11 +98,11 @@ def test_scales_that_overflow_together_are_those_of_a_row_of_blocks() -> None:
     shapes = {"input": (256, 384), "weight": (128, 384), "grad_output": (256, 128)}
     tensors = {name: np.ones(shape, dtype=np.float32) for name, shape in shapes.items()}
     plan = RECIPE.plan(None)  # type: ignore[arg-type]
-    usual = alone(plan, "bf16", tensors)
+    usual = single_reference(plan, "bf16", tensors)
     assert usual.rescale_overflows("output").shape == (256, 128)
     assert usual.rescale_overflows("grad_input").shape == (256, 384)
     assert usual.rescale_overflows("grad_weight").shape == (128, 384)
     assert not usual.rescale_overflows("output").any()
     tensors["input"][5, 130] = tensors["weight"][7, 300] = np.float32(2.0**126)
-    overflows = alone(plan, "bf16", tensors).rescale_overflows("output")
+    overflows = single_reference(plan, "bf16", tensors).rescale_overflows("output")
     assert overflows[5].all() and not overflows[4].any()

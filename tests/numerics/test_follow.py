@@ -16,7 +16,7 @@ from narrowfuzz.numerics.delayed import (
     resized,
     staged,
 )
-from narrowfuzz.numerics.follow import followed
+from narrowfuzz.numerics.follow import compare_states
 
 POLICY = Policy(3, "max", 0, "e4m3", "e5m2")
 LARGEST = FMAX["e4m3"]
@@ -36,7 +36,7 @@ def states() -> list[Slot | None]:
 
 def shows(held: list[Slot | None], scales: bool = True, **changes: object) -> bool:
     given = {"seen": SEEN, "moves": MOVES, **changes}
-    told, shown = followed(  # type: ignore[call-arg]
+    told, shown = compare_states(  # type: ignore[call-arg]
         held, largest=LARGEST, history=3, kinds=KINDS, scales=scales, **given
     )
     assert told.count("expected") == len(held)
@@ -73,7 +73,9 @@ def test_each_cast_is_held_to_the_scale_that_stood_then() -> None:
     moves = {0: [("stage",), ("commit", POLICY), ("stage",), ("commit", POLICY)]}
     right = [[(ONE, np.float32(1)), (TWO, first.scale)]]
     for seen, shown in ((right, False), ([[*right[0][:1], (TWO, np.float32(1))]], True)):
-        _, shows = followed([second], seen, moves, LARGEST, history=3, kinds=KINDS, scales=True)
+        _, shows = compare_states(
+            [second], seen, moves, LARGEST, history=3, kinds=KINDS, scales=True
+        )
         assert shows is shown
 
 
@@ -87,7 +89,9 @@ def test_an_update_may_divide_or_multiply_by_a_reciprocal() -> None:
     moves = {0: [("stage",), ("commit", POLICY)]}
     for held in ways:
         seen = [[(amax, None)]]
-        assert not followed([held], seen, moves, LARGEST, history=3, kinds=KINDS, scales=False)[1]
+        assert not compare_states(
+            [held], seen, moves, LARGEST, history=3, kinds=KINDS, scales=False
+        )[1]
 
 
 def test_windows_are_resized_at_their_oldest_end_or_cut_as_built() -> None:
@@ -102,6 +106,6 @@ def test_windows_are_resized_at_their_oldest_end_or_cut_as_built() -> None:
 def test_after_a_difference_it_goes_on_from_what_was_held() -> None:
     wrong = replace(states()[1] or fresh(3), scale=np.float32(2))
     held = [None, wrong, wrong, wrong]
-    told, shown = followed(held, SEEN[:4], {1: [("stage",)]}, LARGEST,
+    told, shown = compare_states(held, SEEN[:4], {1: [("stage",)]}, LARGEST,
                            history=3, kinds=KINDS, scales=False)  # fmt: skip
     assert shown and told.count("expected scale 2") == 2

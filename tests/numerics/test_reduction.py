@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from narrowfuzz.numerics.formats import FORMATS, round_to
-from narrowfuzz.numerics.reduction import added
+from narrowfuzz.numerics.reduction import sum_interval
 
 RNG = np.random.default_rng(5)
 
@@ -24,7 +24,7 @@ def in_order(terms: tuple[np.ndarray, ...], fmt: str) -> np.ndarray:
 def test_every_order_lies_inside(fmt: str, ranks: int) -> None:
     values = RNG.standard_normal((ranks, 400)) * 2.0 ** RNG.integers(-20, 20, (ranks, 400))
     terms = [round_to(x, FORMATS[fmt], overflow="ieee") for x in values]
-    lo, hi = added([(x, x) for x in terms], FORMATS[fmt])
+    lo, hi = sum_interval([(x, x) for x in terms], FORMATS[fmt])
     for order in itertools.permutations(terms):
         got = in_order(order, fmt)
         assert ((lo <= got) & (got <= hi)).all()
@@ -36,7 +36,7 @@ def test_an_order_may_leave_the_range_on_its_way(fmt: str, ranks: int) -> None:
     """Then nothing is known; but where none does, there are finite ends."""
     values = RNG.uniform(-1.0, 1.0, (ranks, 400)) * FORMATS[fmt].max
     terms = [round_to(x, FORMATS[fmt], overflow="ieee") for x in values]
-    lo, hi = added([(x, x) for x in terms], FORMATS[fmt])
+    lo, hi = sum_interval([(x, x) for x in terms], FORMATS[fmt])
     with np.errstate(invalid="ignore", over="ignore"):
         every = np.stack([in_order(order, fmt) for order in itertools.permutations(terms)])
         known = np.isfinite(lo) & np.isfinite(hi)
@@ -48,12 +48,12 @@ def test_an_order_may_leave_the_range_on_its_way(fmt: str, ranks: int) -> None:
 @pytest.mark.parametrize("fmt", ["bf16", "fp32"])
 def test_two_ranks_have_one_result(fmt: str) -> None:
     terms = [round_to(RNG.standard_normal(100), FORMATS[fmt], overflow="ieee") for _ in range(2)]
-    lo, hi = added([(x, x) for x in terms], FORMATS[fmt])
+    lo, hi = sum_interval([(x, x) for x in terms], FORMATS[fmt])
     assert (lo == hi).all()
 
 
 def test_a_term_that_is_lost_lies_outside() -> None:
     terms = [round_to(1.0 + RNG.random(100), FORMATS["bf16"], overflow="ieee") for _ in range(4)]
-    lo, hi = added([(x, x) for x in terms], FORMATS["bf16"])
+    lo, hi = sum_interval([(x, x) for x in terms], FORMATS["bf16"])
     got = in_order(tuple(terms[:3]), "bf16")
     assert ((got < lo) | (got > hi)).all()

@@ -153,7 +153,7 @@ def test_a_granule_is_the_elements_that_share_a_scale(name: str) -> None:
     plan, x = PLANS[name], data()
     amax = reference.amax(x, plan)
     numbered = np.arange(amax.size).reshape(amax.shape)
-    spread = np.broadcast_to(reference.spread(numbered, plan), x.shape)
+    spread = np.broadcast_to(reference.broadcast_granules(numbered, plan), x.shape)
     rows = reference.by_granule(spread, plan)
     assert rows.shape[0] == amax.size and (rows == np.arange(amax.size)[:, None]).all()
 
@@ -277,7 +277,7 @@ def test_a_deviation_changes_codes_only_under_mx_byte_zero(name: str, deviation:
     if not (deviation.startswith("mx_byte0") and isinstance(plan.scale, MxScale)):
         assert not changed.any()
         return
-    byte = reference.spread(scale, plan)
+    byte = reference.broadcast_granules(scale, plan)
     assert (byte[changed] == 0).all() and changed.any()
 
 

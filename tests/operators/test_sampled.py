@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
 from narrowfuzz.operators import BY_NAME, fused_attention, large_attention
-from narrowfuzz.operators.sampled import along, elements, spread
+from narrowfuzz.operators.sampled import elements, judge_sampled, sample_places
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -116,13 +116,15 @@ def test_numbers_that_do_not_depend_on_one_another_are_sampled_in_their_own_shap
 
 
 def test_places_are_spread_over_all() -> None:
-    assert spread(10, 3).tolist() == [0, 5, 9]
-    assert spread(10, 0).tolist() == [0] and spread(4, 9).tolist() == [0, 1, 2, 3]
+    assert sample_places(10, 3).tolist() == [0, 5, 9]
+    assert sample_places(10, 0).tolist() == [0] and sample_places(4, 9).tolist() == [0, 1, 2, 3]
 
 
 def test_results_without_such_a_place_are_left_out() -> None:
     call = attention(8, "")[0]
-    found = along(fused_attention.forward_of, call, {"query": 2, "output": 2}, spread(8, 2))
+    found = judge_sampled(
+        fused_attention.forward_of, call, {"query": 2, "output": 2}, sample_places(8, 2)
+    )
     assert set(found) == {"output"} and found["output"].unknown[:, :, 1:7].all()
     assert set(elements(lambda call: {}, call)) == set()
 
@@ -142,7 +144,7 @@ def test_steps_of_a_large_parameter_are_judged_at_some_elements(kind: str) -> No
 
 @pytest.mark.parametrize("shape", [(256, 512), (1024, 512), (2048, 1024), (1000, 768)])
 def test_every_column_of_a_table_is_judged_in_many_rows(shape: tuple[int, int]) -> None:
-    chosen = spread(shape[0] * shape[1], 2**16)
+    chosen = sample_places(shape[0] * shape[1], 2**16)
     assert np.bincount(chosen % shape[1], minlength=shape[1]).min() >= 25
     assert chosen[0] == 0 and chosen[-1] == shape[0] * shape[1] - 1
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from narrowfuzz.arms.zoo import gradient_names, ties
+from narrowfuzz.arms.model_names import gradient_names, ties
 from narrowfuzz.case.events import Backward, Forward, Step
 from narrowfuzz.judge.fold import Judgement
 from narrowfuzz.judge.judge import Judge

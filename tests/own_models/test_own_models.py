@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.arms.zoo import layer_names
+from narrowfuzz.arms.model_names import layer_names
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.draw.specs import fixed
@@ -21,7 +21,7 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
 from narrowfuzz.own_models import known_as, register
-from narrowfuzz.own_models.calls import asked
+from narrowfuzz.own_models.calls import observe_call
 from narrowfuzz.play.own import imported
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.report.judged import judged_layers
@@ -298,7 +298,7 @@ def test_generators_are_left_as_they_were(own: Own) -> None:
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     threads = torch.get_num_threads()
     text = "def build(): return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.ones(4, 8)"
-    answer = asked(nn.Dropout(0.5), lambda: torch.rand(3))
+    answer = observe_call(nn.Dropout(0.5), lambda: torch.rand(3))
     register(own(text))
     assert answer.moved == ["torch"] and torch.get_num_threads() == threads
     assert [random.random(), np.random.rand()] == drawn[:2]

@@ -14,10 +14,10 @@ import pytest
 import torch
 from kernels import skip_without_kernel
 from narrowfuzz.arms.available import unavailable
-from narrowfuzz.arms.jobs import job_of, named
+from narrowfuzz.arms.jobs import job_of, with_model_names
+from narrowfuzz.arms.model_names import ties
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import fp32_array
-from narrowfuzz.arms.zoo import ties
 from narrowfuzz.case.ladder import BY_NAME, climb
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.judge.judge import Judge
@@ -55,7 +55,7 @@ UNSTEADY = {"empty-gemm-unwritten", "rows-unwritten"}
 def played(case: Case, arm: str, trace: Trace) -> Trace:
     """The case, by the player."""
     spec, recipe = case.spec, recipes()[case.spec.recipe]
-    tensors = named(spec, tensors_of(case, recipe))
+    tensors = with_model_names(spec, tensors_of(case, recipe))
 
     def make() -> torch.nn.Module:
         plain = MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device="cpu")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.arms.seen import see_cast
+from narrowfuzz.arms.event_records import see_cast
 from narrowfuzz.case.kind import LAYERS, LINEAR
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.cli import main
@@ -29,7 +29,7 @@ from narrowfuzz.report.terminal import console
 from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import Rule, plain
-from narrowfuzz.trace.snapshots import At
+from narrowfuzz.trace.snapshots import ExecutionPoint
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
@@ -248,12 +248,12 @@ class TestBlocks:
     @pytest.mark.parametrize("fmt", ["e4m3", "e5m2"])
     def test_right_casts_are_exact_and_wrong_ones_are_not(self, fmt: str, columns: bool) -> None:
         raw = self.raw(fmt, columns)
-        assert see_cast(raw, At("forward")).wrong is None
+        assert see_cast(raw, ExecutionPoint("forward")).wrong is None
         codes, scale = raw.codes.clone(), raw.scale.clone()
         codes[20, 20] ^= 1
         scale[1, 1] += 1
-        assert see_cast(raw._replace(codes=codes), At("forward")).wrong is not None
-        assert see_cast(raw._replace(scale=scale), At("forward")).wrong is not None
+        assert see_cast(raw._replace(codes=codes), ExecutionPoint("forward")).wrong is not None
+        assert see_cast(raw._replace(scale=scale), ExecutionPoint("forward")).wrong is not None
 
 
 def test_a_measurement_counts_every_pass_and_can_be_repeated() -> None:

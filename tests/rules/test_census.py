@@ -16,7 +16,7 @@ import torch
 from kernels import skip_without_backend
 from msgspec.structs import replace as replace_spec
 from narrowfuzz.arms.census import convert
-from narrowfuzz.arms.snapshot import snapshot
+from narrowfuzz.arms.model_snapshot import snapshot
 from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_entries, load_ledger

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from narrowfuzz.case.layout import check_sharding, layouts
-from narrowfuzz.case.layout.classes import CLASSES
+from narrowfuzz.case.layout.loss_parallel import CLASSES
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.sharded_specs import sharded_specs

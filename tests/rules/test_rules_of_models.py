@@ -60,7 +60,7 @@ def evidence_of(
         case=Case(spec=spec, data=DataSpec(seed=seed)), plan=RECIPES[recipe].plan(spec),
         tensors=tensors or {}, traces={n: replace(t, arm=n) for n, t in traces.items()}, repeats={},
         elides=frozenset(), deviations={}, refusal="", twin=(lambda: exact) if exact else None,
-        plan_of=RECIPES[recipe].plan, pointwise=False, focus=focus,
+        converted_plan_of=RECIPES[recipe].plan, pointwise=False, focus=focus,
     )  # fmt: skip
 
 

@@ -11,8 +11,8 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.rules.library.operands import check_operands
 from narrowfuzz.trace.snapshots import (
-    At,
     CastSeen,
+    ExecutionPoint,
     Moment,
     ProductSeen,
     Side,
@@ -29,7 +29,7 @@ OWN: tuple[Event, ...] = (
 )  # fmt: skip
 
 
-def cast(at: At, code: int) -> CastSeen:
+def cast(at: ExecutionPoint, code: int) -> CastSeen:
     """One block's cast; its scale byte is its code."""
     codes = np.array([[code, 0]], np.uint8)
     return CastSeen(at, None, "e4m3", None, np.float32(1), codes, None, bytes([code]))
@@ -37,7 +37,7 @@ def cast(at: At, code: int) -> CastSeen:
 
 def product(role: Literal["grad_input", "grad_weight"], a: int, b: int) -> ProductSeen:
     sides = [Side("e4m3", np.array([[x, 0]], np.uint8), None, bytes([x])) for x in (a, b)]
-    return ProductSeen(At("backward"), role, *sides)
+    return ProductSeen(ExecutionPoint("backward"), role, *sides)
 
 
 def evidence_of(
@@ -76,8 +76,14 @@ def test_a_kept_weights_copy_for_the_backward_is_shared(
 ) -> None:
     """The recompute of y2 makes it; the backward of y1 may take it, as its weight and for no other
     operand."""
-    first = (cast(At("recompute", 2, 0), WEIGHT), cast(At("backward"), GRADIENT))
-    then = (cast(At("recompute", 1, 0), INPUT), cast(At("backward"), GRADIENT))
+    first = (
+        cast(ExecutionPoint("recompute", 2, 0), WEIGHT),
+        cast(ExecutionPoint("backward"), GRADIENT),
+    )
+    then = (
+        cast(ExecutionPoint("recompute", 1, 0), INPUT),
+        cast(ExecutionPoint("backward"), GRADIENT),
+    )
     moments = (
         *(Moment(i, (), (), (), {}, {}) for i in range(4)),
         Moment(4, (), first, (product("grad_input", WEIGHT, GRADIENT),), {}, {}),
@@ -89,13 +95,13 @@ def test_a_kept_weights_copy_for_the_backward_is_shared(
     assert verdict.status == ("diverged" if want else "ok")
 
 
-def cast_by_scale(at: At, slot: int, code: int) -> CastSeen:
+def cast_by_scale(at: ExecutionPoint, slot: int, code: int) -> CastSeen:
     codes = np.array([[code, 0]], np.uint8)
     name = SlotName("0", "forward", slot)
     return CastSeen(at, name, "e4m3", np.float32(1), np.float32(1), codes)
 
 
-def output(at: At, a: int, b: int) -> ProductSeen:
+def output(at: ExecutionPoint, a: int, b: int) -> ProductSeen:
     sides = [Side("e4m3", np.array([[x, 0]], np.uint8), np.float32(1)) for x in (a, b)]
     return ProductSeen(at, "output", *sides)
 
@@ -114,7 +120,11 @@ def test_a_kept_weight_that_a_recompute_casts_anew_is_shared(
     events: tuple[Event, ...], slot: int, a: int, b: int, want: str
 ) -> None:
     """The recompute of y2's second call casts it; that of its first, and of y1, may take it."""
-    later, sooner, other = At("recompute", 2, 1), At("recompute", 2, 0), At("recompute", 1, 0)
+    later, sooner, other = (
+        ExecutionPoint("recompute", 2, 1),
+        ExecutionPoint("recompute", 2, 0),
+        ExecutionPoint("recompute", 1, 0),
+    )
     first = (
         cast_by_scale(later, slot, WEIGHT),
         cast_by_scale(later, 0, ELSE + 1),

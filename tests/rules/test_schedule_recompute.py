@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.arms.seen import see_cast
+from narrowfuzz.arms.event_records import see_cast
 from narrowfuzz.case.events import (
     Backward,
     Close,
@@ -28,9 +28,9 @@ from narrowfuzz.rules.library.recompute import check_recompute
 from narrowfuzz.rules.state.machine import check_machine
 from narrowfuzz.rules.state.symptoms import circumstances, unfinished
 from narrowfuzz.trace.snapshots import (
-    At,
     CallSeen,
     CastSeen,
+    ExecutionPoint,
     Moment,
     ProductSeen,
     Side,
@@ -56,13 +56,13 @@ def slot(scale: float, *window: float) -> Slot:
 
 def cast(name: SlotName, amax: float, scale: float = 1.0, forward: int = 0) -> CastSeen:
     narrow = name.direction == "forward"
-    at = At("forward", forward, 0) if narrow else At("backward")
+    at = ExecutionPoint("forward", forward, 0) if narrow else ExecutionPoint("backward")
     codes = np.zeros((1, 1), np.uint8)
     return CastSeen(at, name, "e4m3", np.float32(scale), np.float32(amax), codes)
 
 
 def again(*forwards: int) -> tuple[CallSeen, ...]:
-    return tuple(CallSeen(At("recompute", forward, 0), "0") for forward in forwards)
+    return tuple(CallSeen(ExecutionPoint("recompute", forward, 0), "0") for forward in forwards)
 
 
 def moment(event: int, state: State, *casts: CastSeen, calls: Iterable[CallSeen] = ()) -> Moment:
@@ -230,7 +230,7 @@ def test_what_is_left_over_names_an_unused_forward() -> None:
     assert verdict.symptom == "left over: stashed scales, some forward unused"
 
 
-def multiplied(event: int, at: At, a: float, b: float) -> Moment:
+def multiplied(event: int, at: ExecutionPoint, a: float, b: float) -> Moment:
     """A call whose product has these inverse scales."""
     codes = np.zeros((1, 1), np.uint8)
     sides = [Side("e4m3", codes, np.float32(inverse)) for inverse in (a, b)]
@@ -248,9 +248,9 @@ def multiplied(event: int, at: At, a: float, b: float) -> Moment:
 def test_whose_scales_a_recompute_takes(scale: float, symptom: str) -> None:
     events = (Forward(), Forward(), Backward(of=(1,)))
     moments = [
-        multiplied(0, At("forward", 0, 0), 1, 1),
-        multiplied(1, At("forward", 1, 0), 2, 2),
-        multiplied(2, At("recompute", 1, 0), scale, scale),
+        multiplied(0, ExecutionPoint("forward", 0, 0), 1, 1),
+        multiplied(1, ExecutionPoint("forward", 1, 0), 2, 2),
+        multiplied(2, ExecutionPoint("recompute", 1, 0), scale, scale),
     ]
     (verdict,) = check_recompute(evidence(events, moments, CHECKPOINT))
     assert verdict.symptom == symptom
@@ -271,10 +271,10 @@ def test_whose_scales_a_recompute_with_a_kept_weight_takes(
     """y1 keeps a weight cast with 1/scale 5 for y2, whose recompute may take y0's for its input."""
     events = (Forward(), Forward(first=True), Forward(first=False), Backward(of=(2,)))
     moments = [
-        multiplied(0, At("forward", 0, 0), 3, 1),
-        multiplied(1, At("forward", 1, 0), 5, 4),
-        multiplied(2, At("forward", 2, 0), 5, 2),
-        multiplied(3, At("recompute", 2, 0), weight, scale),
+        multiplied(0, ExecutionPoint("forward", 0, 0), 3, 1),
+        multiplied(1, ExecutionPoint("forward", 1, 0), 5, 4),
+        multiplied(2, ExecutionPoint("forward", 2, 0), 5, 2),
+        multiplied(3, ExecutionPoint("recompute", 2, 0), weight, scale),
     ]
     (verdict,) = check_recompute(evidence(events, moments, CHECKPOINT))
     assert verdict.symptom == symptom
@@ -287,8 +287,8 @@ def test_a_nan_is_a_nan_whatever_its_sign(fmt: str) -> None:
     dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[fmt]
     codes = x.to(dtype).view(torch.uint8).masked_fill(x.isnan(), 0x7F)
     raw = Cast(None, x, codes, torch.tensor([1.0]), fmt)
-    assert see_cast(raw, At("forward")).wrong is None
+    assert see_cast(raw, ExecutionPoint("forward")).wrong is None
     wrong = codes.clone()
     wrong[2] = 0x7F
     raw = Cast(None, x, wrong, torch.tensor([1.0]), fmt)
-    assert see_cast(raw, At("forward")).wrong is not None
+    assert see_cast(raw, ExecutionPoint("forward")).wrong is not None

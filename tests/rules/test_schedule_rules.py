@@ -25,16 +25,16 @@ from narrowfuzz.numerics.delayed import Policy, Slot, fresh, resized
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.rules.library.contract import check_contract
-from narrowfuzz.rules.library.twins import check_reload
+from narrowfuzz.rules.library.equal_runs import check_reload
 from narrowfuzz.rules.state.library import Library
 from narrowfuzz.rules.state.machine import check_machine
 from narrowfuzz.rules.state.outcome import outcome
 from narrowfuzz.rules.state.plan import Resize
 from narrowfuzz.trace.address import Phase
 from narrowfuzz.trace.snapshots import (
-    At,
     CallSeen,
     CastSeen,
+    ExecutionPoint,
     Moment,
     SlotName,
 )
@@ -64,7 +64,7 @@ def slot(scale: float, *window: float) -> Slot:
 
 def cast(name: SlotName, amax: float, scale: float = 1.0) -> CastSeen:
     phase: Phase = "forward" if name.direction == "forward" else "backward"
-    at = At(phase, 0, 0) if phase == "forward" else At(phase)
+    at = ExecutionPoint(phase, 0, 0) if phase == "forward" else ExecutionPoint(phase)
     codes = np.zeros((1, 1), np.uint8)
     return CastSeen(at, name, "e4m3", np.float32(scale), np.float32(amax), codes)
 
@@ -224,7 +224,7 @@ def test_an_evaluation_leaves_its_maximum() -> None:
 
 def test_a_save_after_a_forward_in_high_precision() -> None:
     events = (*STEP, Forward(mode="eval"), Reload(), Open())
-    call = Moment(3, (CallSeen(At("forward", 1, 0), "0"),), (), (), DONE, {})
+    call = Moment(3, (CallSeen(ExecutionPoint("forward", 1, 0), "0"),), (), (), DONE, {})
     moments = [
         moment(0, {}),
         moment(1, CASTS, cast(INPUT, 2)),
@@ -284,7 +284,7 @@ def test_a_reload_is_not_blamed_for_what_the_run_without_it_shows() -> None:
     before = (moment(0, {}), staged, moment(2, first))
     rolled = moment(5, {IDLE: slot(112, 0, 0, 4, 0)})
     without = traced(*before, moment(3, first), moment(4, first), rolled)
-    ran = replace(moment(5, first), calls=(CallSeen(At("forward", 1, 0), IDLE.layer),))
+    ran = replace(moment(5, first), calls=(CallSeen(ExecutionPoint("forward", 1, 0), IDLE.layer),))
     loaded = traced(*before, moment(3, first), moment(4, first), ran)
     case = case_of(events, layout="branch", settings=Settings(fused=False))
     for deviations, want in (((), "inconclusive"), (("idle_windows_roll",), "known")):

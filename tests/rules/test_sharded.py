@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from narrowfuzz.arms.layouts import pieces_of
+from narrowfuzz.arms.layouts import linear_specs_on_ranks
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
@@ -296,7 +296,7 @@ def test_infinite_outputs_that_are_the_unconverted_models_say_so() -> None:
 def test_the_layout_on_which_a_training_resumes_may_cut_blocks() -> None:
     sharding = {"data": 4, "resumes": "swapped"}
     drawn = case("torchao.mxfp8.ceil", sharding, m=128, k=32, n=64, backend="linear", steps=2)
-    assert [(piece.k, piece.n) for piece in pieces_of(drawn.spec)] == [
+    assert [(piece.k, piece.n) for piece in linear_specs_on_ranks(drawn.spec)] == [
         (32, 64), (32, 64), (32, 64), (8, 64), (32, 16),
     ]  # fmt: skip
     assert not judge().judge(drawn).causes

@@ -15,13 +15,13 @@ from fresh import on_transformer_engine
 from narrowfuzz.case.events import Close, Forward, Open, Settings
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.numerics.delayed import Policy, Slot
-from narrowfuzz.numerics.follow import shared
+from narrowfuzz.numerics.follow import with_group_maxima
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.causes import root_of
 from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.rules.library.ranks import as_shared, check_shared
-from narrowfuzz.trace.snapshots import At, CastSeen, Moment, SlotName
+from narrowfuzz.trace.snapshots import CastSeen, ExecutionPoint, Moment, SlotName
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
@@ -96,7 +96,7 @@ def evidence(updated: tuple[float, float], of: Spec | None = None) -> Evidence:
     """Two ranks that stage 2 and 8, and go on from these maxima."""
 
     def rank(amax: float, taken: float) -> Trace:
-        at = At("forward", 0, 0)
+        at = ExecutionPoint("forward", 0, 0)
         cast = CastSeen(at, SLOT, "e4m3", np.float32(1), np.float32(amax), np.zeros(1, np.uint8))
         new = {SLOT: Slot(np.float32(1), np.array([amax, 0], np.float32))}
         scale = np.float32(448) / np.float32(taken)
@@ -149,7 +149,7 @@ def test_what_is_staged_is_the_largest_of_all_ranks_and_scales_stay_their_own() 
     moments = as_shared(evidence((8.0, 8.0)), ARM)[0].moments
     assert moments[1].casts[0].amax == 8 and moments[1].state[SLOT].window.tolist() == [8, 0]
     held = [[Slot(np.float32(s), np.array([s, 0], np.float32))] for s in (2, 8)]
-    slots, maxima = shared(held, [[[(2.0, 0.5)]], [[(8.0, 4.0)]]], 0)
+    slots, maxima = with_group_maxima(held, [[[(2.0, 0.5)]], [[(8.0, 4.0)]]], 0)
     assert slots[0] is not None and slots[0].window.tolist() == [8, 0] and slots[0].scale == 2
     assert maxima == [[(8.0, 0.5)]]
 

@@ -17,7 +17,7 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.case import altered
-from narrowfuzz.case import features as story
+from narrowfuzz.case import features as of_training
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.event_data import stimulated
 from narrowfuzz.case.events import (
@@ -122,7 +122,7 @@ def test_what_is_drawn_is_valid_and_shrinks_to_valid(spec: Spec) -> None:
     check_events(spec, autocasts=autocasts)
     case = Case(spec=spec, data=DataSpec())
     assert load_case(dump_case(case)) == case
-    assert story.features(spec) <= story.OF_CONVERTED
+    assert of_training.features(spec) <= of_training.OF_CONVERTED
     for _, simpler in simpler_events(spec.events):
         assert simpler != spec.events
         check_events(msgspec.structs.replace(spec, events=simpler), autocasts=autocasts)
@@ -250,7 +250,7 @@ def test_events_are_minimised() -> None:
             check_events(candidate.spec, autocasts=True)
         except ValueError:
             return False
-        return "second backward" in story.features(candidate.spec)
+        return "second backward" in of_training.features(candidate.spec)
 
     small = minimise(case, shows).case.spec
     assert small.events == (Forward(), Backward(of=(0,), retain=True), Backward(of=(0,)))

@@ -36,8 +36,8 @@ from narrowfuzz.recipe import delayed
 from narrowfuzz.recipe.delayed_subject import carries
 from narrowfuzz.report.store import Store, load_finding
 from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.equal_runs import ALONE, PLAIN, THROUGH
 from narrowfuzz.rules.library.evidence import address_of
-from narrowfuzz.rules.library.twins import ALONE, PLAIN, THROUGH
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Formats, Is, MadeBy, Same, bits
 from narrowfuzz.trace.snapshots import CastSeen, ProductSeen

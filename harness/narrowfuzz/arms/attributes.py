@@ -44,7 +44,7 @@ def read_of(
         attributes = frozenset(a for of, a in wanted if of == name)
         _listen(objects[name], attributes, lambda a, name=name: read.add((name, a)))  # type: ignore[misc]
     trace = program.run(tensors, tap=False)
-    return wanted if trace.error is not None or trace.void else frozenset(read)
+    return wanted if trace.error is not None or trace.unusable_because else frozenset(read)
 
 
 def _listen(held: Any, attributes: frozenset[str], note: Callable[[str], Any]) -> None:

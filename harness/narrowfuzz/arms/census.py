@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.arms.snapshot import HOOKS, STATE_DICT_HOOKS, Snapshot, TensorRecord, snapshot
+from narrowfuzz.arms.model_snapshot import HOOKS, STATE_DICT_HOOKS, Snapshot, TensorRecord, snapshot
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.trace.trace import Census, Change, ChangeKind

@@ -59,7 +59,7 @@ AFTER: dict[str, tuple[Event, ...]] = {
 _NO_STEP: tuple[str, dict[str, Any]] = "SGD", {"lr": 0.0}
 
 
-def named(spec: Spec, tensors: Mapping[str, T]) -> Mapping[str, T]:
+def with_model_names(spec: Spec, tensors: Mapping[str, T]) -> Mapping[str, T]:
     """The tensors by name, where parameters have their names in the model."""
     called = {own: name for name, own in spec.parameters.items()}
     return {called.get(name, name): t for name, t in tensors.items()}

@@ -12,14 +12,14 @@ import numpy as np
 from torch import nn
 
 from narrowfuzz.arms.jobs import job_of
-from narrowfuzz.arms.zoo import layer_names, parameter_shapes, ties
+from narrowfuzz.arms.model_names import layer_names, parameter_shapes, ties
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.layout import layout_of
-from narrowfuzz.case.spec import ALONE, Spec
+from narrowfuzz.case.spec import UNSHARDED, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.play.experts import Together
+from narrowfuzz.play.experts import ExpertParallelReference
 from narrowfuzz.play.job import Event, Job
 from narrowfuzz.play.names import name_of
 from narrowfuzz.recipe.recipe import Recipe
@@ -91,10 +91,10 @@ def made_alone(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     model for each rank, in a single module."""
     model = made(spec if copies_of(spec) else on_its_own(spec), recipe, device)
     experts, parts = spec.sharding.experts, max(spec.sharding.tensor, 1)
-    return Together(model, experts, parts) if experts else model
+    return ExpertParallelReference(model, experts, parts) if experts else model
 
 
-def pieces_of(spec: Spec) -> tuple[Spec, ...]:
+def linear_specs_on_ranks(spec: Spec) -> tuple[Spec, ...]:
     """Specs of the linears that a rank may run, on the rows of its data-parallel group: with K and
     N whole, and with K or N divided by the number of tensor-parallel ranks, both of the first
     layout and of the one on which the training resumes."""
@@ -112,16 +112,16 @@ def on_its_own(spec: Spec) -> Spec:
     experts, on the rows of all these ranks."""
     size = "batch" if spec.batch else "m"
     rows = getattr(spec, size) // spec.sharding.groups
-    return msgspec.structs.replace(spec, sharding=ALONE, checkpoint="none", **{size: rows})
+    return msgspec.structs.replace(spec, sharding=UNSHARDED, checkpoint="none", **{size: rows})
 
 
-def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F32]:
+def tensors_of_group(spec: Spec, tensors: Mapping[str, F32], group: int) -> dict[str, F32]:
     """The tensors for ``on_its_own``: all parameters, and the rows of inputs and output gradients
-    that belong to this piece."""
+    of this data-parallel group."""
 
     def cut(name: str, x: F32) -> F32:
         rows = name_of(name).kind in ("input", "grad_output")
-        return np.split(x, spec.sharding.groups)[piece] if rows else x
+        return np.split(x, spec.sharding.groups)[group] if rows else x
 
     return {name: cut(name, x) for name, x in tensors.items()}
 

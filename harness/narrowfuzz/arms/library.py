@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from narrowfuzz.arms.event_records import see_cast, see_product
 from narrowfuzz.arms.events_data import filled, of_rank, stimuli
 from narrowfuzz.arms.frames import in_libraries
 from narrowfuzz.arms.jobs import job_of_layers
 from narrowfuzz.arms.lost import Unread, raise_if_lost
-from narrowfuzz.arms.seen import see_cast, see_product
 from narrowfuzz.arms.tensors import host
 from narrowfuzz.case.events import Backward, Reload, numbered
 from narrowfuzz.case.spec import Case, Spec
@@ -29,7 +29,14 @@ from narrowfuzz.play.library import Called, Cast, by_event, play_layers
 from narrowfuzz.play.player import Trace as Played
 from narrowfuzz.play.player import leave
 from narrowfuzz.recipe.stateful import Subject
-from narrowfuzz.trace.snapshots import At, CallSeen, CastSeen, Moment, ProductSeen, SlotName
+from narrowfuzz.trace.snapshots import (
+    CallSeen,
+    CastSeen,
+    ExecutionPoint,
+    Moment,
+    ProductSeen,
+    SlotName,
+)
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace, message_of
 
 T = TypeVar("T")
@@ -119,7 +126,7 @@ def _moments(played: Played) -> Iterator[Moment]:
     seen: defaultdict[int, list[CallSeen | CastSeen | ProductSeen]] = defaultdict(list)
     for event, where, one in (*played.calls, *played.recorded):
         if event < len(played.states):
-            seen[event].append(_seen(At(*where), one))
+            seen[event].append(_seen(ExecutionPoint(*where), one))
     for event, (state, pending) in enumerate(zip(played.states, played.pending, strict=True)):
         yield Moment(
             event=event,
@@ -134,7 +141,7 @@ def _moments(played: Played) -> Iterator[Moment]:
         )
 
 
-def _seen(at: At, one: Any) -> CallSeen | CastSeen | ProductSeen:
+def _seen(at: ExecutionPoint, one: Any) -> CallSeen | CastSeen | ProductSeen:
     """A live call, cast or product as the record for a trace."""
     if isinstance(one, Called):
         return CallSeen(at, one.name)

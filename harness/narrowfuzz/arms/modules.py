@@ -84,7 +84,9 @@ def _rows(t: torch.Tensor) -> torch.Tensor:
     return (t.flatten(0, -2) if t.dim() > 1 else t).float()
 
 
-def excused(program: Program, tensors: dict[str, F32], names: frozenset[str]) -> frozenset[str]:
+def may_be_missing(
+    program: Program, tensors: dict[str, F32], names: frozenset[str]
+) -> frozenset[str]:
     """Those of the gradients ``names`` that the unconverted model of this ``program`` does not
     produce on the same tensors either, for a good reason: the module that they belong to was not
     called (an expert without tokens, a branch that is not taken), or its output got no gradient.
@@ -93,7 +95,7 @@ def excused(program: Program, tensors: dict[str, F32], names: frozenset[str]) ->
     parameters: where it does not, the model itself has lost them, which is no excuse.
     """
     trace, calls = program.watched(tensors)
-    if trace.error is not None or trace.void:
+    if trace.error is not None or trace.unusable_because:
         return names
     reached = {call.module for call in calls if "grad_output" in call.tensors}
     modules = program.modules()

@@ -21,15 +21,15 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.compilers import CompiledTap, tapped_backend
 from narrowfuzz.arms.frames import in_libraries, module_of
-from narrowfuzz.arms.jobs import job_of, named
+from narrowfuzz.arms.jobs import job_of, with_model_names
 from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import Unread, out_of_memory, raise_if_lost
+from narrowfuzz.arms.model_names import linear_names, tied_names
 from narrowfuzz.arms.operators import EagerWatch, LiveCall, operators_of
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import attention_of, multiplied_of, seen_of
 from narrowfuzz.arms.tensors import as_rows, fp32_array
 from narrowfuzz.arms.transfer import on_host
-from narrowfuzz.arms.zoo import linear_names, tied_names
 from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.kind import kind_of
 from narrowfuzz.case.spec import Spec
@@ -133,7 +133,7 @@ class Program:
         if self.error is not None:
             return Trace(self.arm.name, error=self.error)
         if self.arm.native and (reason := onednn_stays()):
-            return Trace(self.arm.name, void=reason)
+            return Trace(self.arm.name, unusable_because=reason)
         self.ran = True
         return _Run(self, tensors, spec or self.spec, tap, focus, events).trace()
 
@@ -146,7 +146,7 @@ class Program:
         assert run.layers is not None
         run.layers.everything = True
         trace = run.trace()
-        return trace, run.layers.calls if trace.error is None and not trace.void else []
+        return trace, run.layers.calls if trace.error is None and not trace.unusable_because else []
 
     def modules(self) -> dict[str, nn.Module]:
         """The model's modules by all their names."""
@@ -188,7 +188,7 @@ class _Run:
         self.arm = program.arm
         self.tensors = {
             name: torch.from_numpy(np.asarray(x, order="C"))  # a single number keeps its shape
-            for name, x in named(spec, tensors).items()
+            for name, x in with_model_names(spec, tensors).items()
         }
         own = events is None and spec == program.spec
         self.job = program.job if own else program.job_of(spec, events)
@@ -209,7 +209,7 @@ class _Run:
             # model has attention, and always for a model that is one operator. A checkpointed arm
             # runs the same kernels as the plain one: it is entered there only for these two kinds
             # of models
-            attends, alone = program.description.attends, spec.alone
+            attends, alone = program.description.attends, spec.single_operator
             # on a GPU always with attention: the order of its sums may not be fixed
             fourth = program.device != "cpu" or (focus or 0) % 4 == 0
             every = focus is None or alone or (attends and fourth)
@@ -236,9 +236,9 @@ class _Run:
             raise_if_lost(error, program.device)
             if out_of_memory(error):
                 torch.cuda.empty_cache()
-                return Trace(self.arm.name, void="the device has no memory left")
+                return Trace(self.arm.name, unusable_because="the device has no memory left")
             if lack := lacking_kernel(str(error), native=self.arm.native):
-                return Trace(self.arm.name, void=lack)
+                return Trace(self.arm.name, unusable_because=lack)
             failed = run_error(error, self.played.phase)  # type: ignore[arg-type]
             if self.layers is not None and (call := self.layers.running()) is not None:
                 failed = replace(failed, layer=call.module, sizes=call.sizes)
@@ -248,7 +248,7 @@ class _Run:
         ran, needed = program._tap.calls, sum(map(_graphs, self.job.events))
         if self.arm.compiler and ran < needed:
             # Dynamo falls back to eager without a word; such a run would pass every comparison
-            return Trace(self.arm.name, void=f"{ran} of {needed} compiled graphs ran")
+            return Trace(self.arm.name, unusable_because=f"{ran} of {needed} compiled graphs ran")
         watch = program._tap.watch if self.watch is None else self.watch
         recorded = _Recorded(
             player.in_order(self.played.kept),

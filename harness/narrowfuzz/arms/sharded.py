@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from narrowfuzz.arms.jobs import named
+from narrowfuzz.arms.jobs import with_model_names
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.layouts import (
     copies_of,
@@ -25,21 +25,21 @@ from narrowfuzz.arms.layouts import (
     made,
     made_alone,
     on_its_own,
-    piece_of,
     prefixes,
+    tensors_of_group,
 )
 from narrowfuzz.arms.lost import raise_if_lost
+from narrowfuzz.arms.model_names import layer_names, ties
 from narrowfuzz.arms.processes import TRANSPORT, in_processes
 from narrowfuzz.arms.program import run_error
 from narrowfuzz.arms.tensors import fp32_array
-from narrowfuzz.arms.zoo import layer_names, ties
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.converted import play
-from narrowfuzz.play.experts import parted, turned
+from narrowfuzz.play.experts import rolled_inputs, split_by_rank
 from narrowfuzz.play.job import Taps
 from narrowfuzz.play.mesh import of_this_thread
 from narrowfuzz.play.names import name_of
@@ -78,9 +78,9 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
         # the linears of a pipeline's stages are not recorded
         taps = Taps() if copies_of(spec) else _taps(spec, _emitting(recipe), EAGER)
         watch = tuple(f"{before}{name}" for before in prefixes(spec) for name in taps.watch)
-        given = _given(spec, piece_of(spec, tensors, piece))
+        given = _given(spec, tensors_of_group(spec, tensors, piece))
         if shared:
-            given = turned(given, shared, spec.steps * spec.microbatches)
+            given = rolled_inputs(given, shared, spec.steps * spec.microbatches)
         try:
             play(
                 played,
@@ -92,7 +92,7 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
         except Exception as error:
             raise_if_lost(error, device)
             return Trace(EAGER.name, error=run_error(error, played.phase))  # type: ignore[arg-type]
-        ranks += parted(played, shared) if shared else [played]
+        ranks += split_by_rank(played, shared) if shared else [played]
     own = on_its_own(spec)
     return Trace(
         EAGER.name, ranks=tuple(_trace_of(EAGER.name, own, recipe, played) for played in ranks)
@@ -134,7 +134,7 @@ def _play(
     """The trace of a sharded run; ``on`` runs a function on every rank (threads or processes)."""
     make, job = partial(made, spec, recipe, device), job_on_ranks(spec, arm, device)
     layout = layout_of(spec)
-    taps = Taps() if layout.together else _taps(spec, of_this_thread, arm)
+    taps = Taps() if layout.single_group else _taps(spec, of_this_thread, arm)
     taps = replace(taps, steps=layout.follows_steps)
     if taps.tap is not None:
         taps = replace(taps, shared=_emitting(recipe))
@@ -152,7 +152,7 @@ def _play(
         if FakeTensorMode.cache_info().size > MOST_SHAPES:
             FakeTensorMode.cache_clear()
     if arm.compiler and counters["stats"]["unique_graphs"] == graphs:
-        return Trace(arm.name, void="no graph was compiled")
+        return Trace(arm.name, unusable_because="no graph was compiled")
     return Trace(arm.name, ranks=tuple(_trace_of(arm.name, spec, recipe, one) for one in played))
 
 
@@ -167,7 +167,7 @@ def _emitting(recipe: Recipe) -> Any:
 
 
 def _given(spec: Spec, tensors: Mapping[str, F32]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(x.copy()) for name, x in named(spec, tensors).items()}
+    return {name: torch.from_numpy(x.copy()) for name, x in with_model_names(spec, tensors).items()}
 
 
 def _trace_of(arm: str, spec: Spec, recipe: Recipe, played: Played) -> Trace:
@@ -182,4 +182,4 @@ def _trace_of(arm: str, spec: Spec, recipe: Recipe, played: Played) -> Trace:
     shared = frozenset((*ties(spec), *ties(spec).values()))
     plan, inverse = recipe.plan(spec), recipe.inverse_scales
     calls = calls_of(played.calls, plan, shared, ROUNDED, inverse=inverse)
-    return Trace(arm, outputs, calls=calls, added=added)
+    return Trace(arm, outputs, calls=calls, accumulated_gradients=added)

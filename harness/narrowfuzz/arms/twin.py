@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from narrowfuzz.arms.jobs import job_of
+from narrowfuzz.arms.model_names import ties
 from narrowfuzz.arms.tensors import host
-from narrowfuzz.arms.zoo import ties
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS

@@ -36,7 +36,13 @@ from narrowfuzz.draw.neighbours import again, near
 from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.sharded_specs import SHARDABLE, sharded_specs
 from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
-from narrowfuzz.draw.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
+from narrowfuzz.draw.strategies import (
+    SCHEDULE_FACTORS,
+    batches,
+    ladder_percent_high,
+    ladder_percent_low,
+    schedule_cases,
+)
 from narrowfuzz.judge.judge import Judgement
 from narrowfuzz.machine.device import forks, torch_name_before_begin
 from narrowfuzz.machine.environment import Collector
@@ -69,7 +75,7 @@ _OPERATOR_DRAWS, _FEW_OPERATORS, _COUNTED_OPERATORS = 2, 2, 6
 #: corpus a slice tries where the number of cases is given.
 _NEAR, _FEW_NEAR, _COUNTED_CORPUS = 3, 1, 4
 #: Models that consist of one operator other than a linear.
-ALONE = of_kind("operator")
+SINGLE_OPERATORS = of_kind("operator")
 #: Number of recipes in one slice, and of models besides the linear.
 _TOGETHER = 4
 _SCHEDULE_SECONDS = 10.0
@@ -161,7 +167,9 @@ class Generator:
         here = torch_name_before_begin(self.config.device)
         pairs = [
             (recipe, model)
-            for recipe, model in itertools.product(self.plain, filter(self.config.asks, ALONE))
+            for recipe, model in itertools.product(
+                self.plain, filter(self.config.asks, SINGLE_OPERATORS)
+            )
             if MODELS[model].runs_on(here, recipe.dtypes)
         ]
         compiled = [(recipe, model) for recipe, model in pairs if MODELS[model].compiled]
@@ -409,7 +417,7 @@ class Generator:
         as they then show errors that lattice data do not."""
         gemms = self.plan_of(spec).gemms.values()
         known = any(gemm.accumulator.to_the_bit for gemm in gemms)
-        return often(spec) if known else rarely(spec)
+        return ladder_percent_high(spec) if known else ladder_percent_low(spec)
 
     def _swarm(self, vary: frozenset[str]) -> frozenset[str]:
         """A random subset of the factors, which may vary; the others stay constant."""

@@ -46,7 +46,7 @@ from narrowfuzz.machine.device import Device, enter, forks
 from narrowfuzz.machine.environment import prepare, resident, return_memory
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import processes
-from narrowfuzz.recipe.source import parted
+from narrowfuzz.recipe.source import split_by_source
 from narrowfuzz.report.judged import blocked_arms, called, happened, judged_layers
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release
@@ -166,7 +166,7 @@ class Worker:
         self.kinds = len(kinds)
         self.process = kinds[(place.number + place.generation) % len(kinds)]
         able = session.prepared_recipes(self.process)
-        self.recipes, self.stateful = parted(able.values())
+        self.recipes, self.stateful = split_by_source(able.values())
         self.trials, self.judge, self.unfiltered_ledger = (
             session.trials,
             session.judge,

@@ -42,13 +42,13 @@ class Run:
 
 
 @dataclass
-class Story:
+class TrainingTrace:
     """A Spec's forwards, and the ends of its regions."""
 
     spec: Spec
     runs: list[Run] = field(default_factory=list)
     #: Place of an Open -> place of its Close; the number of events if it is never closed.
-    left: dict[int, int] = field(default_factory=dict)
+    close_of: dict[int, int] = field(default_factory=dict)
     #: Places of the Backwards through a narrow training forward.
     backwards: list[int] = field(default_factory=list)
 
@@ -72,16 +72,16 @@ class Story:
         return ((run, at) for run in self.runs if run.trains for at in run.backwards)
 
 
-def story(spec: Spec) -> Story:
+def trace_training(spec: Spec) -> TrainingTrace:
     """Collect the forwards and regions of a Spec with valid events. A library's layers quantise
     only inside regions, a converted model everywhere."""
-    training = Story(spec)
+    training = TrainingTrace(spec)
     for i, (event, regions) in enumerate(with_regions(training.events)):
         match event:
             case Open():
-                training.left[i] = len(training.events)
+                training.close_of[i] = len(training.events)
             case Close():
-                training.left[regions[-1][0]] = i
+                training.close_of[regions[-1][0]] = i
             case Forward():
                 narrow = narrows(event, regions) or not spec.layer
                 training.runs.append(Run(i, event, dict(regions), narrow))
@@ -93,7 +93,7 @@ def story(spec: Spec) -> Story:
     return training
 
 
-def _interleaved(training: Story) -> bool:
+def _interleaved(training: TrainingTrace) -> bool:
     return any(
         run.at < other.at < at
         for run, at in training.pairs
@@ -102,7 +102,7 @@ def _interleaved(training: Story) -> bool:
     )
 
 
-def _evaluates(training: Story) -> bool:
+def _evaluates(training: TrainingTrace) -> bool:
     trained = training.trained
     return bool(trained) and any(
         trained[0].at < run.at < training.backwards[-1]
@@ -111,25 +111,25 @@ def _evaluates(training: Story) -> bool:
     )
 
 
-def _left_early(training: Story) -> bool:
-    return any(training.left[i] < at for run, at in training.pairs for i in run.regions)
+def _left_early(training: TrainingTrace) -> bool:
+    return any(training.close_of[i] < at for run, at in training.pairs for i in run.regions)
 
 
-def _inside(training: Story) -> bool:
+def _inside(training: TrainingTrace) -> bool:
     return any(
-        enabled and training.left[i] > at
+        enabled and training.close_of[i] > at
         for run, at in training.pairs
         for i, enabled in run.regions.items()
     )
 
 
-def _elsewhere(training: Story) -> bool:
+def _elsewhere(training: TrainingTrace) -> bool:
     return any(
-        run.at < i < at < left for run, at in training.pairs for i, left in training.left.items()
+        run.at < i < at < end for run, at in training.pairs for i, end in training.close_of.items()
     )
 
 
-def _accumulated(training: Story) -> bool:
+def _accumulated(training: TrainingTrace) -> bool:
     ends = [*training.at(Step), len(training.events)]
     first = [run.backwards[0] for run in training.trained]
     return any(
@@ -138,21 +138,21 @@ def _accumulated(training: Story) -> bool:
     )
 
 
-def _around(training: Story, kind: type[Event]) -> bool:
+def _around(training: TrainingTrace, kind: type[Event]) -> bool:
     backwards = training.backwards
     return (
         any(min(backwards) < i < max(backwards) for i in training.at(kind)) if backwards else False
     )
 
 
-def _holds(training: Story, values: str) -> bool:
+def _holds(training: TrainingTrace, values: str) -> bool:
     backwards = (training.events[i] for i in training.backwards)
     return any(run.event.values == values for run in training.runs if run.narrow) or any(
         isinstance(event, Backward) and event.values == values for event in backwards
     )
 
 
-def _decaying(training: Story) -> bool:
+def _decaying(training: TrainingTrace) -> bool:
     """True if inputs or output gradients never grow and end at 2^-3 of their first size or less."""
     backwards = [training.events[i] for i in training.backwards]
     inputs = [run.event.shift for run in training.trained]
@@ -163,11 +163,11 @@ def _decaying(training: Story) -> bool:
     )
 
 
-def _nested(training: Story) -> bool:
+def _nested(training: TrainingTrace) -> bool:
     return any(sum(run.regions.values()) + run.event.inside > 1 for run in training.runs)
 
 
-def _shared(training: Story) -> bool:
+def _shared(training: TrainingTrace) -> bool:
     """True if two forwards run in narrow precision inside the same outermost region."""
     outermost = [
         next(iter(run.regions))
@@ -177,12 +177,12 @@ def _shared(training: Story) -> bool:
     return len(set(outermost)) < len(outermost)
 
 
-def _disabled(training: Story) -> bool:
+def _disabled(training: TrainingTrace) -> bool:
     return any(tuple(run.regions.values())[-2:] == (True, False) for run in training.runs)
 
 
 #: Name of a feature -> whether a schedule has it.
-FEATURES: dict[str, Callable[[Story], bool]] = {
+FEATURES: dict[str, Callable[[TrainingTrace], bool]] = {
     "checkpoint": lambda s: s.spec.region != "none" and bool(s.trained),
     # in high precision, too: a library saves its state for recomputes there as well
     "nested checkpoints": lambda s: (
@@ -244,6 +244,6 @@ OF_CONVERTED = frozenset(
 
 def features(spec: Spec) -> frozenset[str]:
     """The features that the training of this Spec has."""
-    training = story(spec)
+    training = trace_training(spec)
     found = frozenset(name for name, has in FEATURES.items() if has(training))
     return found if spec.layer else found & OF_CONVERTED

@@ -18,7 +18,7 @@ class Kind:
 
     name: str
     #: True for the Specs whose cases are of this kind, unless an earlier kind in ``KINDS`` matches.
-    asked: Callable[[Spec], bool]
+    matches: Callable[[Spec], bool]
     #: True: the linears of the model are observed and judged one by one. False: the case is a
     #: single linear, run once, and every rule applies to it.
     one_by_one: bool = True
@@ -41,13 +41,13 @@ MODEL = Kind("model", lambda spec: True)
 KINDS = (LAYERS, *ON_RANKS, LINEAR, MODEL)
 CONVERTED = (LINEAR, MODEL)
 #: Kinds whose ranks form groups that share rows and linears.
-MESHES = tuple(kind for kind in ON_RANKS if not kind.layout.together)
+MESHES = tuple(kind for kind in ON_RANKS if not kind.layout.single_group)
 #: Kinds whose ranks each hold some of several copies of the model in a row.
 IN_STAGES = tuple(kind for kind in ON_RANKS if kind.layout.chained)
 #: Kinds whose ranks all hold the same one model.
-ALIKE = tuple(kind for kind in ON_RANKS if not kind.layout.chained)
+ONE_MODEL = tuple(kind for kind in ON_RANKS if not kind.layout.chained)
 #: Kinds that may run twice, with threads and with processes as ranks.
-TWICE = tuple(kind for kind in ON_RANKS if kind.layout.processes)
+THREADS_OR_PROCESSES = tuple(kind for kind in ON_RANKS if kind.layout.processes)
 #: Kinds whose ranks may be compiled.
 COMPILABLE = tuple(kind for kind in ON_RANKS if kind.layout.compiles)
 #: Kinds that are compared, within a tolerance, with a float64 run of one process.
@@ -56,4 +56,4 @@ APPROXIMATE = tuple(kind for kind in ON_RANKS if kind.layout.approximate)
 
 def kind_of(spec: Spec) -> Kind:
     """The kind of this Spec's cases."""
-    return next(kind for kind in KINDS if kind.asked(spec))
+    return next(kind for kind in KINDS if kind.matches(spec))

@@ -208,7 +208,9 @@ class Sharding(
     def __str__(self) -> str:
         """The fields that differ from their defaults, or "alone"."""
         own = {name: getattr(self, name) for name in self.__struct_fields__}
-        return ", ".join(f"{k}={v}" for k, v in own.items() if v != getattr(ALONE, k)) or "alone"
+        return (
+            ", ".join(f"{k}={v}" for k, v in own.items() if v != getattr(UNSHARDED, k)) or "alone"
+        )
 
     @property
     def ranks(self) -> int:
@@ -238,7 +240,7 @@ class Sharding(
         return msgspec.structs.replace(self, **ranks.get(self.resumes, {}))
 
 
-ALONE = Sharding()
+UNSHARDED = Sharding()
 #: Largest number of rows, features or token ids in a case: of a shipped model, and of a user's own
 #: model, whose sizes are those it was built with.
 LARGEST, LARGEST_OWN = 4096, 1 << 20
@@ -303,7 +305,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     #: Parameters of a library's own layers are created in the narrow format.
     quantized_init: bool = False
     settings: Settings = Settings()
-    sharding: Sharding = ALONE
+    sharding: Sharding = UNSHARDED
 
     def __post_init__(self) -> None:
         if why := unknown_model(self.model):
@@ -317,7 +319,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def sharded(self) -> bool:
         """True if the model also runs on ranks."""
-        return self.sharding != ALONE
+        return self.sharding != UNSHARDED
 
     @property
     def layers(self) -> int:
@@ -392,7 +394,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return {f"{name}.grad": f"grad_{own}" for name, own in self.parameters.items()}
 
     @property
-    def alone(self) -> bool:
+    def single_operator(self) -> bool:
         """True for a model that is a single operator other than a linear."""
         return self.model in MODELS and MODELS[self.model].kind == "operator"
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import get_args
 
-from narrowfuzz.case import features as story
+from narrowfuzz.case import features as of_training
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, SHARDED, Compile
 from narrowfuzz.case.layout import layouts
 from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
@@ -19,7 +19,7 @@ from narrowfuzz.draw.stimulus import possible
 from narrowfuzz.draw.strategies import EXACT, OF_OPERATORS, WILD
 from narrowfuzz.models.catalog import COMPOSED, of_kind
 from narrowfuzz.recipe.recipe import Recipe
-from narrowfuzz.recipe.source import parted
+from narrowfuzz.recipe.source import split_by_source
 
 #: (dimension, value).
 Feature = tuple[str, str]
@@ -55,7 +55,7 @@ def pairs(case: Case) -> tuple[Pair, ...]:
     """Every pair of features of this case; features of its training are paired only with its
     recipe."""
     recipe = ("recipe", case.spec.recipe)
-    met = tuple((recipe, ("schedule", name)) for name in sorted(story.features(case.spec)))
+    met = tuple((recipe, ("schedule", name)) for name in sorted(of_training.features(case.spec)))
     return (*combinations(features(case), 2), *met)
 
 
@@ -69,7 +69,7 @@ def universe(
 ) -> frozenset[Pair]:
     """All pairs that the generator can draw with these models; ``native``: also on PyTorch's own
     kernels; ``sharded``: also on ranks."""
-    converting, stateful = parted(recipes.values())
+    converting, stateful = split_by_source(recipes.values())
     playable = {recipe.name: _playable(recipe) for recipe in converting}
     playable |= {recipe.name: possible(recipe.carries()) for recipe in stateful}
     happening = frozenset(
@@ -88,8 +88,10 @@ def _playable(recipe: Recipe) -> frozenset[str]:
     """Features that the training of a converted model may have under this recipe. An infinity in
     one step is drawn only with loss scaling, which does not work with gradients in fp16."""
     scaled = set(recipe.dtypes) != {"fp16"}
-    lacking = (set() if scaled else {"inf"}) | (set() if recipe.autocasts else story.OF_AUTOCAST)
-    return story.OF_CONVERTED - lacking
+    lacking = (set() if scaled else {"inf"}) | (
+        set() if recipe.autocasts else of_training.OF_AUTOCAST
+    )
+    return of_training.OF_CONVERTED - lacking
 
 
 def _of_library(recipe: Recipe) -> frozenset[Pair]:

@@ -56,7 +56,7 @@ _NUMBERS = {"steps": (1, 2, 3, 5), "microbatches": (1, 2, 3)}
 _PAIRS = tuple(
     (name, field)
     for name, model in MODELS.items()
-    if model.often > 1
+    if model.draw_weight > 1
     for field in ("checkpoint", "compile")
 )
 

@@ -67,7 +67,7 @@ def sharded_specs(
     asked = models or ("linear",)
     rarely = [False] * 11 if any(map(MESH.takes, asked)) else []
     for layout in LAYOUTS:
-        able = [recipe for recipe in plain if layout.by in (None, *recipe.shards)]
+        able = [recipe for recipe in plain if layout.requires_shard in (None, *recipe.shards)]
         here = layout.drawn and (gpus or not layout.arm) and any(map(layout.takes, asked))
         if here and able and draw(sampled(*rarely, True)):
             return draw(laid_out(layout, able, asked, largest=largest, most=most))
@@ -149,7 +149,9 @@ def _options(
     sequence = bool(tensor) and draw(sampled(False, True))
     narrow = codes and bool(tensor) and draw(sampled(False, True))
     replicas = draw(sampled(0, 0, 0, 2)) if data in (2, 4) and not tensor else 0
-    sharing = _sharing(MODELS[spec.model].experts, data, replicas, most // max(tensor, 1))
+    sharing = _expert_group_sizes(
+        MODELS[spec.model].experts, data, replicas, most // max(tensor, 1)
+    )
     parted = (1, *sharing) if tensor and MODELS[spec.model].experts else ()
     averages = not data or draw(sampled(True, True, False))
     single = tensor and spec.model == "linear"
@@ -232,14 +234,14 @@ def _shards(recipe: Recipe, data: int, tensor: int) -> bool:
 
 def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str, ...]:
     """The values of ``Sharding.resumes`` that are possible with this sharding."""
-    able = MODELS[model].shared and not MODELS[model].laid
+    able = MODELS[model].shared and not MODELS[model].prescribed_sharding
     both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
     fewer = ("fewer",) if sharding.data > 1 and not (sharding.experts and sharding.tensor) else ()
     regrouped = ("regrouped",) if sharding.experts else ()
     return ("same", "early", "alone", *fewer, *regrouped, *(("swapped",) if both else ()))
 
 
-def _sharing(experts: int, data: int, replicas: int, most: int) -> tuple[int, ...]:
+def _expert_group_sizes(experts: int, data: int, replicas: int, most: int) -> tuple[int, ...]:
     """The numbers of consecutive ranks that may share the experts, with at most ``most``
     data-parallel ranks in all."""
     group = max(replicas, 1)

@@ -83,7 +83,7 @@ WIDE = tuple(
     name
     for times in (0, 1)
     for name, model in MODELS.items()
-    if model.kind not in ("linear", "operator") and model.often > times
+    if model.kind not in ("linear", "operator") and model.draw_weight > times
 )
 FRAGILE = tuple(name for times in (0, 1) for name, model in MODELS.items() if model.fragile > times)
 

@@ -163,12 +163,12 @@ def _ladder_lists(draws: int, gemm: Gemm) -> st.SearchStrategy[list[DataSpec]]:
     return st.lists(_ladders(gemm), min_size=draws, max_size=draws)
 
 
-def rarely(spec: Spec) -> int:
+def ladder_percent_low(spec: Spec) -> int:
     """Percentage of ladder data for a device that accumulates in fp32, or in an unknown way."""
     return RARELY
 
 
-def often(spec: Spec) -> int:
+def ladder_percent_high(spec: Spec) -> int:
     """Percentage of ladder data for a device that is known not to accumulate in fp32."""
     return OFTEN
 
@@ -227,7 +227,7 @@ def classes_of(spec: Spec) -> tuple[ValueClass, ...]:
     """Value classes, repeated by the weight with which they are drawn."""
     if spec.loss_scaling != "none":  # a step whose gradients are not finite is skipped
         return WILD + _INFINITE
-    if not spec.alone:
+    if not spec.single_operator:
         return WILD
     own = cast("tuple[ValueClass, ...]", MODELS[spec.model].values)
     return OF_OPERATORS + own * (len(OF_OPERATORS) // max(1, len(own)))
@@ -266,7 +266,7 @@ def cases(
     compile: Compile = "none",
     largest: int = 64,
     vary: frozenset[str] = FACTORS,
-    ladders: Callable[[Spec], int] = rarely,
+    ladders: Callable[[Spec], int] = ladder_percent_low,
 ) -> Case:
     """One Spec with one DataSpec, for property tests (campaigns draw ``batches``). ``ladders``
     returns the percentage of the Specs of a single linear that get ladder data."""
@@ -286,7 +286,7 @@ def batches(
     specs: st.SearchStrategy[Spec],
     *,
     draws: int = 16,
-    ladders: Callable[[Spec], int] = rarely,
+    ladders: Callable[[Spec], int] = ladder_percent_low,
 ) -> tuple[Case, ...]:
     """One Spec with several DataSpecs; a dynamic Spec with several numbers of rows. ``ladders``
     returns the percentage of the Specs of a single linear that get ladder data."""

@@ -17,7 +17,7 @@ from narrowfuzz.numerics import bounds, reference
 from narrowfuzz.numerics.formats import F64
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Plan, Role
 from narrowfuzz.numerics.scales import Fp32Scale
-from narrowfuzz.operators.linear import alone
+from narrowfuzz.operators.linear import single_reference
 from narrowfuzz.report.causes import Budget, Part
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import observed
@@ -125,7 +125,7 @@ def _ideally_scaled(evidence: Evidence, role: Role) -> F64:
     gemm = evidence.plan.gemms[role]
     ideal = replace(gemm, a=_with_exact_scales(gemm.a), b=_with_exact_scales(gemm.b))
     plan: Plan = replace(evidence.plan, gemms={**evidence.plan.gemms, role: ideal})
-    return alone(plan, evidence.spec.dtype, evidence.tensors).centre(role)
+    return single_reference(plan, evidence.spec.dtype, evidence.tensors).centre(role)
 
 
 def _with_exact_scales(plan: OperandPlan) -> OperandPlan:

@@ -208,7 +208,7 @@ def _judged(evidence: Evidence, rules: Sequence[Rule]) -> list[Verdict]:
     """The verdicts of every rule, also if there is nothing that it could check."""
     verdicts = [
         plain(rule.name, arm, "output", "inconclusive", reason)
-        for arm, reason in evidence.void.items()
+        for arm, reason in evidence.unusable_because.items()
         for rule in rules
     ]
     if not evidence.ran:

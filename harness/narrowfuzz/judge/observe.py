@@ -17,14 +17,14 @@ from narrowfuzz.arms.attributes import lost_by, read_of, still_read
 from narrowfuzz.arms.available import approximate, keeps_generators, unavailable
 from narrowfuzz.arms.functions import derivatives_of
 from narrowfuzz.arms.jobs import AFTER
-from narrowfuzz.arms.layouts import pieces_of
+from narrowfuzz.arms.layouts import linear_specs_on_ranks
 from narrowfuzz.arms.library_ranks import run_on_ranks
 from narrowfuzz.arms.memory import poisoned
-from narrowfuzz.arms.modules import excused
+from narrowfuzz.arms.model_names import gradient_names, layer_names, parameter_shapes, ties
+from narrowfuzz.arms.modules import may_be_missing
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.sharded import run_sharded, sharded_traces
 from narrowfuzz.arms.twin import twin_outputs
-from narrowfuzz.arms.zoo import gradient_names, layer_names, parameter_shapes, ties
 from narrowfuzz.case.arm import SHARDED, Arm, with_checkpoint
 from narrowfuzz.case.data import make_model_tensors, make_tensors
 from narrowfuzz.case.event_data import with_events
@@ -42,7 +42,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.recipe.recipe import Recipe, no_tap, unknown
-from narrowfuzz.recipe.source import parted
+from narrowfuzz.recipe.source import split_by_source
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.own_functions import DERIVATIVES
 from narrowfuzz.trace.trace import Change, RunError, Trace
@@ -180,8 +180,12 @@ class Observer:
             self._of_converted(case, tensors, traces),
             focus=extent.focus,
             prepared=drawn.reference,
-            traces={arm: trace for arm, trace in traces.items() if not trace.void},
-            void={arm: trace.void for arm, trace in traces.items() if trace.void},
+            traces={arm: trace for arm, trace in traces.items() if not trace.unusable_because},
+            unusable_because={
+                arm: trace.unusable_because
+                for arm, trace in traces.items()
+                if trace.unusable_because
+            },
             repeats=repeats,
             elides=frozenset(a.name for a in climb(spec) if a.fuses),
             approximate=frozenset(a.name for a in climb(spec) if approximate(a, self.device.torch)),
@@ -191,17 +195,17 @@ class Observer:
             rerun=partial(self._rerun, case),
             peers=lambda: power_of_two_peers(self.recipes, spec, self.device.torch),
             twin=None if model.random or model.forbidden else lambda: twin_outputs(spec, tensors),
-            plan_of_other=self.plan,
+            plan_for_spec=self.plan,
             gradients=gradient_names(spec),
-            excused=self._excused(case, recipe, tensors) if model.own else None,
+            may_be_missing=self._may_be_missing(case, recipe, tensors) if model.own else None,
             unconverted_error=(
                 partial(self._unconverted_error, case, recipe, tensors) if model.own else None
             ),
-            unread=self._unread(case, recipe, tensors, traces),
+            drop_unread_attributes=self._drop_unread(case, recipe, tensors, traces),
             tied=ties(spec),
             layers=() if recipe.functional else layer_names(spec),
             pointwise=model.pointwise,
-            last=model.last,
+            output_linear=model.last,
             regions=model.recomputed(spec)[0],
             data={
                 DERIVATIVES: partial(derivatives_of, spec, self.device.torch),
@@ -214,7 +218,7 @@ class Observer:
         traces = sharded_traces(spec, recipe, tensors, self._chosen(spec, extent.only), device)
         bare = replace(recipe, convert=lambda model, spec: model, tap=no_tap)
         arm = with_checkpoint(SHARDED, spec.checkpoint)
-        refusals = (recipe.refusal(piece, device) for piece in pieces_of(spec))
+        refusals = (recipe.refusal(piece, device) for piece in linear_specs_on_ranks(spec))
         return replace(
             self._of_converted(case, tensors, traces),
             refusal=next(filter(None, refusals), ""),
@@ -239,7 +243,7 @@ class Observer:
             deviations=self.ledger.deviations(self.as_known(case)),
             plan=plan,
             tensors=tensors,
-            plan_of=self.plan_of_converted,
+            converted_plan_of=self.plan_of_converted,
             accumulators=self.device.accumulators,
             unconverted=not plan.quantised and self.plan_of_converted(case.spec).quantised,
         )
@@ -259,7 +263,7 @@ class Observer:
                 # with all linears watched, the trace names the one that failed
                 trace = self.programs.tapped(program, tensors, spec, None)
             traces[arm.name] = trace
-            ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
+            ended = traces[arm.name].error is not None or bool(traces[arm.name].unusable_because)
             if ended and arm is base_of(spec):
                 break  # other rungs would end in the same way
             seeded = not keeps_generators(arm, spec, self.device.torch)
@@ -286,13 +290,13 @@ class Observer:
         """The error with which the unconverted model fails on this arm; None if it does not."""
         return self._bare(case, recipe, ARMS[arm]).run(tensors, tap=False).error
 
-    def _excused(
+    def _may_be_missing(
         self, case: Case, recipe: Recipe, tensors: dict[str, F32]
     ) -> Callable[[frozenset[str]], frozenset[str]]:
         """Returns which of the missing gradients of a user's model need not exist."""
-        return lru_cache(lambda names: excused(self._bare(case, recipe), tensors, names))
+        return lru_cache(lambda names: may_be_missing(self._bare(case, recipe), tensors, names))
 
-    def _unread(
+    def _drop_unread(
         self, case: Case, recipe: Recipe, tensors: dict[str, F32], traces: Mapping[str, Trace]
     ) -> Callable[[Change], Change | None]:
         """Returns a change of the census without the lost attributes that nobody reads; None if
@@ -348,7 +352,7 @@ def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -
     """Recipe -> plan of the other recipes that accept this Spec, and whose scales are all powers of
     two."""
     peers: dict[str, Plan] = {}
-    models, _ = parted(recipes.values())
+    models, _ = split_by_source(recipes.values())
     for recipe in models:
         name, other = recipe.name, msgspec.structs.replace(spec, recipe=recipe.name, backend="")
         if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other, device):

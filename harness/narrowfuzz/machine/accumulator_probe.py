@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import torch
 
-from narrowfuzz.numerics.accumulator import Found
+from narrowfuzz.numerics.accumulator import MeasuredAccumulator
 from narrowfuzz.play.dtypes import DTYPES
 
 #: The kinds of multiply that are measured, by the names of accumulators. MXFP8 and FP4 are missing,
@@ -32,7 +32,7 @@ _LONGEST, _STRIDE = 4096, 16
 Matrix: TypeAlias = torch.Tensor
 
 
-def measure(device: str) -> dict[str, Found]:
+def measure(device: str) -> dict[str, MeasuredAccumulator]:
     """Kind of multiply -> how it adds on a device, or why it could not be measured."""
     results = {}
     for kind in KINDS:
@@ -40,16 +40,16 @@ def measure(device: str) -> dict[str, Found]:
             results[kind] = measured(partial(_multiply, kind, device))
         except (RuntimeError, ValueError) as error:  # torch refuses with either type
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            results[kind] = Found(problem=said.split(". ")[0])
+            results[kind] = MeasuredAccumulator(problem=said.split(". ")[0])
     return results
 
 
-def measured(multiply: Callable[[Matrix, Matrix], Matrix]) -> Found:
+def measured(multiply: Callable[[Matrix, Matrix], Matrix]) -> MeasuredAccumulator:
     """How ``multiply`` adds. It must multiply a [m, K] by b [n, K] transposed; it is called with
     sizes that are multiples of 16 and values that e4m3 can represent."""
     # at some places the products are added in another order, which shows too many bits
     bits, nearest = min(_bits(multiply, *places) for places in _PLACES)
-    return Found(bits, nearest, _apart(multiply, bits + 2))
+    return MeasuredAccumulator(bits, nearest, _apart(multiply, bits + 2))
 
 
 def _bits(

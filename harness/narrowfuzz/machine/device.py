@@ -21,7 +21,7 @@ from narrowfuzz.numerics.accumulator import (
     UNKNOWN,
     UNKNOWN_DEVICE,
     Accumulators,
-    Found,
+    MeasuredAccumulator,
     disagrees,
     reconciled,
 )
@@ -43,7 +43,7 @@ class Device:
     #: disagree.
     accumulators: Accumulators = field(default_factory=lambda: CPU)
     #: The measurements, by the names of accumulators; empty if none were made.
-    seen: Mapping[str, Found] = field(default_factory=dict)
+    seen: Mapping[str, MeasuredAccumulator] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
         """The device as a dict, as it is recorded beside findings."""

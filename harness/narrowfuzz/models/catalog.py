@@ -62,12 +62,12 @@ MODELS: dict[str, Model] = {
         Model(
             "rmsnorm_linear", "RMSNorm and a linear", "NormLinear",
             lambda spec: ("rms", *_sides(spec)), "norm", wide=True, normalises=True, last="proj",
-            shared=_NORMED, laid=_SEQUENCES,
+            shared=_NORMED, prescribed_sharding=_SEQUENCES,
         ),
         Model(
             "layernorm_linear", "LayerNorm and a linear", "NormLinear",
             lambda spec: ("layer", *_sides(spec)), "norm", wide=True, normalises=True, last="proj",
-            shared=_NORMED, laid=_SEQUENCES,
+            shared=_NORMED, prescribed_sharding=_SEQUENCES,
         ),
         Model(
             "attention", "causal self-attention", "Attention", _attention, "block",
@@ -91,7 +91,7 @@ MODELS: dict[str, Model] = {
         Model(
             "tied_embedding", "embedding whose weight is the head's too", "TiedHead",
             lambda spec: (spec.n, spec.k), "norm", wide=True, takes_ids=True, normalises=True,
-            often=2, smaller=("linear", "rmsnorm_linear"),
+            draw_weight=2, smaller=("linear", "rmsnorm_linear"),
         ),
         Model(
             "looped_experts", "a mixture of four experts in a loop, two for each row",
@@ -102,13 +102,14 @@ MODELS: dict[str, Model] = {
         Model(
             "grouped_experts", "three experts in groups of rows, one for each, and a shared one",
             "GroupedExperts", lambda spec: (spec.k, spec.n, 3, 1, True, True), "mlp", experts=3,
-            branches=True, laid=_BESIDE_EXPERTS, fixed={"weight_layout": "contiguous"},
-            smaller=("linear", "mlp_swiglu"),
+            branches=True, prescribed_sharding=_BESIDE_EXPERTS,
+            fixed={"weight_layout": "contiguous"}, smaller=("linear", "mlp_swiglu"),
         ),
         Model(
             "chosen_experts", "four experts in groups of rows, two for each, and a shared one",
             "GroupedExperts", lambda spec: (spec.k, spec.n, 4, 2, False), "mlp", experts=4,
-            branches=True, laid=_BESIDE_EXPERTS, fixed={"weight_layout": "contiguous"},
+            branches=True, prescribed_sharding=_BESIDE_EXPERTS,
+            fixed={"weight_layout": "contiguous"},
             smaller=("linear", "mlp_swiglu", "grouped_experts"),
         ),
         Model(
@@ -119,11 +120,11 @@ MODELS: dict[str, Model] = {
         ),
         Model(
             "dropout", "MLP with dropout", "DroppedOut", _sides, "mlp", random=True, last="down",
-            often=2,
+            draw_weight=2,
         ),
         Model(
             "used_twice", "one linear called twice", "UsedTwice",
-            lambda spec: (spec.k, spec.bias), "mlp", often=2,
+            lambda spec: (spec.k, spec.bias), "mlp", draw_weight=2,
         ),
         Model(
             "frozen_first", "MLP whose first layer does not train", "FrozenFirst", _sides, "mlp",
@@ -131,7 +132,7 @@ MODELS: dict[str, Model] = {
         ),
         Model(
             "hooked", "a linear with hooks and attributes", "Hooked", _sides, "norm",
-            wide=True, pointwise=True, often=2,
+            wide=True, pointwise=True, draw_weight=2,
         ),
         Model(
             "own_forward", "a subclass of nn.Linear with its own forward", "OwnForward", _sides,
@@ -211,7 +212,7 @@ def _titan(
         fixed=fixed,
         package="torchtitan",
         compiled=blocks == 1,
-        laid=_TITAN_LAID,
+        prescribed_sharding=_TITAN_LAID,
         shared=(
             *(
                 (f"model.layers.{i}.{linear}", style)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.alone import alone, has
 from narrowfuzz.models.model import Arguments, Model
 from narrowfuzz.models.relations import of_gradients
+from narrowfuzz.models.single_operator import has, operator_model
 
 _MXFP8_GROUPS = "prototype/moe_training/mxfp8_grouped_mm.py"
 _FP8_ROWWISE = "prototype/moe_training/fp8_grouped_mm.py"
@@ -42,7 +42,7 @@ def _permuted(spec: Any, *, triton: bool) -> Arguments:
 
 
 PRODUCTS: tuple[Model, ...] = tuple(
-    alone(
+    operator_model(
         f"grouped_{name}",
         f"products of groups of rows, {title}",
         "GroupedProducts",
@@ -62,7 +62,7 @@ PRODUCTS: tuple[Model, ...] = tuple(
 )
 
 _of_torchao = partial(
-    alone, compiled=False, fixed=_WHOLE, lacks={"cpu": ("fp16",), "cuda": ("fp16",)}
+    operator_model, compiled=False, fixed=_WHOLE, lacks={"cpu": ("fp16",), "cuda": ("fp16",)}
 )
 #: Triton's interpreter takes a few milliseconds per row.
 _interpreted = partial(

@@ -57,10 +57,10 @@ class Model:
     classes: bool = False
     #: Fields of a sharding that the model prescribes: under "data" if there are data-parallel
     #: ranks, under "tensor" if there are tensor-parallel ranks.
-    laid: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    prescribed_sharding: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     #: The weight with which it is drawn: 2 for models on which a rung or a kind of checkpointing
     #: fails that works on others.
-    often: int = 1
+    draw_weight: int = 1
     #: The weight with which it is drawn for compiled partial recompute: higher for models with
     #: longer regions, in which there is more to fuse.
     fragile: int = 0

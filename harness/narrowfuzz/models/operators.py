@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from narrowfuzz.models.alone import alone, has
 from narrowfuzz.models.groups import PRODUCTS, QUANTISED
 from narrowfuzz.models.model import Arguments, Model, heads_of
 from narrowfuzz.models.relations import (
@@ -20,6 +19,7 @@ from narrowfuzz.models.relations import (
     of_steps,
     of_steps_on_a_table,
 )
+from narrowfuzz.models.single_operator import has, operator_model
 
 
 def _by_norm(spec: Any, *, order: str) -> Arguments:
@@ -60,7 +60,7 @@ def _attending(spec: Any, *, mask: str, shared: int) -> Arguments:
 
 
 def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = "") -> Model:
-    return alone(
+    return operator_model(
         name,
         title,
         "Attends",
@@ -76,7 +76,7 @@ def _sdpa(name: str, title: str, mask: str, shared: int = 1, forbidden: str = ""
 
 
 def _flex(name: str, title: str, mask: str, shared: int = 1) -> Model:
-    return alone(
+    return operator_model(
         name,
         title,
         "AttendsFlexibly",
@@ -99,7 +99,7 @@ def _cross_entropy(
     fields: Mapping[str, Any] = {},
     **options: Any,
 ) -> Model:
-    return alone(
+    return operator_model(
         name,
         title,
         "CrossEntropy",
@@ -143,7 +143,7 @@ _OF_STEPS = ("heavy_tail", "outlier", "subnormal")
 
 def _step(optimizer: str, operator: str) -> Model:
     words = optimizer.replace("_", ", ")
-    return alone(
+    return operator_model(
         f"step_{optimizer}",
         f"steps of {words} on a weight and a bias",
         "Scaled",
@@ -157,7 +157,7 @@ def _step(optimizer: str, operator: str) -> Model:
 
 
 def _linear_cross_entropy(name: str, title: str, ignored: int) -> Model:
-    return alone(
+    return operator_model(
         name,
         title,
         "LinearCrossEntropy",
@@ -187,7 +187,7 @@ def _low_bit(optimizer: str, title: str, **more: Any) -> Model:
         rows = max(spec.n, -(-4096 // spec.k))
         return -(-rows // whole) * whole, spec.k
 
-    return alone(
+    return operator_model(
         f"step_{optimizer}",
         f"steps of {title} on a table of rows",
         "Lookup",
@@ -210,7 +210,7 @@ _LOW_BIT = (
 
 #: Steps of Muon, which accepts only parameters of two dimensions.
 _MUONS = tuple(
-    alone(
+    operator_model(
         f"step_{optimizer}",
         f"steps of {title} on a table of rows",
         "Lookup",
@@ -226,7 +226,7 @@ _MUONS = tuple(
 )
 
 OPERATORS: tuple[Model, ...] = (
-    alone(
+    operator_model(
         "scale_and_shift",
         "weights and biases whose gradients are sums",
         "Scaled",
@@ -235,7 +235,7 @@ OPERATORS: tuple[Model, ...] = (
         values=_OF_SUMS,
         relations=of_gradients("weight", "bias"),
     ),
-    alone(
+    operator_model(
         "layer_norm",
         "LayerNorm alone",
         "Normalised",
@@ -245,7 +245,7 @@ OPERATORS: tuple[Model, ...] = (
         values=_OF_SUMS,
         relations=of_norm("norm.weight", "norm.bias"),
     ),
-    alone(
+    operator_model(
         "layer_norm_mixed",
         "LayerNorm in fp32 of bf16",
         "Normalised",
@@ -256,7 +256,7 @@ OPERATORS: tuple[Model, ...] = (
         relations=of_norm("norm.weight", "norm.bias"),
         device="cpu",
     ),
-    alone(
+    operator_model(
         "rms_norm",
         "RMSNorm alone",
         "Normalised",
@@ -267,7 +267,7 @@ OPERATORS: tuple[Model, ...] = (
         relations=of_norm("norm.weight"),
     ),
     *(
-        alone(
+        operator_model(
             name,
             title,
             "NormalisedByHand",
@@ -283,7 +283,7 @@ OPERATORS: tuple[Model, ...] = (
         )
     ),
     *(
-        alone(
+        operator_model(
             operator,
             title,
             "Product",
@@ -300,7 +300,7 @@ OPERATORS: tuple[Model, ...] = (
             ("addmm", "the same plus a row", True),
         )
     ),
-    alone(
+    operator_model(
         "bmm",
         "products of matrices, head by head",
         "Products",
@@ -310,7 +310,7 @@ OPERATORS: tuple[Model, ...] = (
         relations=of_gradients("weight"),
     ),
     *PRODUCTS,
-    alone(
+    operator_model(
         "attention_by_hand",
         "causal attention that is written out",
         "AttendsByHand",
@@ -322,7 +322,7 @@ OPERATORS: tuple[Model, ...] = (
         columns="keys",
         relations=of_attention(""),
     ),
-    alone(
+    operator_model(
         "softmax",
         "softmax of rows",
         "Probabilities",
@@ -331,7 +331,7 @@ OPERATORS: tuple[Model, ...] = (
         "softmax_backward",
         relations=of_gradients("weight", scaled=False),
     ),
-    alone(
+    operator_model(
         "log_softmax",
         "log-softmax of rows",
         "Probabilities",
@@ -369,7 +369,7 @@ OPERATORS: tuple[Model, ...] = (
         outside=True,
     ),
     *(_LINEAR_CROSS_ENTROPIES if has("nn/modules/linear_cross_entropy_options.py") else ()),
-    alone(
+    operator_model(
         "embedding",
         "rows of a table by ids",
         "Lookup",
@@ -380,7 +380,7 @@ OPERATORS: tuple[Model, ...] = (
         takes_ids=True,
         columns="ids",
     ),
-    alone(
+    operator_model(
         "indexed",
         "rows of a table by a subscript",
         "Indexed",
@@ -392,7 +392,7 @@ OPERATORS: tuple[Model, ...] = (
         columns="ids",
     ),
     *(
-        alone(
+        operator_model(
             f"{name}{'_flat' if flat else ''}",
             f"{'numbers' if flat else 'rows'} added up by group with torch.{name}",
             "Collects",
@@ -405,7 +405,7 @@ OPERATORS: tuple[Model, ...] = (
         for name in ("index_add", "scatter_add")
         for flat in (False, True)
     ),
-    alone(
+    operator_model(
         "topk",
         "the largest numbers of each row",
         "Chosen",
@@ -414,7 +414,7 @@ OPERATORS: tuple[Model, ...] = (
         values=("equal", "outlier"),
         columns="choices",
     ),
-    alone(
+    operator_model(
         "sort",
         "each row in its order",
         "Chosen",
@@ -423,7 +423,7 @@ OPERATORS: tuple[Model, ...] = (
         values=("equal", "outlier"),
     ),
     *(
-        alone(
+        operator_model(
             name,
             title,
             "Activated",
@@ -440,7 +440,7 @@ OPERATORS: tuple[Model, ...] = (
             ("sigmoid", "the logistic function alone", "sigmoid", {}),
         )
     ),
-    alone(
+    operator_model(
         "softcap",
         "a cap on logits, by tanh",
         "Capped",
@@ -450,7 +450,7 @@ OPERATORS: tuple[Model, ...] = (
         values=_OF_ACTIVATIONS,
         relations=of_gradients("weight", scaled=False),
     ),
-    alone(
+    operator_model(
         "z_loss",
         "the mean square of rows' logsumexp",
         "ZLoss",
@@ -480,7 +480,7 @@ OPERATORS: tuple[Model, ...] = (
     _flex("flex_grouped", "causal FlexAttention with shared keys and values", "causal", 2),
     *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
     *(
-        alone(
+        operator_model(
             name,
             title,
             "ScaledByNorm",
@@ -497,7 +497,7 @@ OPERATORS: tuple[Model, ...] = (
         )
     ),
     *(
-        alone(
+        operator_model(
             name,
             title,
             "Unscaled",

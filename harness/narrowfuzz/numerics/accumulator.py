@@ -103,7 +103,7 @@ UNKNOWN_DEVICE: Accumulators = {"fp32": FP32}
 
 
 @dataclass(frozen=True)
-class Found:
+class MeasuredAccumulator:
     """The measured accumulator of one kind of multiply. ``problem``: why it could not be
     measured."""
 
@@ -125,7 +125,7 @@ class Found:
         return f"{self.fraction_bits} fraction bits, {cut}{apart}"
 
 
-def disagrees(expected: Accumulator, seen: Found) -> str:
+def disagrees(expected: Accumulator, seen: MeasuredAccumulator) -> str:
     """How the measured accumulator is less accurate than the expected one, in words; "" if it is
     not, if nothing was measured, or if nothing is expected."""
     if seen.problem or not expected.known:
@@ -139,11 +139,11 @@ def disagrees(expected: Accumulator, seen: Found) -> str:
     return ""
 
 
-def _promotes(expected: Accumulator, seen: Found) -> bool:
+def _promotes(expected: Accumulator, seen: MeasuredAccumulator) -> bool:
     return seen.apart is not None and 0 < seen.apart <= expected.promotes
 
 
-def wider(expected: Accumulator, seen: Found) -> Accumulator:
+def wider(expected: Accumulator, seen: MeasuredAccumulator) -> Accumulator:
     """``expected`` if the measurement agrees with it; otherwise an accumulator whose bounds hold
     for both the expected and the measured one, without ``to_the_bit``. Where nothing could be
     measured, ``expected`` without ``to_the_bit``."""
@@ -163,7 +163,7 @@ def wider(expected: Accumulator, seen: Found) -> Accumulator:
     )
 
 
-def reconciled(table: Accumulators, seen: Mapping[str, Found]) -> Accumulators:
+def reconciled(table: Accumulators, seen: Mapping[str, MeasuredAccumulator]) -> Accumulators:
     """The table, with each accumulator widened by the measurements of its kind. Measurements with
     one scale per row ("fp8 rowwise") count for the same entry ("fp8"), because another kernel may
     run."""

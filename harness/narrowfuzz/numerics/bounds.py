@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from narrowfuzz.numerics.accumulator import U32, gamma, sum_radius
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Rounding
-from narrowfuzz.numerics.reference import spread
+from narrowfuzz.numerics.reference import broadcast_granules
 from narrowfuzz.numerics.scales import Scale
 
 #: A kernel may treat subnormal operands as zero and flush subnormal sums (VDPBF16PS does, GPUs do).
@@ -49,7 +49,7 @@ def quantise_bound(x: F32, scale_: Scale, plan: OperandPlan) -> F64:
     if plan.scale.roundings:
         roundings = gamma(plan.scale.roundings) * (1.0 + slope)
     with np.errstate(all="ignore"):
-        unit = spread(plan.scale.bounded(scale_), plan)
+        unit = broadcast_granules(plan.scale.bounded(scale_), plan)
         magnitude = np.abs(x, dtype=np.float64)
         in_range = np.maximum(slope * magnitude, spacings * fmt.min_subnormal * unit)
         overshoot = magnitude - fmt.max * unit

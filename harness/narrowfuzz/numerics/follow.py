@@ -14,7 +14,7 @@ from narrowfuzz.numerics.delayed import Slot, committed, cut, fresh, resized, st
 Move = tuple[Any, ...]
 
 
-def shared(
+def with_group_maxima(
     held: Sequence[Sequence[Slot | None]],
     seen: Sequence[Sequence[Sequence[tuple[Any, Any]]]],
     rank: int,
@@ -37,7 +37,7 @@ def shared(
     return slots, maxima
 
 
-def followed(
+def compare_states(
     held: Sequence[Slot | None],
     seen: Sequence[Sequence[tuple[Any, Any]]],
     moves: Mapping[int, Sequence[Move]],

@@ -9,7 +9,9 @@ import numpy as np
 from narrowfuzz.numerics.formats import F64, Format, round_to
 
 
-def added(ends: Sequence[tuple[F64, F64]], fmt: Format, more: F64 | float = 0.0) -> tuple[F64, F64]:
+def sum_interval(
+    ends: Sequence[tuple[F64, F64]], fmt: Format, more: F64 | float = 0.0
+) -> tuple[F64, F64]:
     """The interval of the sum of one number of each interval in ``ends``, added in ``fmt`` in any
     order. ``more`` is one more term, which any rank may add at any place in that order.
 

@@ -103,7 +103,7 @@ def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | Non
     return plan.scale.as_built(amax_, plan.format, deviation)
 
 
-def spread(per_granule: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
+def broadcast_granules(per_granule: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
     """Broadcast a per-granule array so that it lines up with the elements."""
     if plan.block:
         per_granule = np.repeat(per_granule, plan.block, axis=1)
@@ -151,7 +151,7 @@ def admissible(x: F32, scale_: Scale, plan: OperandPlan) -> tuple[Codes, Codes]:
 def _scaled(x: F32, scale_: Scale, plan: OperandPlan, deviation: str) -> F64 | F32:
     assert plan.format is not None and plan.scale is not None
     with np.errstate(all="ignore"):
-        scaled = plan.scale.scaled(x, scale_, partial(spread, plan=plan), deviation)
+        scaled = plan.scale.scaled(x, scale_, partial(broadcast_granules, plan=plan), deviation)
     if plan.format.nan_code is None:  # without a NaN code, codes under a NaN scale mean nothing
         return np.where(np.isnan(scaled), scaled.dtype.type(0.0), scaled)
     return scaled
@@ -161,14 +161,16 @@ def meaningless(scale_: Scale, plan: OperandPlan) -> NDArray[Any]:
     """Mask of the elements whose codes mean nothing, because their scale is NaN
     (``ScaleRule.void``)."""
     assert plan.format is not None and plan.scale is not None
-    return spread(plan.scale.void(scale_, plan.format), plan)
+    return broadcast_granules(plan.scale.void(scale_, plan.format), plan)
 
 
 def values(codes_: Codes, scale_: Scale, plan: OperandPlan) -> F64:
     """The values that the codes represent: code / s, or code * X; exact up to float64 rounding."""
     assert plan.format is not None and plan.scale is not None
     with np.errstate(all="ignore"):
-        return plan.scale.values(decode(codes_, plan.format), scale_, partial(spread, plan=plan))
+        return plan.scale.values(
+            decode(codes_, plan.format), scale_, partial(broadcast_granules, plan=plan)
+        )
 
 
 def quantise(x: F32, plan: OperandPlan) -> Quantised | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, Format
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
-from narrowfuzz.operators.sampled import along, spread
+from narrowfuzz.operators.sampled import judge_sampled, sample_places
 from narrowfuzz.operators.sum import FLUSHED, unit_of
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -31,13 +31,17 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     return Read({"input": a, "mat2": b}, {"output": result}, {})
 
 
-def products(a: F64, b: F64, fmt: Format, cut: Cut) -> Expected:
+def products(a: F64, b: F64, fmt: Format, rounding: MultiplyRounding) -> Expected:
     """[..., M, K] times [..., K, N]: sums of K products in fp32, in any order, rounded once."""
-    centre, radius, unknown = sums_of(Factors.of(a, cut), Factors.of(b, cut), fmt, cut)
+    centre, radius, unknown = sums_of(
+        Factors.of(a, rounding), Factors.of(b, rounding), fmt, rounding
+    )
     return Expected.within(centre, radius, fmt, unknown)
 
 
-def sums_of(a: Factors, b: Factors, fmt: Format, cut: Cut) -> tuple[F64, F64, NDArray[np.bool_]]:
+def sums_of(
+    a: Factors, b: Factors, fmt: Format, rounding: MultiplyRounding
+) -> tuple[F64, F64, NDArray[np.bool_]]:
     """[..., M, K] times [..., K, N]: the sums of K products; the largest distance from them that a
     kernel's sums may have before they are rounded to ``fmt``; and a mask of the elements of which
     nothing is known.
@@ -54,12 +58,12 @@ def sums_of(a: Factors, b: Factors, fmt: Format, cut: Cut) -> tuple[F64, F64, ND
     count = a.values.shape[-1]
     with np.errstate(all="ignore"):
         aligned = size = a.size @ b.size
-        if cut.least:
+        if rounding.least:
             aligned = a.aligned @ b.aligned
         unit = a.unit.min(-1, keepdims=True, initial=np.inf)
         unit = unit * b.unit.min(-2, keepdims=True, initial=np.inf)
         flushed = a.size.sum(-1, keepdims=True) + b.size.sum(-2, keepdims=True)
-        radius = gamma(cut.roundings(count)) * aligned + FLUSHED * (count + flushed)
+        radius = gamma(rounding.roundings(count)) * aligned + FLUSHED * (count + flushed)
         radius[(aligned <= unit * 2.0**24) & (unit >= FLUSHED)] = 0.0
         unknown = ~(size < fmt.max * 0.5)
         unknown |= ~(a.finite.all((-1, -2), keepdims=True) & b.finite.all((-1, -2), keepdims=True))
@@ -81,18 +85,18 @@ class Factors:
     finite: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, values: F64, cut: Cut) -> Factors:
+    def of(cls, values: F64, rounding: MultiplyRounding) -> Factors:
         with np.errstate(all="ignore"):
             size, unit = np.abs(values), unit_of(values)
             unit[(size < FLUSHED) & (values != 0.0)] = 0.0
             aligned = size
-            if cut.least:
-                aligned = np.where(values == 0.0, 0.0, np.maximum(size, cut.least))
+            if rounding.least:
+                aligned = np.where(values == 0.0, 0.0, np.maximum(size, rounding.least))
         return cls(values, size, aligned, unit, np.isfinite(values))
 
 
 @dataclass(frozen=True)
-class Cut:
+class MultiplyRounding:
     """How the multiplying unit rounds: with ``times`` the error of an IEEE addition, once more
     after each step of ``step`` products (0: not), and with smaller factors counted as ``least``."""
 
@@ -107,18 +111,18 @@ class Cut:
         return self.times * (products + 2 * steps)
 
 
-def cut_of(call: OperatorCall) -> Cut:
+def rounding_of(call: OperatorCall) -> MultiplyRounding:
     """The rounding of the units of the call's device: a CPU's units for bf16 may round to odd; a
     GPU's truncate."""
     if call.device == "cuda":
-        return Cut(2, 8, FORMATS[call.dtypes["input"]].min_normal)
-    return Cut(2 if call.dtypes["input"] == "bf16" else 1)
+        return MultiplyRounding(2, 8, FORMATS[call.dtypes["input"]].min_normal)
+    return MultiplyRounding(2 if call.dtypes["input"] == "bf16" else 1)
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
     a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
     fmt = FORMATS[call.dtypes["output"]]
-    return {"output": products(a, b, fmt, cut_of(call))}
+    return {"output": products(a, b, fmt, rounding_of(call))}
 
 
 def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
@@ -126,8 +130,8 @@ def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
     rows, products = call.tensors["input"].shape[1], call.tensors["mat2"].size
     if rows * products <= _MOST:
         return _expected(call)
-    chosen = spread(rows, _MOST // (4 * products))
-    return along(_expected, call, {"input": 1, "output": 1}, chosen)
+    chosen = sample_places(rows, _MOST // (4 * products))
+    return judge_sampled(_expected, call, {"input": 1, "output": 1}, chosen)
 
 
 def _title(call: OperatorCall) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.index_add import sums_at
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
-from narrowfuzz.operators.sampled import Judging, along, spread
+from narrowfuzz.operators.sampled import Judging, judge_sampled, sample_places
 from narrowfuzz.operators.sum import rounded
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -59,7 +59,7 @@ def _of_some_columns(judging: Judging, call: OperatorCall) -> dict[str, Expected
     if rows * columns <= _MOST:
         return dict(judging(call))
     axes = {"grad_output": call.tensors["grad_output"].ndim - 1, "grad_weight": 1}
-    return along(judging, call, axes, spread(columns, _MOST // rows))
+    return judge_sampled(judging, call, axes, sample_places(columns, _MOST // rows))
 
 
 #: torch's CUDA kernel handles up to this many ids by warps, of 32 each: source,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import BF16, E4M3FN, F32, F64, decode, round_to
 from narrowfuzz.numerics.plan import Fp32Scale, OperandPlan
-from narrowfuzz.operators.bmm import Cut, cut_of, products
+from narrowfuzz.operators.bmm import MultiplyRounding, products, rounding_of
 from narrowfuzz.operators.grouped_mm import in_order, rows_of_groups
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
@@ -74,16 +74,16 @@ def _dequantised(x: F32, plan: OperandPlan, hidden: NDArray[np.bool_]) -> _Value
     codes = np.where(hidden, E4M3FN.max, decode(found.codes, E4M3FN))
     with np.errstate(all="ignore"):
         stored = round_to((np.float32(1.0) / found.scale).astype(np.float64), BF16, overflow="ieee")
-        values = round_to(codes * reference.spread(stored, plan), BF16, overflow="ieee")
-    return np.where(reference.spread(np.isinf(found.amax), plan), np.inf, values)
+        values = round_to(codes * reference.broadcast_granules(stored, plan), BF16, overflow="ieee")
+    return np.where(reference.broadcast_granules(np.isinf(found.amax), plan), np.inf, values)
 
 
-def _product(a: _Values, b: _Values, cut: Cut) -> Expected:
+def _product(a: _Values, b: _Values, rounding: MultiplyRounding) -> Expected:
     """A @ B^T rounded once to bf16. A row with a NaN makes all its results NaN."""
     doubted = np.isinf(a).any(1, keepdims=True) | np.isinf(b).any(1)
     nan = np.isnan(a).any(1, keepdims=True) | np.isnan(b).any(1)
     left, right = (np.where(np.isfinite(x), x, 0.0) for x in (a, b))
-    found = products(left, right.T, BF16, cut)
+    found = products(left, right.T, BF16, rounding)
     lo, hi = (np.where(nan, np.nan, end) for end in (found.lo, found.hi))
     return Expected.between(lo, hi, np.asarray(doubted | (found.unknown & ~nan)))
 
@@ -96,19 +96,19 @@ def _by(made: _Made, call: OperatorCall) -> dict[str, Expected]:
     """The expected results, group by group, of operands that ``made`` quantises; nothing is known
     of rows outside all groups."""
     a, b, offs = (call.tensors[name] for name in ("input", "mat2", "offs"))
-    grad, cut = call.tensors.get("grad_output"), cut_of(call)
+    grad, rounding = call.tensors.get("grad_output"), rounding_of(call)
     shapes = {"output": call.outputs["output"].shape, "grad_input": a.shape, "grad_weight": b.shape}
     found = {name: Expected.unwritten(shapes[name]) for name in call.outputs}
     across = [_runs_of_tokens(made, x, call) for x in (a, grad) if x is not None]
     for group, rows in rows_of_groups(offs.astype(int).tolist()):
         weight = b[group].T
-        found["output"].put(rows, _product(made(a[rows], _RUN), made(weight, _SQUARE), cut))
+        found["output"].put(rows, _product(made(a[rows], _RUN), made(weight, _SQUARE), rounding))
         if grad is not None and "grad_input" in found:
-            of = _product(made(grad[rows], _RUN), made(weight.T, _SQUARE), cut)
+            of = _product(made(grad[rows], _RUN), made(weight.T, _SQUARE), rounding)
             found["grad_input"].put(rows, of)
         if grad is not None and "grad_weight" in found:
             inputs, grads = (of(rows) for of in across)
-            found["grad_weight"].put(group, _product(inputs, grads, cut))
+            found["grad_weight"].put(group, _product(inputs, grads, rounding))
     return found
 
 

@@ -101,11 +101,11 @@ def _expected(
     ends = call.tensors["offs"].astype(int).tolist() if "offs" in call.tensors else []
     for x, place, across, scale_place in parts(call.tensors["input"], ends):
         rows = made(np.ascontiguousarray(x), plan)
-        open_codes = rows.doubted[:, None] | (np.isnan(rows.codes) & ~np.isnan(x))
+        open_codes = rows.scale_uncertain[:, None] | (np.isnan(rows.codes) & ~np.isnan(x))
         whole["codes"][place] = rows.codes.T if across else rows.codes
         unknown["codes"][place] = open_codes.T if across else open_codes
         whole["scales"][scale_place] = rows.scale
-        unknown["scales"][scale_place] = rows.doubted | np.isnan(rows.scale)
+        unknown["scales"][scale_place] = rows.scale_uncertain | np.isnan(rows.scale)
     return {n: Expected.between(whole[n], whole[n], unknown[n]) for n in whole}
 
 

@@ -60,7 +60,7 @@ def _product(a: Rows, b: Rows, device: str) -> Expected:
         radius = bounds.gemm_radius(a.values, b.values, gemm, least, total)
         radius = radius + bounds.FLUSH32 * (rows + columns)
         one_applied = np.maximum(total / columns, total / rows)
-        doubted = a.doubted[:, None] | b.doubted
+        doubted = a.scale_uncertain[:, None] | b.scale_uncertain
         nan = (a.nan[:, None] | b.nan) & ~doubted
         centre = np.where(nan, np.nan, reference.product(a.values, b.values))
     unknown = ~nan & (doubted | ~np.isfinite(total) | (one_applied > _FP32_MAX / 2))

@@ -22,7 +22,7 @@ class Rows:
 
     ``codes``: the codes as numbers; ``values``: the dequantised values, both [rows, K] in float64.
     For each row: ``scale``; ``unit``, the value that a code of 1 represents; ``nan``, whether the
-    row contains NaN; ``doubted``, whether its scale is uncertain.
+    row contains NaN; ``scale_uncertain``, whether its scale may be another one.
     """
 
     codes: F64
@@ -30,7 +30,7 @@ class Rows:
     scale: F64
     unit: F64
     nan: NDArray[np.bool_]
-    doubted: NDArray[np.bool_]
+    scale_uncertain: NDArray[np.bool_]
 
 
 def quantised(x: F32, plan: OperandPlan) -> Rows:
@@ -41,13 +41,13 @@ def quantised(x: F32, plan: OperandPlan) -> Rows:
     assert found is not None
     scale = found.scale.astype(np.float64)
     other = reference.scale_as_built(found.amax, plan, "pow2_floor_by_log2")
-    doubted = np.asarray(np.isinf(x).any(1))
+    uncertain = np.asarray(np.isinf(x).any(1))
     if other is not None:
-        doubted |= (np.nan_to_num(other) != np.nan_to_num(scale))[:, 0]
+        uncertain |= (np.nan_to_num(other) != np.nan_to_num(scale))[:, 0]
     with np.errstate(all="ignore"):
         unit = 1.0 / scale[:, 0]
     nan = np.asarray(np.isnan(x).any(1))
-    return Rows(decode(found.codes, E4M3FN), found.values, scale[:, 0], unit, nan, doubted)
+    return Rows(decode(found.codes, E4M3FN), found.values, scale[:, 0], unit, nan, uncertain)
 
 
 def without_nan(x: F32, plan: OperandPlan) -> Rows:

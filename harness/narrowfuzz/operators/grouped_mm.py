@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format
-from narrowfuzz.operators.bmm import Cut, Factors, cut_of, sums_of
+from narrowfuzz.operators.bmm import Factors, MultiplyRounding, rounding_of, sums_of
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
-from narrowfuzz.operators.sampled import along, spread
+from narrowfuzz.operators.sampled import judge_sampled, sample_places
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Calls with more products than this take longer to judge than to compute.
@@ -95,11 +95,16 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     a, b, offs = (call.tensors.get(name) for name in ("input", "mat2", "offs"))
     assert a is not None and b is not None
     fmt, shape = FORMATS[call.dtypes["output"]], call.outputs["output"].shape
-    return {"output": products_of_groups(a, b, offs, shape, fmt, cut_of(call))}
+    return {"output": products_of_groups(a, b, offs, shape, fmt, rounding_of(call))}
 
 
 def products_of_groups(
-    a: F32 | F64, b: F32 | F64, offs: F32 | None, shape: tuple[int, ...], fmt: Format, cut: Cut
+    a: F32 | F64,
+    b: F32 | F64,
+    offs: F32 | None,
+    shape: tuple[int, ...],
+    fmt: Format,
+    rounding: MultiplyRounding,
 ) -> Expected:
     """The expectation of a result of this ``shape``, group by group by ``bmm.sums_of``; nothing is
     known outside all groups. Groups that multiply nothing are skipped: most experts may have no
@@ -110,8 +115,8 @@ def products_of_groups(
             unknown[place] = False
             continue
         with np.errstate(invalid="ignore"):  # unwritten memory may hold a signalling NaN
-            one, other = (Factors.of(x.astype(np.float64), cut) for x in (a[left], b[right]))
-        centre[place], radius[place], unknown[place] = sums_of(one, other, fmt, cut)
+            one, other = (Factors.of(x.astype(np.float64), rounding) for x in (a[left], b[right]))
+        centre[place], radius[place], unknown[place] = sums_of(one, other, fmt, rounding)
     return Expected.within(centre, radius, fmt, unknown)
 
 
@@ -125,11 +130,11 @@ def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
     each = b.size // (len(b) if a.ndim < b.ndim else 1)
     if rows * each <= _MOST:
         return _expected(call)
-    chosen = spread(rows, _MOST // (4 * each))
+    chosen = sample_places(rows, _MOST // (4 * each))
     if a.ndim < b.ndim:  # these rows are the grouped ones
         offs = np.searchsorted(chosen, call.tensors["offs"]).astype(np.float32)
         call = replace(call, tensors={**call.tensors, "offs": offs})
-    return along(_expected, call, {"input": of_input, "output": of_output}, chosen)
+    return judge_sampled(_expected, call, {"input": of_input, "output": of_output}, chosen)
 
 
 def _title(call: OperatorCall) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.operators.operator import Expected
-from narrowfuzz.operators.sampled import Judging, along, spread
+from narrowfuzz.operators.sampled import Judging, judge_sampled, sample_places
 from narrowfuzz.trace.trace import OperatorCall
 
 #: The largest number of scores of a call that is judged whole, in float64; the number of scores
@@ -38,11 +38,11 @@ def some_of(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
         written_out = "mask" not in call.tensors
         settings = {**call.settings, "causal": False, "written_out": written_out}
         call = replace(call, tensors={**call.tensors, "mask": mask}, settings=settings)
-    queries = spread(rows, _SAMPLED // (batch * heads * columns))
-    keys = spread(columns, _SAMPLED // (batch * heads * rows))
+    queries = sample_places(rows, _SAMPLED // (batch * heads * columns))
+    keys = sample_places(columns, _SAMPLED // (batch * heads * rows))
     return {
-        **along(judging, call, _QUERIES, queries),
-        **along(judging, call, _KEYS | {"mask": 3}, keys),
+        **judge_sampled(judging, call, _QUERIES, queries),
+        **judge_sampled(judging, call, _KEYS | {"mask": 3}, keys),
     }
 
 

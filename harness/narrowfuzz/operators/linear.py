@@ -191,7 +191,7 @@ class Draws:
             assert operand.quantised is not None
             scale = operand.quantised.scale.astype(np.float64)
             if operand.plan.block:  # the smallest scale of a row, which gives the largest factor
-                scale = reference.spread(scale, operand.plan).min(axis=1)
+                scale = reference.broadcast_granules(scale, operand.plan).min(axis=1)
             with np.errstate(all="ignore"):
                 factors.append(1.0 / scale.reshape(-1, 1))
         # a factor 2 below the limit: the scale that was used may be half of the plan's
@@ -255,7 +255,7 @@ class Reference:
         return self.draws.rescale_overflows(self.number, role)
 
 
-def alone(plan: Plan, dtype: str, tensors: Tensors) -> Reference:
+def single_reference(plan: Plan, dtype: str, tensors: Tensors) -> Reference:
     """The reference of a single case."""
     return Reference(Draws(plan, dtype, [tensors]))
 

@@ -156,7 +156,7 @@ OPERATOR = Operator(
     results=("param", "bounded_param"),
     derived=Derived(("bounded_param",), parameter_again),
     optional=("exp_avg", "exp_avg_sq"),
-    found=("param", "exp_avg", "exp_avg_sq"),
+    state_before=("param", "exp_avg", "exp_avg_sq"),
     deviations=(
         Deviation(
             "low_bit_second_moment_lost",

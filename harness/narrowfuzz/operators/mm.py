@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.formats import FORMATS, round_to
-from narrowfuzz.operators.bmm import cut_of, products
-from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read, either
-from narrowfuzz.operators.sampled import Chosen, along, spread
+from narrowfuzz.operators.bmm import products, rounding_of
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read, hull
+from narrowfuzz.operators.sampled import Chosen, judge_sampled, sample_places
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Of calls with more products than this only some rows and columns are judged.
@@ -46,17 +46,17 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     may begin with; or it is added to the rounded product, and that sum is rounded again. The result
     lies in the hull of both intervals."""
     a, b = (call.tensors[name].astype(np.float64) for name in ("input", "mat2"))
-    fmt, cut = FORMATS[call.dtypes["output"]], cut_of(call)
-    product = products(a, b, fmt, cut)
+    fmt, rounding = FORMATS[call.dtypes["output"]], rounding_of(call)
+    product = products(a, b, fmt, rounding)
     if "bias" not in call.tensors:
         return {"output": product}
     bias = call.tensors["bias"].astype(np.float64)
     ones = np.ones((len(a), 1))
-    fused = products(np.concatenate([a, ones], 1), np.concatenate([b, bias[None]]), fmt, cut)
+    fused = products(np.concatenate([a, ones], 1), np.concatenate([b, bias[None]]), fmt, rounding)
     with np.errstate(all="ignore"):
         lo, hi = (round_to(end + bias, fmt, overflow="ieee") for end in (product.lo, product.hi))
     apart = Expected.between(lo, hi, product.unknown)
-    return {"output": either(fused, apart)}
+    return {"output": hull(fused, apart)}
 
 
 def _of_some(call: OperatorCall) -> dict[str, Expected]:
@@ -64,13 +64,13 @@ def _of_some(call: OperatorCall) -> dict[str, Expected]:
     (rows, count), columns = call.tensors["input"].shape, call.tensors["mat2"].shape[1]
     if rows * count * columns <= _MOST:
         return _expected(call)
-    few = spread(columns, max(1, _MOST // (16 * count)))
-    some = spread(rows, max(1, _MOST // (4 * count * len(few))))
-    return along(partial(_of_rows, some), call, {"bias": 0, "mat2": 1, "output": 1}, few)
+    few = sample_places(columns, max(1, _MOST // (16 * count)))
+    some = sample_places(rows, max(1, _MOST // (4 * count * len(few))))
+    return judge_sampled(partial(_of_rows, some), call, {"bias": 0, "mat2": 1, "output": 1}, few)
 
 
 def _of_rows(chosen: Chosen, call: OperatorCall) -> dict[str, Expected]:
-    return along(_expected, call, {"input": 0, "output": 0}, chosen)
+    return judge_sampled(_expected, call, {"input": 0, "output": 0}, chosen)
 
 
 def _title(name: str, call: OperatorCall) -> str:

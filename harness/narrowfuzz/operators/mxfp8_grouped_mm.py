@@ -15,7 +15,7 @@ import numpy as np
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import BF16, E4M3FN, F32, F64, round_to
 from narrowfuzz.numerics.plan import MxScale, OperandPlan
-from narrowfuzz.operators.bmm import cut_of
+from narrowfuzz.operators.bmm import rounding_of
 from narrowfuzz.operators.grouped_mm import in_order, products_of_groups
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
@@ -55,7 +55,7 @@ def _dequantised(x: F32, mode: str) -> F64:
     if other is not None:
         doubted |= other != found.scale
     values = round_to(found.values, BF16, overflow="ieee")
-    return np.where(reference.spread(doubted, plan), np.nan, values)
+    return np.where(reference.broadcast_granules(doubted, plan), np.nan, values)
 
 
 def _stacked(x: F32, mode: str) -> F64:
@@ -80,7 +80,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     a, b, offs = (call.tensors[name] for name in ("input", "mat2", "offs"))
 
     def grouped(left: F64, right: F64, shape: tuple[int, ...]) -> Expected:
-        return products_of_groups(left, right, offs, shape, BF16, cut_of(call))
+        return products_of_groups(left, right, offs, shape, BF16, rounding_of(call))
 
     weight = _experts(b.swapaxes(1, 2), offs, mode).swapaxes(1, 2)
     found = {"output": grouped(_stacked(a, mode), weight, call.outputs["output"].shape)}

@@ -82,7 +82,7 @@ class Expected:
         return cls.between(values, values, np.zeros(values.shape, dtype=bool))
 
 
-def either(one: Expected, other: Expected) -> Expected:
+def hull(one: Expected, other: Expected) -> Expected:
     """The hull of both intervals."""
     lo, hi = np.fmin(one.lo, other.lo), np.fmax(one.hi, other.hi)
     return Expected.between(lo, hi, one.unknown | other.unknown)
@@ -150,13 +150,13 @@ class Operator:
     results: tuple[str, ...] = ("output",)
     #: Result -> results of the same call from which its expected value is computed: if one of these
     #: is wrong, nothing is known of it.
-    made_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    depends_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: Further results, which no kernel returns.
     derived: Derived | None = None
     #: Tensors that a call may be without; the expression takes None for them.
     optional: tuple[str, ...] = ()
     #: Tensors that only record the state that the call found; the expression does not use them.
-    found: tuple[str, ...] = ()
+    state_before: tuple[str, ...] = ()
     deviations: tuple[Deviation, ...] = ()
     #: True if another run of the same call may return other bits, because its kernel adds in no
     #: fixed order, as torch documents.

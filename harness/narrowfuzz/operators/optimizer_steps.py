@@ -22,7 +22,7 @@ from narrowfuzz.operators.operator import (
     Expected,
     Operator,
     Read,
-    either,
+    hull,
 )
 from narrowfuzz.operators.sampled import elements
 from narrowfuzz.trace.trace import OperatorCall
@@ -191,7 +191,7 @@ def _adam(call: OperatorCall) -> dict[str, Expected]:
     if not (call.settings["options"]["fused"] and call.device == "cuda"):
         return exact
     single = _adam_with(call, tuple(float(np.float32(beta)) for beta in betas), power=4.0 * U32)
-    return {name: either(one, single[name]) for name, one in exact.items()}
+    return {name: hull(one, single[name]) for name, one in exact.items()}
 
 
 def _adam_with(
@@ -360,7 +360,7 @@ OPERATORS = (
         expression=expression_of_step("exp_avg", "exp_avg_sq"),
         title=title_of_step,
         results=("param", "exp_avg", "exp_avg_sq"),
-        made_of={"param": ("exp_avg", "exp_avg_sq")},
+        depends_on={"param": ("exp_avg", "exp_avg_sq")},
         optional=("exp_avg", "exp_avg_sq"),
         helper="stepped",
     ),
@@ -372,7 +372,7 @@ OPERATORS = (
         expression=expression_of_step("sum"),
         title=title_of_step,
         results=("param", "sum"),
-        made_of={"param": ("sum",)},
+        depends_on={"param": ("sum",)},
         helper="stepped",
     ),
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F64
-from narrowfuzz.operators.operator import UNIT, Expected, Operator, Read, either
+from narrowfuzz.operators.operator import UNIT, Expected, Operator, Read, hull
 from narrowfuzz.operators.rows import LARGEST, rows_of, title_of, within
 from narrowfuzz.operators.sum import FLUSHED
 from narrowfuzz.trace.trace import OperatorCall
@@ -88,7 +88,7 @@ def _whole_or_by_default(call: OperatorCall) -> dict[str, Expected]:
         _whole(replace(call, settings={**call.settings, "eps": 2.0 * UNIT[dtype][0]}))
         for dtype in (call.dtypes["input"], "fp32")
     )
-    return {name: either(own[name], wide[name]) for name in own}
+    return {name: hull(own[name], wide[name]) for name in own}
 
 
 def _whole(call: OperatorCall) -> dict[str, Expected]:

@@ -22,7 +22,7 @@ _NUMBERS = ("centre", "radius", "lo", "hi")
 _ELEMENTS = 2**16
 
 
-def spread(count: int, wanted: int) -> Chosen:
+def sample_places(count: int, wanted: int) -> Chosen:
     """About ``wanted`` of ``count`` places, at least one, one in each of as many equal parts, the
     first place and, of several, the last place included. The position of each in its part follows
     the golden ratio: steps of one length would meet the same columns of a table again and again."""
@@ -33,7 +33,7 @@ def spread(count: int, wanted: int) -> Chosen:
     return np.unique(chosen)
 
 
-def along(
+def judge_sampled(
     judging: Judging, call: OperatorCall, axes: Mapping[str, int], chosen: Chosen
 ) -> dict[str, Expected]:
     """What ``judging`` expects of the call when it is cut down to the chosen places; ``axes`` names
@@ -80,7 +80,7 @@ def elements(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
         tensors={name: x.reshape(-1) for name, x in call.tensors.items()},
         outputs={name: x.reshape(-1) for name, x in call.outputs.items()},
     )
-    found = along(judging, flat, dict.fromkeys(arrays, 0), spread(size, _ELEMENTS))
+    found = judge_sampled(judging, flat, dict.fromkeys(arrays, 0), sample_places(size, _ELEMENTS))
     return {name: _shaped(result, shape) for name, result in found.items()}
 
 

@@ -79,7 +79,7 @@ class Answer:
         )
 
 
-def asked(model: nn.Module, call: Callable[[], Any], *, foreign: int = 0) -> Answer:
+def observe_call(model: nn.Module, call: Callable[[], Any], *, foreign: int = 0) -> Answer:
     """Run ``call``, which calls the model, and record it. torch's generator is seeded with 0, the
     others with ``foreign``; their states are restored afterwards."""
     answer = Answer()
@@ -122,7 +122,7 @@ def _watch(seen: list[Seen], name: str, module: nn.Module, hooks: ExitStack) -> 
     hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
 
 
-def parted(first: Answer, other: Answer) -> str:
+def first_differing_module(first: Answer, other: Answer) -> str:
     """The module that got the same inputs in both answers and returned something else: the first of
     them, and of nested ones the innermost."""
     before = {(one.name, one.number): one for one in first.seen}
@@ -137,7 +137,7 @@ def forgetful(answers: Sequence[Answer]) -> str:
     """The module that makes one of the answers to identical calls differ from the first; "" if all
     are the same."""
     other = next((one for one in answers if not one.same(answers[0])), None)
-    return "" if other is None else parted(answers[0], other)
+    return "" if other is None else first_differing_module(answers[0], other)
 
 
 def strange_generator(model: nn.Module, call: Callable[[], Any], first: Answer) -> str:
@@ -145,9 +145,9 @@ def strange_generator(model: nn.Module, call: Callable[[], Any], first: Answer) 
     model returns; "" if no such generator does."""
     moved = [name for name in FOREIGN if name in first.moved]
     for seed in range(1, _SEEDS + 1) if moved else ():
-        other = asked(model, call, foreign=seed)
+        other = observe_call(model, call, foreign=seed)
         if not other.same(first):
-            return f"{parted(first, other)} draws from {' or '.join(moved)}"
+            return f"{first_differing_module(first, other)} draws from {' or '.join(moved)}"
     return ""
 
 
@@ -158,7 +158,7 @@ def unwritten(model: nn.Module, call: Callable[[], Any], first: Answer) -> str:
         return ""
     try:
         with filled():
-            other = asked(model, call)
+            other = observe_call(model, call)
     except Exception as error:  # noqa: BLE001 - told: without the filling it did not raise
         return f"the model itself, which raises {type(error).__name__},"
     if not any(t.isnan().any() for t in other.floats):
@@ -179,7 +179,7 @@ def multiplications(model: nn.Module, call: Callable[[], Any]) -> int:
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 hooks.callback(module.register_forward_hook(count).remove)
-        asked(model, call)
+        observe_call(model, call)
     return found
 
 
@@ -253,7 +253,7 @@ def kept_outside(model: nn.Module, blocks: Sequence[str], call: Callable[[], Any
             block = model.get_submodule(name)
             twice = partial(again, name, block.forward)
             patches.enter_context(patch.object(block, "forward", twice))
-        asked(model, call)
+        observe_call(model, call)
     return found[0] if found else ""
 
 

@@ -20,11 +20,11 @@ from narrowfuzz.own_models.calls import (
     Answer,
     Functions,
     Kernels,
-    asked,
     digest,
     forgetful,
     kept_outside,
     multiplications,
+    observe_call,
     strange_generator,
     unwritten,
 )
@@ -244,7 +244,7 @@ def _answers(
         return called(x.requires_grad_() if x.is_floating_point() else x)
 
     with Kernels() as kernels, Functions() as functions:
-        first = asked(own.model, call)
+        first = observe_call(own.model, call)
     answers = [first]
     if not sum(t.numel() for t in first.floats):
         raise source.refused("it returns no tensor of floats: there is nothing to compare")
@@ -261,7 +261,7 @@ def _answers(
     with kernels:
         unreached = _unreached(own.model, first)
     answers += [
-        asked(own.model, call) for _ in range(CALLS - 1)
+        observe_call(own.model, call) for _ in range(CALLS - 1)
     ]  # after a backward: what it leaves may change the next forward
     if which := forgetful(answers):
         raise source.refused(

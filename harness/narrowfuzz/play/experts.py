@@ -48,11 +48,11 @@ def share_experts(model: nn.Module, mesh: Any) -> None:
     second, tensor-parallel dimension of the mesh shards the hidden features of each expert."""
     exchange = Exchange()
     distribute_module(
-        model.get_submodule("experts"), mesh, divided, exchange.sends, exchange.returns
+        model.get_submodule("experts"), mesh, shard_parameters, exchange.sends, exchange.returns
     )
 
 
-def divided(name: str, module: nn.Module, mesh: Any) -> None:
+def shard_parameters(name: str, module: nn.Module, mesh: Any) -> None:
     """Shard each parameter along its experts and, if the mesh is 2-D, along its hidden features."""
     for key, parameter in [*module.named_parameters(recurse=False)]:
         pieces = [Shard(0), Shard(HIDDEN[key])][: mesh.ndim]
@@ -104,7 +104,7 @@ def by_expert(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return order, counts.sum(0).cumsum(0).to(torch.int32)
 
 
-class Apart(torch.autograd.Function):
+class CopyWithGradient(torch.autograd.Function):
     """A copy whose gradient is a copy, too: the order in which products are summed may depend on
     where a tensor begins in memory, and a slice begins elsewhere than a rank's own tensor."""
 
@@ -117,12 +117,12 @@ class Apart(torch.autograd.Function):
         return grad.clone()
 
 
-def apart(piece: torch.Tensor) -> torch.Tensor:
+def copied_with_gradient(piece: torch.Tensor) -> torch.Tensor:
     """A copy of the piece in memory of its own."""
-    return Apart.apply(piece)  # type: ignore[no-any-return]
+    return CopyWithGradient.apply(piece)  # type: ignore[no-any-return]
 
 
-class Together(nn.Module):
+class ExpertParallelReference(nn.Module):
     """The training of ranks that share experts, in one process: one model for the rows of each
     rank, all with the experts of the first, each cut into one part per tensor-parallel rank."""
 
@@ -136,7 +136,7 @@ class Together(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         models: Any = self.models
         chunks = x.chunk(len(models))
-        pieces = [apart(rows.reshape(-1, x.shape[-1])) for rows in chunks]
+        pieces = [copied_with_gradient(rows.reshape(-1, x.shape[-1])) for rows in chunks]
         routed = [model.routed(rows) for model, rows in zip(models, pieces, strict=True)]
         counts = torch.stack([rows_of_each(offs) for _, offs, *_ in routed])
         order, _ = by_expert(counts)
@@ -148,7 +148,10 @@ class Together(nn.Module):
             products.append(self.products(sent[here], by_expert(share)[1], which))
         parts = torch.cat(products)[order.argsort()].split(counts.sum(1).tolist())
         each = zip(models, pieces, parts, routed, strict=True)
-        y = [apart(model.combined(rows, part, *back)) for model, rows, part, (_, _, *back) in each]
+        y = [
+            copied_with_gradient(model.combined(rows, part, *back))
+            for model, rows, part, (_, _, *back) in each
+        ]
         return torch.cat(y).reshape(x.shape)
 
     def products(self, rows: torch.Tensor, offs: torch.Tensor, which: slice) -> torch.Tensor:
@@ -160,25 +163,27 @@ class Together(nn.Module):
         pieces = {key: w.chunk(self.parts, HIDDEN[key]) for key, w in weights.items()}
         return sum(  # type: ignore[return-value]
             functional_call(
-                experts, {key: apart(w[part]) for key, w in pieces.items()}, (apart(rows), offs)
+                experts,
+                {key: copied_with_gradient(w[part]) for key, w in pieces.items()},
+                (copied_with_gradient(rows), offs),
             )
             for part in range(self.parts)
         )
 
 
-def turned(
+def rolled_inputs(
     tensors: Mapping[str, torch.Tensor], ranks: int, forwards: int
 ) -> dict[str, torch.Tensor]:
-    """The inputs of ``Together`` for all ``forwards``: from one forward to the next, each rank
-    rolls its own rows by one more."""
+    """The inputs of ``ExpertParallelReference`` for all ``forwards``: from one forward to the next,
+    each rank rolls its own rows by one more."""
     rows = tensors["input"].chunk(ranks)
     later = {f"input@{n}": torch.cat([r.roll(n, 0) for r in rows]) for n in range(1, forwards)}
     return {**tensors, **later}
 
 
-def parted(trace: Trace, ranks: int) -> list[Trace]:
-    """Each rank's part of the trace of ``Together``: its rows, its calls, the gradients of its own
-    parameters and of all those of the experts."""
+def split_by_rank(trace: Trace, ranks: int) -> list[Trace]:
+    """Each rank's part of the trace of ``ExpertParallelReference``: its rows, its calls, the
+    gradients of its own parameters and of all those of the experts."""
     traces = [Trace() for _ in range(ranks)]
     for key, t in trace.results.items():
         pieces = t.chunk(ranks) if t.ndim else [t] * ranks

@@ -56,7 +56,7 @@ def fp8_grouped(
 ) -> tuple[torch.Tensor, ...]:
     """Rows, [M, K] in groups that end at ``offs``, times their group's matrix of [G, K, N],
     rowwise; with a ``grad_output``, both gradients as well. On a CPU in Triton's interpreter."""
-    made_ready(rows)
+    prepare_triton(rows)
     from torchao.prototype.moe_training import fp8_grouped_mm
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ def fp8_blockwise_grouped(
     padded: bool,
 ) -> tuple[torch.Tensor, ...]:
     """The same in blocks of 128, emulated; ``padded``: each group is padded to whole blocks."""
-    made_ready(rows)
+    prepare_triton(rows)
     from torchao.prototype.moe_training.blockwise_fp8 import grouped_mm
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ def fp8_cast(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes as fp32 numbers, and scales, one row per group, by a cast kernel of torchao's experts;
     a kernel that takes two tensors ("dual") gets this one twice."""
-    made_ready(x)
+    prepare_triton(x)
     import torchao.prototype.moe_training.kernels  # noqa: F401
 
     twice = (x, x) if kernel.endswith("dual") else (x,)
@@ -123,7 +123,7 @@ def fp8_cast(
 
 def mx_scales_moved(kernel: str, scales: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
     """MX scale bytes, as numbers, in the layout that tensor cores read, by a torchao kernel."""
-    made_ready(scales)
+    prepare_triton(scales)
     import torchao.prototype.moe_training.kernels.mxfp8.quant  # noqa: F401
 
     groups = () if offs is None else (offs.int(),)
@@ -132,22 +132,27 @@ def mx_scales_moved(kernel: str, scales: torch.Tensor, offs: torch.Tensor | None
 
 
 def permuted_rows(
-    counts: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, experts: int, ranks: int, n: int
+    counts: torch.Tensor,
+    starts: torch.Tensor,
+    offsets: torch.Tensor,
+    experts: int,
+    ranks: int,
+    n: int,
 ) -> torch.Tensor:
     """For each row of each expert, the number of the row it comes from, by torchao's kernel: for
-    each rank ``counts`` rows, from ``starts`` on; ``ends`` is where each expert's begin."""
-    made_ready(counts)
+    each rank ``counts`` rows, from ``starts`` on; ``offsets`` is where each expert's rows begin."""
+    prepare_triton(counts)
     import torchao.prototype.moe_training.ep.kernels  # noqa: F401
 
     fill = torch.ops.torchao._fill_indices_wrapper
-    return fill(counts.int(), starts.int(), ends.int(), experts, ranks, n).float()
+    return fill(counts.int(), starts.int(), offsets.int(), experts, ranks, n).float()
 
 
 def permuted_rows_gradient(
     grad_output: torch.Tensor, numbers: torch.Tensor, rows: int
 ) -> torch.Tensor:
     """The gradients of ``rows`` rows, by torchao's kernel: row numbers[i] gets grad_output[i]."""
-    made_ready(grad_output)
+    prepare_triton(grad_output)
     import torchao.prototype.moe_training.ep.permute  # noqa: F401
 
     back = torch.ops.torchao._triton_permute_bwd
@@ -184,7 +189,7 @@ class OutOfMxfp8(torch.autograd.Function):
 def permuted_to_experts(rows: torch.Tensor, counts: torch.Tensor, triton: bool) -> torch.Tensor:
     """Rows by rank and expert, ``counts`` of each, permuted to experts in MXFP8, in whole blocks of
     32, and back; the gradient is permuted by torchao's Triton kernel, or by torch."""
-    made_ready(rows)
+    prepare_triton(rows)
     from torchao.prototype.moe_training.ep.permute import permute_mxfp8_fwd_hp_bwd
 
     ranks, experts = counts.shape
@@ -202,7 +207,7 @@ def permuted_to_experts(rows: torch.Tensor, counts: torch.Tensor, triton: bool) 
 
 def mxfp8_dequantised(codes: torch.Tensor, scales: torch.Tensor, dtype: str) -> torch.Tensor:
     """The values of E4M3 codes (given as numbers) with a scale byte per 32, by torchao's kernel."""
-    made_ready(codes)
+    prepare_triton(codes)
     from torchao.prototype.mx_formats import kernels
 
     e4m3 = codes.to(torch.float8_e4m3fn)
@@ -210,7 +215,7 @@ def mxfp8_dequantised(codes: torch.Tensor, scales: torch.Tensor, dtype: str) -> 
     return kernels.triton_mxfp8_dequant_dim0(e4m3, bytes_, getattr(torch, dtype))
 
 
-def made_ready(like: torch.Tensor) -> None:
+def prepare_triton(like: torch.Tensor) -> None:
     """Make torchao's Triton kernels run on this tensor's device, before torchao is imported. For
     autotuned kernels the shape selects one configuration: timing all takes a GPU a minute. On a CPU
     the interpreter does that itself, but for blockwise kernels, which get the last one: others have
@@ -230,10 +235,10 @@ def made_ready(like: torch.Tensor) -> None:
                 kernel.configs = [kernel.every[chosen]]
 
 
-def made_ready_early() -> None:
+def prepare_triton_if_interpreted() -> None:
     """The same for callers that build a model and may not run it, in a process whose kernels are
     interpreted: on a machine with a GPU, too, parameters are made on a CPU and on "meta"."""
     import os
 
     if os.environ.get("TRITON_INTERPRET") == "1":
-        made_ready(torch.empty(0, device="cpu"))
+        prepare_triton(torch.empty(0, device="cpu"))

@@ -14,11 +14,11 @@ from narrowfuzz.play.groups import (
     fp8_cast,
     fp8_grouped,
     grouped,
-    made_ready_early,
     mx_scales_moved,
     mxfp8_dequantised,
     mxfp8_grouped,
     permuted_to_experts,
+    prepare_triton_if_interpreted,
 )
 
 
@@ -123,7 +123,7 @@ class QuantisedGroups(nn.Module):
     ) -> None:
         super().__init__()
         if kind != "mxfp8":
-            made_ready_early()
+            prepare_triton_if_interpreted()
         # a watch replaces functions that are imported before the model runs
         from importlib.util import find_spec
 
@@ -171,7 +171,7 @@ class GroupCasts(nn.Module):
 
     def __init__(self, dim: int, kernel: str, sizes: tuple[int, ...], across: bool) -> None:
         super().__init__()
-        made_ready_early()
+        prepare_triton_if_interpreted()
         self.kernel, self.sizes, self.across = kernel, sizes, across
         self.weight = nn.Parameter(torch.randn(dim))
 
@@ -192,7 +192,7 @@ class MxScales(nn.Module):
 
     def __init__(self, dim: int, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        made_ready_early()
+        prepare_triton_if_interpreted()
         self.sizes = sizes
         self.weight = nn.Parameter(torch.randn(dim))
 
@@ -235,7 +235,7 @@ class PermutedRows(nn.Module):
         self, dim: int, ranks: int, experts: int, sizes: tuple[int, ...], triton: bool
     ) -> None:
         super().__init__()
-        made_ready_early()
+        prepare_triton_if_interpreted()
         self.of, self.sizes, self.triton = (ranks, experts), sizes, triton
         self.weight = nn.Parameter(torch.randn(dim))
 

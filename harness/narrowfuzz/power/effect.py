@@ -24,13 +24,19 @@ from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.events import ALWAYS
 from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.sharded_specs import sharded_specs
-from narrowfuzz.draw.strategies import batches, cases, often, rarely, schedule_cases
+from narrowfuzz.draw.strategies import (
+    batches,
+    cases,
+    ladder_percent_high,
+    ladder_percent_low,
+    schedule_cases,
+)
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import quieten
 from narrowfuzz.models.catalog import of_kind
 from narrowfuzz.plants.registry import find_plant, planted
 from narrowfuzz.recipe.recipe import Recipe, unconverted
-from narrowfuzz.recipe.source import parted
+from narrowfuzz.recipe.source import split_by_source
 from narrowfuzz.triage.session import Session, SessionOptions, open_session
 
 A = TypeVar("A")
@@ -82,7 +88,11 @@ class Tried:
                 for case in draw_on_ranks(chosen, self.number)
                 if not any(trace.error for trace in session.judge.run_arms(case).values())
             ]
-        drawn = draw(chosen, self.number, ladders=rarely if self.device == "cpu" else often)
+        drawn = draw(
+            chosen,
+            self.number,
+            ladders=ladder_percent_low if self.device == "cpu" else ladder_percent_high,
+        )
         if self.compiled:
             drawn += draw(chosen, min(self.number, _COMPILED), "inductor")
         return session, drawn
@@ -147,12 +157,12 @@ def draw(
     recipes: Sequence[Recipe],
     number: int,
     kind: Compile = "none",
-    ladders: Callable[[Spec], int] = rarely,
+    ladders: Callable[[Spec], int] = ladder_percent_low,
 ) -> list[Case]:
     """The same ``number`` of cases each time: of the recipes that convert models, of the operators
     if a recipe converts nothing and, if not compiled, of the stateful recipes. ``ladders`` is the
     percentage of direct cases that have ladder data."""
-    models, stateful = parted(recipes)
+    models, stateful = split_by_source(recipes)
     drawn: list[Case] = []
     if models:
         drawn += examples(cases(models, compile=kind, ladders=ladders), number)
@@ -167,7 +177,7 @@ def draw(
 def draw_on_ranks(recipes: Sequence[Recipe], number: int) -> list[Case]:
     """The same ``number`` of cases on ranks each time, of the recipes that shard models and of the
     stateful recipes."""
-    models, stateful = parted(recipes)
+    models, stateful = split_by_source(recipes)
     drawn: list[Case] = []
     if shards := [recipe for recipe in models if recipe.shards]:
         some = batches(sharded_specs(shards), draws=1)

@@ -53,13 +53,13 @@ def _of_last_rank(name: str, of: str, falsified: Falsified) -> Perturbation:
 
 def _after_others(name: str, of: str, falsified: Falsified) -> Perturbation:
     def change(evidence: Evidence, arm: str) -> Evidence | None:
-        after_others = evidence.own.after_others
+        after_others = evidence.own_layers.after_others
         if after_others is None:
             return None
         trace = falsified(after_others())
         if trace is None:
             return None
-        return replace(evidence, library=replace(evidence.own, after_others=lambda: trace))
+        return replace(evidence, library=replace(evidence.own_layers, after_others=lambda: trace))
 
     return Perturbation(name, of, change)
 

@@ -65,6 +65,7 @@ MOVED = {
     for (old, new), names in _ALIKE.items()
     for name in names.split()
 } | {
+    "arms.zoo": "arms.model_names",
     "campaign.ended": "report.outcome",
     "campaign.words": "report.glossary",
     "case": "case.spec",
@@ -75,7 +76,7 @@ MOVED = {
     "faults.fault": "plants.older",
     "kept": "report.lookup",
     "ladders": "machine.accumulator_probe",
-    "models.zoo": "arms.zoo",
+    "models.zoo": "arms.model_names",
     "moments": "trace.snapshots",
     "older_cases": "case.older",
     "oracles.ORACLES": "rules.RULES",

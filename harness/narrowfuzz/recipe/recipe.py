@@ -28,7 +28,14 @@ from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe.carries import Carries
 from narrowfuzz.recipe.content import content_dir, load_definitions
 from narrowfuzz.recipe.deprecated import refused_arguments
-from narrowfuzz.recipe.source import CONVERTED, LIBRARY, Source, no_conversion, no_plan, parted
+from narrowfuzz.recipe.source import (
+    CONVERTED,
+    LIBRARY,
+    Source,
+    no_conversion,
+    no_plan,
+    split_by_source,
+)
 from narrowfuzz.recipe.stateful import Subject, no_subject
 from narrowfuzz.trace.trace import ChangeKind
 
@@ -313,7 +320,7 @@ def unconverted(recipe: Recipe) -> bool:
 
 def load_recipes(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, Recipe]:
     """All recipes that convert a model, by name. Raises ValueError as ``load_every``."""
-    models, _ = parted(load_every(extra_files, names).values())
+    models, _ = split_by_source(load_every(extra_files, names).values())
     return {recipe.name: recipe for recipe in models}
 
 

@@ -81,7 +81,7 @@ CONVERTED = Source(
 LIBRARY = Source("brings a library's own layers", _of_the_library, _check_library)
 
 
-def parted(recipes: Iterable[Recipe]) -> tuple[list[Recipe], list[Recipe]]:
+def split_by_source(recipes: Iterable[Recipe]) -> tuple[list[Recipe], list[Recipe]]:
     """The recipes that convert models, and those that provide a library's own layers."""
     of: dict[Source, list[Recipe]] = {CONVERTED: [], LIBRARY: []}
     for recipe in recipes:

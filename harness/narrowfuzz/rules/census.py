@@ -29,8 +29,8 @@ def check_census(evidence: Evidence) -> Iterator[Verdict]:
         return
     by_kind: dict[ChangeKind, list[Change]] = {}
     changes = tuple(trace.census.changes)
-    if evidence.unread is not None and any(change.attributes for change in changes):
-        changes = tuple(filter(None, map(evidence.unread, changes)))
+    if evidence.drop_unread_attributes is not None and any(change.attributes for change in changes):
+        changes = tuple(filter(None, map(evidence.drop_unread_attributes, changes)))
     for change in changes:
         by_kind.setdefault(change.kind, []).append(change)
     if not by_kind:

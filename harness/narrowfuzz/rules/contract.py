@@ -110,8 +110,8 @@ def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: boo
 def _complete(evidence: Evidence, arm: str) -> Verdict:
     expected = evidence.gradients | {"output"}
     absent = frozenset(expected - set(evidence.traces[arm].outputs))
-    if absent and evidence.excused is not None:
-        absent -= evidence.excused(absent)
+    if absent and evidence.may_be_missing is not None:
+        absent -= evidence.may_be_missing(absent)
     missing = sorted(absent)
     census = evidence.traces[arm].census
     if missing and census and any(c.kind == "requires_grad changed" for c in census.changes):

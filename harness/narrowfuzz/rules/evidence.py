@@ -21,7 +21,7 @@ from narrowfuzz.numerics.plan import Plan, Role, unquantised
 from narrowfuzz.numerics.reference import Quantised
 from narrowfuzz.numerics.scales import Scale
 from narrowfuzz.operators import BY_NAME as OPERATORS
-from narrowfuzz.operators.linear import Reference, alone
+from narrowfuzz.operators.linear import Reference, single_reference
 from narrowfuzz.rules.datum import Datum
 from narrowfuzz.trace.expect import Given
 from narrowfuzz.trace.trace import Change, LayerCall, RunError, Seen, Trace
@@ -89,10 +89,10 @@ class Evidence:
     #: Runs the float64 twin, the same model in float64; None if there is none, for example because
     #: it would draw other random numbers.
     twin: Callable[[], dict[str, F64]] | None = None
-    #: ``plan_of``: the plan of a converted linear with this Spec. ``plan_of_other``: the plan of a
-    #: single linear with another Spec, which conversion may leave unconverted.
-    plan_of: Callable[[Spec], Plan] | None = None
-    plan_of_other: Callable[[Spec], Plan] | None = None
+    #: ``converted_plan_of``: the plan of a converted linear with this Spec. ``plan_for_spec``: the
+    #: plan of a single linear with another Spec, which conversion may leave unconverted.
+    converted_plan_of: Callable[[Spec], Plan] | None = None
+    plan_for_spec: Callable[[Spec], Plan] | None = None
     #: Second name of a tied parameter -> its first name.
     tied: Mapping[str, str] = field(default_factory=dict)
     #: How the device accumulates products.
@@ -102,18 +102,18 @@ class Evidence:
     #: Names of the gradients that a backward must produce.
     gradients: frozenset[str] = frozenset()
     #: Missing gradients -> those of them that may be missing; None: all ``gradients`` must exist.
-    excused: Callable[[frozenset[str]], frozenset[str]] | None = None
+    may_be_missing: Callable[[frozenset[str]], frozenset[str]] | None = None
     #: Does the library promise that a row has the same bits in any batch?
     batch_invariant: bool = False
     #: The error of a user's unconverted model on an arm; None if the model is not a user's.
     unconverted_error: Callable[[str], RunError | None] | None = None
     #: A change of the census -> the same without lost attributes that nothing reads, None if no
     #: change remains; None: it is not known which attributes are read.
-    unread: Callable[[Change], Change | None] | None = None
+    drop_unread_attributes: Callable[[Change], Change | None] | None = None
     #: True: the model has only linears and pointwise operations.
     pointwise: bool = True
     #: The linear that makes the model's output, used once and for nothing else; "" if none does.
-    last: str = ""
+    output_linear: str = ""
     #: Parts of the model that a checkpoint recomputes one by one; empty: the model is one part.
     regions: tuple[str, ...] = ()
     #: Other recipes that run this Spec with power-of-two scales, and their plans.
@@ -123,7 +123,7 @@ class Evidence:
     #: Arms whose generated code may approximate divisions.
     approximate: frozenset[str] = frozenset()
     #: Arm that did not run as its name states -> why; it has no trace.
-    void: Mapping[str, str] = field(default_factory=dict)
+    unusable_because: Mapping[str, str] = field(default_factory=dict)
     #: Data that only one rule reads -> the function that computes it.
     data: Mapping[Datum[Any], Callable[[], Any]] = field(default_factory=dict)
     #: True for a single linear that conversion leaves unconverted.
@@ -141,7 +141,7 @@ class Evidence:
         return None if made is None else made()
 
     @property
-    def own(self) -> OwnLayers:
+    def own_layers(self) -> OwnLayers:
         """``library``, for the rules that judge only a library's own layers."""
         assert self.library is not None
         return self.library
@@ -179,7 +179,7 @@ class Evidence:
         made = self.prepared
         if made is not None and made.of(self.plan, self.tensors):
             return made
-        return alone(self.plan, self.spec.dtype, self.tensors)
+        return single_reference(self.plan, self.spec.dtype, self.tensors)
 
     @cached_property
     def _rounded_from(self) -> dict[tuple[int, str], tuple[F32, tuple[F64, F64] | None]]:
@@ -223,9 +223,9 @@ class Evidence:
 
     def promised(self, other: Spec) -> Plan:
         """The plan of another Spec; conversion may leave a linear of other sizes unconverted."""
-        return self.plan if self.plan_of_other is None else self.plan_of_other(other)
+        return self.plan if self.plan_for_spec is None else self.plan_for_spec(other)
 
-    def left_alone(self, arm: str, layer: str) -> bool:
+    def not_converted(self, arm: str, layer: str) -> bool:
         """True for a linear that conversion was given and did not convert."""
         census = self.traces[arm].census
         return census is not None and bool(self.layers) and layer not in census.converted
@@ -238,7 +238,7 @@ class Evidence:
         if trace is None or trace.error is not None or not self.plan.quantised:
             return None
         seen: list[Trace | LayerCall] = [trace]
-        seen += [call for call in trace.calls if not self.left_alone(self.base, call.module)]
+        seen += [call for call in trace.calls if not self.not_converted(self.base, call.module)]
         if any(one.sites for one in seen):
             return ""
         return next((one.unobserved for one in seen if one.unobserved), None)
@@ -286,7 +286,9 @@ class Evidence:
         if seen.scale is not None and seen.scale_is_inverse and not gemm.post_scale:
             decoded = decode(seen.codes, operand.plan.format)
             with np.errstate(all="ignore"):
-                return decoded * reference.spread(seen.scale, operand.plan).astype(np.float64)
+                return decoded * reference.broadcast_granules(seen.scale, operand.plan).astype(
+                    np.float64
+                )
         scale = self.seen_scale(role, side, seen)
         if scale is None:
             return None

@@ -46,7 +46,7 @@ def check_kernels(evidence: Evidence) -> Iterator[Verdict]:
     for arm, trace in _compiled(evidence):
         if not trace.multiplied:
             yield plain("O5", arm, "output", "inconclusive", "no kernel was seen to multiply")
-        for one in some(trace.multiplied, evidence.focus):
+        for one in focused_calls(trace.multiplied, evidence.focus):
             yield _multiply(evidence.accumulators, arm, one)
 
 
@@ -56,7 +56,7 @@ def _compiled(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
             yield arm, trace
 
 
-def some(items: tuple[T, ...], focus: int | None) -> tuple[T, ...]:
+def focused_calls(items: tuple[T, ...], focus: int | None) -> tuple[T, ...]:
     """``CALLS`` of an arm's calls, starting from the one that ``focus`` selects; all if None."""
     if focus is None:
         return items
@@ -77,12 +77,12 @@ def _multiply(accumulators: Accumulators, arm: str, one: Multiplied) -> Verdict:
 def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
     """O2 and O3 on the weights of compiled arms: each forward GEMM's second operand is the plan's
     quantised copy of one of the model's weights."""
-    if not evidence.plan.quantised or evidence.plan_of is None or evidence.spec.optimizes:
+    if not evidence.plan.quantised or evidence.converted_plan_of is None or evidence.spec.optimizes:
         return  # after an optimizer step the weights are no longer the case's
     for arm, trace in _compiled(evidence):
         forward = tuple(m for m in trace.multiplied if m.phase == "forward")
         judged = 0
-        for one in some(forward, evidence.focus):
+        for one in focused_calls(forward, evidence.focus):
             verdicts = list(_weight(evidence, arm, one.b))
             yield from verdicts
             judged += any(v.status in ("ok", "diverged") for v in verdicts)
@@ -141,11 +141,13 @@ def _of_weight(evidence: Evidence, name: str, weight: F32) -> tuple[str, Evidenc
         n=weight.shape[0],
         dtype=evidence.spec.dtype,
     )
-    assert evidence.plan_of is not None
+    assert evidence.converted_plan_of is not None
     nothing = np.zeros((1, weight.shape[1]), dtype=np.float32)
     case = msgspec.structs.replace(evidence.case, spec=spec)
     tensors = {"input": nothing, "weight": weight}
-    return name, replace(evidence, case=case, plan=evidence.plan_of(spec), tensors=tensors)
+    return name, replace(
+        evidence, case=case, plan=evidence.converted_plan_of(spec), tensors=tensors
+    )
 
 
 def _judge_copy(evidence: Evidence, name: str, arm: str, seen: Seen) -> Iterator[Verdict]:

@@ -65,9 +65,9 @@ def given_of(call: LayerCall, role: str) -> tuple[Given, ...]:
 def layer_evidence(evidence: Evidence, arm: str, call: LayerCall) -> Evidence:
     """One call on this arm, as the evidence of a single linear."""
     spec = layer_spec(evidence.spec, call, native=evidence.native(arm))
-    assert evidence.plan_of is not None
-    plan = evidence.plan_of(spec)
-    unconverted = evidence.left_alone(arm, call.module)
+    assert evidence.converted_plan_of is not None
+    plan = evidence.converted_plan_of(spec)
+    unconverted = evidence.not_converted(arm, call.module)
     if unconverted:
         call = replace(call, rounds=_PLAIN_ROUNDS)
         plan = unquantised(spec.dtype).added_by(evidence.accumulators, spec.dtype)

@@ -17,7 +17,7 @@ from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Expected, Operator
 from narrowfuzz.rules.evidence import Evidence, identical
 from narrowfuzz.rules.expected import outside, passed
-from narrowfuzz.rules.kernels import some
+from narrowfuzz.rules.kernels import focused_calls
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Is, Within, bits
@@ -37,7 +37,7 @@ def check_operators(evidence: Evidence) -> Iterator[Verdict]:
             yield plain(NAME, arm, "output", "not_applicable", "no call of an operator was seen")
         for what, why in trace.unjudged.items():
             yield plain(NAME, arm, what, "not_applicable", why)
-        for call in some(trace.operators, evidence.focus):
+        for call in focused_calls(trace.operators, evidence.focus):
             key = (call.operator, call.index)
             if key in right and _same(right[key][0], call):
                 yield from (replace(verdict, arm=arm) for verdict in right[key][1])
@@ -83,7 +83,7 @@ def judge_call(
         if name not in wrong:
             yield passed(NAME, arm, role, result)
             continue
-        if before := wrong & {*operator.made_of.get(name, ())}:
+        if before := wrong & {*operator.depends_on.get(name, ())}:
             why = f"it is made of {min(before)}, which is wrong"
             yield plain(NAME, arm, role, "inconclusive", why)
             continue

@@ -47,7 +47,7 @@ def check_own_backward(evidence: Evidence) -> Iterator[Verdict]:
 
 def _why_not(evidence: Evidence) -> str:
     spec = evidence.spec
-    if not evidence.last:
+    if not evidence.output_linear:
         return "no linear makes the output by itself"
     if evidence.plan.quantised:
         return "forward and backward quantise other operands"
@@ -92,8 +92,8 @@ def largest(dtype: str) -> float:
 
 def _judge(evidence: Evidence, arm: str, trace: Trace) -> Verdict:
     tiny = FORMATS[evidence.spec.dtype].min_normal
-    found = sides(trace.outputs, evidence.tensors, evidence.last, tiny)
-    at = At(name=f"{evidence.last}.weight.grad")
+    found = sides(trace.outputs, evidence.tensors, evidence.output_linear, tiny)
+    at = At(name=f"{evidence.output_linear}.weight.grad")
     nothing = plain(_NAME, arm, _ROLE, "ok")
     limit = allowed(evidence.spec.dtype, autocast=bool(evidence.spec.narrowed))
     return compared(nothing, "belongs to another forward", at, found, evidence.spec.dtype, limit)

@@ -259,7 +259,7 @@ def _code_mismatch(
 
 def _code_symptom(got: Any, want: Any, scale: Any, plan: OperandPlan, at: tuple[int, ...]) -> str:
     assert plan.format is not None
-    if isinstance(plan.scale, MxScale) and reference.spread(scale, plan)[at] == 0:
+    if isinstance(plan.scale, MxScale) and reference.broadcast_granules(scale, plan)[at] == 0:
         return "codes of an MX block with scale byte 0"
     if np.isnan(got) or np.isnan(want):
         return "NaN code"

@@ -115,7 +115,7 @@ def usual_scale(seen: Seen, plan: OperandPlan) -> Any:
         usual = (seen.scale >= 1) & (seen.scale <= 253)
     else:
         usual = np.isfinite(seen.scale) & (seen.scale > 0)
-    return np.broadcast_to(reference.spread(usual, plan), seen.codes.shape)
+    return np.broadcast_to(reference.broadcast_granules(usual, plan), seen.codes.shape)
 
 
 def check_recipe(evidence: Evidence) -> Iterator[Verdict]:

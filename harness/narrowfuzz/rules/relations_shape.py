@@ -27,7 +27,7 @@ from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.plan import ROLES, Plan, Role
-from narrowfuzz.operators.linear import alone
+from narrowfuzz.operators.linear import single_reference
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.expected import NOTHING
 from narrowfuzz.rules.gemm import on_lattice
@@ -209,7 +209,7 @@ def check_summed(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("R10", evidence.base, "grad_weight", "inconclusive", "the rerun failed")
             return
         theirs = evidence.promised(part.run.spec)
-        half = alone(theirs, evidence.spec.dtype, dict(part.run.tensors))
+        half = single_reference(theirs, evidence.spec.dtype, dict(part.run.tensors))
         exact = exact and on_lattice(evidence, "grad_weight", work=half)
         centre, radius = half.layer("grad_weight")
         skip = skip | half.may_overflow("grad_weight") | ~np.isfinite(centre) | np.isnan(radius)

@@ -16,7 +16,7 @@ from narrowfuzz.case.events import Backward, Event, Forward, Open, Step, numbere
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import BY_CHANCE, Evidence, same_bits
-from narrowfuzz.rules.rule import diverged, plain, unlike
+from narrowfuzz.rules.rule import diverged, diverged_from, plain
 from narrowfuzz.rules.whole import role_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Same
@@ -94,7 +94,7 @@ def check_kept_graph(evidence: Evidence) -> Iterator[Verdict]:
         if bad.any():
             symptom, runs = "another gradient the second time", (results[name], results[there])
             here, than = At(name=name), At(name=there)
-            yield unlike("R27", evidence.base, "grad_input", symptom, here, than, *runs)
+            yield diverged_from("R27", evidence.base, "grad_input", symptom, here, than, *runs)
             return
     yield plain("R27", evidence.base, "grad_input", "ok" if judged else "not_applicable")
 
@@ -160,7 +160,7 @@ def _compared(
             symptom, came = f"{symptom}: there in one run only", "one run without it"
             return diverged(*place, symptom, at, came, Same(than), runs=(other,))
         if not same_bits(got, want).all():
-            return unlike(*place, symptom, at, than, got, want, runs=(other,))
+            return diverged_from(*place, symptom, at, than, got, want, runs=(other,))
     nothing = not any(x.any() for x in mine.values())
     why = "zeros in both runs" if nothing else ""
     return plain(name, evidence.base, "output", "inconclusive" if nothing else "ok", why)

@@ -16,7 +16,7 @@ from narrowfuzz.case.data import hash_bits
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, decode, round_to
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
-from narrowfuzz.operators.linear import alone
+from narrowfuzz.operators.linear import single_reference
 from narrowfuzz.rules.evidence import BY_CHANCE, Evidence
 from narrowfuzz.rules.rerun import again, base_of, compare
 from narrowfuzz.rules.rule import diverged, first, number, plain
@@ -96,7 +96,7 @@ def _scaling_is_exact(evidence: Evidence, scaled: dict[str, F32], tensor: str) -
 
 
 def _same_codes(evidence: Evidence, tensors: dict[str, F32]) -> bool:
-    other = alone(evidence.plan, evidence.spec.dtype, tensors)
+    other = single_reference(evidence.plan, evidence.spec.dtype, tensors)
     for role in ROLES:
         for side in ("a", "b"):
             before = evidence.reference.operand(role, side).quantised
@@ -231,7 +231,7 @@ def move_below_amax(x: F32, plan: OperandPlan, seed: int) -> F32 | None:
     row's maximum, which is at most half of that amax; None if there is no such element."""
     if x.size < 2 or plan.format is None or not np.isfinite(x).all():
         return None
-    limit = reference.spread(reference.amax(x, plan), plan) * np.float32(0.5)
+    limit = reference.broadcast_granules(reference.amax(x, plan), plan) * np.float32(0.5)
     row_limit = np.abs(x).max(axis=1, keepdims=True) * np.float32(0.5)
     small = (np.abs(x) < limit) & (row_limit <= limit) & (row_limit > 2.0**-100)
     if not small.any():

@@ -106,7 +106,7 @@ def unequal(
     return diverged(rule, arm, role, symptom, at, number(got), Is(bits(want)), **more)
 
 
-def unlike(
+def diverged_from(
     rule: str, arm: str, role: str, symptom: str, at: At, than: At, got: Any, want: Any, **more: Any
 ) -> Verdict:
     """A divergence at the first element of ``got`` that differs from ``want``, the array at the
@@ -128,6 +128,7 @@ __all__ = [
     "Rule",
     "bound",
     "diverged",
+    "diverged_from",
     "exact",
     "first",
     "number",
@@ -137,6 +138,5 @@ __all__ = [
     "same_bits",
     "seen",
     "unequal",
-    "unlike",
     "whole",
 ]

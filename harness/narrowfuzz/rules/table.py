@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 
 from narrowfuzz.case.kind import (
-    ALIKE,
     APPROXIMATE,
     COMPILABLE,
     CONVERTED,
@@ -18,7 +17,8 @@ from narrowfuzz.case.kind import (
     LAYERS,
     MESHES,
     ON_RANKS,
-    TWICE,
+    ONE_MODEL,
+    THREADS_OR_PROCESSES,
     kind_of,
 )
 from narrowfuzz.case.spec import Spec
@@ -34,11 +34,11 @@ from narrowfuzz.rules.gemm import (
 )
 from narrowfuzz.rules.gradient_sum import check_gradient_sum
 from narrowfuzz.rules.ladder import check_ladder
-from narrowfuzz.rules.library import contract as of_events
-from narrowfuzz.rules.library import operands as kept
-from narrowfuzz.rules.library import own_backward as own_layers
-from narrowfuzz.rules.library import recompute as replayed
-from narrowfuzz.rules.library import twins
+from narrowfuzz.rules.library import contract as library_contract
+from narrowfuzz.rules.library import equal_runs
+from narrowfuzz.rules.library import operands as library_operands
+from narrowfuzz.rules.library import own_backward as library_own_backward
+from narrowfuzz.rules.library import recompute as library_recompute
 from narrowfuzz.rules.library.casts import check_casts
 from narrowfuzz.rules.library.contract import check_balance
 from narrowfuzz.rules.library.precision import check_precision
@@ -167,7 +167,7 @@ RULES: tuple[Rule, ...] = (
         unfinished=True,
         cases=ON_RANKS,
     ),
-    of_state("contract", of_events.check_contract, reads=("run",)),
+    of_state("contract", library_contract.check_contract, reads=("run",)),
     whole("census", check_census, reads=("conversion",)),
     whole("O1", check_repeat),
     # what is quantised
@@ -193,16 +193,16 @@ RULES: tuple[Rule, ...] = (
     # on ranks, and of whole runs in one process
     bound("O16", check_bias_gradient, _SHARED, _BIAS, cases=MESHES),
     shared_bound("S5", check_products, _SHARED, level="A"),
-    shared("S1", results.check_equal, _MULTIPLIED, cases=ALIKE),
+    shared("S1", results.check_equal, _MULTIPLIED, cases=ONE_MODEL),
     ratio("O9", check_put_together, _CONTRACT, cases=APPROXIMATE),
     shared("S14", loss_scale.check_loss_scale, _RANKS, cases=_STEPPED),
     shared("S12", results.check_stages, _CONTRACT | {"S14"}, cases=IN_STAGES),
     shared_bound("S2", results.check_gradients, _RANKS),
     shared("S8", results.check_precomputed, _RANKS, _RESULTS, reruns=True),
     shared("S9", results.check_compiled, _RANKS | {"S12"}, cases=COMPILABLE),
-    shared("S10", results.check_processes, _RANKS | {"O9"}, cases=TWICE),
+    shared("S10", results.check_processes, _RANKS | {"O9"}, cases=THREADS_OR_PROCESSES),
     shared("S11", check_resumed, _RANKS | {"S14"}),
-    shared("S4", results.check_agreement, _RANKS | {"S2", "S14", "O9"}, cases=ALIKE),
+    shared("S4", results.check_agreement, _RANKS | {"S2", "S14", "O9"}, cases=ONE_MODEL),
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
     shared_bound("O26", check_clipping_on_ranks, _RANKS | {"S2", "S4"}, cases=_STEPPED),
     shared_bound("S15", check_steps_on_ranks, _RANKS | {"S2", "S4", "S14", "O26"}),
@@ -243,25 +243,25 @@ RULES: tuple[Rule, ...] = (
     trained("R29", check_loss_scaling, _WHOLE),
     # a library's own layers, whose casts are observed before their operands
     inside("O2", check_casts, _CONTRACT, ("casts",)),
-    inside("O3", kept.check_operands, _CASTS, ("operands",)),
+    inside("O3", library_operands.check_operands, _CASTS, ("operands",)),
     inside("O20", check_precision, _CONTRACT, ("formats",)),
     inside("O14", check_machine, _CONTRACT | {"O20"}, ("states", "kept state")),
-    inside("O13", replayed.check_recompute, _RUN, ("recomputed",)),
+    inside("O13", library_recompute.check_recompute, _RUN, ("recomputed",)),
     inside("O19", check_balance, _RUN, ("pending",)),
-    of_state("O12", twins.check_twin, _STATE | {"O13"}),
+    of_state("O12", equal_runs.check_twin, _STATE | {"O13"}),
     ratio(
         "O22",
-        own_layers.check_own_backward,
+        library_own_backward.check_own_backward,
         _STATE | {"O13"},
         _STATES,
         unfinished=True,
         cases=(LAYERS,),
     ),
     # after O19: what a run leaves set aside may change a later run
-    of_state("O1", twins.check_after_others, _BALANCED, reads=("after other models",)),
+    of_state("O1", equal_runs.check_after_others, _BALANCED, reads=("after other models",)),
     of_state("S1", check_alone, _BALANCED, reads=("results on ranks", "states on ranks")),
     inside("S13", check_shared, _BALANCED | {"S1"}, ("states on ranks",)),
-    of_state("R20", twins.check_reload, _STATE | {"O1"}),
+    of_state("R20", equal_runs.check_reload, _STATE | {"O1"}),
 )
 
 #: The rules by name, in the order in which lists show them. If a name occurs twice in the table, it

@@ -19,7 +19,7 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, decode
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
-from narrowfuzz.operators.linear import Reference, alone
+from narrowfuzz.operators.linear import Reference, single_reference
 from narrowfuzz.rules.evidence import BY_CHANCE, Evidence
 from narrowfuzz.rules.gemm import centre_and_radius, observed, on_lattice, within
 from narrowfuzz.rules.rerun import again, base_of, compare
@@ -100,7 +100,7 @@ def judge_variant(evidence: Evidence, name: str, variant: Variant) -> Iterator[V
         yield plain(name, evidence.base, "output", "not_applicable", "no backward")
         return
     theirs = evidence.promised(variant.run.spec)
-    other = alone(theirs, evidence.spec.dtype, dict(variant.run.tensors))
+    other = single_reference(theirs, evidence.spec.dtype, dict(variant.run.tensors))
     alike = [role for role in variant.roles if _alike(evidence, other, variant, role)]
     for role in variant.roles:
         if role not in alike:
@@ -166,7 +166,7 @@ def _decoded(codes: Any, plan: OperandPlan) -> Any:
 def _spread(scale: Any, plan: OperandPlan, shape: tuple[int, ...]) -> Any:
     """The value that a code of 1 represents, for each element."""
     assert plan.scale is not None
-    return np.broadcast_to(reference.spread(plan.scale.unit(scale), plan), shape)
+    return np.broadcast_to(reference.broadcast_granules(plan.scale.unit(scale), plan), shape)
 
 
 def _operands(

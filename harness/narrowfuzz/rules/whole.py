@@ -16,7 +16,7 @@ from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import BY_CHANCE, EAGER, Evidence, identical, same_bits
 from narrowfuzz.rules.gemm import on_lattice
-from narrowfuzz.rules.rule import diverged, first, number, plain, unlike
+from narrowfuzz.rules.rule import diverged, diverged_from, first, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import FINITE, Near, Same, bits
 from narrowfuzz.trace.trace import Trace
@@ -83,7 +83,7 @@ def equal_outputs(
             continue
         bad = ~same_bits(got, want)
         if bad.any() and (names is None or name in names):
-            return unlike(rule, arm, role_of(name), symptom, at, there, got, want)
+            return diverged_from(rule, arm, role_of(name), symptom, at, there, got, want)
     if not any(x.any() for x in trace.outputs.values()):
         return plain(rule, arm, "output", "inconclusive", "zeros in both runs")
     return plain(rule, arm, "output", "ok")

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics.delayed import Slot
-from narrowfuzz.trace.address import At as Address
-from narrowfuzz.trace.address import Phase
+from narrowfuzz.trace.address import At, Phase
 
 Direction = Literal["forward", "backward"]
 
@@ -28,15 +27,15 @@ class SlotName:
     def __str__(self) -> str:
         return f"{self.layer} {self.direction} slot {self.index}"
 
-    def at(self, event: int = -1) -> Address:
+    def at(self, event: int = -1) -> At:
         """The address of this slot's state after an event."""
-        return Address(
+        return At(
             what="state", event=event, layer=self.layer, name=self.direction, index=(self.index,)
         )
 
 
 @dataclass(frozen=True)
-class At:
+class ExecutionPoint:
     """A point of execution: the phase, the number of the forward, and the number of the layer call
     in that forward (-1: outside any)."""
 
@@ -59,7 +58,7 @@ class Wrong(NamedTuple):
 class CastSeen:
     """One cast: a tensor that was quantised."""
 
-    at: At
+    at: ExecutionPoint
     #: None where the library keeps no state from which the slot is known.
     slot: SlotName | None
     format: str
@@ -107,7 +106,7 @@ class Side:
 class ProductSeen:
     """One GEMM."""
 
-    at: At
+    at: ExecutionPoint
     role: Literal["output", "grad_input", "grad_weight", "gradient"]
     a: Side
     b: Side
@@ -117,7 +116,7 @@ class ProductSeen:
 class CallSeen:
     """One call of one layer."""
 
-    at: At
+    at: ExecutionPoint
     layer: str
 
 

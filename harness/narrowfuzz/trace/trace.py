@@ -346,7 +346,7 @@ class Trace:
     unobserved: str = ""
     #: Why nothing can be concluded from this run: for example, nothing was compiled on a compiled
     #: arm, or the device ran out of memory. "" for a usable run.
-    void: str = ""
+    unusable_because: str = ""
     #: None where no census was taken.
     census: Census | None = None
     #: Of a sharded run, the trace of each rank; of the unsharded run that it is compared with, the
@@ -354,7 +354,7 @@ class Trace:
     ranks: tuple[Trace, ...] = ()
     #: Where gradients accumulate over several backwards before a step: parameter -> its gradient
     #: after each backward, in order.
-    added: Mapping[str, tuple[F32, ...]] = field(default_factory=dict)
+    accumulated_gradients: Mapping[str, tuple[F32, ...]] = field(default_factory=dict)
     #: The events of a library's layers.
     moments: tuple[Moment, ...] = ()
     #: For a library's layers: the parameters that are trained; every parameter's initial value; and

@@ -112,7 +112,7 @@ def _of_ranks(evidence: Evidence, verdict: Verdict) -> Effect:
     for _, alone, group in groups(evidence):
         for name, want in alone.outputs.items():
             pieces = [trace.outputs[name] for trace in group if name in trace.outputs]
-            if pieces and (name_of(name).by_rows or layout_of(evidence.spec).together):
+            if pieces and (name_of(name).by_rows or layout_of(evidence.spec).single_group):
                 got = joined(pieces, want.shape, evidence.spec.batch)
                 found.append(Effect(1.0) if got is None else _excess_of(got, want, want))
     return _told(_worst(found))

@@ -334,7 +334,7 @@ def _size_of(case: Case) -> str:
         return f"{spec.model.partition('#')[0]} called with {', '.join(model.inputs)}"
     tokens = f"{spec.tokens} token{'s' * (spec.tokens != 1)}"
     sizes = f"{spec.k} in, {spec.n} out"
-    if spec.layer or spec.alone:
+    if spec.layer or spec.single_operator:
         more = f", {spec.n} {model.columns}" if model is not None and model.columns else ""
         sizes = f"width {spec.k}{more}"
     return f"{tokens}, {sizes}, {spec.dtype}"

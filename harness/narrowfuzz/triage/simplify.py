@@ -10,7 +10,7 @@ import msgspec
 from narrowfuzz.case.altered import around_forwards
 from narrowfuzz.case.event_rules import check_schedule, repaired, simpler, without
 from narrowfuzz.case.events import Close, Event, Forward, Open, Settings, Wraps
-from narrowfuzz.case.spec import ALONE, AnyCheckpoint, Sharding, Spec, fields_of
+from narrowfuzz.case.spec import UNSHARDED, AnyCheckpoint, Sharding, Spec, fields_of
 from narrowfuzz.models.catalog import LIBRARY
 
 #: What a checkpoint may wrap, from the most complex to the simplest.
@@ -97,7 +97,7 @@ def _models(spec: Spec) -> Iterator[tuple[str, Spec]]:
     elif spec.layout != "chain":
         yield "layout chain", _with(spec, layout="chain")
     settings = msgspec.structs.replace(spec.settings, reduces=_default(Settings, "reduces"))
-    yield "one process", _with(spec, sharding=ALONE, settings=settings)
+    yield "one process", _with(spec, sharding=UNSHARDED, settings=settings)
     for data in range(1, spec.sharding.data):
         yield f"{data} ranks", _with(spec, sharding=Sharding(data=data))
     for depth in range(1, spec.depth):

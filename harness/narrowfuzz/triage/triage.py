@@ -326,7 +326,9 @@ def finding_of(
     """The finding of a divergence whose script has not been run. Its fingerprint is ``name``, by
     default the verdict's in the recipe's family."""
     weight, name = weighed_of(verdict, minimal, 0.0), name or fingerprint(verdict, recipe.family)
-    backend = "" if minimal.spec.alone else recipe.backend_words.get(minimal.spec.backend, "")
+    backend = (
+        "" if minimal.spec.single_operator else recipe.backend_words.get(minimal.spec.backend, "")
+    )
     return Finding(
         id=finding_id(name, minimal),
         fingerprint=name,

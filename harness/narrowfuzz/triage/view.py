@@ -9,7 +9,7 @@ import numpy as np
 
 from narrowfuzz.numerics.formats import F64, Format, decode
 from narrowfuzz.numerics.plan import OperandPlan, Role
-from narrowfuzz.numerics.reference import Undivided, canonical_operands, spread
+from narrowfuzz.numerics.reference import Undivided, broadcast_granules, canonical_operands
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.quantiser import expected_codes, expected_scale
 from narrowfuzz.trace.expect import number
@@ -210,7 +210,7 @@ def _spread(per_granule: Any, plan: OperandPlan, shape: tuple[int, ...]) -> Any:
     does not fit ``shape``."""
     if per_granule is None:
         return None
-    there = spread(np.asarray(per_granule), plan)
+    there = broadcast_granules(np.asarray(per_granule), plan)
     fits = all(n in (1, size) for n, size in zip(there.shape[::-1], shape[::-1], strict=False))
     return np.broadcast_to(there, shape) if fits else None
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from narrowfuzz.case.events import Forward
-from narrowfuzz.case.layout.classes import CLASSES
-from narrowfuzz.case.layout.context import CONTEXT
+from narrowfuzz.case.layout.context_parallel import CONTEXT
 from narrowfuzz.case.layout.layout import Layout
+from narrowfuzz.case.layout.loss_parallel import CLASSES
 from narrowfuzz.case.layout.mesh import MESH
 from narrowfuzz.case.layout.one import ONE
 from narrowfuzz.case.layout.pipeline import PIPELINE
@@ -29,7 +29,7 @@ __all__ = [
     "layouts",
 ]
 
-#: The first whose ``asked(sharding)`` is true is the layout of a case.
+#: The first whose ``matches(sharding)`` is true is the layout of a case.
 LAYOUTS = (ONE, PIPELINE, CONTEXT, CLASSES, RESUMED, MESH)
 #: Largest number of ranks of a case.
 MOST_RANKS = 4
@@ -37,7 +37,7 @@ MOST_RANKS = 4
 
 def layout_of(spec: Spec) -> Layout:
     """The layout of a Spec; ``ONE`` for one process."""
-    return next(layout for layout in LAYOUTS if layout.asked(spec.sharding))
+    return next(layout for layout in LAYOUTS if layout.matches(spec.sharding))
 
 
 def fitting(spec: Spec) -> Spec:
@@ -48,7 +48,9 @@ def fitting(spec: Spec) -> Spec:
 def layouts(model: ModelName, shards: Collection[str]) -> tuple[Layout, ...]:
     """The layouts in which this model is drawn, given the ``shards`` that its recipe supports."""
     several = LAYOUTS[1:] if shards else ()
-    return tuple(lay for lay in several if lay.by in (None, *shards) and lay.takes(model))
+    return tuple(
+        lay for lay in several if lay.requires_shard in (None, *shards) and lay.takes(model)
+    )
 
 
 def check_sharding(spec: Spec, shards: Collection[str]) -> None:

@@ -31,7 +31,7 @@ class Layout:
     #: Name of the player's module, whose function is play_<name>.
     name: str
     #: True if the sharding selects this layout, unless an earlier one in ``LAYOUTS`` does.
-    asked: Callable[[Sharding], bool]
+    matches: Callable[[Sharding], bool]
     #: True if ranks can share this model in this layout.
     takes: Callable[[ModelName], bool]
     #: The Spec, changed so that its ranks can train it: sizes divide evenly, for example.
@@ -42,9 +42,9 @@ class Layout:
     #: The fields that are drawn, in this order; (): the layout has a strategy of its own.
     drawn: tuple[Choice, ...] = ()
     #: A value that a recipe's ``shards`` must contain; None: any.
-    by: Shards | None = None
+    requires_shard: Shards | None = None
     #: All ranks form one group, which runs the case once.
-    together: bool = False
+    single_group: bool = False
     #: Ranks may be threads of one process.
     threads: bool = True
     #: Ranks may also be processes, if ``Sharding.processes`` is set.

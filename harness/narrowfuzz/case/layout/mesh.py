@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.case.layout.layout import Layout, up
-from narrowfuzz.case.spec import ALONE, ModelName, Sharding, Spec
+from narrowfuzz.case.spec import UNSHARDED, ModelName, Sharding, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.job import Mesh
 
@@ -25,13 +25,13 @@ def _takes(model: ModelName) -> bool:
 
 def _fit(spec: Spec) -> Spec:
     """The Spec with rows, and under tensor parallelism features, that divide evenly over its ranks,
-    and with the fields of its sharding that the model prescribes (``Model.laid``)."""
+    and with the fields of its sharding that ``Model.prescribed_sharding`` sets."""
     sharding = spec.sharding
-    for by, given in MODELS[spec.model].laid.items():
+    for by, given in MODELS[spec.model].prescribed_sharding.items():
         if getattr(sharding, by):
             sharding = msgspec.structs.replace(sharding, **given)
     if sharding.experts:
-        shared = _sharing(MODELS[spec.model].experts, sharding.experts)
+        shared = _next_divisor(MODELS[spec.model].experts, sharding.experts)
         data = up(sharding.data, max(shared, 1) * max(sharding.replicas, 1))
         sharding = msgspec.structs.replace(sharding, experts=shared, data=data)
         # only groups of NCCL can reduce with a factor; others only add
@@ -60,7 +60,7 @@ def _divided(sharding: Sharding) -> bool:
     return bool(sharding.experts) and sharding.data > group
 
 
-def _sharing(experts: int, ranks: int) -> int:
+def _next_divisor(experts: int, ranks: int) -> int:
     """The smallest number of ranks, at least ``ranks``, that divides the number of experts; 0 if
     there is none."""
     return next((n for n in range(ranks, experts + 1) if experts % n == 0), 0)
@@ -147,7 +147,7 @@ def _simpler(sharding: Sharding) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "DDP as it is by default", {"ddp": "plain"}
     elsewhere = "data", "tensor", "experts", "ddp", *(("replicas",) if own.ddp else ())
     for name in Sharding.__struct_fields__:
-        value = getattr(ALONE, name)
+        value = getattr(UNSHARDED, name)
         if name not in elsewhere and getattr(own, name) != value:
             yield f"sharding {name}", {name: value}
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from narrowfuzz.case.layout.layout import Layout
-from narrowfuzz.case.spec import ALONE
+from narrowfuzz.case.spec import UNSHARDED
 
 ONE = Layout(
     "one process",
-    lambda sharding: sharding == ALONE,
+    lambda sharding: sharding == UNSHARDED,
     lambda model: True,
     lambda spec: spec,
     lambda spec, shards: iter(()),

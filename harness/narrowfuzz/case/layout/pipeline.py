@@ -85,7 +85,7 @@ PIPELINE = Layout(
         (("stages", "schedule", "microbatches"), _DRAWN),
         (("steps",), ((1,), (2,))),
     ),
-    together=True,
+    single_group=True,
     scales="sharded",
     clips=("value",),
     threads=False,  # threads have no send and receive, which stages communicate by

@@ -22,7 +22,7 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield "fewer data-parallel ranks than 2 are none: resumes is 'same', 'alone' or 'swapped'"
     if sharding.resumes == "regrouped" and not sharding.experts:
         yield "no ranks share experts, so resumes is 'same', 'fewer' or 'alone'"
-    able = model.shared and not model.laid and {"fsdp", "tensor"} <= set(shards)
+    able = model.shared and not model.prescribed_sharding and {"fsdp", "tensor"} <= set(shards)
     if sharding.resumes == "swapped" and (not able or sharding.gathers != "values"):
         yield (
             f"{spec.recipe} and {spec.model} are not laid out by data- and by tensor-parallel "
@@ -38,7 +38,7 @@ def _placement(spec: Spec, linears: Sequence[str]) -> Resumed:
 RESUMED = replace(
     MESH,
     name="resumed",
-    asked=lambda sharding: bool(sharding.resumes),
+    matches=lambda sharding: bool(sharding.resumes),
     objections=_objections,
     placement=_placement,
     follows_steps=False,

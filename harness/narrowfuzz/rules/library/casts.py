@@ -22,7 +22,7 @@ def check_casts(evidence: Evidence) -> Iterator[Verdict]:
     for arm, trace in evidence.in_one_process.items():
         found = plain("O2", arm, "operand", "not_applicable")
         for event, cast in ((m.event, c) for m in trace.moments for c in m.casts):
-            wrong = _wrong(evidence.own.kind, cast)
+            wrong = _wrong(evidence.own_layers.kind, cast)
             if wrong is not None:
                 part = "codes" if cast.blocks else wrong.what
                 byte = bool(cast.blocks) and wrong.what == "scale"

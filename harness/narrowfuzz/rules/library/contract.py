@@ -44,7 +44,7 @@ def separates(evidence: Evidence, error: RunError) -> str:
     """Words that separate failures of one function: it failed after a switch of the history had
     resized its windows, or with quantised parameters in a forward outside of regions."""
     spec = evidence.spec
-    if error.where.partition(".")[0] in evidence.own.resizing:
+    if error.where.partition(".")[0] in evidence.own_layers.resizing:
         history = spec.settings.history
         for event in spec.events[: max(error.event, 0)]:
             if isinstance(event, Switch) and event.history not in (None, history):

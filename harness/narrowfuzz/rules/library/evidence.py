@@ -20,8 +20,8 @@ from narrowfuzz.case.events import (
     switched,
 )
 from narrowfuzz.case.spec import Spec
-from narrowfuzz.trace.address import At as Address
-from narrowfuzz.trace.snapshots import At
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.snapshots import ExecutionPoint
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ def place(spec: Spec, event: int) -> str:
     return f"event {event}, {sentence(spec.events[event], number)}"
 
 
-def address_of(what: Address, event: int, at: At) -> Address:
+def address_of(what: At, event: int, at: ExecutionPoint) -> At:
     """An address with the event, the phase, the forward and its layer call."""
     return msgspec.structs.replace(
         what, event=event, phase=at.phase, of=at.forward, call=max(at.call, 0)

@@ -17,9 +17,9 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of
 from narrowfuzz.rules.rule import diverged, number, plain
-from narrowfuzz.trace.address import At as Address
+from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import MadeBy
-from narrowfuzz.trace.snapshots import At, CastSeen, ProductSeen, Side
+from narrowfuzz.trace.snapshots import CastSeen, ExecutionPoint, ProductSeen, Side
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
@@ -34,7 +34,7 @@ def check_operands(evidence: Evidence) -> Iterator[Verdict]:
 class _Made:
     """A cast as a possible origin of codes."""
 
-    at: At
+    at: ExecutionPoint
     event: int
     #: 1 / scale, or block scales.
     inverse: bytes
@@ -103,10 +103,10 @@ def _operands(evidence: Evidence, trace: Trace) -> Verdict:
                 wrong = _wrong(side, found, own)
                 if wrong is not None:
                     symptom, got, right = wrong
-                    operand = Address(what="scale", name=product.role, side=name)  # type: ignore[arg-type]
+                    operand = At(what="scale", name=product.role, side=name)  # type: ignore[arg-type]
                     places = {(i, product.at): None}  # a correct library may cast here
                     places |= dict.fromkeys((m.event, m.at) for m in casts.seen() if may(m))
-                    makers = tuple(address_of(Address(what="cast"), *place) for place in places)
+                    makers = tuple(address_of(At(what="cast"), *place) for place in places)
                     place, came = address_of(operand, i, product.at), got or "codes of no cast"
                     expect = MadeBy(makers, right)
                     return diverged("O3", "", product.role, symptom, place, came, expect)

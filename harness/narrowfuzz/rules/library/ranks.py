@@ -11,7 +11,7 @@ import numpy as np
 
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.library.twins import same
+from narrowfuzz.rules.library.equal_runs import same
 from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.state.machine import judged
 from narrowfuzz.trace.snapshots import CastSeen, Moment, SlotName
@@ -26,7 +26,7 @@ def check_shared(evidence: Evidence) -> Iterator[Verdict]:
     """S13: on every rank the state machine (O14) holds, where an update takes the largest of the
     maxima that the ranks of its group have staged; so ranks that share maxima have one scale."""
     for arm, trace in evidence.on_ranks.items():
-        if evidence.own.kind != "delayed" or trace.error is not None:
+        if evidence.own_layers.kind != "delayed" or trace.error is not None:
             yield plain("S13", arm, "state", "not_applicable")
         elif not any(moment.casts for own in trace.ranks for moment in own.moments):
             yield plain("S13", arm, "state", "inconclusive", "no cast was seen")
@@ -52,11 +52,11 @@ def _shared(evidence: Evidence, arm: str) -> Iterator[Verdict]:
 def check_alone(evidence: Evidence) -> Iterator[Verdict]:
     """S1: a rank that shares no maxima gives the bits that it gives in one process."""
     for arm, trace in evidence.on_ranks.items():
-        if trace.error is not None or evidence.own.alone is None or shares(evidence):
+        if trace.error is not None or evidence.own_layers.alone is None or shares(evidence):
             yield plain("S1", arm, "output", "not_applicable")
             continue
         for rank, own in enumerate(trace.ranks):
-            alone = evidence.own.alone(arm, rank)
+            alone = evidence.own_layers.alone(arm, rank)
             if alone.error is not None:
                 yield plain("S1", arm, "output", "inconclusive", "the run in one process failed")
                 return

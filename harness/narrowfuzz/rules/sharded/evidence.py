@@ -22,7 +22,7 @@ from narrowfuzz.trace.trace import LayerCall, Trace
 def run_of(evidence: Evidence) -> Trace | None:
     """The first run on ranks, if it finished."""
     runs = [t for name, t in evidence.traces.items() if name != EAGER.name]
-    return runs[0] if runs and runs[0].error is None and not runs[0].void else None
+    return runs[0] if runs and runs[0].error is None and not runs[0].unusable_because else None
 
 
 def compiled_of(evidence: Evidence) -> Trace | None:
@@ -47,7 +47,7 @@ def groups(evidence: Evidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]
     ranks are one group."""
     run, sharding = run_of(evidence), evidence.spec.sharding
     assert run is not None
-    together = layout_of(evidence.spec).together
+    together = layout_of(evidence.spec).single_group
     size = sharding.ranks if together else max(sharding.tensor, 1)
     for piece, one in enumerate(evidence.traces[EAGER.name].ranks):
         first = piece * size

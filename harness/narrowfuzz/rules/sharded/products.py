@@ -12,7 +12,7 @@ from narrowfuzz.case.arm import EAGER
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
 from narrowfuzz.numerics.plan import ROLES, Role
-from narrowfuzz.numerics.reduction import added
+from narrowfuzz.numerics.reduction import sum_interval
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.rules.evidence import Evidence
@@ -181,10 +181,10 @@ def _product(
     # the scale of the whole weight is smaller than that of this rank's piece would be
     excused = excused | _rescaled(layer_evidence(evidence, EAGER.name, call), role)
     more = 0.0 if bias is None else np.broadcast_to(bias.astype(np.float64), want.shape)
-    lo, hi = added(ends, fmt, more)
+    lo, hi = sum_interval(ends, fmt, more)
     # a rank may contribute a sum that its kernel did not round, with the bias already added
     if not rounds or bias is not None:
-        low, high = added(sums, FORMATS["fp32"], more)
+        low, high = sum_interval(sums, FORMATS["fp32"], more)
         low, high = round_to(np.stack([low, high]), fmt, overflow="ieee")
         lo, hi = np.minimum(lo, low), np.maximum(hi, high)
     may = Expected.between(lo, hi, unsure | ~(np.isfinite(lo) & np.isfinite(hi)))

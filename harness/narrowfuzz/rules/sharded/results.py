@@ -15,13 +15,13 @@ from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format, round_to
-from narrowfuzz.numerics.reduction import added
+from narrowfuzz.numerics.reduction import sum_interval
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.clipping import NORM, NOT_THE_NORM, norm_between
 from narrowfuzz.rules.evidence import Evidence, identical, same_bits
 from narrowfuzz.rules.expected import outside, passed
-from narrowfuzz.rules.rule import diverged, first, plain, unlike
+from narrowfuzz.rules.rule import diverged, diverged_from, first, plain
 from narrowfuzz.rules.sharded.evidence import (
     arm_of,
     before_steps,
@@ -105,7 +105,7 @@ def differs(
         return diverged(rule, arm, role, OTHER_SHAPE, at, came, Same(there))
     if identical(got, want) or np.all(same_bits(got, want)):
         return None
-    return unlike(rule, arm, role, symptom, at, there, got, want)
+    return diverged_from(rule, arm, role, symptom, at, there, got, want)
 
 
 def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
@@ -151,7 +151,10 @@ def _by_backward(evidence: Evidence, trace: Trace, name: str) -> list[_Ends]:
     count, fmt = first_step(evidence)[1], FORMATS[evidence.spec.dtype]
     if count == 1 or evidence.spec.sharding.ddp:
         return [(trace.outputs[name].astype(np.float64),) * 2]
-    sums = [x.astype(np.float64) for x in trace.added.get(name_of(name).gradient_of, ())[:count]]
+    sums = [
+        x.astype(np.float64)
+        for x in trace.accumulated_gradients.get(name_of(name).gradient_of, ())[:count]
+    ]
     if len(sums) < count:
         return []
     found = [(sums[0], sums[0])]
@@ -178,12 +181,14 @@ def _reduced(
     averaged = sharding.averages and sharding.data > 1
     sums: list[_Ends] = []
     for of_ranks in terms:
-        lo, hi = added([_dividing(t, sharding.data * averaged, adds_in) for t in of_ranks], adds_in)
+        lo, hi = sum_interval(
+            [_dividing(t, sharding.data * averaged, adds_in) for t in of_ranks], adds_in
+        )
         if averaged:
             lo, hi = _divided(lo, hi, sharding.data, adds_in)
         lo, hi = round_to(np.stack([lo, hi]), narrow, overflow="ieee")
         sums.append((lo, hi))
-    lo, hi = added(sums, narrow) if len(sums) > 1 else sums[0]
+    lo, hi = sum_interval(sums, narrow) if len(sums) > 1 else sums[0]
     with np.errstate(all="ignore"):
         # a sum may overflow on the way, or ranks may divide first
         every = [end for of_ranks in terms for ends in of_ranks for end in ends]
@@ -358,8 +363,10 @@ def _beside(
     most = sharding.ranks if sharding.experts else max(sharding.data, sharding.tensor)
     if other is None or other is run:
         yield plain(rule, arm_of(evidence), "output", "not_applicable", why)
-    elif other.void or other.error is not None:
-        yield plain(rule, other.arm, "output", "inconclusive", other.void or "it raised")
+    elif other.unusable_because or other.error is not None:
+        yield plain(
+            rule, other.arm, "output", "inconclusive", other.unusable_because or "it raised"
+        )
     elif max(most, sharding.classes) > 2 and run is run_of(evidence):
         orders = "more than two ranks add in an order of their own"
         yield plain(rule, other.arm, "output", "not_applicable", orders)

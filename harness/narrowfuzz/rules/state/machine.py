@@ -28,7 +28,7 @@ from narrowfuzz.trace.verdict import FOLLOWED, Verdict
 def check_machine(evidence: Evidence) -> Iterator[Verdict]:
     """O14 for every arm in one process."""
     for arm, trace in evidence.in_one_process.items():
-        if evidence.own.kind != "delayed":
+        if evidence.own_layers.kind != "delayed":
             yield _stateless(evidence, trace)
             continue
         if not any(m.casts for m in trace.moments):

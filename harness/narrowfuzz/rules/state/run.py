@@ -88,7 +88,7 @@ def run_of(evidence: Evidence, arm: str) -> Run:
     spec = evidence.spec
     return Run(
         arm=arm,
-        policy=evidence.own.policy,
+        policy=evidence.own_layers.policy,
         history=spec.settings.history,
         updates_once=LAYERS[spec.model].updates_once,
         layout=spec.layout,

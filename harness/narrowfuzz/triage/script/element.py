@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from narrowfuzz.arms.zoo import ties
+from narrowfuzz.arms.model_names import ties
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import E2M1
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, MxScale, Plan, Role

@@ -20,7 +20,7 @@ from narrowfuzz.play import check, dtypes, layers, library, notes, player, proce
 from narrowfuzz.play.job import Job
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.library.twins import through_reloads
+from narrowfuzz.rules.library.equal_runs import through_reloads
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.job import common_fields, fields_as_text, split_constants
 from narrowfuzz.triage.script.layers_check import Check, check_of

@@ -14,9 +14,9 @@ from narrowfuzz.numerics.delayed import FMAX
 from narrowfuzz.play.job import Taps
 from narrowfuzz.play.library import Where
 from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.equal_runs import ALONE, PLAIN, THROUGH
 from narrowfuzz.rules.library.own_backward import first_step
 from narrowfuzz.rules.library.ranks import BY_ITSELF, as_shared, shares
-from narrowfuzz.rules.library.twins import ALONE, PLAIN, THROUGH
 from narrowfuzz.rules.own_backward import allowed, largest
 from narrowfuzz.rules.state.machine import moves
 from narrowfuzz.trace.address import At
@@ -77,7 +77,7 @@ def check_of(evidence: Evidence, verdict: Verdict) -> Check:
         names = [f"{name}@{at.event}" for name in expect.names]
         return _check(f"missing(run.results, {names!r})", Taps())
     if at.what in ("codes", "scale"):
-        kind = {"kind": repr(evidence.own.kind)}
+        kind = {"kind": repr(evidence.own_layers.kind)}
         casts = f"seen_at(run, Cast, {{{_place(at)}}})"
         return _recorded(f"wrong_casts({casts})", constants=kind)
     if at.what == "pending":
@@ -186,7 +186,7 @@ def _state(evidence: Evidence, verdict: Verdict) -> Check:
         return Check(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", taps=_STATES)
     trace = _trace(evidence, verdict)
     owed = moves(evidence, trace, slot)
-    usual = evidence.own.policy(evidence.spec.settings)
+    usual = evidence.own_layers.policy(evidence.spec.settings)
     assert usual is not None
     kind = usual.forward if slot.direction == "forward" else usual.backward
     held, scales = _held(evidence, verdict), at.what == "cast"
@@ -196,7 +196,7 @@ def _state(evidence: Evidence, verdict: Verdict) -> Check:
     check = unheard + (
         f"slot = {name!r}\n{_HELD}"
         f"moves = {owed!r}\n"
-        f"sentence, shows = followed({held}, moves, np.float32({FMAX[kind]}))\n"
+        f"sentence, shows = compare_states({held}, moves, np.float32({FMAX[kind]}))\n"
         "print(sentence)\nsys.exit(int(shows))"
     )
     kinds = sorted({kind for some in owed.values() for kind, *_ in some})
@@ -217,7 +217,7 @@ def _held(evidence: Evidence, verdict: Verdict) -> str:
     if not (BY_NAME[verdict.arm].sharded and shares(evidence)):
         return "held(run), maxima(run, slot)"
     every = "[held(one) for one in ranks], [maxima(one, slot) for one in ranks]"
-    return f"*shared({every}, {verdict.at.rank})"
+    return f"*with_group_maxima({every}, {verdict.at.rank})"
 
 
 def _trace(evidence: Evidence, verdict: Verdict) -> Trace:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from narrowfuzz.arms.jobs import AFTER, events_of, job_of, named
-from narrowfuzz.arms.zoo import ties
+from narrowfuzz.arms.jobs import AFTER, events_of, job_of, with_model_names
+from narrowfuzz.arms.model_names import ties
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.ladder import BY_NAME, base_of, climb
 from narrowfuzz.case.spec import Case, Spec
@@ -143,11 +143,11 @@ def of_model(
 
 def runs_of(case: Case, verdict: Verdict, tensors: Tensors) -> list[Run]:
     """The case's own run, and the others that the verdict compares it with."""
-    spec, expect, own_tensors = case.spec, verdict.expect, named(case.spec, tensors)
+    spec, expect, own_tensors = case.spec, verdict.expect, with_model_names(case.spec, tensors)
     runs = [own := Run("", "trace", spec, BY_NAME[verdict.arm], own_tensors, events_of(spec))]
     for i, other in enumerate(verdict.runs):
         variable = f"other_{i}" if i else "other"
-        theirs = named(other.spec, other.tensors)
+        theirs = with_model_names(other.spec, other.tensors)
         events = AFTER.get(other.event) or events_of(other.spec)
         runs.append(Run(other.name, variable, other.spec, base_of(other.spec), theirs, events))
     eager = replace(own, name="eager", variable="eager", arm=EAGER)
@@ -173,7 +173,7 @@ def _earlier(case: Case, recipe: Recipe, compiled: str) -> Iterator[Run]:
         spec = earlier.spec
         if (spec.recipe, spec.backend) != (case.spec.recipe, case.spec.backend):
             raise ValueError(f"{spec.recipe} ran before, and a script has one recipe")
-        tensors = named(spec, tensors_of(earlier, recipe))
+        tensors = with_model_names(spec, tensors_of(earlier, recipe))
         for arm in climb(spec):
             if not arm.compiler or arm.name == compiled:
                 yield Run(_BEFORE, "_", spec, arm, tensors, events_of(spec))

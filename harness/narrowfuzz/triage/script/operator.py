@@ -53,7 +53,9 @@ def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
     """The script of a call, for a device by torch's name."""
     operator = BY_NAME[call.operator]
     title = operator.title(call)
-    call = replace(call, tensors={n: x for n, x in call.tensors.items() if n not in operator.found})
+    call = replace(
+        call, tensors={n: x for n, x in call.tensors.items() if n not in operator.state_before}
+    )
     names = tuple(call.tensors)
     settings = {name: _text(value) for name, value in call.settings.items()}
     readable = all(_readable(x) for x in call.tensors.values())
@@ -64,7 +66,7 @@ def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
             *(
                 f"{name} = None"
                 for name in operator.optional
-                if name not in {*names, *operator.found}
+                if name not in {*names, *operator.state_before}
             ),
             f"result = {_result(operator, verdict, names, settings)}",
             f"got = result{list(verdict.at.index) or ''}.item()",

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import msgspec
 
-from narrowfuzz.arms.jobs import named
+from narrowfuzz.arms.jobs import with_model_names
 from narrowfuzz.arms.layouts import copies_of, job_alone, job_on_ranks, laid_out, prefixes
-from narrowfuzz.arms.zoo import layer_names
+from narrowfuzz.arms.model_names import layer_names
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.layout import layout_of
@@ -95,7 +95,7 @@ def of_ranks(
     address or an expectation that it cannot check."""
     spec = case.spec
     arm = BY_NAME[verdict.arm]
-    watch = () if layout_of(spec).together or arm.compiled else layer_names(spec)
+    watch = () if layout_of(spec).single_group or arm.compiled else layer_names(spec)
     together = tuple(f"{before}{name}" for before in prefixes(spec) for name in watch)
     runs = {
         name: _texts(spec, name, job, together if name in _ALONE else watch)
@@ -106,7 +106,7 @@ def of_ranks(
         alike = {name: text for name, text in alike.items() if not name.startswith("taps.")}
     constants, each = split_constants([*runs.values()], alike)
     given = dict(zip(runs, each, strict=True))
-    laid_out = _laid_out(spec, named(spec, tensors), device, given)
+    laid_out = _laid_out(spec, with_model_names(spec, tensors), device, given)
     return Played(
         verdict,
         recipe.name,
@@ -157,11 +157,11 @@ def _laid_out(
     plays = layout_of(spec).play.__name__
     copies = copies_of(spec)
     parts = max(sharding.tensor, 1)
-    model = f"Together(make(dtype), {shared}, {parts})" if shared else "make(dtype)"
-    rows = f"turned(rows, {shared}, {spec.steps * spec.microbatches})" if shared else "rows"
+    model = f"ExpertParallelReference(make(dtype), {shared}, {parts})" if shared else "make(dtype)"
+    rows = f"rolled_inputs(rows, {shared}, {spec.steps * spec.microbatches})" if shared else "rows"
     one = f"play(Trace(), lambda: {model}, {rows}, **{{**by_itself, **other}})"
     if shared:
-        one = f"parted({one}, {shared})[piece % {shared}]"
+        one = f"split_by_rank({one}, {shared})[piece % {shared}]"
     piece = f"t.chunk({sharding.groups})[piece{f' // {shared}' if shared else ''}]"
     built = f"chained(build, {copies}).to(dtype)" if copies else "build().to(dtype)"
     return f"""
@@ -261,7 +261,7 @@ def _element(spec: Spec, recipe: Recipe, at: At, given: Mapping[str, Mapping[str
     """An expression for the number at an address, on the rank that it names or in one process.
     Compiled ranks are compared with uncompiled processes, processes with threads."""
     group = max(spec.sharding.tensor, 1)
-    if layout_of(spec).together:
+    if layout_of(spec).single_group:
         group = spec.sharding.ranks
     alone = at.run == EAGER.name
     run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"

@@ -10,7 +10,7 @@ from typing import Any
 from narrowfuzz.models.model import Arguments, Model
 
 
-def alone(
+def operator_model(
     name: str,
     title: str,
     module: str,

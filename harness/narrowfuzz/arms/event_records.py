@@ -12,7 +12,7 @@ from narrowfuzz.arms.tensors import host
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from narrowfuzz.numerics.scales import mx_factor, mx_scale_by_reciprocal
 from narrowfuzz.play import library as play
-from narrowfuzz.trace.snapshots import At, CastSeen, ProductSeen, Side, SlotName, Wrong
+from narrowfuzz.trace.snapshots import CastSeen, ExecutionPoint, ProductSeen, Side, SlotName, Wrong
 
 _FLOAT8 = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
 _BLOCKED = {"e4m3": E4M3FN, "e5m2": E5M2}
@@ -20,7 +20,7 @@ _BLOCKED = {"e4m3": E4M3FN, "e5m2": E5M2}
 _NAN = {"e4m3": (0x7F,), "e5m2": (0x7D, 0x7E, 0x7F)}
 
 
-def see_cast(raw: play.Cast, at: At) -> CastSeen:
+def see_cast(raw: play.Cast, at: ExecutionPoint) -> CastSeen:
     """A copy of one cast, checked against the definition while its input still exists."""
     x = raw.input.detach().float()
     single = raw.scale.dtype == torch.float32
@@ -79,7 +79,7 @@ def _first(got: NDArray[Any], want: NDArray[Any], form: str) -> Wrong | None:
     return Wrong("codes", index, *values)
 
 
-def see_product(raw: play.Product, at: At) -> ProductSeen:
+def see_product(raw: play.Product, at: ExecutionPoint) -> ProductSeen:
     """A copy of one product's operands."""
     return ProductSeen(at, raw.role, _side(raw.a), _side(raw.b))
 

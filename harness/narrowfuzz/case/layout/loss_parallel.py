@@ -37,7 +37,7 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"ranks that share classes are laid out in no other way, got {sharding}"
     if sharding.classes == 1:
         yield "one rank has all classes: give 2 or more"
-    if CLASSES.by not in shards:
+    if CLASSES.requires_shard not in shards:
         yield f"{spec.recipe} is not laid out by classes: it converts what makes the logits"
     if not _takes(spec.model):
         able = ", ".join(filter(_takes, MODELS))
@@ -56,7 +56,7 @@ def _placement(spec: Spec, linears: Sequence[str]) -> Classes:
 
 
 CLASSES = Layout(
-    "classes",
+    "loss_parallel",
     lambda sharding: sharding.classes > 0,
     _takes,
     _fit,
@@ -68,8 +68,8 @@ CLASSES = Layout(
         (("processes",), (*[(False,)] * 9, (True,))),
         (("steps", "microbatches"), SCHEDULES),
     ),
-    by="classes",
-    together=True,
+    requires_shard="classes",
+    single_group=True,
     processes=True,
     compiles=False,
     cuts_sums=lambda sharding: True,

@@ -34,7 +34,7 @@ _KERNELS = [
 _ROWS = 1
 
 
-def play_context(
+def play_context_parallel(
     make: Callable[[], nn.Module],
     tensors: Mapping[str, torch.Tensor],
     *,

@@ -18,7 +18,7 @@ from narrowfuzz.play.job import Taps
 from narrowfuzz.play.player import Trace, Training, by_steps, in_order, keep, microbatch, phased
 
 
-def play_classes(
+def play_loss_parallel(
     make: Callable[[], nn.Module],
     tensors: Mapping[str, torch.Tensor],
     *,

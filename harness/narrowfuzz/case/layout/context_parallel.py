@@ -47,7 +47,7 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     sharding = spec.sharding
     if sharding != Sharding(context=sharding.context, rotates=sharding.rotates):
         yield f"ranks that share sequences are laid out in no other way, got {sharding}"
-    if CONTEXT.by not in shards:
+    if CONTEXT.requires_shard not in shards:
         yield f"{spec.recipe} is not laid out by context: ranks would share what it scales by"
     if not _takes(spec.model) or spec.attention != "flash":
         able = ", ".join(filter(_takes, MODELS))
@@ -67,7 +67,7 @@ def _placement(spec: Spec, linears: Sequence[str]) -> Context:
 
 
 CONTEXT = Layout(
-    "context",
+    "context_parallel",
     lambda sharding: sharding.context > 0,
     _takes,
     _fit,
@@ -79,8 +79,8 @@ CONTEXT = Layout(
         (("rotates",), (("allgather",), ("alltoall",))),
         (("steps", "microbatches"), SCHEDULES),
     ),
-    by="context",
-    together=True,
+    requires_shard="context",
+    single_group=True,
     threads=False,
     arm="sharded_context",
     title="eager, on ranks that are processes and share the rows of each sequence",

@@ -70,10 +70,10 @@ AFTER_OTHERS = "after other models"
 
 def check_after_others(evidence: Evidence) -> Iterator[Verdict]:
     """O1: a model behaves the same as the only one of its process and after other models."""
-    if evidence.own.after_others is None:
+    if evidence.own_layers.after_others is None:
         yield plain("O1", "eager", "output", "not_applicable")
         return
-    after = evidence.own.after_others()
+    after = evidence.own_layers.after_others()
     if after.error is not None:
         whole = replace(after.error, event=len(evidence.spec.events))  # all of it ran before
         symptom = f"{after.error.type} after other models{separates(evidence, whole)}"
@@ -99,13 +99,13 @@ def check_reload(evidence: Evidence) -> Iterator[Verdict]:
     if (
         base is None
         or base.error is not None
-        or evidence.own.run is None
+        or evidence.own_layers.run is None
         or len(kept) == len(events)
     ):
         yield plain("R20", "eager", "output", "not_applicable")
         return
     through = through_reloads(evidence.spec)
-    uninterrupted = evidence.own.run(through)
+    uninterrupted = evidence.own_layers.run(through)
     if uninterrupted.error is not None:
         yield plain("R20", "eager", "output", "inconclusive", "the run without it failed")
         return
