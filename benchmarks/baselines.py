@@ -1,9 +1,9 @@
-"""Plain tests that hunt the planted faults: what the same bugs cost without narrowfuzz.
+"""Plain tests on the planted faults: what it takes to find the same bugs without narrowfuzz.
 
-``hypothesis`` and ``suite`` are the tests of ``plain_tests``. Each runs first without the fault:
-one that fails there cries wolf, and its failure under the fault is worth nothing. Then it runs with
-the fault planted, on the very examples that passed. Every run is a process of its own, forked from
-one that has imported what they need, so a fault may abort it.
+``hypothesis`` and ``suite`` are the tests of ``plain_tests``. Each runs first without the fault: if
+it fails there, it is a false alarm, and a failure under the fault would prove nothing. Then it runs
+with the fault planted, on the same examples that passed. Every run is a process of its own, forked
+from one with all imports done, so that a fault may abort it.
 
     python benchmarks/baselines.py --only 'cast-*' --seconds 20 --json out.json
 """
@@ -38,7 +38,8 @@ from narrowfuzz.plants.registry import builtin_faults, load_plants  # noqa: E402
 from narrowfuzz.recipe.recipe import Recipe, load_every, runnable  # noqa: E402
 from plain_tests import MOST_EXAMPLES, Outcome, as_shipped, compiled  # noqa: E402
 
-#: A run that neither ends nor looks at its clock is ended after so many times its seconds.
+#: A run that neither ends nor checks its clock is killed after this multiple of its seconds (plus
+#: 300 s).
 _PATIENCE = 15
 
 Test = Callable[[Sequence[Recipe], float, int, int], Outcome]
@@ -46,24 +47,24 @@ Test = Callable[[Sequence[Recipe], float, int, int], Outcome]
 
 @dataclass(frozen=True)
 class BaselineResult:
-    """What one plain test made of one planted fault."""
+    """The result of one plain test on one planted fault."""
 
     found: bool
-    #: With the fault planted.
+    #: Duration of the run with the fault planted.
     seconds: float
     cases: int
     why: str
-    #: It fails without the fault too.
+    #: The test fails without the fault too.
     false_alarm: bool = False
 
 
 def hypothesis(fault: Plant, seconds: float, seed: int) -> BaselineResult:
-    """Eager against torch.compile on drawn layers."""
+    """The test that compares eager with torch.compile on drawn layers."""
     return _found(compiled, fault, seconds, seed)
 
 
 def suite(fault: Plant, seconds: float, seed: int) -> BaselineResult:
-    """The libraries' own tests, once."""
+    """The test with the shapes and thresholds of the libraries' own suites, once."""
     return _found(as_shipped, fault, seconds, seed)
 
 
@@ -78,7 +79,7 @@ def _found(test: Test, fault: Plant, seconds: float, seed: int) -> BaselineResul
     if clean.not_applicable:
         return BaselineResult(False, 0.0, 0, f"not applicable: {clean.not_applicable}")
     start = time.perf_counter()
-    # as long as it takes for the cases that passed, and no others
+    # time enough for exactly the cases that passed
     work = partial(test, recipes, seconds * _PATIENCE, seed, clean.cases)
     outcome = _apart(work, recipes, fault, seconds)
     spent = time.perf_counter() - start
@@ -93,12 +94,13 @@ def _without(test: Test, names: tuple[str, ...], seconds: float, seed: int) -> O
 
 @cache
 def _recipes() -> dict[str, Recipe]:
-    """Everything that runs on this machine's CPU."""
+    """All recipes that run on this machine's CPU, by name."""
     return {name: able for name, r in load_every().items() if (able := runnable(r, "cpu"))}
 
 
 def _under(fault: Plant) -> list[Recipe]:
-    """The recipes it is tested on: those that share the process of the first."""
+    """The recipes on which the fault is tested: those it can affect that can share a process with
+    the first of them. Raises ValueError if none runs here."""
     chosen = [
         recipe
         for name, recipe in _recipes().items()
@@ -117,7 +119,8 @@ def _apart(
     fault: Plant | None,
     seconds: float,
 ) -> Outcome:
-    """``work`` in a child, with a fault planted or without; a child that dies has failed."""
+    """``work`` in a child process, with or without a fault planted. If the child is killed by a
+    signal, that counts as a failure of the test."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -153,7 +156,7 @@ def _planted(
     from torch._inductor import config as inductor
 
     recipes[0].prepare()
-    # compiled sources may be shared between faults, what they were made from must not be
+    # faults may share compiled kernels, which are cached by their source, but no cached graphs
     with (
         inductor.patch(fx_graph_cache=False),
         functorch.patch(enable_autograd_cache=False),
@@ -165,8 +168,8 @@ def _planted(
 
 
 def _warm_up() -> None:
-    """What children start with: imports, and what the first compilation finds out about the
-    machine. A forward alone, since a child of a process that ran backward may run none."""
+    """Import and compile once, so that the children need not. Only a forward runs, since a child
+    of a process that has run a backward cannot run one."""
     importlib.import_module("torchao.float8")
     norm = torch.compile(torch.nn.RMSNorm(32, dtype=torch.bfloat16))
     with torch.no_grad():
@@ -177,7 +180,7 @@ def _warm_up() -> None:
 def recall(
     faults: dict[str, Plant], seconds: float, seed: int
 ) -> dict[str, dict[str, BaselineResult]]:
-    """Both tests on every fault, told as they go."""
+    """Run both tests on every fault and print each result."""
     results: dict[str, dict[str, BaselineResult]] = {}
     for name, fault in faults.items():
         results[name] = {b: test(fault, seconds, seed) for b, test in BASELINES.items()}
@@ -189,7 +192,7 @@ def recall(
 def shared(
     file: Path | None, names: Sequence[str], workers: int, seconds: float, seed: int
 ) -> dict[str, dict[str, BaselineResult]]:
-    """``recall`` in several processes, each a fork of this one."""
+    """``recall`` split over several processes, each a fork of this one."""
     shares = [names[i::workers] for i in range(workers)]
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as forks:
         parts = forks.map(partial(_share, file, seconds, seed), shares)

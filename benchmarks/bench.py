@@ -1,4 +1,4 @@
-"""``make bench``: narrowfuzz's promised speeds, each with its target and whether it is met.
+"""``make bench``: measure narrowfuzz's speeds and compare each with its target.
 
 Every part runs in a fresh process with one thread, one process at a time. Exit code 0: all targets
 met; 1: one or more missed.
@@ -29,7 +29,7 @@ AT_CASES = (1_000, 5_000, 10_000, 20_000)
 
 
 def memory_part(seconds: float) -> dict[str, Any]:
-    """Resident megabytes of one worker on the eager rung after so many cases."""
+    """Resident megabytes of one worker in the eager arm after each of ``AT_CASES`` cases."""
     import narrowfuzz.campaign.preload  # noqa: F401  what every worker starts with
     from plain_hypothesis import quiet_worker
 
@@ -49,7 +49,7 @@ def memory_part(seconds: float) -> dict[str, Any]:
 
 
 def start_part(seconds: float) -> dict[str, Any]:
-    """Seconds from starting ``narrowfuzz run`` to its first verdicts.
+    """Seconds from the start of ``narrowfuzz run`` to its first verdicts, of three runs.
 
     The run's own clock starts after its imports, so all time outside that clock is added.
     """
@@ -71,7 +71,7 @@ def start_part(seconds: float) -> dict[str, Any]:
 
 
 def economy_part(seconds: float) -> dict[str, Any]:
-    """What a campaign over everything gets done with two workers in twice ``seconds``."""
+    """Counts from a campaign over everything, with two workers and twice ``seconds``."""
     command = [str(Path(sys.executable).with_name("narrowfuzz")), "run", "--seed", "7"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -88,7 +88,8 @@ def economy_part(seconds: float) -> dict[str, Any]:
 
 
 def ladder_part(kind: Any, seconds: float) -> dict[str, Any]:
-    """Judged cases a minute: the campaign's way, and one compile per example on the same Specs."""
+    """Judged cases and the time for them: as in a campaign (``ours``), and with one compile per
+    example on the same Specs (``plain``)."""
     ours = _child(f"ours:{kind}", seconds)
     plain = _child(f"plain:{kind}", 1.5 * seconds, json.dumps(ours["firsts"]))
     done = len(plain["keys"])
@@ -130,7 +131,7 @@ def _run_child(part: str, seconds: float, firsts: str, device: str) -> dict[str,
 
 
 class Report:
-    """Prints a result as it comes, with its target, and remembers whether all were met."""
+    """Prints each result with its target, and records in ``met`` whether all targets were met."""
 
     def __init__(self) -> None:
         self.met = True
@@ -201,7 +202,8 @@ def _show(report: Report, part: str, found: dict[str, Any]) -> None:
 
 
 def _show_eager(report: Report, found: dict[str, Any], *, judged: bool) -> None:
-    """Shares of raw PyTorch's speed; those that are ``judged`` have a target."""
+    """Print shares of raw PyTorch's speed. With ``judged`` they are compared with targets; slow
+    ones always are."""
     from eager import LEAST, LEAST_IF_SLOW, SLOW_MS, share
 
     least = {f"{name} {backend}".strip(): at_least for (name, backend), at_least in LEAST.items()}

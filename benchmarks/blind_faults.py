@@ -1,8 +1,8 @@
 """Ten planted faults for a blind trial, each from a public bug thread.
 
-They were written without a look at the rules and the generator that shall find them, and before
-anything was run on them: whoever adds a rule for one of them makes the trial worthless. The
-mechanism and its magnitude are those of the thread, at the place where it would live here.
+They were written without reading the rules and the generator that must find them, and before
+anything was run on them. A rule that is added for one of them makes the trial worthless. Mechanism
+and magnitude are those of the thread, planted at the corresponding place here.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from narrowfuzz import Plant
 from narrowfuzz.plants.patching import delayed_calls, replaced
 
 _EVERY_TE = ("te.delayed", "te.current", "te.mxfp8")
-#: What a formula for E5M2's maximum gives that counts the highest exponent, which means Inf.
+#: The maximum of E5M2 if its highest exponent, which means Inf and NaN, is taken for a normal one.
 _E5M2_WITHOUT_INF = 98304.0
 _BLOCKS_EPSILON = 1e-4
 _ROWS_OF_A_BLOCK = 16
-#: Below 1 the partitioner may recompute what it would have saved.
+#: Below 1 the partitioner may recompute activations that it would otherwise save.
 _MEMORY_BUDGET = 0.5
 
 
 @contextmanager
 def _e5m2_has_no_infinity() -> Iterator[None]:
-    """Scale and clamp with the wrong maximum: what lies above the real one becomes Inf."""
+    """Scale and clamp use the wrong maximum, so values above the real one become Inf."""
     import torch
     from torchao.float8 import float8_training_tensor, float8_utils
 
@@ -55,7 +55,8 @@ def _e5m2_has_no_infinity() -> Iterator[None]:
 
 @contextmanager
 def _scales_of_the_forward_grid() -> Iterator[None]:
-    """A square weight's scales fit either way: backward multiplies by those of the other axis."""
+    """In backward, codes of a square weight are multiplied with the scales of its other axis, whose
+    shape fits too."""
     from torchao.float8 import float8_linear
     from torchao.float8.config import ScalingGranularity
     from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
@@ -93,7 +94,7 @@ def _scales_of_the_forward_grid() -> Iterator[None]:
 
 @contextmanager
 def _nan_is_128() -> Iterator[None]:
-    """E8M0's NaN is looked for among values, not among bytes: 2**7 is NaN, and byte 255 is Inf."""
+    """E8M0's NaN is detected by value, not by byte: 2**7 becomes NaN, and byte 255 Inf."""
     import torch
     from torchao.prototype.mx_formats import mx_tensor
 
@@ -111,12 +112,13 @@ def _nan_is_128() -> Iterator[None]:
 
 @contextmanager
 def _norm_weight_gradient_in_bf16() -> Iterator[None]:
-    """Products of a block of rows are rounded to bf16 and summed in it; blocks add up in fp32."""
+    """RMSNorm's weight gradient is summed in bf16 inside blocks of rows, and in fp32 over
+    blocks."""
     import torch
     import torch.nn.functional as F
 
     class Weighted(torch.autograd.Function):
-        """Its input, with the gradient that the weight would have had."""
+        """Returns ``out``, and computes the gradient of ``weight`` in backward."""
 
         @staticmethod
         def forward(ctx: Any, out: Any, normal: Any, weight: Any) -> Any:
@@ -151,7 +153,7 @@ def _norm_weight_gradient_in_bf16() -> Iterator[None]:
 
 @contextmanager
 def _recompute_draws_anew() -> Iterator[None]:
-    """Checkpoints neither keep nor restore the state of the random number generator."""
+    """Checkpoints neither save nor restore the state of the random number generator."""
     from torch.utils import checkpoint
 
     def unpreserved(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,7 +170,7 @@ def _recompute_draws_anew() -> Iterator[None]:
 
 @contextmanager
 def _budget_recomputes_random() -> Iterator[None]:
-    """A partitioner that was given less memory recomputes dropout with other random numbers."""
+    """With a smaller memory budget the partitioner recomputes dropout with other random numbers."""
     import torch
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
@@ -186,7 +188,7 @@ def _budget_recomputes_random() -> Iterator[None]:
 
 @contextmanager
 def _second_bias_unused() -> Iterator[None]:
-    """LayerNormMLP tells its function that there is no bias to add after the second product."""
+    """LayerNormMLP does not add its bias after the second product."""
     from transformer_engine.pytorch import LayerNormMLP
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,7 +207,8 @@ def _second_bias_unused() -> Iterator[None]:
 
 @contextmanager
 def _loads_rows_only() -> Iterator[None]:
-    """Loading fills the row-wise half of an MXFP8 parameter; the half that backward reads stays."""
+    """Loading writes only the row-wise half of an MXFP8 parameter, not the column-wise half that
+    backward reads."""
     import torch
     from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
     from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Tensor
@@ -234,7 +237,7 @@ def _loads_rows_only() -> Iterator[None]:
 
 @contextmanager
 def _epsilon_of_blocks() -> Iterator[None]:
-    """The floor that blockwise scaling needed for its maxima holds for current scaling too."""
+    """The lower bound on amax that blockwise scaling needs is applied to current scaling too."""
     from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer
 
     def read(self: Any) -> float:
@@ -251,7 +254,7 @@ def _epsilon_of_blocks() -> Iterator[None]:
 
 
 def _initialise(layer: Any, direction: str, slot: int, x: Any, recipe: Any) -> None:
-    """The slot's scale, from its history with the present maximum in it."""
+    """Set the slot's scale from its history including the current maximum."""
     import torch
     from narrowfuzz.recipe.delayed import FMAX
 

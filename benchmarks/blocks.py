@@ -1,5 +1,5 @@
-"""What judging costs beside running, on the eager rung: a linear, whole models, and models that are
-one other operator."""
+"""The cost of judging compared with running, in the eager arm: for a linear, for whole models, and
+for models that consist of one other operator."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from plain_hypothesis import generate
 MODELS: tuple[ModelName, ...] = ("linear", "mlp_swiglu", "attention", "llama_block", "two_blocks")
 RECIPES = ("torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil")
 CASES, ROUNDS = 40, 3
-#: Draws of a Spec that a campaign hands over at once.
+#: Draws of one Spec that a campaign judges together.
 DRAWS = 16
-#: Milliseconds by which judging a linear, or another operator, may outlast running it.
+#: Milliseconds by which judging a linear, or another operator, may exceed running it.
 LINEAR_MS = OPERATOR_MS = 4.0
 _CORE = [rule for rule in RULES if not rule.reruns]
 
 
 def blocks_part(seconds: float, device: Device) -> dict[str, Any]:
-    """Milliseconds a case, by recipe and model, medians of the rounds: the subject's own runs
-    (``subject``) and the whole judgement (``judge``)."""
+    """Milliseconds per case by recipe and model, medians of the rounds: for the subject's own runs
+    (``subject``) and for the whole judgement (``judge``)."""
     found: dict[str, Any] = {}
     for recipe in RECIPES:
         for model in MODELS:
@@ -47,8 +47,9 @@ def blocks_part(seconds: float, device: Device) -> dict[str, Any]:
 
 
 def operators_part(seconds: float, device: Device) -> dict[str, Any]:
-    """The same of each model that is one operator: 128 rows of 64 features, and as many keys. What
-    raises there, for want of Triton or as is known of it, is named."""
+    """The same for each model that is one operator, with 128 rows of 64 features and 128 keys.
+    Models that raise, for example for lack of Triton or by a known issue, are printed and
+    skipped."""
     recipe = load_recipes()["torch.fp32"]
     found: dict[str, Any] = {}
     for model in ALL.values():
@@ -65,7 +66,7 @@ def operators_part(seconds: float, device: Device) -> dict[str, Any]:
 
 
 def _raises(spec: Spec, device: Device) -> str:
-    """What the model raises; "" if it runs."""
+    """The message of the error that the model raises; "" if it runs."""
     recipe, case = load_recipes()[spec.recipe], Case(spec=spec, data=DataSpec())
     program = Program(spec, recipe, EAGER, device=device.torch)
     error = program.run(tensors_of(case, recipe), tap=False, spec=spec).error
@@ -73,13 +74,14 @@ def _raises(spec: Spec, device: Device) -> str:
 
 
 def _rounds(spec: Spec, device: Device) -> list[dict[str, float]]:
-    """Turn about, case by case: whatever slows the machine down slows both."""
+    """Milliseconds per case of each round. Running and judging alternate case by case, so that load
+    on the machine slows down both."""
     recipes, clock = load_recipes(), time.perf_counter
     judge = Judge(recipes, load_ledger(), frozenset({EAGER.name}), device=device)
     program = Program(spec, recipes[spec.recipe], EAGER, device=device.torch)
     data: list[DataSpec] = []
     generate(data_specs(lattice=spec.direct), data.append, number=1, examples=CASES * ROUNDS)
-    judge.judge(Case(spec=spec, data=data[0]), _CORE)  # the first draw of a Spec has more to do
+    judge.judge(Case(spec=spec, data=data[0]), _CORE)  # the first draw of a Spec takes longer
     rounds = []
     for number in range(ROUNDS):
         spent = {"subject": 0.0, "judge": 0.0}

@@ -1,8 +1,9 @@
-"""Everything that says how much the tool finds, in one run: ``make score``.
+"""``make score``: measure in one run how many bugs the tool finds.
 
-``narrowfuzz score`` hunts every planted fault and runs every clean control; two plain tests hunt
-the same faults; ``narrowfuzz vacuity`` asks of every passing check whether it could have failed.
-What comes out is printed side by side; ``--write`` puts the tables into docs/detection.md.
+``narrowfuzz score`` searches for every planted fault and runs every clean control; two plain tests
+search for the same faults; ``narrowfuzz vacuity`` determines for every passing check whether it
+could have failed. The results are printed side by side; ``--write`` puts the tables into
+docs/detection.md.
 
     python benchmarks/detection.py --seconds 60 --out reports/runs/score --write
 """
@@ -25,7 +26,7 @@ from narrowfuzz.power.record import Miss
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "detection.md"
-#: Why a fault is missed, by id: what is not written there is not understood.
+#: Reasons why faults are missed, by id. A missed fault without an entry is not understood.
 MISSED = HERE / "missed.toml"
 BEGIN, END = "<!-- tables: make score -->", "<!-- end of tables -->"
 _PLAIN = {
@@ -35,7 +36,8 @@ _PLAIN = {
 
 
 def measure(told: argparse.Namespace) -> dict[str, Any]:
-    """Run the parts that are asked for; each leaves its JSON in the folder."""
+    """Run the selected parts, each of which writes its JSON into the folder. Returns the contents
+    of all JSON files there and the exit codes."""
     told.out.mkdir(parents=True, exist_ok=True)
     seconds = str(told.seconds)
     ours = [sys.executable, "-m", "narrowfuzz.cli"]
@@ -64,7 +66,8 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
 
 
 def recalls(found: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int]]:
-    """(test, found, of, false alarms) of the three, on the same faults."""
+    """(test, faults found, all faults, false alarms) of narrowfuzz and the plain tests, on the same
+    faults."""
     faults = [f for f in found["score"]["faults"] if not f["problem"]]
     yield "narrowfuzz", sum(f["found"] for f in faults), len(faults), 0
     plain = found.get("baselines", {"faults": {}})["faults"]
@@ -141,7 +144,7 @@ def _vacuity(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def write(page: Path, lines: Sequence[str]) -> None:
-    """Put the tables between their marks. Raises ValueError if the page lacks them."""
+    """Put the tables between the page's marks. Raises ValueError if the page lacks the marks."""
     text = page.read_text()
     if BEGIN not in text or END not in text:
         raise ValueError(f"{page} lacks the marks {BEGIN} and {END}")
@@ -151,8 +154,8 @@ def write(page: Path, lines: Sequence[str]) -> None:
 
 
 def _with_kept(lines: Sequence[str], old: str) -> Iterator[str]:
-    """The tables, with what has not been measured anew as it was: the plain tests' rows, which no
-    change of ours changes, and the passes that could not have failed."""
+    """The tables, with the old text for parts that were not measured this time: the rows of the
+    plain tests, which do not depend on narrowfuzz, and the table of vacuous passes."""
     rows = tuple(f"| {words} |" for words in _PLAIN.values())
     kept = [line for line in old.splitlines() if line.startswith(rows)]
     anew = any(line.startswith(rows) for line in lines)

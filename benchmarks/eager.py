@@ -1,7 +1,7 @@
-"""The eager rung: one linear up to 64 wide, drawn, run twice, and judged by O1-O7 and O15.
+"""The eager arm: one linear up to 64 wide, drawn, run twice, and judged by O1-O7 and O15.
 
-Speeds of machines differ by more than ten times, so what counts is the share of raw PyTorch's speed
-that is left, measured in the same process, Spec by Spec in turn.
+Speeds of machines differ by more than ten times, so the target is a share of raw PyTorch's speed,
+measured in the same process, alternating Spec by Spec.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from narrowfuzz.rules import BY_NAME
 from narrowfuzz.rules.evidence import Evidence
 from plain_hypothesis import generate, raw_torch
 
-#: Recipe and backend -> share of raw PyTorch's cases a second to reach.
+#: (recipe, backend) -> target for the share of raw PyTorch's cases per second.
 LEAST = {
     ("torchao.float8.rowwise", "emulated"): 0.5,
     ("torchao.mxfp8.rceil", "linear"): 0.5,
     ("torch.bf16", ""): 0.5,
 }
 HEADLINE = next(iter(LEAST))
-#: From so many milliseconds a case on, raw PyTorch's kernels are slow, and more is to be reached.
+#: If raw PyTorch takes at least this many milliseconds per case, the target is the second number.
 SLOW_MS, LEAST_IF_SLOW = 20.0, 0.8
-#: O1-O7 and O15, and the rule that notices a crash.
+#: O1-O7 and O15, and the rule that detects a crash.
 CORE = ("contract", "O1", "O2", "O3", "O4", "O5", "O6", "O7", "O15")
 SPECS, DRAWS = 40, 16
 _CORE = [BY_NAME[name] for name in CORE]
 
 
 def eager_part(seconds: float, device: Device) -> dict[str, Any]:
-    """Rounds of the recipes that have a target, and of the first where the time goes."""
+    """Rounds of the recipes that have a target, and for the first one the time of each stage."""
     recipes = load_recipes()
     found: dict[str, dict[str, Any]] = {}
     for name, backend in LEAST:
@@ -75,7 +75,7 @@ def eager_part(seconds: float, device: Device) -> dict[str, Any]:
 
 
 def recipes_part(seconds: float, device: Device) -> dict[str, Any]:
-    """Three rounds of every shipped recipe that runs here, on all of its backends that do."""
+    """Three rounds of every built-in recipe that runs here, on all of its backends that run."""
     every = load_recipes()
     recipes = {n: able for n, r in every.items() if (able := runnable(r, device.torch))}
     found = {}
@@ -86,7 +86,7 @@ def recipes_part(seconds: float, device: Device) -> dict[str, Any]:
 
 
 def share(rounds: Sequence[Mapping[str, float]]) -> list[float]:
-    """Of each round, the share of raw PyTorch's speed that is left."""
+    """The share of raw PyTorch's speed that each round reached."""
     return [spent["raw"] / spent["judged"] for spent in rounds]
 
 
@@ -99,9 +99,11 @@ def _linears(recipe: Any) -> Any:
 def _round(
     recipes: Any, recipe: Any, number: int, device: Device
 ) -> tuple[dict[str, float], list[list[Any]]]:
-    """Draw and judge SPECS * DRAWS cases on the eager rung, as a campaign does: milliseconds a case
-    with the drawing, and of building each Spec's layer once and running it twice a case; and the
-    cases by Spec."""
+    """Draw and judge SPECS * DRAWS cases in the eager arm, as a campaign does.
+
+    Returns milliseconds per case, ``judged`` including the drawing, and ``raw`` for building each
+    Spec's layer once and running it twice per case; and the cases, grouped by Spec.
+    """
     judge = Judge(recipes, load_ledger(), frozenset({"eager"}), device, rules=_CORE)
     batches: list[list[Any]] = []
     raw = 0.0
@@ -125,8 +127,8 @@ def _round(
 def _stages(
     recipes: Any, recipe: Any, batches: Any, number: int, whole: float, device: Device
 ) -> dict[str, float]:
-    """Milliseconds a case of each stage, called one by one in the order ``judge`` does; ``rest``
-    brings them to the ``whole``."""
+    """Milliseconds per case of each stage, called one by one in ``judge``'s order; ``rest`` is the
+    difference of their sum to ``whole``."""
     ledger, clock = load_ledger(), time.perf_counter
     stages = ("draw", "data", "build", "run tapped", "run untapped", "evidence", "reference")
     spent = dict.fromkeys((*stages, *(f"rule {name}" for name in CORE)), 0.0)

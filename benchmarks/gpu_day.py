@@ -1,16 +1,16 @@
-"""A first day on a GPU, as one command: ``make gpu``.
+"""``make gpu``: all checks for a first day on a GPU, as one command.
 
-Six steps ask one question each; a step whose answer is no ends the day, for what follows would say
-nothing (``--go-on`` goes on). Everything that was printed and found is kept in one folder, with
-``gpu.json`` over it; a day that was cut off goes on where it stopped when it is started again. Runs
-from the tree with the Python that is there; packages that lack come from a folder of wheels.
+Each of six steps answers one question. A step with the answer no ends the day, since later steps
+depend on it (``--go-on`` continues). All output and findings are stored in one folder, summarised
+in ``gpu.json``; a day that was interrupted continues where it stopped when it is started again. It
+runs from the source tree with the current Python; missing packages come from a folder of wheels.
 
     python benchmarks/gpu_day.py --call 9 --wheels .whl --resume day.tgz
     python benchmarks/gpu_day.py --simulate --minutes 9
 
-Parts that did not answer yes are asked again. Where the variable OUT names a folder, the whole day
-is put into OUT/day.tgz, which another call may --resume. Exit code 0: all is answered with yes; 1:
-a no; 3: the call's time is up, start it again.
+Parts that did not answer yes are run again. If the variable OUT names a folder, the whole day is
+written to OUT/day.tgz, which another call may --resume. Exit code 0: all answers are yes; 1: at
+least one is no; 3: the call's time is up, start it again.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from gpu_steps import NOT_SIMULATED, RUN, STEPS, Part, Step
 from gpu_table import answer_of, keep
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What is imported, by the names of the distributions that bring it.
+#: Names of the modules that must be importable.
 NEEDED = (
     "cloudpickle", "hypothesis", "jinja2", "msgspec", "numpy", "packaging", "pytest", "rich",
     "sortedcontainers", "sqlalchemy", "torch", "torchao", "typer",
 )  # fmt: skip
 UNFINISHED = 3
-#: Of a whole day.
+#: Minutes of a whole day.
 MINUTES = 18.0
-#: Exit code of a part whose time was up, and the seconds it may have besides its own: a campaign
-#: starts its workers and ends what it is looking into.
+#: Exit code of a part that ran out of time, and the seconds that a part may take beyond its share:
+#: a campaign starts its workers and finishes its triage.
 CUT_OFF, BESIDE = 124, 150.0
 PACKAGES = "packages"
 
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def play(asked: argparse.Namespace, device: str, out: Path, env: dict[str, str]) -> int:
-    """Every part that has not answered yes; the exit code."""
+    """Run every part that has not answered yes. Returns the exit code."""
     file, until = out / "gpu.json", time.monotonic() + 60 * (asked.call or 1e6)
     day: dict[str, Any] = {"parts": {}, "answers": {}}
     day |= json.loads(file.read_text()) if file.exists() else {}
@@ -96,8 +96,8 @@ def play(asked: argparse.Namespace, device: str, out: Path, env: dict[str, str])
 
 
 def steps(names: Sequence[str] | None) -> tuple[Step, ...]:
-    """All steps, or those with one of these parts, and no others. Raises SystemExit for a name that
-    no part has."""
+    """All steps, or only the parts with these names and their steps. Raises SystemExit for a name
+    that no part has."""
     every = [part.name for step in STEPS for part in step.parts]
     if unknown := set(names or ()) - set(every):
         raise SystemExit(f"no part {', '.join(unknown)}: there are {', '.join(every)}")
@@ -109,12 +109,14 @@ def steps(names: Sequence[str] | None) -> tuple[Step, ...]:
 
 
 def environment(out: Path, wheels: Path | None) -> dict[str, str]:
-    """Variables of every part: our tree, and what lacks, installed from the wheels. Raises
-    SystemExit for what is not there."""
+    """Environment variables for every part, whose path has the source tree and the missing
+    packages, installed from the wheels. Raises SystemExit if packages are missing without wheels,
+    or if narrowfuzz does not start."""
     lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     packages = out / PACKAGES
     if lacking and wheels is not None and not packages.exists():
-        half = packages.with_suffix(".half")  # one that is cut off must not be taken for whole
+        # renamed at the end, so that an interrupted installation is not taken for a complete one
+        half = packages.with_suffix(".half")
         files = [str(file) for file in sorted(wheels.glob("*.whl"))]
         pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps")
         subprocess.run([*pip, "--upgrade", "--target", str(half), *files], check=True)
@@ -135,7 +137,8 @@ def environment(out: Path, wheels: Path | None) -> dict[str, str]:
 def done(
     part: Part, minutes: float, device: str, out: Path, env: dict[str, str], workers: int = 6
 ) -> dict[str, Any]:
-    """Run one part to its end; how that went, and its numbers."""
+    """Run one part to its end. Returns its exit code, seconds, command and numbers, and in ``good``
+    whether it answers yes."""
     if device == "simulated" and part.name in NOT_SIMULATED:
         return {"code": None, "why": "it needs a GPU that is not simulated"}
     words = {
@@ -144,7 +147,7 @@ def done(
         "out": str(out / part.name),
     }  # fmt: skip
     command = [word.format_map(words) for word in part.command]
-    shutil.rmtree(out / part.name, ignore_errors=True)  # of a call that was cut off
+    shutil.rmtree(out / part.name, ignore_errors=True)  # left by a call that was interrupted
     started = time.monotonic()
     with (out / f"{part.name}.log").open("w") as log:
         code = _code(command, env, log, 60 * minutes + BESIDE)
@@ -174,7 +177,8 @@ def _code(command: list[str], env: dict[str, str], log: Any, seconds: float) -> 
 
 
 def numbers(kept: Path) -> dict[str, Any]:
-    """Of a campaign's summary, or of a score's, what a day is judged by."""
+    """The numbers by which a day is judged, from the summary of a campaign or a score; empty if
+    there is none."""
     scored = kept.with_suffix(".json")
     if kept.name == "score" and scored.exists():
         faults = json.loads(scored.read_text())["faults"]

@@ -1,9 +1,9 @@
-"""What the rules assume of a device, asked of the device: the first step of ``make gpu``.
+"""Check the rules' assumptions about a device: the first step of ``make gpu``.
 
     python benchmarks/gpu_probe.py --device cuda --out probe.json
 
-Each question has an answer (what was seen) and says whether the assumption holds; one that cannot
-be asked here says why. Exit code 1: an assumption does not hold.
+The answer to each question is an observation and whether the assumption holds; if it cannot be
+checked here, the observation is the reason. Exit code 1: an assumption does not hold.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _ALLOWED = 8.0
 
 @dataclass(frozen=True)
 class Answer:
-    """``holds``: None where nothing hangs on it, or where ``seen`` says why nobody asked."""
+    """``holds`` is None if nothing depends on the answer, or if the check could not run, for the
+    reason in ``seen``."""
 
     question: str
     seen: Any
@@ -55,7 +56,7 @@ class Answer:
 
 
 def forks(device: Device) -> Answer:
-    """A process that preloads what workers are forked from must not start CUDA."""
+    """The process from which workers are forked must not initialise CUDA in its imports."""
     code = (
         "import os, narrowfuzz.campaign.preload, narrowfuzz.campaign.worker, torch\n"
         "if os.fork() == 0:\n"
@@ -73,22 +74,21 @@ def forks(device: Device) -> Answer:
 
 
 def casts(device: Device) -> Answer:
-    """Casts of the device and of the CPU."""
+    """Do the device's casts agree with the CPU's?"""
     here, there = cast_policies("cpu"), cast_policies(device.torch)
     other = {name: (here[name], there[name]) for name in here if here[name] != there[name]}
-    # products of subnormals are a kernel's to flush: bound 3.2 allows both
+    # a kernel may flush products of subnormals or not: bound 3.2 allows both
     held = not {name for name in other if "subnormal" not in name}
     return Answer("casts are the CPU's", other or "alike", held)
 
 
 def adds(device: Device) -> Answer:
-    """Accumulators by ladders."""
-    told = device.profile()
-    return Answer("it adds as expected", told, not any("OTHERWISE" in line for line in told))
+    """Do the device's accumulators, measured, behave as expected?"""
+    return Answer("it adds as expected", device.profile(), not device.disagreements())
 
 
 def precision(device: Device) -> Answer:
-    """What ``settle`` switches off stays off."""
+    """Are the imprecise modes that ``settle`` switches off still off?"""
     matmul = torch.backends.cuda.matmul
     names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction",
              "allow_tf32")  # fmt: skip
@@ -97,7 +97,7 @@ def precision(device: Device) -> Answer:
 
 
 class _Names(TorchDispatchMode):
-    """The names of the operators that run."""
+    """Records the names of the operators that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,8 @@ class _Names(TorchDispatchMode):
 
 
 def attention(device: Device) -> Answer:
-    """Which kernel attends, by dtype and size of a head: rules see those of ``ATTENTION``."""
+    """Which attention kernel runs, by dtype and head size? Rules only see those of
+    ``ATTENTION``."""
     seen: dict[str, str] = {}
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for size in (8, 16, 32, 64, 128):
@@ -117,7 +118,7 @@ def attention(device: Device) -> Answer:
                 torch.randn(1, 2, 16, size, device=device.torch, dtype=dtype, requires_grad=True)
                 for _ in range(3)
             )
-            with torch.no_grad(), AttentionWatch():  # it keeps nothing for a backward
+            with torch.no_grad(), AttentionWatch():  # without a backward nothing is saved
                 F.scaled_dot_product_attention(q, k, v, is_causal=True)
             with _Names() as watch:
                 F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
@@ -128,7 +129,7 @@ def attention(device: Device) -> Answer:
 
 
 def generated(device: Device) -> Answer:
-    """Division and subnormals in the code that Inductor generates."""
+    """How exact are divisions in Inductor's generated code, and are subnormals flushed?"""
     question = "generated code divides as far off as O3 allows"
     if reason := unavailable(INDUCTOR, device.name):
         return Answer(question, reason, None)
@@ -152,7 +153,7 @@ def generated(device: Device) -> Answer:
 
 
 def refusals(device: Device) -> Answer:
-    """What the recipes' rules say of CUDA's FP8 multiply."""
+    """Does CUDA's FP8 multiply refuse exactly what the recipes expect it to refuse?"""
     e4m3, e5m2, bf16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
     asked = {
         "K = 24": (32, 24, 32, e4m3, bf16, False), "N = 24": (32, 32, 24, e4m3, bf16, False),
@@ -180,8 +181,8 @@ def _said(
 
 
 def repeats(device: Device) -> Answer:
-    """Every model, on torch alone, again and again: does it leave the same bits? Not where torch
-    adds up in any order, as it documents."""
+    """Does every model, in plain torch, give the same bits each time? Models with operators that
+    torch documents to sum in any order are skipped."""
     recipes = load_recipes()
     judge = Judge(recipes, Ledger([]), frozenset({EAGER.name}), device=device)
     seen: dict[str, int | str] = {}
@@ -195,7 +196,7 @@ def repeats(device: Device) -> Answer:
         if any(OPERATORS[call.operator].unordered(call) for call in calls):
             seen[name] = "adds up in any order"
         else:
-            # not of all that its operators return: rows that are no group's nobody writes
+            # only outputs, not all operators' results: those may have rows of no group, unwritten
             made = (judge.run_arms(case).values() for _ in range(REPEATS))
             seen[name] = len({digest([trace.outputs for trace in traces]) for traces in made})
     counted = {found for found in seen.values() if isinstance(found, int)}
@@ -203,7 +204,7 @@ def repeats(device: Device) -> Answer:
 
 
 def times(device: Device) -> Answer:
-    """Milliseconds of a tapped run of a linear."""
+    """Milliseconds of a tapped run of a linear, the fastest of 20."""
     recipes = load_recipes()
     seen: dict[str, float | str] = {}
     for name in ("torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"):
@@ -237,7 +238,7 @@ def main() -> int:
     for question in QUESTIONS:
         try:
             answers.append(question(device))
-        except Exception:  # noqa: BLE001 - one that fails must not take the others along
+        except Exception:  # noqa: BLE001 - a question that fails must not end the others
             answers.append(Answer(question.__name__, traceback.format_exc()[-2000:], False))
         record["answers"] = [asdict(answer) for answer in answers]
         asked.out.write_text(json.dumps(record, indent=2, default=str) + "\n")

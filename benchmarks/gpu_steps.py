@@ -10,20 +10,21 @@ RUN = (sys.executable, "-m", "narrowfuzz.cli")
 
 @dataclass(frozen=True)
 class Part:
-    """One command of a step. Of a day's time it gets its share; what it writes is in ``name``."""
+    """One command of a step. ``minutes`` is its share of the day's time; it writes to the file or
+    folder ``name``."""
 
     name: str
     minutes: float
     command: tuple[str, ...]
     #: Exit codes that answer yes.
     good: tuple[int, ...] = (0,)
-    #: What there must be some of.
+    #: Numbers of the result that must not be 0.
     needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Step:
-    """Some parts that answer one question."""
+    """Parts that together answer one question."""
 
     name: str
     question: str
@@ -38,8 +39,8 @@ def run(
     operators: tuple[str, ...] = (),
     needs: tuple[str, ...] = ("cases",),
 ) -> Part:
-    """A campaign on these recipes, or on these operators by themselves. New findings about refusals
-    and conversions are kept, and answer no question here."""
+    """A campaign on these recipes or single operators. New findings about refusals and conversions
+    are stored but do not count for the answer."""
     chosen = [text for glob in globs for text in ("--recipe", glob)]
     chosen += [text for glob in operators for text in ("--operator", glob)]
     chosen += [text for arm in arms for text in ("--arm", arm)]
@@ -51,7 +52,7 @@ def run(
 BASELINES = ("torch.bf16", "torch.fp32", "torch.fp16")
 COMPILED = ("eager", "aot_eager*", "inductor*")
 FAULTS = ("gemm-gain", "gemm-narrow-accumulator", "layer-gain", "recompute-drifts")
-#: Properties that hold on what quantises nothing.
+#: Selects the properties that hold for recipes without quantisation.
 PLAIN = "contract or determinism or gemm or layer or permutation or batching"
 STEPS = (
     Step("probe", "Are our assumptions true?", (
@@ -98,7 +99,7 @@ STEPS = (
         ), good=(1,), needs=("lost_workers",)),
     )),
 )  # fmt: skip
-#: What a simulated GPU cannot do: compilers ask for a real one, and so do Triton's kernels.
+#: Parts that a simulated GPU cannot run: compilers and Triton's kernels need a real one.
 NOT_SIMULATED = (
     "blockwise", "compiled-baselines", "compiled-float8", "compiled-operators", "seed-bug",
 )  # fmt: skip

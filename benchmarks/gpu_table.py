@@ -1,9 +1,9 @@
-"""reports/gpu.json -> the table of docs/unrun.md: what was asked of a GPU, simulated and real.
+"""Write the table of docs/unrun.md from reports/gpu.json: the answers of simulated and real GPUs.
 
     python benchmarks/gpu_table.py [FOLDER...]
 
-puts a day on record, which may come from another machine, and whose parts may have run side by side
-into several folders, and writes the table anew; ``make gpu`` does so at its end.
+adds the record of a day to reports/gpu.json and rewrites the table; ``make gpu`` does so at its
+end. The day may come from another machine, and its parts may be in several folders.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "reports" / "gpu.json"
 PAGE = ROOT / "docs" / "unrun.md"
 BEGIN, END = "<!-- make gpu writes from here -->\n", "<!-- to here -->\n"
-#: Answer of one question on one kind of device: {kind: {question: answer}}.
+#: Kind of device -> its last day: date, versions and {question: answer}.
 Records = dict[str, dict[str, Any]]
 
 
 def load() -> Records:
-    """What is on record: the last day of each kind of device."""
+    """The recorded days: the last one of each kind of device."""
     found: Records = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
     return found
 
 
 def keep(folders: Sequence[Path]) -> None:
-    """Put the day in these folders on record, in place of the last one of its kind of device, and
+    """Record the day in these folders, in place of the previous one of its kind of device, and
     write the table."""
     days = [json.loads((folder / "gpu.json").read_text()) for folder in folders]
     probe = next(
@@ -51,7 +51,7 @@ def keep(folders: Sequence[Path]) -> None:
 
 
 def answer_of(step: Step, parts: dict[str, Any]) -> str:
-    """yes, no, or not asked."""
+    """The answer to the step's question: "yes", "no" or "not asked"."""
     asked = [
         parts[part.name] for part in step.parts if parts.get(part.name, {}).get("code") is not None
     ]
@@ -61,7 +61,8 @@ def answer_of(step: Step, parts: dict[str, Any]) -> str:
 
 
 def table(records: Records) -> str:
-    """Markdown: a row a question, a column for the simulated and one for real devices."""
+    """Markdown: one row per question, one column for the simulated device and one for each real
+    one."""
     real = [kind for kind in records if kind != "simulated"]
     columns = ["simulated", *(real or ["a GPU"])]
     heads = [f"{kind} ({_where(records[kind])})" if kind in records else kind for kind in columns]

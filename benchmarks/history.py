@@ -1,9 +1,10 @@
-"""What campaigns find in old releases of a package, and which later release no longer shows it:
-``make history``.
+"""``make history``: what campaigns find in old releases of a package, and which later release no
+longer shows it.
 
 Each release is searched without the ledger, and nothing is looked up before the campaign has
-ended. Then the script of each finding is run on later releases. A folder that already holds the
-campaign of a release is read, not run again. ``--write`` puts the table into docs/history.md.
+ended. Then the script of each finding is run on later releases. If a folder already holds the
+campaign of a release, that is read instead of a new run. ``--write`` puts the table into
+docs/history.md.
 
     python benchmarks/history.py torchao 0.9.0 0.11.0 --minutes 6 --out reports/runs/history --write
 """
@@ -30,7 +31,7 @@ END = "<!-- end of table -->"
 
 @dataclass(frozen=True)
 class Package:
-    """Whose releases are searched."""
+    """A package whose releases are searched."""
 
     name: str
     recipes: tuple[str, ...]
@@ -58,12 +59,12 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One symptom: the finding of the oldest release that had it, and what became of it."""
+    """One symptom: the finding of the oldest release that had it, and which release fixed it."""
 
     fingerprint: str
     sentence: str
     severity: str
-    #: An entry of the ledger, asked after the campaign.
+    #: The ledger entry that explains it, looked up after the campaign; "" if there is none.
     known_issue: str
     folder: Path
     releases: tuple[str, ...]
@@ -71,7 +72,7 @@ class Row:
 
 
 def campaign(package: Package, version: str, minutes: float, out: Path) -> Path:
-    """Search one release, unless the folder holds its run."""
+    """Run the campaign of one release, unless its folder already holds one. Returns the folder."""
     folder = out / version
     if not (folder / "summary.json").is_file():
         ours = [sys.executable, "-m", "narrowfuzz.cli", "run", "--no-ledger", "--seed", "1"]
@@ -81,8 +82,8 @@ def campaign(package: Package, version: str, minutes: float, out: Path) -> Path:
 
 
 def rows(out: Path, versions: Sequence[str]) -> list[Row]:
-    """The findings of all these releases, the oldest first, one for each fingerprint and known
-    issue; what is suspected has no script, and is none."""
+    """The findings of these releases, oldest release first, merged by fingerprint and known issue.
+    Suspected ones are left out, as they have no script."""
     found: dict[tuple[str, str], Row] = {}
     for version in versions:
         summary = json.loads((out / version / "summary.json").read_text())
@@ -100,7 +101,8 @@ def rows(out: Path, versions: Sequence[str]) -> list[Row]:
 
 
 def fate(package: Package, row: Row, every: Sequence[str]) -> str:
-    """Which later release no longer shows it, by its script."""
+    """Text that states which later release no longer shows the symptom, found by running its
+    script."""
     if row.fingerprint.endswith("--torch"):
         return "torch's own"
     script = script_of(str(row.folder), 0)
@@ -118,7 +120,7 @@ def fate(package: Package, row: Row, every: Sequence[str]) -> str:
 def every_fate(
     package: Package, found: Sequence[Row], every: Sequence[str], file: Path
 ) -> Iterator[Row]:
-    """With what became of each, which a file keeps."""
+    """The rows with their fates, which are cached in ``file``."""
     known = json.loads(file.read_text()) if file.is_file() else {}
     for row in found:
         key = f"{row.releases[0]} {row.fingerprint} {row.known_issue}".rstrip()
@@ -137,7 +139,7 @@ def ask(package: Package, script: Script, version: str) -> VersionAnswer:
 
 
 def table(found: Sequence[Row], out: Path, versions: Sequence[str]) -> Iterator[str]:
-    """In Markdown."""
+    """The tables of releases and of findings, in Markdown."""
     yield "| release | minutes | cases | findings | suspected |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for version in versions:
@@ -153,7 +155,7 @@ def table(found: Sequence[Row], out: Path, versions: Sequence[str]) -> Iterator[
 
 
 def shortened(sentence: str) -> str:
-    """Without a second message, and at most 160 characters."""
+    """The sentence, cut to at most 160 characters."""
     return sentence if len(sentence) <= 160 else f"{sentence[:157].rstrip()}..."
 
 

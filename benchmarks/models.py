@@ -2,11 +2,10 @@
 
 The models are files of plain torch, and small models of transformers, timm and torchtitan, below
 tests/own_models. Each is checked in its own precision, on float8 and on MXFP8, recomputed and
-compiled. Whatever ``check`` reports about them needs an owner in benchmarks/models.toml, with a
-reason: the library whose bug it is, or ourselves, where it is a false alarm. docs/models.md is the
-table.
+compiled. Every report of ``check`` needs an owner in benchmarks/models.toml, with a reason: the
+library whose bug it is, or narrowfuzz, if it is a false alarm. The table is docs/models.md.
 
-Results are kept in reports/runs/models; a check that has a result there is run again only with
+Results are stored in reports/runs/models; a check that has a result there is run again only with
 ``--again``, so a run that was stopped can be continued. Exit code 1: something reported has no
 owner, is a false alarm of ours, or a check broke.
 
@@ -36,25 +35,25 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "tests" / "own_models"
 KEPT = ROOT / "reports" / "runs" / "models"
 TABLE = ROOT / "docs" / "models.md"
-#: What is checked and how, and the owners of what was reported.
+#: The models to check, and the owners of reports.
 TOLD = Path(__file__).with_suffix(".toml")
 NARROW = ("torchao.float8.rowwise", "torchao.mxfp8.rceil")
-#: Ways to train, and the options that ask for them.
+#: Ways to train, and the options of ``check`` that select them.
 WAYS = {
     "recomputed": ("--checkpoint", "full"),
     "compiled": ("--compile", "aot_eager", "--checkpoint", "selective"),
     "inductor": ("--compile", "inductor"),
 }
-#: Who is at fault, where it is not a library.
+#: Owners that are not a library: narrowfuzz, and the model's own file.
 OURS, PAGE = "narrowfuzz", "the page"
-#: Seconds that a check may go on after its --minutes, for what it found last.
+#: Seconds that a check may run beyond its --minutes, to triage its last findings.
 _PATIENCE = 240.0
-#: Checks that have not run are named if they are no more than these.
+#: Checks that have not run are listed by name if there are at most this many.
 _NAMED = 8
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One thing that ``check`` reported about a model."""
+    """One report of ``check`` about a model."""
 
     kind: str  # "finding", "suspected", "refused" or "broke"
     fingerprint: str
@@ -63,31 +62,32 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, checked in one way."""
+    """The result of checking one model in one way."""
 
     model: str
     way: str
     code: int
     seconds: float
     cases: int = 0
-    #: "recipe, arm" -> linears looked at one by one, and how many there are.
+    #: "recipe, arm" -> (linears that were checked individually, all linears).
     linears: dict[str, tuple[int, int]] = {}
     never: list[str] = []
-    #: Ledger entry -> how often it explained something.
+    #: Id of a ledger entry -> number of divergences that it explained.
     known: dict[str, int] = {}
     said: list[Said] = []
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who is responsible for a report: globs of models, way and fingerprint, and why."""
+    """Who is responsible for the reports that match the globs of models, way and fingerprint, and
+    why."""
 
     models: tuple[str, ...]
     owner: str
     why: str
     fingerprint: str = "*"
     way: str = "*"
-    #: Words of the sentence: for refusals, which have no fingerprint.
+    #: Text that the sentence must contain: for refusals, which have no fingerprint.
     says: str = ""
 
     def of(self, row: Row, said: Said) -> bool:
@@ -98,12 +98,12 @@ class Owner:
 
 @dataclass(frozen=True)
 class Model:
-    """A page and its function, with what its check needs."""
+    """A model to check: its file and function, and the settings of the check."""
 
     name: str
     dtype: str
     ways: tuple[str, ...]
-    #: Other releases that it is checked over, as ``--with`` takes them.
+    #: Requirements of other releases to check it with, as for ``--with``.
     over: tuple[str, ...] = ()
 
 
@@ -122,7 +122,7 @@ def owners_of(told: dict[str, Any]) -> list[Owner]:
 
 
 def checked(model: Model, way: str, asked: argparse.Namespace) -> Row:
-    """Run ``narrowfuzz check`` and read its document."""
+    """Run ``narrowfuzz check`` and read its JSON document."""
     folder = KEPT / f"{model.name.replace(':', '.')}-{way}-{time.time_ns()}"
     recipes = [f"--recipe={name}" for name in (f"torch.{model.dtype}", *NARROW)]
     command = [
@@ -139,14 +139,14 @@ def checked(model: Model, way: str, asked: argparse.Namespace) -> Row:
     try:
         out, err = process.communicate(timeout=60 * asked.minutes + _PATIENCE)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)  # it still says what it has
+        process.send_signal(signal.SIGINT)  # it still prints the results that it has
         out, err = process.communicate()
     seconds = round(time.monotonic() - start, 1)
     return row_of(model.name, way, process.returncode, seconds, out, err)
 
 
 def row_of(model: str, way: str, code: int, seconds: float, out: str, err: str) -> Row:
-    """What a check that ended so has said."""
+    """The result of a check that ended with this exit code and output."""
     last = err.strip().splitlines()[-1:] or [""]
     try:
         document = json.loads(out)
@@ -178,7 +178,7 @@ def file_of(model: str, way: str) -> Path:
 
 
 def kept(wanted: Sequence[tuple[Model, str]]) -> list[Row]:
-    """The rows that there are of these."""
+    """The stored results of these checks, as far as they have run."""
     files = [file_of(model.name, way) for model, way in wanted]
     return [msgspec.json.decode(f.read_bytes(), type=Row) for f in files if f.is_file()]
 
@@ -188,7 +188,8 @@ def owner_of(row: Row, said: Said, owners: Sequence[Owner]) -> Owner | None:
 
 
 def wrong(rows: Sequence[Row], owners: Sequence[Owner]) -> Iterator[str]:
-    """Each report that has no owner, or whose owner we are, and each check that broke."""
+    """A line for each report that has no owner or is owned by narrowfuzz, and for each check that
+    broke."""
     for row in rows:
         for said in row.said:
             owner = owner_of(row, said, owners)
@@ -201,7 +202,7 @@ def wrong(rows: Sequence[Row], owners: Sequence[Owner]) -> Iterator[str]:
 
 
 def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) -> str:
-    """The page that docs/models.md is."""
+    """The text of docs/models.md."""
     found = sum(len(row.said) for row in rows)
     false = sum(1 for _ in wrong(rows, owners))
     lines = [

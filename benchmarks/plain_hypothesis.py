@@ -1,8 +1,8 @@
-"""What the benchmark compares with: raw PyTorch, and a plain Hypothesis test.
+"""The baselines of the benchmark: raw PyTorch, and a plain Hypothesis test.
 
 ``raw_torch`` builds and runs layers and judges nothing. ``one_compile_per_example`` is the property
-test one would write without a campaign: every example builds and compiles its own program. Both get
-the very Specs that narrowfuzz was given: single linears, which every rule judges.
+test that one would write without a campaign: every example builds and compiles its own program.
+Both get the same Specs as narrowfuzz: single linears, which every rule judges.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def generate(
 
 
 def warm_up(judge: Judge, kind: Compile) -> None:
-    """Compile twice before the clock starts, with no artefact of an earlier run at hand.
+    """Compile twice before the clock starts, with an empty cache of artefacts.
 
-    The first compile of a process pays for imports, probes of the C++ compiler and precompiled
-    headers; both sides are spared that.
+    The first compile of a process also pays for imports, probes of the C++ compiler and precompiled
+    headers, which should count for neither side.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="narrowfuzz-bench-")
     for name in ("torch.bf16", "torchao.float8.rowwise"):
@@ -77,9 +77,9 @@ def raw_torch(
     *,
     build_each: bool,
 ) -> float:
-    """Cases a second of building a layer and running it twice, forward and backward.
+    """Cases per second of building a layer and running it twice, forward and backward.
 
-    ``build_each``: build and convert for every case; otherwise once a Spec, as narrowfuzz does.
+    ``build_each``: build and convert for every case; otherwise once per Spec, as narrowfuzz does.
     """
     start = time.perf_counter()
     for spec in specs:
@@ -98,15 +98,15 @@ def raw_torch(
 def quiet_worker(
     out: Path, arms: tuple[str, ...] = (), after: Callable[[int], None] = lambda cases: None
 ) -> Any:
-    """A campaign's worker without its process: its slices, draws, rules and caches.
+    """A campaign's worker, with its slices, draws, rules and caches, but in this process.
 
-    It does not triage what it finds, and calls ``after`` with the number of cases judged so far.
+    It does not triage findings, and calls ``after`` with the number of cases judged so far.
     """
 
     class Quiet(Worker):
         ran = 0
         keys: ClassVar[list[str]] = []
-        #: The first case of each of ``keys``, as text, and the rungs it was judged on.
+        #: The first case of each of ``keys``, as text, and the names of the arms it was judged on.
         firsts: ClassVar[list[tuple[str, list[str]]]] = []
 
         def _judge(
@@ -139,13 +139,13 @@ def quiet_worker(
 
     Store(out)
     _, sending = mp.Pipe(duplex=False)
-    models = ("torch.*", "torchao.*")  # what schedules run on takes turns with these
+    models = ("torch.*", "torchao.*")  # without the recipes of schedules, which would alternate
     config = Config(out=out, workers=1, seed=1, recipes=models, arms=arms)
     return Quiet(config, Place(0, 0, 0, math.inf), sending, Device())
 
 
 def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
-    """The campaign's worker on one rung of its ladder: its own slices, one after the other."""
+    """Run the campaign's worker on slices of linears with one value of ``Spec.compile``."""
     length = next(s.seconds for s in AGAIN if s.kind == kind)
     linears = Slice(kind, length, "linears")
     with tempfile.TemporaryDirectory() as out:
@@ -169,8 +169,8 @@ def one_compile_per_example(
 ) -> dict[str, Any]:
     """A plain Hypothesis test: one example, one draw, one compile.
 
-    Every example draws a case as such a test does, then judges the next of ``firsts`` in its place,
-    on the same rungs: compile times differ too much to compare two sides on different ones.
+    Every example draws a case as such a test does, but then judges the next of ``firsts`` instead,
+    on its arms: compile times differ too much to compare the two sides on different Specs.
     """
     recipes = load_recipes()
     judge = Judge(recipes, load_ledger())

@@ -1,11 +1,11 @@
-"""Two tests of a recipe that know nothing of narrowfuzz: what one would write without it.
+"""Two tests of a recipe as one would write them without narrowfuzz.
 
 ``compiled`` is a Hypothesis test: a layer in eager mode against the same under torch.compile, by
 torch.testing's own tolerances. ``as_shipped`` has the shapes and thresholds of the libraries' own
 suites: torchao's test_base.py and test_numerics_integration.py of float8, its test_mxfp8_linear.py,
 and TransformerEngine's test_float8_current_scaling_exact.py.
 
-A test answers with an Outcome; a failure is a text.
+A test returns an Outcome, which holds a failure as text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a test did: how many cases it compared, and how one failed."""
+    """The result of a test: the number of cases compared, and how one failed."""
 
     cases: int
     failure: str = ""
@@ -43,8 +43,9 @@ class Outcome:
     not_applicable: str = ""
 
 
-#: With anything before or behind a quantised linear the two modes differ: sums and activations
-#: round elsewhere, and a quantiser makes that a step of FP8. Whoever writes the test drops them.
+#: Models in which the two modes agree. If anything precedes or follows a quantised linear, sums and
+#: activations are rounded at other places, and a quantiser turns that into a step of FP8; the
+#: author of such a test would leave these models out.
 _QUANTISED = ("linear",)
 _PLAIN = ("linear", "mlp_gelu", "rmsnorm_linear", "attention")
 #: Hypothesis's own default.
@@ -53,9 +54,9 @@ _SPECIAL_LAYERS = "the library takes its layers out of torch.compile"
 
 
 def compiled(recipes: Sequence[Recipe], seconds: float, seed: int, most: int) -> Outcome:
-    """At most ``most`` examples, none begun after ``seconds``; the first failure ends it.
+    """At most ``most`` examples, none begun after ``seconds``; the first failure ends the test.
 
-    Which examples are drawn depends on ``seed`` and the recipes alone.
+    The drawn examples depend only on ``seed`` and the recipes.
     """
     if any(isinstance(r, Recipe) and r.process for r in recipes):
         return Outcome(0, not_applicable=_SPECIAL_LAYERS)
@@ -104,7 +105,7 @@ def _eager_and_compiled(recipe: Recipe, spec: Spec, seed: int) -> None:
 
 
 def _made(recipe: Recipe, spec: Spec) -> tuple[nn.Module, Callable[[], Any], Any]:
-    """The model, the region it runs in, and how its backward is called."""
+    """The model, a function that returns the region to run it in, and its backward function."""
     if recipe.source is CONVERTED:
         model = MODELS[spec.model].build(spec, dtype=torch.bfloat16, device="cpu")
         return recipe.convert(model, spec), nullcontext, torch.autograd.backward
@@ -210,7 +211,7 @@ def _float8_linear(
 
 
 def _feed_forward(recipe: Recipe, backend: str) -> None:
-    """Shapes of a Llama 70B there, a sixteenth of them here."""
+    """torchao's feed-forward test: it has the shapes of a Llama 70B, here a sixteenth of them."""
     spec = Spec(recipe=recipe.name, backend=backend, model="mlp_swiglu", m=512, k=256, n=896)
     block = MODELS["mlp_swiglu"].build(spec, dtype=torch.bfloat16, device="cpu")
     reference, float8 = _pair(recipe, spec, block)
@@ -249,7 +250,7 @@ def _te_layers(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _te_linear(recipe: Recipe, kind: str) -> None:
-    """One step in and outside of a region; mean of the elements' relative errors."""
+    """One step outside and one inside of a region, compared by the mean relative error."""
     subject = recipe.subject("cpu")
     rows = max(16, recipe.alignment)
     spec = Spec(

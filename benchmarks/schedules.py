@@ -1,4 +1,5 @@
-"""Schedules a second, judged by every rule: five events on one 32-wide linear, and as drawn."""
+"""Schedules judged per second by every rule: with five events on one 32-wide linear, and as
+drawn."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.recipe.recipe import load_every
 
-#: Recipe -> schedules of five events a second, at least.
+#: Recipe -> least number of schedules of five events per second.
 TARGETS = {"reference.delayed": 100.0, "te.delayed": 20.0}
 _FIVE = (Open(), Forward(), Close(), Backward(of=(0,)), Step())
 
 
 def schedules_part(recipe: str, seconds: float) -> dict[str, Any]:
-    """Rates of one recipe, a third of the time for each of three rounds."""
+    """Rates for one recipe: of five events, the median of three rounds in half of the time, and of
+    drawn schedules in the other half."""
     library = load_every()[recipe]
     library.prepare()
     judge = Judge(load_every(), load_ledger())
@@ -38,7 +40,8 @@ def schedules_part(recipe: str, seconds: float) -> dict[str, Any]:
 
 
 def _five(recipe: str, number: int) -> Case:
-    """One step; every second one runs with a checkpoint, too, and every fourth in company."""
+    """A schedule of one step. Every second number also has a checkpoint; every fourth checkpoints
+    each layer instead of the whole model."""
     spec = Spec(
         recipe=recipe, model="library_linear", events=_FIVE,
         checkpoint="full" if number % 2 else "none", wraps="each" if number % 4 == 1 else "whole",

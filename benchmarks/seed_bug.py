@@ -1,11 +1,12 @@
-"""``make seed-bug``: the bug narrowfuzz was made for, planted on a CPU and measured.
+"""``make seed-bug``: the bug that narrowfuzz was made for, planted on a CPU and measured.
 
-K is recomputed in backward under another rounding than in forward, while attention's log-sum-exp
-was kept. Each row is one rung of one model, with Inductor as shipped or with the planted fault:
-how much of K moved, what the rules say, and what comparing gradients with eager says.
+K is recomputed in backward with another rounding than in forward, while attention's log-sum-exp
+was saved. Each row is one arm of one model, with Inductor as released or with the planted fault:
+the share of K that changed, the verdicts of the rules, and the result of comparing gradients with
+eager.
 
-A planted library must not meet another's artefacts, so every row that differs in fault or rung is
-measured without caches, and the whole runs in a folder of its own.
+Artefacts compiled with and without the fault must not mix, so every row that differs in fault or
+arm is measured without caches, and all of it runs in a folder of its own.
 """
 
 from __future__ import annotations
@@ -41,25 +42,26 @@ from narrowfuzz.trace.verdict import Verdict
 FAULT = "inductor-backward-drift"
 ROWWISE = "torchao.float8.rowwise"
 INDUCTOR, STRICT = "inductor+checkpoint_selective", "inductor_strict+checkpoint_selective"
-#: torchao's own thresholds: compiled against bf16 (widest), and signal to noise of grad_weight.
+#: torchao's own thresholds: the widest between compiled and bf16, and the signal-to-noise ratio of
+#: grad_weight.
 ALLCLOSE, SQNR_DB = 0.2, 17.0
-#: The multiplier that torch's own accuracy check grants to bf16 results.
+#: The multiple of eager's error that torch's own accuracy check allows for bf16 results.
 RMSE_RATIO = 3.0
-#: wq and wk times this: logits 64 times as large.
+#: Factor for wq and wk, which makes logits 64 times as large.
 SHARP = 8.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run of one rung."""
+    """One run of one arm."""
 
     model: str
     recipe: str
     planted: bool
     rung: str
-    #: wq and wk were multiplied by this.
+    #: The factor by which wq and wk were multiplied.
     gain: float
-    #: Share of K's elements that attention's backward got other than its forward.
+    #: Share of K's elements that differ between attention's backward and its forward.
     moved: float
     #: max|sum exp(qk - lse) - 1| over the rows, and the same in units of O18's bound.
     off: float
@@ -70,13 +72,13 @@ class Row:
     #: Worst gradient: its error against float64 in units of eager's, and its SQNR against eager.
     error_ratio: float
     sqnr_db: float
-    #: True: no gradient misses torchao's and torch's tolerances against eager.
+    #: Whether all gradients are within torchao's tolerance against eager, and within torch's.
     allclose: bool
     rmse: bool
 
 
 def spec_of(model: str, recipe: str = ROWWISE, backend: str = "real") -> Spec:
-    """The smallest Spec of ``model`` that shows it."""
+    """The smallest Spec of ``model`` that shows the bug."""
     return Spec(
         recipe=recipe, backend=backend, model=model, m=32, k=64, n=64, heads=2,  # type: ignore[arg-type]
         checkpoint="selective", compile="inductor",
@@ -86,7 +88,7 @@ def spec_of(model: str, recipe: str = ROWWISE, backend: str = "real") -> Spec:
 def measure(
     spec: Spec, rung: str, device: Device, *, planted: bool, gains: tuple[float, ...]
 ) -> list[Row]:
-    """Compile once, run and judge for every gain of wq and wk."""
+    """Compile once, then run and judge for every gain of wq and wk."""
     recipe = load_recipes()[spec.recipe]
     case = Case(spec=spec, data=DataSpec())
     rows = []
@@ -113,7 +115,7 @@ def measure(
 
 
 def sharpened(tensors: dict[str, F32], gain: float) -> dict[str, F32]:
-    """Queries and keys ``gain`` times as large."""
+    """The tensors with wq and wk multiplied by ``gain``."""
     return {
         name: t * np.float32(gain) if name.endswith(("wq.weight", "wk.weight")) else t
         for name, t in tensors.items()
@@ -138,7 +140,7 @@ def _row(evidence: Evidence, rung: str, planted: bool, gain: float) -> Row:
 
 
 def _status(verdicts: Any, rung: str) -> str:
-    """The worst of a rule's verdicts on this rung."""
+    """The status of the worst of a rule's verdicts on this arm."""
     found: list[Verdict] = [v for v in verdicts if v.arm == rung]
     return next((v.status for v in found if v.status == "diverged"), found[0].status)
 
@@ -173,7 +175,8 @@ def _ratio(trace: Trace, eager: Trace, evidence: Evidence, name: str) -> float:
 
 
 def _close(got: F32, want: F32) -> bool:
-    """torchao's widest tolerance, which is meant for elements of order 1."""
+    """Whether the two agree within torchao's widest tolerance, scaled to the size of ``want`` as it
+    is meant for elements of order 1."""
     size = float(np.sqrt(np.mean(want.astype(np.float64) ** 2)))
     return bool(np.allclose(got, want, rtol=ALLCLOSE, atol=ALLCLOSE * size))
 
@@ -183,13 +186,13 @@ def _sqnr(got: F32, want: F32) -> float:
     return 20.0 * float(np.log10(np.linalg.norm(want) / noise)) if noise else float("inf")
 
 
-#: What is measured by default: model, recipe, backend, planted, rung.
+#: Rows that are measured by default: model, recipe, backend, planted, arm.
 PLANS = (
     ("llama_block", ROWWISE, "real", False, INDUCTOR),
     ("llama_block", ROWWISE, "real", True, INDUCTOR),
     ("llama_block", ROWWISE, "real", True, STRICT),
 )
-#: And with --wide: where else it shows, and where it cannot.
+#: Additional rows with --wide: where else the bug shows, and where it cannot.
 WIDE = (
     ("two_blocks", ROWWISE, "real", True, INDUCTOR),
     ("llama_block", ROWWISE, "emulated", True, INDUCTOR),

@@ -1,14 +1,14 @@
-"""Does the emulated extension of TransformerEngine answer what its own one does?
+"""Does the emulated extension of TransformerEngine return the same results as its own extension?
 
 On a machine with a GPU and TransformerEngine 2.20.2, then on any machine:
 
     python benchmarks/te_calls.py record FILE
     python benchmarks/te_calls.py compare FILE
 
-``compare`` repeats each call on the emulation and prints every result that has other bits: how
-many, and by how much in units of the last place. Sums (products, norms, a bias' gradient) may
-differ so; codes of what was given, scales, maxima and histories may not. Exit code 0: all have the
-same bits; 1: some have not.
+``compare`` repeats each call on the emulation and prints every result with different bits: how
+many elements differ, and by how many units in the last place. Sums (products, norms, a bias'
+gradient) may differ so; codes of given tensors, scales, maxima and histories may not. Exit code 0:
+all results have the same bits; 1: some do not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = {"bf16": BF16, "fp16": FP16, "fp32": FP32}
 FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 KINDS = {BF16: DType.kBFloat16, FP16: DType.kFloat16, FP32: DType.kFloat32}
-#: Numbers at which casts are decided: zeros, ties between codes, the largest ones, what is beyond.
+#: Numbers that are critical for casts: zeros, subnormals, ties between codes, the largest numbers
+#: and larger ones.
 EDGES = (
     0.0, -0.0, INF, -INF, NAN, 2.0**-9, 2.0**-10, 1.5 * 2.0**-10, 2.0**-16, 2.0**-17,
     1.5 * 2.0**-17, 2.0**-126, 2.0**-133, 1e-45, 1.0625, 1.1875, 17.0, 17.5, 18.0, 232.0, 248.0,
@@ -73,7 +74,7 @@ def current(form: str, **options: Any) -> Any:
 
 
 def parts(tensor: Any, quantizer: Any = None) -> Made:
-    """Everything that a quantised tensor holds, and the amax cell."""
+    """All buffers of a quantised tensor, and the amax cell of its quantizer."""
     if type(tensor) is torch.Tensor:
         return {"value": tensor}
     made = {"codes": tensor._data, "transpose": tensor._transpose, "inverse": tensor._scale_inv}
@@ -313,7 +314,7 @@ def every() -> dict[str, Callable[[], Made]]:
 
 
 def answers() -> Answers:
-    """What each call makes, on the host; or what it raises."""
+    """The results of each call, on the CPU, or the error that it raises as text."""
     made: Answers = {}
     for name, call in every().items():
         try:
@@ -325,13 +326,14 @@ def answers() -> Answers:
             TypeError,
             ValueError,
             AssertionError,
-        ) as error:  # a refusal is one, too
+        ) as error:  # an error is a result to compare, too
             made[name] = f"{type(error).__name__}: {error}"
     return made
 
 
 def differences(recorded: Answers, here: Answers) -> Iterator[tuple[str, str]]:
-    """(call and part, how the two differ) of all that have other bits; all NaNs are alike."""
+    """(call and part, description of the difference) for each result with different bits; all NaNs
+    count as equal."""
     for name in sorted(recorded.keys() | here.keys()):
         one, other = recorded.get(name), here.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
@@ -347,7 +349,7 @@ def _short(answer: Any) -> str:
 
 
 def _apart(one: torch.Tensor | None, other: torch.Tensor | None) -> str:
-    """How a recorded tensor differs from the one here; empty where it does not."""
+    """How a recorded tensor differs from the one made here; "" if it does not."""
     if one is None or other is None:
         return "" if one is other else f"only {'here' if one is None else 'recorded'}"
     if one.dtype != other.dtype or one.shape != other.shape:
@@ -365,7 +367,8 @@ def _apart(one: torch.Tensor | None, other: torch.Tensor | None) -> str:
 
 
 def _ordered(x: torch.Tensor) -> torch.Tensor:
-    """Whole numbers in the order of the values, neighbours one apart; -0 and 0 differ."""
+    """Integers in the order of the values, such that neighbouring values are one apart; -0 and 0
+    differ."""
     kind = {2: torch.int16, 4: torch.int32}.get(x.element_size())
     if not x.is_floating_point() or kind is None:
         return x.long()

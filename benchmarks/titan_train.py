@@ -1,7 +1,8 @@
-"""torchtitan 0.1.0's own trainer on its llama3 debug model, on a CPU: rank for rank what its
-``train.py`` is, with a device that has no memory to tell of, and with text that is at hand.
+"""Run torchtitan 0.1.0's own trainer on its llama3 debug model, on a CPU. Each rank does the same
+as its ``train.py``, with a stand-in for the device module, which a CPU lacks, and with local text.
 
-One process, or torchrun's, whose ranks share the parameters by FSDP. The last line is the losses.
+It runs as one process, or under torchrun, whose ranks share the parameters by FSDP. The last line
+that it prints has the losses.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import distributed
 from torch.utils.data import IterableDataset
 
-#: What a rank that torchrun has not started is.
+#: Environment variables of the single rank if torchrun has not started this process.
 _ALONE = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
@@ -66,7 +67,7 @@ def train(steps: int, rows: int, length: int) -> list[float]:
 
 
 def _on_cpu() -> None:
-    """torchtitan asks torch for its device once, when it is imported."""
+    """Import torchtitan with the CPU as its device, for which it asks torch once, at import."""
     nothing: Callable[..., None] = lambda *args: None  # noqa: E731
     device = SimpleNamespace(
         set_device=nothing, synchronize=nothing, empty_cache=nothing,
@@ -82,7 +83,8 @@ def _on_cpu() -> None:
 
 
 class _Rows(IterableDataset):  # type: ignore[type-arg]
-    """Bytes of this project's docs, each a word, in the order of a seed of the rank's own."""
+    """Rows of text from this project's docs, one token per byte, at random positions from a seed
+    that differs between ranks."""
 
     def __init__(self, length: int, seed: int) -> None:
         text = b"".join(file.read_bytes() for file in sorted(_TEXT.glob("*.md")))

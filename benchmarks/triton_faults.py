@@ -1,9 +1,9 @@
-"""Faults of what torchao's Triton kernels make for experts and linears, and rewrites as good as
-these, hunted in Triton's interpreter.
+"""Faults in torchao's Triton kernels for experts and linears, and legal rewrites of these kernels,
+to be searched for in Triton's interpreter.
 
     narrowfuzz score --with triton==3.6.0 --faults benchmarks/triton_faults.py --no-builtin
 
-The first are at the places where kernels for experts went wrong in 2026: tiles, empty groups,
+The faults for experts are at the places where such kernels had bugs in 2026: tiles, empty groups,
 padding, scales that are read a row off.
 """
 
@@ -31,7 +31,7 @@ _TILE = 16
 
 
 def _changed(module: str, name: str, change: Callable[..., Any]) -> AbstractContextManager[None]:
-    """``change(original, *args)`` is this function wherever the module calls it."""
+    """``change(original, *args)`` replaces this function wherever the module calls it."""
     import triton_on_cpu
 
     triton_on_cpu.install_torchao()  # before anything of torchao is imported
@@ -56,7 +56,7 @@ def _scales_of_group_before(cast: Any, a: Any, b: Any, offs: Any, *args: Any, **
 
 
 def _quantised_twice(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
-    """What it is given has been quantised along the other axis before."""
+    """The input is quantised along the other axis and dequantised before the cast."""
     import torch
 
     scale = 448.0 / x.float().abs().amax(-2, keepdim=True).clamp(min=1e-12)
@@ -67,13 +67,13 @@ def _quantised_twice(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
 
 
 def _clamped_to_240(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
-    """E4M3FNUZ's largest number, of another vendor's GPUs."""
+    """Codes are clamped to the largest number of E4M3FNUZ, the format of AMD's GPUs."""
     codes, scales = cast(x, *args, **how)
     return codes.float().clamp(-240.0, 240.0).to(codes.dtype), scales
 
 
 def _as_e5m2(cast: Any, a: Any, b: Any, *args: Any, **how: Any) -> Any:
-    """Codes of the gradient are rounded to E5M2's two bits on their way."""
+    """Codes of the gradient are rounded to E5M2, which has two significand bits."""
     import torch
 
     a_codes, *others = cast(a, b, *args, **how)
@@ -116,7 +116,7 @@ def _tile_of_expert_before(
 def _empty_group_unwritten(
     multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
 ) -> Any:
-    """An expert without tokens has a weight gradient that nobody wrote."""
+    """The weight gradient of an expert without tokens is not written: it holds 3 instead of 0."""
     result = multiply(a, b, sa, sb, offs, **how)
     for number, rows in enumerate(_groups(offs)) if b.ndim == 2 else ():
         if rows.stop == rows.start:
@@ -127,7 +127,7 @@ def _empty_group_unwritten(
 def _last_tokens_lost(
     multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
 ) -> Any:
-    """The weight gradient ends with the last whole 32 tokens of a group."""
+    """The weight gradient leaves out the tokens after a group's last whole block of 32."""
     import torch
 
     if b.ndim == 2:
@@ -163,7 +163,7 @@ def _scales_moved(cast: Any, *args: Any, **how: Any) -> Any:
 
 
 def _scales_across(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
-    """Scales of squares lie the other way round."""
+    """The scales of square blocks are stored transposed."""
     codes, scales = cast(x, *args, **how)
     turned = scales.t().contiguous().reshape(scales.shape)
     return codes, scales.clone().copy_(turned)
@@ -179,7 +179,7 @@ def _full_block_loses_column(multiply: Any, *args: Any) -> Any:
 
 
 def _padding_repeats(pad: Any, x: Any, offs: Any, **how: Any) -> Any:
-    """Padding is the group's last row again, and not zeros."""
+    """A group is padded with copies of its last row instead of zeros."""
     padded, starts, ends = pad(x, offs, **how)
     for rows, start, end in zip(_groups(offs), starts.tolist(), ends.tolist(), strict=True):
         count = rows.stop - rows.start
@@ -189,18 +189,18 @@ def _padding_repeats(pad: Any, x: Any, offs: Any, **how: Any) -> Any:
 
 
 def _scales_of_last_tokens(cast: Any, x: Any, **how: Any) -> Any:
-    """All blocks of tokens are read with the scales of the last."""
+    """All blocks of tokens have the scales of the last block."""
     codes, scales = cast(x, **how)
     return codes, scales.clone().copy_(scales[-1:].expand_as(scales))
 
 
 def _padded_to_two_blocks(pad: Any, x: Any, offs: Any, alignment_size: int = 128) -> Any:
-    """Each group is padded to twice what it needs to be."""
+    """Each group is padded to a multiple of twice the alignment."""
     return pad(x, offs, alignment_size=2 * alignment_size)
 
 
 def _scales_reversed(cast: Any, x: Any, **how: Any) -> Any:
-    """Scales of an expert's squares lie the other way round."""
+    """The scales of an expert's square blocks are stored in reverse order along both axes."""
     codes, scales = cast(x, **how)
     return codes, scales.clone().copy_(scales.flip(-1, -2))
 
@@ -208,7 +208,7 @@ def _scales_reversed(cast: Any, x: Any, **how: Any) -> Any:
 def _reversed_experts(
     multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any
 ) -> Any:
-    """Each group in a launch of its own, the last expert first."""
+    """Each group is multiplied in a launch of its own, the last expert first."""
     import torch
 
     if b.ndim != 3:
@@ -222,7 +222,7 @@ def _reversed_experts(
 
 
 def _two_halves(multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any) -> Any:
-    """What is contracted in two parts, which are added in fp32."""
+    """The contraction is split into two halves, whose products are added in fp32."""
     import torch
 
     k = a.shape[1] // 2
@@ -235,7 +235,7 @@ def _two_halves(multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **ho
 
 
 def _noise_behind(multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any) -> Any:
-    """Rows that are no group's hold anything."""
+    """Rows that belong to no group hold an arbitrary number."""
     result = multiply(a, b, sa, sb, offs, **how)
     if b.ndim == 3:
         result[int(offs[-1]) :] = 77.0
@@ -258,7 +258,8 @@ def _by_torch(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
 
 
 def _groups_by_torch(cast: Any, a: Any, b: Any, offs: Any, *args: Any, **how: Any) -> Any:
-    """The same of two tensors in groups, where each has a row."""
+    """torchao's own torch functions in place of the kernel for two tensors in groups, if no group
+    is empty."""
     from torchao.prototype.moe_training.utils import torch_to_float8_per_group_colwise
 
     made = cast(a, b, offs, *args, **how)
@@ -270,7 +271,7 @@ def _groups_by_torch(cast: Any, a: Any, b: Any, offs: Any, *args: Any, **how: An
 
 
 def _one_row_at_a_time(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
-    """A launch for each half of the rows."""
+    """Each half of the rows is quantised in a launch of its own."""
     import torch
 
     half = x.shape[0] // 2
@@ -285,7 +286,7 @@ def _one_row_at_a_time(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
 
 
 class _Launched:
-    """A kernel, after each launch of which ``change`` may alter what is in its arguments."""
+    """A kernel whose arguments ``change`` may alter after each launch."""
 
     def __init__(self, kernel: Any, change: Callable[..., None]) -> None:
         self.kernel, self.change = kernel, change
@@ -310,7 +311,7 @@ def _after_launches(
 def _last_rank_skipped(
     counts: Any, starts: Any, firsts: Any, numbers: Any, experts: int, ranks: int, **how: Any
 ) -> None:
-    """Experts get no row of the last rank, where there is another."""
+    """Experts get no rows from the last of several ranks."""
     if ranks > 1:
         numbers[numbers >= starts[experts * (ranks - 1)]] = -1
 
@@ -320,12 +321,12 @@ def _last_gradient_lost(grad: Any, numbers: Any, output: Any, *args: Any, **how:
 
 
 def _tiles(output: Any) -> Any:
-    """Whole tiles of 512 bytes."""
+    """The whole tiles of 512 bytes, [tiles, 512]."""
     return output.view(-1)[: output.numel() // 512 * 512].view(-1, 512)
 
 
 def _last_tile_unmoved(*args: Any, **how: Any) -> None:
-    """The last tile that is written, of those of groups of rows, stays zero."""
+    """The last tile that the kernel writes is zero."""
     tiles = _tiles(args[6])
     used = tiles.any(1).nonzero()
     if len(used):
@@ -333,7 +334,7 @@ def _last_tile_unmoved(*args: Any, **how: Any) -> None:
 
 
 def _rows_halved(*args: Any, **how: Any) -> None:
-    """The upper half of each tile is read where the lower half should be."""
+    """The second half of each tile's groups of rows has the scales of the first half."""
     tiles = _tiles(args[7]).view(-1, 32, 4, 4)
     tiles[:, :, 2:] = tiles[:, :, :2].clone()
 

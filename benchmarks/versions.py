@@ -1,10 +1,10 @@
-"""What holds on the versions that are installed here: ``make versions`` runs it on the newest, or
-on the torch that it is told.
+"""Verify narrowfuzz on the installed versions: ``make versions`` runs this on the newest ones, or
+on the torch that it is given.
 
-Tries every ledger entry by its script, runs a campaign on the unquantised baselines, the smoke
-properties on all recipes and the tests of what torch and Triton say of a GPU that is not here, and
-writes the result to reports/verified.json. Exit code 1: an entry that names these versions does not
-show, the baselines have findings, or a test fails.
+It runs the script of every ledger entry, a campaign on the unquantised baselines, the smoke
+properties on all recipes, and the tests of what torch and Triton generate for a GPU without having
+one, and writes the result to reports/verified.json. Exit code 1: an entry that names these versions
+does not show, the baselines have findings, or a test fails.
 
     python benchmarks/versions.py --minutes 2
     make versions TORCH=2.11.0
@@ -30,12 +30,12 @@ from narrowfuzz.triage.trials import Trials
 
 ROOT = Path(__file__).resolve().parents[1]
 PROPERTIES = ("properties", "--nf-profile", "smoke")
-#: What a CPU build without Triton says the less of.
+#: Tests of code for a GPU; a CPU build without Triton runs fewer of them.
 GPU = ("tests/machine/test_gpu_code.py", "tests/machine/test_meta_refusals.py")
 
 
 def try_entries() -> tuple[dict[str, str], list[str]]:
-    """Entry -> what its script says, and the ids of those that should show and do not."""
+    """(entry id -> the answer of its script, the ids of entries that should show but do not)."""
     trials, lost = Trials(), []
     for entry in load_entries():
         emulated = "transformer_engine" in entry.versions
@@ -51,7 +51,7 @@ def try_entries() -> tuple[dict[str, str], list[str]]:
 
 
 def run_baselines(minutes: float) -> tuple[int, tuple[str, ...]]:
-    """Cases of a campaign on torch alone, and the fingerprints of its findings."""
+    """The number of cases of a campaign on plain torch, and the fingerprints of its findings."""
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-versions-") as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "narrowfuzz.cli", "run", "--recipe", "torch.bf16"]
@@ -62,7 +62,7 @@ def run_baselines(minutes: float) -> tuple[int, tuple[str, ...]]:
 
 
 def run_tests(asked: tuple[str, ...]) -> tuple[int, int]:
-    """Tests that passed, and that failed or could not run."""
+    """The number of tests that passed, and of those that failed or could not run."""
     command = [sys.executable, "-m", "pytest", "-q", *asked]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout[-2000:], flush=True)

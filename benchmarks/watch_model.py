@@ -1,5 +1,5 @@
-"""A small model sharded over four ranks, FSDP2 and tensor parallel 2 x 2: as threads of this
-process, or as one of torchrun's processes."""
+"""A small model sharded over four ranks, FSDP2 and tensor parallelism 2 x 2. The ranks are threads
+of this process, or torchrun's processes."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ _PLAN: dict[str, Any] = {
 
 
 def train(dtype: torch.dtype, around: Callable[[int], AbstractContextManager[Any]]) -> list[float]:
-    """Three steps on this rank, in what is put ``around`` them; its losses."""
+    """Train three steps on this rank, inside the context ``around(rank)``. Returns the losses."""
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    with _BUILDING:  # the generator is the process's
+    with _BUILDING:  # the ranks share the process's random generator
         torch.manual_seed(0)
         model = Model()
         draw = torch.Generator().manual_seed(1 + mesh.get_local_rank("dp"))
@@ -99,5 +99,5 @@ def train(dtype: torch.dtype, around: Callable[[int], AbstractContextManager[Any
 
 
 def threads(run: Callable[[], Any]) -> list[Any]:
-    """``run`` as four ranks of a threaded process group; what each returned."""
+    """Run ``run`` on four ranks of a threaded process group. Returns each rank's result."""
     return on_ranks({"ranks": RANKS}, lambda rank, mesh: run())

@@ -1,4 +1,4 @@
-"""What watching costs a training: a two-block model of width 512, 4 x 128 tokens, bf16, eager."""
+"""The overhead of ``watch`` in a training: two blocks of width 512, 4 x 128 tokens, bf16, eager."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ MOST = 10.0
 
 
 def overhead_part(steps: int = STEPS) -> dict[str, float]:
-    """Milliseconds of the one thread in a step, the median: plain, watched, with digests. They take
-    turns step by step, and waits do not count, as the machine is shared."""
+    """Median milliseconds of CPU time of the only thread per step: plain, watched, and watched with
+    digests (``full``). The three alternate step by step; waits do not count, as the machine is
+    shared."""
     torch.manual_seed(0)
     model: nn.Module = Model(512, heads=8).bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

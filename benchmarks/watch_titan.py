@@ -1,7 +1,7 @@
-"""``make watch-titan``: watch stands around torchtitan's own trainer, with nothing wrong in it, in
-one process and in torchrun's two. It must name nothing and leave every loss as it is.
+"""``make watch-titan``: run ``watch`` around torchtitan's own trainer, without a fault, in one
+process and in two of torchrun. It must find nothing and change no loss.
 
-Exit code 0: so it is; 1: it is not.
+Exit code 0: that is the case; 1: it is not.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from narrowfuzz_watch.read import REPORT
 from narrowfuzz_watch.records import Report
 
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-#: What starts so many ranks.
+#: Number of ranks -> the command that starts them.
 _STARTS = {1: (sys.executable,), 2: _TORCHRUN}
 
 
 def losses(command: tuple[str, ...]) -> tuple[int, set[str]]:
-    """The exit code, and what the ranks say of the losses of all steps."""
+    """The exit code, and the lines of losses that the ranks print."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not (said := {line for line in done.stdout.splitlines() if line.startswith("losses")}):
         raise RuntimeError(f"{' '.join(command)} trained nothing:\n{done.stderr[-2000:]}")
@@ -32,7 +32,7 @@ def losses(command: tuple[str, ...]) -> tuple[int, set[str]]:
 
 
 def trial(ranks: int, steps: int) -> Iterator[str]:
-    """What is wrong with watching so many ranks."""
+    """A description of each problem when this number of ranks is watched."""
     script = str(Path(__file__).with_name("titan_train.py"))
     train = (*_STARTS[ranks], script, str(steps), "--rows", str(4 // ranks))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,10 @@
-"""``make watch-trials``: bad values are put into random operators of random ranks, and watch must
-name rank, operator and collective, and tell a transient fault from one that the operator repeats.
+"""``make watch-trials``: bad values are injected into random operators of random ranks. ``watch``
+must name the rank, operator and collective, and distinguish a transient fault from one that the
+operator repeats.
 
-Four ranks train a small model, FSDP2 and tensor parallel 2 x 2. What is put in is NaN, infinity or
-a flipped bit, once (as hardware does it) or whenever the operator gets the same operands (as
-software does it). Exit code 0: all that should be named was; 1: something was not.
+Four ranks train a small model, FSDP2 and tensor parallelism 2 x 2. A NaN, an infinity or a flipped
+bit is injected once (as by hardware) or whenever the operator gets the same operands (as by
+software). Exit code 0: everything was named correctly; 1: something was not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from narrowfuzz_watch.records import FirstBad, Report
 from torch.utils._python_dispatch import TorchDispatchMode
 from watch_model import RANKS, threads, train
 
-#: What is put in -> is it seen as a bad number?
+#: Kind of injected value -> whether it is visible as a bad number.
 SHOWS = {"nan": True, "inf": True, "high bit": True, "low bit": False}
 _BITS = {torch.float32: (torch.int32, 30, 9), torch.bfloat16: (torch.int16, 14, 1)}
 _LOCAL = threading.local()
@@ -37,27 +38,29 @@ _LOCAL = threading.local()
 
 @dataclass
 class Put:
-    """A bad value to put in, and where it went."""
+    """A bad value to inject, and where it was injected and sent."""
 
     what: str
     rank: int
-    #: After so many operators of that rank.
+    #: The number of operators that the rank runs before the injection.
     after: int
     lasting: bool
     operator: str = ""
-    #: The first collective into which it was sent: name, ranks of its group.
+    #: The first collective into which the value was sent: its name, the ranks of its group.
     through: tuple[str, tuple[int, ...]] | None = None
     operands: list[torch.Tensor] = field(default_factory=list)
     place: tuple[int, int] = (0, 0)
 
 
 class Injector(TorchDispatchMode):
-    """Runs below watch, as the operators themselves do."""
+    """A dispatch mode that injects the value. It runs below ``watch``, like the operators
+    themselves."""
 
     def __init__(self, put: Put | None, *, watched: bool) -> None:
         super().__init__()
         self.put = put
-        #: What watch computes itself is not the program's; it does not come as an operator object.
+        #: True if ``watch`` runs above: its own computations are no targets. They do not arrive as
+        #: calls of operator objects.
         self.watched = watched
         self.ran = 0
 
@@ -119,19 +122,20 @@ class Injector(TorchDispatchMode):
 
 
 def _forwarded() -> bool:
-    """Was the operator called as an object, as a mode calls what it passes on?"""
+    """True if the operator was called as an object by ``watch``, that is, passed on or rerun."""
     frame = sys._getframe(2)
-    between = ("eval_frame.py", "_compile.py")  # a mode is called without being compiled
+    between = ("eval_frame.py", "_compile.py")  # wrappers that keep torch.compile out of a mode
     while frame.f_code.co_filename.endswith(between) and frame.f_back is not None:
         frame = frame.f_back
     caller = frame.f_back
     by_object = frame.f_code.co_filename == torch._ops.__file__
-    # watch runs a program's operator, or runs it again; all else that it calls is its own
+    # the functions in which watch runs a program's operator, or runs it again; other calls are its
+    # own computations
     return by_object and caller is not None and caller.f_code.co_name in ("operator", "again")
 
 
 def _changed(what: str, value: torch.Tensor) -> torch.Tensor | None:
-    """The bad value in the place of this one; None if this one does not become one."""
+    """The bad value that replaces ``value``; None if it would not be bad as ``what`` requires."""
     if what in ("nan", "inf"):
         return torch.full_like(value, float(what))
     integer, high, low = _BITS[value.dtype]
@@ -149,7 +153,8 @@ def _flat(value: Any) -> list[torch.Tensor]:
 
 
 def _numeric(func: Any) -> bool:
-    """Does it make numbers of numbers, in memory of its own or of an operand that it writes?"""
+    """True if the operator computes tensors from tensors, in new memory or in an operand that it
+    writes: not for views and uninitialised memory."""
     schema = func._schema
     if "empty" in schema.name or schema.name in ("aten::set_", "fsdp::all_gather_copy_in"):
         return False
@@ -161,7 +166,7 @@ def _numeric(func: Any) -> bool:
 
 
 def _read(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """What it reads: a copy does not read what it writes over."""
+    """The arguments that the operator reads: without the ones that a copy or fill overwrites."""
     if not any(word in func._schema.name for word in ("copy", "chunk_cat", "fill_", "zero_")):
         return [*args, *kwargs.values()]
     written = {a.name for a in func._schema.arguments if a.alias_info is not None}
@@ -181,7 +186,8 @@ def _made(func: Any, args: Any, kwargs: Any, out: Any) -> list[torch.Tensor]:
 
 @contextmanager
 def _inside(name: str, group: Any, sent: list[torch.Tensor], put: Put | None) -> Iterator[None]:
-    """A collective runs on this rank: is it the first that the bad value is sent into?"""
+    """A context in which a collective runs on this rank. Records it in ``put`` if it is the first
+    into which the bad value is sent."""
     outer = getattr(_LOCAL, "inside", False)
     _LOCAL.inside = True
     try:
@@ -198,8 +204,8 @@ def _inside(name: str, group: Any, sent: list[torch.Tensor], put: Put | None) ->
 
 
 def note_collectives() -> None:
-    """Collectives of the threaded group are Python calls; which of them send the bad value is noted
-    here, by other code than watch's."""
+    """Patch the collectives of the threaded group, which are Python calls, to record which of them
+    send the bad value, independently of ``watch``'s code."""
     from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup as Group
 
     def noted(name: str, at: int) -> Any:
@@ -221,7 +227,7 @@ def note_collectives() -> None:
 
 
 def trial(put: Put, dtype: torch.dtype, folder: Path, *, full: bool = False) -> Report:
-    """One training with ``put``, and what watch says of it."""
+    """Run one training with ``put`` injected. Returns ``watch``'s report."""
 
     @contextmanager
     def around(rank: int) -> Iterator[None]:
@@ -235,7 +241,7 @@ def trial(put: Put, dtype: torch.dtype, folder: Path, *, full: bool = False) -> 
 
 
 def operators(dtype: torch.dtype) -> int:
-    """How many operators a rank runs in which something could be put."""
+    """The number of operators into which a value could be injected, the minimum over ranks."""
     counts: list[Injector] = []
 
     def around(rank: int) -> AbstractContextManager[Any]:
@@ -247,7 +253,7 @@ def operators(dtype: torch.dtype) -> int:
 
 
 def named(put: Put, first: FirstBad | None) -> str:
-    """What is wrong with what was named; "" if nothing is."""
+    """How the report differs from the injection; "" if it does not."""
     if first is None:
         return "nothing was found"
     wrong = []
@@ -262,7 +268,8 @@ def named(put: Put, first: FirstBad | None) -> str:
 
 
 def run(count: int, seed: int) -> bool:
-    """All trials; prints what came out. True if all that should be told was."""
+    """Run all trials and print the results. Returns True if everything was named and attributed
+    correctly."""
     draw = random.Random(seed)
     sizes = {dtype: operators(dtype) for dtype in _BITS}
     good = True
@@ -294,7 +301,8 @@ def run(count: int, seed: int) -> bool:
 
 
 def silent(count: int, draw: random.Random, sizes: dict[torch.dtype, int]) -> bool:
-    """Low bits, flipped once: seen beside another run of the same training, some by a vote."""
+    """Trials with low bits flipped once, which only show against another run of the same training,
+    and some in a vote of replicas. Returns True if all were named and attributed to hardware."""
     right: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as home:
         clean = {}

@@ -2,8 +2,8 @@
 
 TransformerEngine asks for CUDA tensors by name. After ``patch()`` those names work in this process:
 factories and moves put everything on the CPU, queries describe one Hopper GPU, and the generator
-of "the GPU" is a CPU generator of its own. Never undone: such a process tests TransformerEngine
-and nothing else.
+of "the GPU" is a separate CPU generator. The patch cannot be undone: such a process tests
+TransformerEngine and nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FACTORIES = (
     "randn_like", "randperm", "scalar_tensor", "tensor", "zeros", "zeros_like",
 )  # fmt: skip
 _METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to")
-#: What is reported as the one GPU. Compute capability 9.0 is what FP8 was made for.
+#: The properties of the one GPU that is reported: a Hopper, compute capability 9.0.
 _PROPERTIES = SimpleNamespace(
     name="CPU in place of a Hopper GPU",
     major=9,
@@ -41,7 +41,7 @@ def on_cpu(device: Any) -> Any:
         return "cpu"
     if isinstance(device, torch.device) and device.type == "cuda":
         return torch.device("cpu")
-    # A bare index names a CUDA device; a bool is an index to nobody.
+    # A bare int is the index of a CUDA device; a bool is no index.
     return "cpu" if type(device) is int else device
 
 
@@ -49,7 +49,7 @@ def patch() -> None:
     """Make the CUDA names of torch work on the CPU, in this process, for good. Idempotent."""
     if getattr(torch.cuda, "is_the_cpu", False):
         return
-    # These look at CUDA while they are imported, and must see the truth.
+    # These query CUDA when they are imported, and must get the real answers.
     for name in ("torch._dynamo", "torch.distributed.fsdp"):
         importlib.import_module(name)
 
@@ -67,7 +67,8 @@ def patch() -> None:
 
 
 def _patch_contexts() -> None:
-    """``with torch.device(...)``: it knows factories by what they were before they are patched."""
+    """Let ``with torch.device(...)`` accept CUDA. It must see the factories before these are
+    patched, as it lists them on first use."""
     from torch.utils import _device
 
     _device._device_constructors()
@@ -76,7 +77,7 @@ def _patch_contexts() -> None:
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    # setattr with a constant name, where the type checker knows the name to be something else.
+    # An assignment would not pass the type checker, which knows another type for the name.
     setattr(owner, name, value)
 
 
@@ -95,8 +96,8 @@ def _with_device(function: Callable[..., Any]) -> Callable[..., Any]:
 def _move(to: Callable[..., Any]) -> Callable[..., Any]:
     """``Tensor.to``, whose first positional argument may be the device.
 
-    A move to where the tensor is returns it undispatched: the library moves quantised tensors
-    inside their own ``__torch_dispatch__``, on any device but CUDA.
+    A move to the tensor's own device returns it without dispatch, as the library's
+    ``__torch_dispatch__`` of quantised tensors would move them on any device but CUDA.
     """
 
     @functools.wraps(to)

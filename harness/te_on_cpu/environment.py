@@ -1,4 +1,4 @@
-"""A folder per TransformerEngine version: its Python package alone, installed when first wanted."""
+"""One folder per TransformerEngine version with only its Python package, installed on first use."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from te_on_cpu.folders import installed
 from te_on_cpu.install import CARRIED, carried, has_extension, install
 
-#: What its Python package imports. torch stays that of the running environment.
+#: Packages that its Python code imports. torch is that of the running environment.
 _NEEDS = ("pydantic", "packaging", "einops", "importlib-metadata")
 
 
 def cache() -> Path:
-    """Where the folders lie: $TE_ON_CPU_CACHE, or ~/.cache/te_on_cpu."""
+    """The folder that contains them: $TE_ON_CPU_CACHE, or ~/.cache/te_on_cpu."""
     root = os.environ.get("TE_ON_CPU_CACHE")
     return Path(root) if root else Path.home() / ".cache" / "te_on_cpu"
 
@@ -28,7 +28,7 @@ def cache() -> Path:
 def ensure(version: str) -> Path:
     """The folder that holds exactly TransformerEngine ``version``; made on the first call.
 
-    Raises ValueError for a version that is not carried, and as ``installed``.
+    Raises ValueError for a version that the emulation does not support, and like ``installed``.
     """
     if not carried(version):
         raise ValueError(
@@ -40,25 +40,25 @@ def ensure(version: str) -> Path:
 
 
 def worker_environment(version: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` for a child process that imports TransformerEngine ``version`` and no other."""
+    """``environ``, extended for a child process that imports exactly this TransformerEngine."""
     path = [str(ensure(version)), environ.get("PYTHONPATH", "")]
     return {
         **environ,
         "PYTHONPATH": os.pathsep.join(part for part in path if part),
-        # The package must neither load CUDA libraries nor compile its small functions.
+        # The package must not load CUDA libraries or compile its small functions.
         "NVTE_PROJECT_BUILDING": "1",
         "NVTE_TORCH_COMPILE": "0",
     }
 
 
-#: The version tested unless another is asked for.
+#: The version that is tested by default.
 DEFAULT = "2.20.2"
 #: Environment variable that carries the choice to worker processes and scripts.
 CHOICE = "TE_ON_CPU_VERSION"
 
 
 def chosen_version() -> str:
-    """The TransformerEngine version under test; the installed one where its extension is."""
+    """The TransformerEngine version under test; the installed one if it has its extension."""
     if real_extension():
         return importlib.metadata.version("transformer_engine")
     return os.environ.get(CHOICE, DEFAULT)
@@ -66,19 +66,19 @@ def chosen_version() -> str:
 
 @functools.cache
 def real_extension() -> bool:
-    """True where TransformerEngine is installed with its compiled extension, on a GPU machine."""
+    """True if TransformerEngine is installed with its compiled extension, on a GPU machine."""
     return has_extension() and torch.cuda.is_available()
 
 
 def provide() -> None:
-    """Install the chosen version if it has to be. Raises ValueError as ``ensure``."""
+    """Install the chosen version if that is necessary. Raises ValueError like ``ensure``."""
     if not real_extension():
         ensure(chosen_version())
 
 
 def enter() -> None:
-    """Make this process one that tests TransformerEngine: the real one if it can run here, else
-    the chosen version on the emulated extension. For the rest of the process."""
+    """Set up this process, until its end, to test TransformerEngine: the real one if it can run
+    here, otherwise the chosen version on the emulated extension."""
     if real_extension():
         return
     version = chosen_version()
@@ -92,15 +92,15 @@ def enter() -> None:
 
 
 def choose(version: str) -> None:
-    """Test this TransformerEngine in all processes to come; installed now if it has to be.
+    """Test this version in all processes started from now on; install it if that is necessary.
 
-    Raises ValueError as ``ensure``.
+    Raises ValueError like ``ensure``.
     """
     ensure(version)
     os.environ[CHOICE] = version
 
 
 def description() -> str:
-    """The TransformerEngine under test, and whether its own extension runs."""
+    """The TransformerEngine version under test, and whether its own extension runs, as text."""
     how = "its own extension" if real_extension() else "its Python on the emulated extension"
     return f"{chosen_version()} ({how})"

@@ -1,4 +1,4 @@
-"""Folders of packages beside those of the running environment, installed when first wanted."""
+"""Folders of packages in addition to the running environment's, installed on first use."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pathlib import Path
 def installed(
     folder: Path, *groups: tuple[str, ...], complete: Callable[[Path], None] | None = None
 ) -> Path:
-    """``folder``, with what pip is told to install in it, group by group, and what ``complete``
-    adds to that; made on the first call.
+    """``folder``, made on the first call: pip installs each group of its arguments into it, then
+    ``complete`` may add to it.
 
-    Asks pip, so the first call needs a package index. Wheels only: nothing is built. Processes may
-    race: whoever is done first wins, nobody sees half a folder. Raises ValueError if pip fails.
+    The first call needs a package index. Only wheels are installed, nothing is built. Processes may
+    race: the first to finish wins, and none sees an incomplete folder. Raises ValueError if pip
+    fails.
     """
     if folder.is_dir():
         return folder
@@ -35,7 +36,7 @@ def installed(
 
 
 def pip(folder: Path, *what: str) -> None:
-    """Install ``what`` into ``folder``. Raises ValueError with pip's own reason."""
+    """Install ``what`` into ``folder``. Raises ValueError with the last line that pip printed."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(
         [*command, "--only-binary", ":all:", "--no-compile", "--target", str(folder), *what],
@@ -53,6 +54,6 @@ def _keep(building: Path, folder: Path) -> None:
     try:
         building.rename(folder)
     except OSError:
-        # Another process was faster; its folder is as good.
+        # Another process was faster: use its folder.
         if not folder.is_dir():
             raise

@@ -14,13 +14,13 @@ from te_on_cpu import cuda_names
 from te_on_cpu.v1_loader import install_v1
 from te_on_cpu.v1_names import EXTENSION
 
-#: Carried, as people write them; 1.x by minor version, 2.x exactly.
+#: The supported versions, as shown to users: 1.x by minor version, 2.x exactly.
 CARRIED = ("1.10.*", "1.11.*", "1.12.*", "2.20.2")
 _installed: list[str] = []
 
 
 def carried(version: str) -> bool:
-    """True if the emulation carries TransformerEngine ``version``."""
+    """True if the emulation supports TransformerEngine ``version``."""
     return any(
         version == known or (known.endswith("*") and version.startswith(known[:-1]))
         for known in CARRIED
@@ -28,11 +28,12 @@ def carried(version: str) -> bool:
 
 
 def install() -> str:
-    """Import the installed TransformerEngine on the CPU, for the rest of this process; its version.
+    """Import the installed TransformerEngine on the CPU, until the end of this process. Returns its
+    version.
 
     Patches torch: call it in a process that tests TransformerEngine and nothing else. A second
-    call does nothing. Raises ValueError where TransformerEngine is not installed, or of a version
-    that is not carried, or already imported, or where the real one can run.
+    call does nothing. Raises ValueError if TransformerEngine is not installed, its version is not
+    supported, it is already imported, or the real one can run here.
     """
     if _installed:
         return _installed[0]
@@ -51,7 +52,7 @@ def install() -> str:
     if version.startswith("1."):
         install_v1(version)
     else:
-        # Not above: the two halves know nothing of each other.
+        # Imported here, so that 1.x and 2.x do not depend on each other.
         from te_on_cpu.v2 import install_v2
 
         install_v2(version)
@@ -74,8 +75,8 @@ def _version() -> str:
 
 
 def has_extension() -> bool:
-    """True if a compiled extension lies where TransformerEngine looks for it."""
-    # Not importlib.util: it would take the emulation, once imported, for the extension.
+    """True if there is a compiled extension where TransformerEngine searches for it."""
+    # Not importlib.util.find_spec: once the emulation is imported, it would find that.
     if importlib.machinery.PathFinder.find_spec(EXTENSION) is not None:
         return True
     root = importlib.util.find_spec("transformer_engine")

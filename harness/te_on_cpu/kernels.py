@@ -1,8 +1,8 @@
 """The arithmetic of TransformerEngine's CUDA kernels, in torch on the CPU.
 
-Every function names the kernel whose contract it keeps. What is exact here is exact there: fp8
-codes, maxima, scales. Sums are not, on either side: a GEMM or a norm adds in fp32 in an order of
-its own, so only a bound can compare them.
+Every function names the kernel whose contract it follows. FP8 codes, maxima and scales have the
+same bits as on a GPU. Sums do not: GEMMs and norms add in fp32, in an order that differs between
+the two, so they can only be compared by a bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Format = Literal["e4m3", "e5m2"]
 DTYPE: dict[Format, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 #: Largest finite value of each format.
 LARGEST: dict[Format, float] = {"e4m3": 448.0, "e5m2": 57344.0}
-#: What the hardware's conversion writes for any NaN, of either sign, in both formats.
+#: The code that the hardware's conversion writes for any NaN, of either sign, in both formats.
 NAN_CODE = 0x7F
 _FP32_MAX = torch.finfo(torch.float32).max
 
@@ -82,9 +82,9 @@ def update_amax_and_scale(
     """Roll every history [length, n] and derive its scales [n], in place.
 
     ``reduced`` is the concatenation of all rows 0 after the reduction over ranks; where it is 0,
-    row 0 itself counts. A slot whose newest amax is 0 is neither rolled nor rescaled. ``max``
-    looks at the whole history ignoring NaN, ``most_recent`` at the newest value. A scale that is
-    not derived from a finite amax > 0 stays; one that overflows becomes the largest fp32.
+    row 0 itself counts. A slot whose newest amax is 0 is neither rolled nor rescaled. ``max`` uses
+    the maximum of the whole history ignoring NaN, ``most_recent`` the newest value. A scale is
+    unchanged unless that amax is finite and > 0; one that overflows becomes the largest fp32.
     ``scale_invs`` exist in 1.x only. Source: ``kernel_bulk``, common/recipe/delayed_scaling.cu.
 
     Raises RuntimeError for another algorithm, for histories of different lengths, and for scales
@@ -114,14 +114,15 @@ def update_amax_and_scale(
 
 
 def _roll(history: torch.Tensor, newest: torch.Tensor, algorithm: str) -> torch.Tensor:
-    """Roll the slots whose newest amax is not 0; the amax to scale by, [n] (0: leave the scale)."""
+    """Roll the slots whose newest amax is not 0. Returns the amaxes [n] from which the scales are
+    derived (0: the scale is unchanged)."""
     rolled = torch.cat([history[1:], newest[None]])
     if algorithm == "most_recent":
         amax = newest
     else:
         amax = torch.nan_to_num(rolled, nan=0.0, posinf=torch.inf).amax(0)
     ran = newest != 0
-    # Row 0 is cleared for the next step. In a history of one row nothing else is left.
+    # Row 0 is cleared for the next step, even if it is the only row.
     rolled[0] = 0
     history.copy_(torch.where(ran, rolled, history))
     return torch.where(ran, amax, 0.0)
@@ -141,8 +142,9 @@ def matmul(
 
     op(a) is a.T with ``transa``, op(b) is b.T with ``transb``: cuBLAS letters TN, NN, NT.
     ``scale`` (1/scale of a times that of b) multiplies the accumulated sum, as the epilogue does;
-    in float64, so that no order of the two factors overflows. Then the ``addend`` (what D held,
-    to accumulate) and the bias [m] are added in fp32. The caller rounds to D's dtype.
+    in float64, so that no order of the two factors overflows. Then the ``addend`` (the previous
+    contents of D, to accumulate) and the bias [m] are added in fp32. The caller rounds to D's
+    dtype.
     fp32 inputs are rounded to TF32 on a GPU and FP8 sums are kept in fewer bits with fast
     accumulation; neither is imitated. Source: common/gemm/cublaslt_gemm.cu.
     """

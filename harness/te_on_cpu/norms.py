@@ -36,7 +36,7 @@ def layernorm_backward(
     gamma: torch.Tensor,
     zero_centered: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of x, gamma and beta, each in the dtype of what it is the gradient of."""
+    """Gradients of x, gamma and beta: the first in x's dtype, the others in gamma's."""
     normed = rsigma[:, None] * (x.detach().float() - mean[:, None])
     upstream = dz.detach().float()
     dy = _gain(gamma, zero_centered) * upstream
@@ -62,7 +62,7 @@ def rmsnorm_backward(
     gamma: torch.Tensor,
     zero_centered: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of x and gamma, each in the dtype of what it is the gradient of."""
+    """Gradients of x and gamma, each in its own tensor's dtype."""
     normed = rsigma[:, None] * x.detach().float()
     upstream = dz.detach().float()
     dy = _gain(gamma, zero_centered) * upstream
@@ -71,6 +71,6 @@ def rmsnorm_backward(
 
 
 def _gain(gamma: torch.Tensor, zero_centered: bool) -> torch.Tensor:
-    """gamma in fp32; stored as its distance from 1 if ``zero_centered``."""
+    """gamma in fp32. With ``zero_centered``, gamma is stored minus 1."""
     gain = gamma.detach().float()
     return gain + 1 if zero_centered else gain

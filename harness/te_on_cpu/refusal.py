@@ -1,4 +1,4 @@
-"""What the CPU emulation does not carry is refused by name; nothing is silently wrong."""
+"""Errors that name the features that the CPU emulation lacks, so that nothing is silently wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def refuse(what: str, instead: str = "") -> NoReturn:
 
 
 def refused(name: str) -> Callable[..., Any]:
-    """A stand-in for the extension's function ``name`` that refuses when it is called."""
+    """A stand-in for the extension's function ``name`` that raises NotCarried when called."""
 
     def stand_in(*_args: object, **_kwargs: object) -> NoReturn:
         refuse(f"the extension function {name}")

@@ -1,9 +1,10 @@
 """Casts, transposes and updates of TransformerEngine 1.x's extension.
 
 Arguments are those of transformer_engine/pytorch/csrc (extensions/*.cu and ts_fp8_op.cpp).
-Addresses are kept: a scale, amax or inverse is a tensor and an offset in elements, and an empty
-tensor is a null pointer. ``since`` is the installed version where kernels differ: from 1.11 on a
-cast writes 1/scale as well, in 1.10 only the Python layer and the update do.
+As there, a scale, amax or inverse is passed as a tensor and an offset in elements, and an empty
+tensor is a null pointer. Functions that differ between versions take the installed one as
+``since``: from 1.11 on a cast writes 1/scale as well, in 1.10 only the Python layer and the update
+do.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Version = tuple[int, int]
 
 
 def cell(tensor: Tensor, offset: int) -> Tensor | None:
-    """The element ``offset`` behind the start of ``tensor``, shared; None if it is empty."""
+    """The element at ``offset`` of ``tensor``, sharing its memory; None if ``tensor`` is empty."""
     if tensor.numel() == 0:
         return None
     return torch.as_strided(tensor, (), (), tensor.storage_offset() + int(offset))
@@ -39,7 +40,8 @@ def quantise(
     amax_offset: int = 0,
     scale_inv_offset: int = 0,
 ) -> Tensor:
-    """What every casting kernel has in common: codes, amax, 1/scale. uint8, shape of ``values``."""
+    """The part common to all casting kernels: returns uint8 codes in the shape of ``values`` and
+    writes amax and 1/scale."""
     if values.numel() == 0:
         return torch.empty(values.shape, dtype=torch.uint8)
     factor, largest = cell(scale, scale_offset), cell(amax, amax_offset)
@@ -95,7 +97,7 @@ def fused_cast_transpose_noop(
     since: Version,
     **offsets: int,
 ) -> None:
-    """Codes [m, n] and their transpose into given buffers; nothing at all where noop[0] is 1."""
+    """Codes [m, n] and their transpose into given buffers; writes nothing if noop[0] is 1."""
     if noop.numel() and noop.item() == 1.0:
         return
     codes = quantise(input, scale, amax, scale_inv, otype, since=since, **offsets)
@@ -113,7 +115,7 @@ def fused_cast_transpose_bgrad(
     since: Version,
     **offsets: int,
 ) -> list[Tensor]:
-    """Gradient of the bias (from the input as it is, not from its codes), codes, transpose."""
+    """[bias gradient (summed from the input, not from its codes), codes, their transpose]."""
     grad_bias = kernels.column_sums(grad_output, grad_output.dtype)
     codes = quantise(grad_output, scale, amax, scale_inv, otype, since=since, **offsets)
     return [grad_bias, codes, codes.T.contiguous()]
@@ -130,7 +132,7 @@ def fp8_transpose_noalloc(input: Tensor, output: Tensor, _otype: int) -> None:
 
 
 def fp8_transpose_noalloc_noop(input: Tensor, output: Tensor, noop: Tensor, _otype: int) -> None:
-    """Codes [m, n] -> ``output`` [n, m], nothing where noop[0] is 1."""
+    """Codes [m, n] -> ``output`` [n, m]; writes nothing if noop[0] is 1."""
     if not (noop.numel() and noop.item() == 1.0):
         output.copy_(input.T)
 

@@ -108,7 +108,7 @@ def _store(
         d.copy_(result)
         return
     if amax is not None:
-        # cuBLAS stores the maximum of this D, where casting kernels keep a running one.
+        # cuBLAS stores the maximum of this D, unlike casting kernels, which store a running one.
         amax.zero_()
     d.copy_(kernels.cast(result, scale, format, amax))
     if heard():

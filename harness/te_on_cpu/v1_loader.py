@@ -1,4 +1,4 @@
-"""TransformerEngine 1.x on the CPU: the emulated extension in the place where it looks for it."""
+"""TransformerEngine 1.x on the CPU: import it with the emulation in place of its extension."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from te_on_cpu import cuda_names, v1, v1_gemm, v1_norms
 from te_on_cpu.refusal import refused
 from te_on_cpu.v1_names import EXTENSION, plain_names
 
-#: The flash-attn that 1.10 and 1.11 insist on importing; none of its functions is carried.
+#: The flash-attn version that 1.10 and 1.11 require to import; none of its functions is emulated.
 _FLASH_ATTN = "2.5.8"
 _FLASH_ATTN_MODULES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_2_cuda")
-#: Not carried, but looked up in a module that got them by ``import *``, so they must have a name.
+#: Not emulated, but looked up in a module that gets them by ``import *``, so they must exist.
 _REFUSED = ("dgeglu", "dgelu", "dqgelu", "dreglu", "drelu", "dsrelu", "dswiglu")
 
 
 def install_v1(version: str) -> None:
-    """Import TransformerEngine ``version`` (1.10 to 1.12) on the CPU, in this process, for good."""
-    os.environ["NVTE_TORCH_COMPILE"] = "0"  # its small functions as they are, not compiled
+    """Import TransformerEngine ``version`` (1.10 to 1.12) on the CPU, until this process ends."""
+    os.environ["NVTE_TORCH_COMPILE"] = "0"  # do not compile its small functions
     cuda_names.patch()
     major, minor = (int(part) for part in version.split(".")[:2])
     functions = script_functions(extension_functions((major, minor)))
@@ -43,12 +43,13 @@ def install_v1(version: str) -> None:
 
 
 def extension_names(since: v1.Version) -> dict[str, Any]:
-    """All names of the extension module: the carried ones, and a refusal for every other."""
+    """The contents of the extension module: the emulated names, and a ``__getattr__`` that refuses
+    all others."""
     return vars(_module(EXTENSION, {**plain_names(), **extension_functions(since)}))
 
 
 def extension_functions(since: v1.Version) -> dict[str, Callable[..., Any]]:
-    """The carried functions of the extension module, by name."""
+    """The emulated functions of the extension module, by name."""
     versioned = (
         v1.cast_to_fp8,
         v1.cast_to_fp8_noalloc,
@@ -77,7 +78,8 @@ def extension_functions(since: v1.Version) -> dict[str, Callable[..., Any]]:
 
 
 def script_functions(functions: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """``torch.ops.tex_ts``: the same functions, one offset for all three addresses."""
+    """The functions of ``torch.ops.tex_ts``: the same, with one offset for scale, amax and
+    1/scale."""
 
     def same(offset: int) -> dict[str, int]:
         return dict.fromkeys(("scale_offset", "amax_offset", "scale_inv_offset"), int(offset))
@@ -128,7 +130,7 @@ def script_functions(functions: dict[str, Callable[..., Any]]) -> dict[str, Call
 
 
 def _module(name: str, names: dict[str, Any]) -> ModuleType:
-    """A module with ``names``; any other name is a function that says it is not carried."""
+    """A module with ``names``; any other name is a function that raises NotCarried when called."""
 
     def missing(wanted: str) -> Any:
         if wanted.startswith("__"):
@@ -141,16 +143,16 @@ def _module(name: str, names: dict[str, Any]) -> ModuleType:
 
 
 def _as_it_is(function: Any, *_args: Any, **_kwargs: Any) -> Any:
-    # In place of torch.jit.script, whose compiler is gone from current Pythons.
+    # In place of torch.jit.script, whose compiler does not support current Pythons.
     return function
 
 
 @contextmanager
 def _found(since: v1.Version) -> Iterator[None]:
-    """While inside, the package's search for its extension ends at the emulation.
+    """A context in which the package's search for its extension finds the emulation.
 
-    transformer_engine.common says where to look, and loads CUDA libraries; a stand-in for it says
-    where a file lies that fills itself with the emulation. Its submodules stay the real ones.
+    transformer_engine.common determines where to search, and loads CUDA libraries. Its stand-in
+    points to a generated file that imports the emulation. Its submodules are the real ones.
     """
     root = importlib.util.find_spec("transformer_engine")
     if root is None or root.submodule_search_locations is None:
@@ -170,7 +172,7 @@ def _found(since: v1.Version) -> Iterator[None]:
 
 
 def _stand_in_for_onnx() -> None:
-    """Modules of ONNX export that today's torch lacks the ground for; none of it is carried."""
+    """Replace modules for ONNX export, which current torch no longer supports, by refusing ones."""
     for name in ("transformer_engine.pytorch.te_onnx_extensions", "torch.onnx._type_utils"):
         sys.modules[name] = _module(name, {})
     torch.onnx._type_utils = sys.modules["torch.onnx._type_utils"]
@@ -178,7 +180,8 @@ def _stand_in_for_onnx() -> None:
 
 @contextmanager
 def _flash_attn() -> Iterator[None]:
-    """1.10 and 1.11 import flash-attn whether they use it or not: let them, while inside."""
+    """A context in which flash-attn seems to be installed: 1.10 and 1.11 import it even if they do
+    not use it."""
     known = importlib.metadata.version
 
     def version(package: str) -> str:

@@ -1,4 +1,5 @@
-"""Names of TransformerEngine 1.x's extension without arithmetic: enums, a table, placeholders."""
+"""The names of TransformerEngine 1.x's extension that do not compute: enums, metadata,
+placeholders."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ EXTENSION = "transformer_engine_torch"
 
 
 def _enum(name: str, members: Iterable[str] | dict[str, int]) -> Any:
-    """An enum as the extension exports it; pickles name the extension, not this module."""
+    """An enum as the extension exports it; its module is the extension, as pickles refer to it."""
     numbered = members if isinstance(members, dict) else {m: i for i, m in enumerate(members)}
     return IntEnum(name, numbered, module=EXTENSION)
 
@@ -92,7 +93,7 @@ _ENUMS = [
 ]
 #: FP8 formats by DType.
 FORMAT: dict[Any, Format] = {DType.kFloat8E4M3: "e4m3", DType.kFloat8E5M2: "e5m2"}
-#: Torch dtypes by DType; FP8 data travels in uint8.
+#: Torch dtypes by DType; FP8 data is stored as uint8.
 TORCH_DTYPE = {
     DType.kByte: torch.uint8,
     DType.kInt32: torch.int32,
@@ -113,8 +114,8 @@ class FP8TensorMeta:
         self.amax_history = torch.Tensor()
 
     def __reduce__(self) -> NoReturn:
-        # The extension's class has no pickle support, so neither torch.save of a whole module nor
-        # deepcopy of it works there.
+        # The extension's class cannot be pickled either, so torch.save and deepcopy of a whole
+        # module fail there too.
         raise TypeError(f"cannot pickle '{EXTENSION}.FP8TensorMeta' object")
 
 
@@ -122,7 +123,7 @@ FP8TensorMeta.__module__ = EXTENSION
 
 
 def _placeholder(name: str) -> type:
-    """A class of the communication overlap: only annotations may use it."""
+    """A class of the communication overlap, for annotations only: creating one is refused."""
 
     def construct(_self: object, *_args: Any, **_kwargs: Any) -> NoReturn:
         refuse(name)

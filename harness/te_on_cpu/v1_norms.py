@@ -1,7 +1,7 @@
 """The norms of TransformerEngine 1.x's extension. Arguments: extensions/normalization.cu.
 
-An fp8 forward quantises the fp32 output before any other rounding. Before 1.11 it leaves 1/scale
-alone.
+An fp8 forward quantises the fp32 output before any other rounding. Before 1.11 it does not write
+1/scale.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def layernorm_fwd_noalloc(
 
 
 def layernorm_fwd_inf(*arguments: Any) -> Tensor:
-    """The output of ``layernorm_fwd`` alone."""
+    """Only the output of ``layernorm_fwd``."""
     return layernorm_fwd(*arguments)[0]
 
 
@@ -112,7 +112,7 @@ def rmsnorm_fwd_noalloc(
 
 
 def rmsnorm_fwd_inf(*arguments: Any) -> Tensor:
-    """The output of ``rmsnorm_fwd`` alone."""
+    """Only the output of ``rmsnorm_fwd``."""
     return rmsnorm_fwd(*arguments)[0]
 
 
@@ -167,7 +167,7 @@ PLAIN = (
     rmsnorm_fwd_inf,
     rmsnorm_fwd_noalloc,
 )
-#: Those that quantise: they differ between versions.
+#: The functions that quantise; they differ between versions.
 VERSIONED = (
     layernorm_fwd_fp8,
     layernorm_fwd_fp8_noalloc,

@@ -1,9 +1,9 @@
 """TransformerEngine 2.x on the CPU: put the emulated extension in place and import the library.
 
-Carried, with delayed, current and MXFP8 scaling: Linear, LayerNormLinear, LayerNormMLP,
+Supported, with delayed, current and MXFP8 scaling: Linear, LayerNormLinear, LayerNormMLP,
 GroupedLinear without grouped tensors, TransformerLayer with attention that is not fused, their
-recomputation, cached weights and quantised parameters. Everything else the library asks its
-extension for raises NotCarried, naming the function.
+recomputation, cached weights and quantised parameters. Every other function of the extension raises
+NotCarried with its name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ FUNCTIONS = v2_activation.functions() | {
 }
 FUNCTIONS["scaled_masked_softmax_backward"] = v2_attention.scaled_softmax_backward
 
-#: cuBLAS 12.9 is below what the library's grouped-tensor kernels ask for, which are not emulated.
+#: Constants that the extension reports. cuBLAS 12.9 is older than the library's grouped-tensor
+#: kernels require, which are not emulated.
 VERSIONS = {
     "get_cudnn_version": 91200,
     "get_cublasLt_version": 120900,
@@ -80,10 +81,10 @@ def install_v2(version: str) -> None:
     """Import ``transformer_engine.pytorch`` of ``version`` (2.x) with the emulated extension.
 
     The process must already name a CUDA device on the CPU (torch.cuda.is_available() and friends
-    answer), and the library's Python package must be importable. Its compute capability decides how
-    the library treats FP8: 9.0 keeps transposes as Hopper does, 10.0 does not; MXFP8 is allowed on
-    both, though no real Hopper has it. ValueError if the library is imported already or another
-    version is found.
+    answer), and the library's Python package must be importable. The device's compute capability
+    decides how the library treats FP8: with 9.0 it stores transposes as on Hopper, with 10.0 it
+    does not; MXFP8 is allowed on both, though no real Hopper has it. Raises ValueError if the
+    library is imported already or another version is found.
     """
     if NAME in sys.modules or "transformer_engine.pytorch" in sys.modules:
         raise ValueError("transformer_engine is imported already; install in a fresh process")
@@ -122,7 +123,8 @@ def _import_without_loading() -> None:
 
 
 def _answer_for_recipes(quantization: ModuleType) -> None:
-    """MXFP8 is there on any device; recipes that are not carried are refused where they begin."""
+    """Make MXFP8 available on any device, and the support checks of the recipes that are not
+    emulated raise NotCarried."""
     quantization._MXFP8_SUPPORT = (True, "")  # type: ignore[attr-defined]
     for check, recipe in (
         ("_compute_nvfp4_support", "NVFP4BlockScaling"),

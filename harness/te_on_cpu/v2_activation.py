@@ -101,7 +101,7 @@ def backward_with_bias(activation: Activation) -> Callable[..., list[Any]]:
     """``f(grad, fwd_input, quantizer)``: [bias gradient, quantised gradient of the input].
 
     Real contract (``dact_dbias`` in ``pytorch/csrc/extensions/bias.cpp``): current scaling sums the
-    rounded gradient; delayed and block scaling sum in fp32 what was never rounded.
+    rounded gradient; delayed and block scaling sum the unrounded fp32 gradient.
     """
 
     def call(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
@@ -147,7 +147,7 @@ def gated_backward(activation: Activation) -> Callable[..., Any]:
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    """All of them by the extension's names."""
+    """All these functions by the extension's names."""
     return {
         **{name: forward(act) for name, act in ACTIVATIONS.items()},
         **{f"d{name}": backward(act) for name, act in ACTIVATIONS.items()},

@@ -1,4 +1,4 @@
-"""What attention without fused kernels needs of the 2.x extension: softmaxes and rotations."""
+"""The 2.x extension's functions for attention without fused kernels: softmaxes and rotations."""
 
 from __future__ import annotations
 

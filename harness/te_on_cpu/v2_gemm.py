@@ -36,18 +36,18 @@ _NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
 @dataclass(frozen=True)
 class Side:
-    """An operand resolved to what the multiplication reads."""
+    """An operand, resolved to the data that the multiplication reads."""
 
-    #: (rows, columns) as the tensor means them, before any transposition; fp32.
+    #: fp32 (rows, columns) of the logical tensor, before any transposition.
     values: Tensor
-    #: 1/scale to apply to the product: one element, or None where ``values`` has it already.
+    #: 1/scale to apply to the product: one element, or None if ``values`` includes it.
     scale_inv: Tensor | None
     seen: Operand
     shape: torch.Size
 
     @property
     def dtype(self) -> torch.dtype:
-        """The operand's own type; RuntimeError for FP8, in which no product is stored."""
+        """The operand's own dtype; RuntimeError for FP8, in which no product is stored."""
         if self.seen.scale_inv is not None:
             raise RuntimeError("a GEMM on quantised operands needs an output_dtype, got None")
         return self.seen.data.dtype
@@ -89,7 +89,7 @@ def generic_gemm(
 
     Emulated with torch's fp32 product on the CPU: another order of summation, no fast accumulation
     (``use_split_accumulator`` changes nothing), and fp32 operands multiply as fp32, not as TF32.
-    RuntimeError for operands cuBLAS could not take; NotCarried for communication overlap.
+    RuntimeError for operands that cuBLAS does not support; NotCarried for communication overlap.
     """
     if (
         comm_overlap is not None
@@ -138,13 +138,13 @@ def _gelu_dtype(A: Any, B: Any, bias_type: Any, dtype: torch.dtype) -> torch.dty
 
 
 def side(tensor: Any, *, turned: bool, name: str) -> Side:
-    """What a multiplication reads of an operand.
+    """The data of an operand that a multiplication reads.
 
-    :param turned: column-wise data is needed: the operand is contracted along its rows.
+    :param turned: column-wise data is needed, as the operand is contracted along its rows.
 
     Real contract (``CanonicalizeGemmInput`` in ``common/gemm/cublaslt_gemm.cu``): block-scaled data
-    is read row-wise or column-wise as needed. Per-tensor data on a device that keeps transposes is
-    read from the transpose if ``turned``; elsewhere from whichever copy there is. RuntimeError if
+    is read row-wise or column-wise as needed. Per-tensor data on a device that stores transposes is
+    read from the transpose if ``turned``; on others from whichever copy exists. RuntimeError if
     the copy is missing, or its rows are no multiple of 16 bytes.
     """
     if is_mxfp8(tensor):
@@ -248,7 +248,7 @@ def _into(total: Tensor, D: Any, dtype: torch.dtype, beta: float) -> Tensor:
 
 
 def _cast_sum(total: Tensor, quantizer: Any, target: Any) -> None:
-    """cuBLAS stores codes and 1/scale, and sets amax: no maximum with what was there."""
+    """Store codes and 1/scale, and overwrite amax as cuBLAS does: it is no running maximum."""
     fmt, scale = fp8_format(quantizer.dtype), quantizer.scale.detach().reshape(1)
     amax = quantizer.amax.detach()
     codes = cast(total, scale, fmt, amax.zero_())
@@ -259,7 +259,7 @@ def _cast_sum(total: Tensor, quantizer: Any, target: Any) -> None:
 
 
 def report(trans_a: bool, trans_b: bool, a: Side, b: Side, result: Any) -> None:
-    """Tell listeners of a GEMM."""
+    """Report a GEMM to the listeners."""
     if heard():
         layout = ("T" if trans_a else "N") + ("T" if trans_b else "N")
         tell(Multiply(layout, a.seen, b.seen, result))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Several quantisations or GEMMs in one call, for layers of many experts."""
+"""Several quantisations or GEMMs in one call, for layers with many experts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def split_quantize(
 ) -> list[Any]:
     """Each part of ``tensor`` along its first dimension, quantised by its own quantizer.
 
-    Real contract (``pytorch/csrc/extensions/cast.cpp``): as many quantizers as sections, whose sum
-    may be less than there is; parts may be empty. Where its memory lies is not emulated: parts
+    Real contract (``pytorch/csrc/extensions/cast.cpp``): one quantizer per section; the sections
+    may cover fewer rows than there are, and may be empty. The memory layout is not emulated: parts
     never share a buffer.
     """
     if len(quantizer_list) != len(split_sections):
@@ -59,9 +59,9 @@ def te_general_grouped_gemm(
     """``D[i] = op(B[i]) op(A[i]) + bias[i]``, in D's own memory; returns ``bias``.
 
     Real contract (``pytorch/csrc/extensions/gemm.cpp``): with ``single_output`` the results lie one
-    after another in ``D[0]``. A bias without elements is none; with ``grad`` a bias that has some
-    receives the column sums of B. Where an operand is empty the result is zero, no bias added, or
-    stays if accumulating.
+    after another in ``D[0]``. A bias without elements means no bias; with ``grad`` a bias with
+    elements receives the column sums of B. If an operand is empty, the result is zero without a
+    bias, or unchanged if accumulating.
     """
     if any(part.numel() for part in pre_gelu_out):
         refuse("GELU fused into a grouped GEMM")

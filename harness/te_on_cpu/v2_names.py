@@ -1,4 +1,4 @@
-"""The module that stands in for transformer_engine_torch of 2.x: its names and who answers them."""
+"""The module that stands in for transformer_engine_torch of 2.x, and its names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from te_on_cpu.refusal import refuse, refused
 
 NAME = "transformer_engine_torch"
 
-#: Optional hooks the library looks for; the real extension has none either.
+#: Optional hooks that the library looks up; the real extension does not have them either.
 _ABSENT = ("flash_attention", "get_attention_backend")
 
 _DTYPES = {
@@ -89,9 +89,9 @@ def extension(
 ) -> ModuleType:
     """The stand-in module.
 
-    :param functions: what is carried; each runs without gradients and outside CPU autocast, as
-        kernels do.
-    :param versions: constants that functions of these names return, whatever they are asked.
+    :param functions: the emulated functions; each runs without gradients and outside CPU autocast,
+        as kernels do.
+    :param versions: constants that functions of these names return, whatever their arguments.
 
     Every other public name is a function that raises NotCarried when called.
     """
@@ -105,14 +105,14 @@ def extension(
 
 
 def refusing_module(name: str) -> ModuleType:
-    """A module every public name of which is a function that raises NotCarried when called."""
+    """A module whose every public name is a function that raises NotCarried when called."""
     module = ModuleType(name, "Not carried by the CPU emulation.")
     module.__dict__["__getattr__"] = _missing
     return module
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as opaque to autograd and CPU autocast as a kernel is."""
+    """``function``, made opaque to autograd and CPU autocast, as a kernel is."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
-"""What passes through TransformerEngine's own 2.x extension on a GPU, for listeners of ``watch``.
+"""Events of TransformerEngine's own 2.x extension on a GPU, for listeners of ``watch``.
 
-Calls that quantise or multiply are told as the emulated kernels tell theirs, read from the tensors
-that come back. Kernels that quantise what they compute themselves (norms, activations, a product's
-output) never store what they quantised: their casts are not told. Neither are MXFP8's, whose scales
-may lie in the order that the GEMM wants; its products are told without scales.
+Quantising calls and GEMMs are reported like those of the emulated kernels, from the tensors that
+they return. Casts inside kernels that compute their own input (norms, activations, a product's
+output) are not reported, as that input is never stored. Neither are MXFP8's casts, whose scales may
+be in the order that the GEMM needs; its products are reported without scales.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PLAIN = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
 @contextmanager
 def listening_to_extension(listener: Callable[[Seen], None]) -> Iterator[None]:
-    """Call ``listener`` for what passes through ``transformer_engine_torch`` until left."""
+    """A context in which ``listener`` is called with the events of ``transformer_engine_torch``."""
     extension = importlib.import_module(NAME)
     with ExitStack() as stack:
         for name in (*_BEFORE, *_AFTER):
-            if function := getattr(extension, name, None):  # 1.x has other functions
+            if function := getattr(extension, name, None):  # 1.x does not have all of them
                 new = _telling(name, function, listener)
                 stack.enter_context(patch.object(extension, name, new))
         yield
@@ -89,8 +89,9 @@ def _casts(values: Tensor, quantizer: Any, made: Any) -> Iterator[Cast]:
 
 
 def _scale_of(inverse: Tensor, quantizer: Any, values: Tensor) -> Tensor:
-    """The scale that ``inverse`` belongs to: the definition's if it is one over that, else one over
-    ``inverse``. Only the inverse is stored, and several scales may have the same."""
+    """The scale that belongs to ``inverse``: the one by definition if its reciprocal is
+    ``inverse``, otherwise 1 / ``inverse``. Only the inverse is stored, and several scales may have
+    the same inverse."""
     right = current_scale(
         largest(values).to(values.device),
         fp8_format(quantizer.dtype),
@@ -101,7 +102,7 @@ def _scale_of(inverse: Tensor, quantizer: Any, values: Tensor) -> Tensor:
 
 
 def _codes(tensor: Any) -> Tensor:
-    """uint8 codes as a matrix, from whichever copy there is."""
+    """uint8 codes as a matrix, from whichever copy exists."""
     rows, columns = flat_shape(logical_shape(tensor))
     if tensor._data is not None:
         return tensor._data.detach().view(rows, columns)
@@ -149,9 +150,9 @@ def _update(
     return Update(tuple(amax_histories), tuple(scales))
 
 
-#: What is told of a call before it runs, as its tables are updated in place.
+#: Calls that are reported before they run, as they update their tensors in place.
 _BEFORE: dict[str, Callable[..., Seen]] = {"fused_amax_and_scale_update_after_reduction": _update}
-#: What is told of a call by what it gives.
+#: Calls that are reported after they run, from their results.
 _AFTER: dict[str, Callable[..., Iterator[Seen]]] = {
     "quantize": _quantize,
     "bgrad_quantize": _bgrad_quantize,

@@ -47,7 +47,7 @@ def layernorm_bwd(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Tensor]:
-    """Gradients of x, gamma and beta, each in the type of what it belongs to.
+    """Gradients of x, gamma and beta: the first in x's dtype, the others in gamma's.
 
     Real contract: ``common/normalization/layernorm/ln_bwd_kernels.cuh``.
     """
@@ -87,7 +87,7 @@ def rmsnorm_bwd(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Tensor]:
-    """Gradients of x and gamma, each in the type of what it belongs to.
+    """Gradients of x and gamma, each in its own tensor's dtype.
 
     Real contract: ``common/normalization/rmsnorm/rmsnorm_bwd_kernels.cuh``.
     """
@@ -99,6 +99,6 @@ def rmsnorm_bwd(
 
 
 def _own_kernels() -> None:
-    """cuDNN's norms round elsewhere than TransformerEngine's."""
+    """Refuse cuDNN's norms, which round at other places than TransformerEngine's."""
     if os.environ.get("NVTE_NORM_FWD_USE_CUDNN", "0") != "0":
         refuse("norms by cuDNN", "unset NVTE_NORM_FWD_USE_CUDNN")

@@ -1,4 +1,4 @@
-"""How fused kernels of 2.x hand over what they computed in fp32."""
+"""How fused kernels of 2.x return the fp32 values that they computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from te_on_cpu.v2_types import kind
 def handed_over(values: Tensor, dtype: torch.dtype, quantizer: Any, output: Any = None) -> Any:
     """fp32 ``values`` as a tensor of ``dtype`` or quantised, in ``output``'s buffers if given.
 
-    Real contract: only delayed scaling casts what was never rounded to ``dtype``
+    Real contract: only delayed scaling casts values that were never rounded to ``dtype``
     (``common/util/vectorized_pointwise.h``, ``common/normalization``); current scaling quantises
     the rounded tensor in a second kernel (``pytorch/csrc/extensions``), and MXFP8 kernels round to
     ``dtype`` on the way (``common/cast/mxfp8``).

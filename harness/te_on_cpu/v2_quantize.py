@@ -40,8 +40,8 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
     """``tensor`` quantised, in a new tensor or into ``output``'s own buffers; returns it.
 
     Real contract (``quantize`` in ``pytorch/csrc/extensions/cast.cpp``): a ``noop`` whose element
-    is 1 leaves codes, scales and amax as they are, but ``output`` is fitted to the quantizer's
-    usages all the same. An empty tensor is not touched.
+    is 1 leaves codes, scales and amax unchanged, but ``output`` still gets the buffers of the
+    quantizer's usages. An empty tensor is not written.
     """
     if kind(quantizer) == "none":
         raise RuntimeError("quantize needs a quantizer, got None")
@@ -57,9 +57,10 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
 
 
 def write(values: Tensor, quantizer: Any, target: Any) -> None:
-    """Fill the buffers that ``target`` has with ``values``, fp32, bf16 or fp16 of its shape.
+    """Quantise ``values`` (fp32, bf16 or fp16, of ``target``'s shape) into the buffers that
+    ``target`` has.
 
-    Fused kernels pass fp32 values here that were never rounded to the tensor's own type.
+    Fused kernels pass fp32 values that were never rounded to the tensor's own dtype.
     """
     if values.numel() == 0:
         return
@@ -70,12 +71,12 @@ def write(values: Tensor, quantizer: Any, target: Any) -> None:
 
 
 def _write_float8(values: Tensor, quantizer: Any, target: Any) -> None:
-    """Codes, their transpose and 1/scale of a per-tensor scaled tensor.
+    """Write codes, their transpose and 1/scale of a per-tensor scaled tensor.
 
     Real contract: delayed scaling multiplies with the scale in the recipe's table and raises the
     amax cell to max|values|, an atomic maximum: earlier casts of the step count
     (``common/util/vectorized_pointwise.h``, ``common/transpose/cast_transpose.cu``). Current
-    scaling computes amax and scale first (``common/recipe/current_scaling.cu``) and keeps neither.
+    scaling computes amax and scale first (``common/recipe/current_scaling.cu``) and stores neither.
     """
     if target._data is None:
         raise NotImplementedError(
@@ -110,11 +111,11 @@ def _current_scale(amax: Tensor, quantizer: Any) -> Tensor:
 
 
 def _write_mx(values: Tensor, quantizer: Any, target: Any) -> None:
-    """Row-wise and column-wise codes with their E8M0 scales, each from the values themselves.
+    """Write row-wise and column-wise codes with their E8M0 scales, each from the values themselves.
 
     Real contract (``common/cast/mxfp8/quantize_mxfp8.cuh``): blocks of 32 along rows, or along
-    columns, or of 32 x 32 where the recipe asks for two-dimensional blocks. The emulation never
-    reorders scales for the GEMM: a tensor that says its scales are swizzled holds them plain.
+    columns, or of 32 x 32 if the recipe has two-dimensional blocks. The emulation never reorders
+    scales for the GEMM, even in a tensor whose flag states that they are swizzled.
     A cast is reported for each direction.
     """
     matrix = values.view(flat_shape(values.shape))
@@ -165,10 +166,10 @@ def dequantize(input: Any, otype: Any) -> Tensor:
 
 
 def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
-    """[bias gradient, quantised gradient]: the sum over all but the last dimension, the codes.
+    """[bias gradient, quantised gradient]; the first is the sum over all but the last dimension.
 
     Real contract (``pytorch/csrc/extensions/bias.cpp``): summed in fp32, rounded to the gradient's
-    type; without a quantizer the gradient itself comes back, contiguous.
+    dtype; without a quantizer the gradient itself is returned, contiguous.
     """
     source = input.detach().contiguous()
     bias = column_sums(source.view(flat_shape(source.shape)), source.dtype)
@@ -198,7 +199,7 @@ def compute_amax(input: Tensor, amax: Tensor) -> None:
 
 
 def swizzle_scales_for_gemm_(tensor: Any) -> None:
-    """Mark scales as ordered for the GEMM; the emulated GEMM reads them plain.
+    """Mark scales as swizzled without moving them, as the emulated GEMM reads them plain.
 
     Real contract: ``pytorch/csrc/extensions/swizzle.cpp``.
     """

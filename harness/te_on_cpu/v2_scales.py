@@ -9,13 +9,13 @@ from te_on_cpu.kernels import LARGEST, Format
 
 MX_BLOCK = 32
 _FLOAT_MAX = torch.finfo(torch.float32).max
-#: 2^-127, the one power of two among these that is subnormal.
+#: The bits of 2^-127 in fp32, the only one of these powers of two that is subnormal.
 _SMALLEST = 0x400000
 _NAN = 0x7FFFFFFF
 
 
 def largest(values: Tensor) -> Tensor:
-    """max|values| as one fp32 element; NaN counts as nothing, an empty tensor as zero.
+    """max|values| as one fp32 element; NaN elements are ignored, an empty tensor gives zero.
 
     Real contract: kernels reduce with ``fmaxf``, which returns the operand that is not NaN.
     """
@@ -52,7 +52,7 @@ def mx_bytes(amax: Tensor, fmt: Format) -> Tensor:
 
 
 def mx_factor(scale_bytes: Tensor) -> Tensor:
-    """fp32 factors data is multiplied with before the cast: 2^(127 - byte), 255 is NaN.
+    """fp32 factors by which data is multiplied before the cast: 2^(127 - byte); 255 gives NaN.
 
     Real contract: ``exp2f_rcp`` in ``common/util/ptx.cuh``.
     """
@@ -60,16 +60,16 @@ def mx_factor(scale_bytes: Tensor) -> Tensor:
 
 
 def mx_unit(scale_bytes: Tensor) -> Tensor:
-    """fp32 values of one unit of the codes: 2^(byte - 127), 255 is NaN."""
+    """fp32 values of one unit of the codes: 2^(byte - 127); 255 gives NaN."""
     return _power(scale_bytes.int(), scale_bytes)
 
 
 def mx_amax(matrix: Tensor, axis: int, *, square: bool = False) -> Tensor:
-    """Largest magnitude of every block of 32 along ``axis`` of a matrix, fp32; NaN is nothing.
+    """Largest magnitude of every block of 32 along ``axis`` of a matrix, fp32; NaN is ignored.
 
     :param matrix: (rows, columns), both multiples of 32.
     :param axis: 1 gives (rows, columns/32), 0 gives (rows/32, columns).
-    :param square: blocks are 32 x 32; the result keeps the shape that ``axis`` asks for.
+    :param square: blocks are 32 x 32; the shape of the result still depends on ``axis`` only.
     """
     rows, columns = matrix.shape
     magnitude = _magnitude(matrix)
@@ -82,7 +82,7 @@ def mx_amax(matrix: Tensor, axis: int, *, square: bool = False) -> Tensor:
 
 
 def spread(per_block: Tensor, axis: int) -> Tensor:
-    """One value per element from one per block of 32 along ``axis``."""
+    """Repeat one value per block of 32 along ``axis`` to one value per element."""
     return per_block.repeat_interleave(MX_BLOCK, axis)
 
 

@@ -1,7 +1,7 @@
 """Building TransformerEngine's quantised tensors, and fitting existing ones to a quantizer.
 
-Memory that nothing wrote yet holds NaN codes and NaN scales, where CUDA would leave what was there
-before: whoever reads it notices.
+Memory that is not written yet holds NaN codes and NaN scales, where CUDA would leave its previous
+contents, so a read of it shows in results.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from te_on_cpu.v2_types import (
 
 
 def empty(quantizer: Any, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Any:
-    """A quantised tensor of ``shape`` that poses as ``dtype``, nothing written; plain without one.
+    """An unwritten quantised tensor of ``shape`` whose nominal dtype is ``dtype``; a plain tensor
+    if ``quantizer`` is None.
 
     Real contract: ``create_tensor`` of each class in ``pytorch/csrc/quantizer.cpp``. The
-    quantizer's ``internal`` decides between storage and torch.Tensor subclass. RuntimeError where
-    MXFP8 meets a dimension (all but the last taken together) that is no multiple of 32.
+    quantizer's ``internal`` decides between storage and torch.Tensor subclass. RuntimeError for
+    MXFP8 if a dimension (all but the last taken together) is no multiple of 32.
     """
     shape = torch.Size(shape)
     match kind(quantizer):
@@ -44,10 +45,11 @@ def empty(quantizer: Any, shape: tuple[int, ...] | torch.Size, dtype: torch.dtyp
 
 
 def fitted(quantizer: Any, tensor: Any) -> Any:
-    """``tensor`` with exactly the buffers that ``quantizer`` fills: drops others, adds missing.
+    """``tensor`` with exactly the buffers that ``quantizer`` fills: others are dropped, missing
+    ones added.
 
-    Real contract: ``convert_and_update_tensor`` in ``pytorch/csrc/quantizer.cpp``; buffers that
-    are there already keep their memory.
+    Real contract: ``convert_and_update_tensor`` in ``pytorch/csrc/quantizer.cpp``; existing buffers
+    keep their memory.
     """
     fits = is_mxfp8 if kind(quantizer) == "mx" else is_float8
     if not fits(tensor):
@@ -70,7 +72,7 @@ def fitted(quantizer: Any, tensor: Any) -> Any:
 
 
 def logical_shape(tensor: Any) -> torch.Size:
-    """Shape of the quantised values, from whichever buffer there is."""
+    """Shape of the quantised values, from whichever buffer exists."""
     if is_mxfp8(tensor):
         data = tensor._columnwise_data if tensor._rowwise_data is None else tensor._rowwise_data
     elif tensor._data is None and tensor._transpose is not None:

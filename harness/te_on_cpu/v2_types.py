@@ -1,4 +1,4 @@
-"""TransformerEngine's own tensor and quantizer classes, looked up once it is imported."""
+"""TransformerEngine's own tensor and quantizer classes, looked up after it is imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TORCH_DTYPES = {
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes kernels dispatch on, by exact type as the real extension does."""
+    """The classes on which kernels dispatch, by exact type as in the real extension."""
 
     delayed: type
     current: type
@@ -82,9 +82,9 @@ def torch_dtype(dtype: Any) -> torch.dtype:
 
 
 def keeps_transposes() -> bool:
-    """Whether the device multiplies FP8 in one layout only, so tensors carry their transpose.
+    """Whether the device multiplies FP8 in one layout only, so that tensors store their transpose.
 
-    Hopper (compute capability 9) does; Blackwell multiplies every layout from one copy.
+    Hopper (compute capability 9) does; Blackwell (10) multiplies every layout from one copy.
     """
     major = torch.cuda.get_device_capability()[0]
     return major < 10 or major == 12

@@ -1,6 +1,6 @@
-"""What passes through the emulated extension, for whoever listens.
+"""Events of the emulated extension (casts, GEMMs, scale updates), passed to listeners.
 
-Tensors are live: a listener that keeps one must copy it. Nothing is recorded while nobody listens.
+Tensors are live: a listener that stores one must copy it. Without a listener nothing is recorded.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 @dataclass(frozen=True)
 class Cast:
-    """One call of a quantising kernel; MXFP8 tells of its two directions one by one."""
+    """One call of a quantising kernel; MXFP8 reports its two directions separately."""
 
-    #: What was quantised, in its own dtype, any shape; fp32 if a fused kernel never rounded it.
+    #: The quantised data in its own dtype, any shape; fp32 if a fused kernel never rounded it.
     input: torch.Tensor
     #: uint8 codes in the input's shape.
     codes: torch.Tensor
@@ -25,19 +25,20 @@ class Cast:
     #: bytes (uint8) of MXFP8 without padding: (rows, columns/32) of the row-wise direction,
     #: (rows/32, columns) of the column-wise one.
     scale: torch.Tensor
-    #: The cell the kernel stored max|input| in, or None; its address tells which slot.
+    #: The cell in which the kernel stored max|input|, or None; its address identifies the slot.
     amax: torch.Tensor | None
     format: Literal["e4m3", "e5m2"]
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One side of a GEMM as the kernel got it."""
+    """One operand of a GEMM as the kernel got it."""
 
-    #: uint8 codes, or the tensor itself where it is in high precision: a matrix before the
-    #: transposition that the layout's letter asks for, even if the kernel read a transposed copy.
+    #: uint8 codes, or the tensor itself if it is in high precision: the matrix before the
+    #: transposition that the layout's letter denotes, even if the kernel read a transposed copy.
     data: torch.Tensor
-    #: fp32 1/scale (one element), E8M0 bytes, or None in high precision.
+    #: fp32 1/scale (one element), E8M0 bytes, or None: in high precision, and for MXFP8 operands of
+    #: the real extension (``v2_native``).
     scale_inv: torch.Tensor | None
     #: e4m3, e5m2, bf16, fp32 or fp16.
     format: str
@@ -45,7 +46,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Multiply:
-    """One GEMM: result = op(b) @ op(a), where op transposes for T; plus a bias not told here."""
+    """One GEMM: result = op(b) @ op(a), where op transposes for T, plus a bias, not recorded."""
 
     #: TN: output, NN: grad_input, NT: grad_weight (cuBLAS letters, as TransformerEngine calls it).
     layout: Literal["TN", "NN", "NT"]
@@ -68,7 +69,7 @@ _listeners: list[Callable[[Seen], None]] = []
 
 @contextmanager
 def listening(listener: Callable[[Seen], None]) -> Iterator[None]:
-    """Call ``listener`` for everything that passes until left."""
+    """A context in which ``listener`` is called with every event."""
     _listeners.append(listener)
     try:
         yield
@@ -77,11 +78,11 @@ def listening(listener: Callable[[Seen], None]) -> Iterator[None]:
 
 
 def heard() -> bool:
-    """True if anybody listens."""
+    """True if there is a listener."""
     return bool(_listeners)
 
 
 def tell(seen: Seen) -> None:
-    """To every listener."""
+    """Call every listener."""
     for listener in _listeners:
         listener(seen)

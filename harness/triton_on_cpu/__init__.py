@@ -1,7 +1,7 @@
 """Triton's kernels on a machine without a GPU, with the numbers of an NVIDIA GPU.
 
-Triton's interpreter runs them; what it computes otherwise than PTX defines is replaced. Only in a
-process that is for it: ``install()`` patches Triton and torch.
+Triton's interpreter runs them; the operations that it computes differently from PTX are replaced.
+``install()`` patches Triton and torch, so it needs a process of its own.
 """
 
 from triton_on_cpu.install import install

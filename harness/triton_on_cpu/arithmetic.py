@@ -1,4 +1,4 @@
-"""Operations on Triton's numbers, as an NVIDIA GPU makes them (PTX ISA, floating-point
+"""Arithmetic on Triton's number formats with the results of an NVIDIA GPU (PTX ISA, floating-point
 instructions)."""
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ Unary = Callable[[Any], Any]
 
 
 def wide(x: Stored, dtype: Any) -> Numbers:
-    """As numpy can compute with them."""
+    """``x`` as an array with which numpy can compute: bf16 and FP8 as fp32, others unchanged."""
     return as_fp32(x, dtype) if is_stored(dtype) else x
 
 
 def narrow(x: Numbers, dtype: Any) -> Stored:
-    """Rounded once, and as the interpreter keeps them; truths as they are."""
+    """``x`` rounded once to ``dtype``, if that is bf16 or FP8, in the interpreter's storage format;
+    booleans and other dtypes are unchanged."""
     if x.dtype == np.bool_ or not is_stored(dtype):
         return x
     return converted(x.astype(np.float32), tl.float32, dtype)
 
 
 def one_nan(x: Numbers) -> Numbers:
-    """With the NaN that a GPU's arithmetic makes, whose bits are all 1 but the sign. A clamp tells
-    it from x86's, which has the sign."""
+    """``x`` with every NaN replaced by that of a GPU's arithmetic, whose bits are all 1 except the
+    sign. A clamp distinguishes it from x86's NaN, whose sign is set."""
     if not np.issubdtype(x.dtype, np.floating):
         return x
     whole = np.dtype(f"i{x.dtype.itemsize}")
@@ -41,22 +42,22 @@ def one_nan(x: Numbers) -> Numbers:
 
 
 def smaller(a: Numbers, b: Numbers) -> Numbers:
-    """``min``: a number where one of both is NaN, and -0 below +0."""
+    """``min``: the other operand where one is NaN; -0 is less than +0."""
     return _zeros(np.fmin(a, b), a, b, negative=np.logical_or)
 
 
 def larger(a: Numbers, b: Numbers) -> Numbers:
-    """``max``, likewise."""
+    """``max``: the other operand where one is NaN; -0 is less than +0."""
     return _zeros(np.fmax(a, b), a, b, negative=np.logical_and)
 
 
 def smaller_or_nan(a: Numbers, b: Numbers) -> Numbers:
-    """``min.NaN``: NaN where one of both is."""
+    """``min.NaN``: NaN where one operand is NaN; -0 is less than +0."""
     return _zeros(np.minimum(a, b), a, b, negative=np.logical_or)
 
 
 def larger_or_nan(a: Numbers, b: Numbers) -> Numbers:
-    """``max.NaN``, likewise."""
+    """``max.NaN``: NaN where one operand is NaN; -0 is less than +0."""
     return _zeros(np.maximum(a, b), a, b, negative=np.logical_and)
 
 
@@ -67,9 +68,9 @@ def _zeros(found: Numbers, a: Numbers, b: Numbers, *, negative: Binary) -> Numbe
 
 
 def clamped(x: Numbers, least: Numbers, most: Numbers, *, propagates: bool) -> Numbers:
-    """``tl.clamp``. Unless it ``propagates`` NaN, that becomes the lower end. Where the ends are
-    one number and its negative, Triton takes ``min.xorsign.abs``, and NaN becomes the end of its
-    sign (seen on an H200 with Triton 3.6)."""
+    """``tl.clamp``. Unless it ``propagates`` NaN, NaN becomes the lower limit. If the limits are
+    one number and its negative, Triton uses ``min.xorsign.abs``, and NaN becomes the limit with
+    NaN's sign (seen on an H200 with Triton 3.6)."""
     if propagates:
         return larger_or_nan(smaller_or_nan(x, most), least)
     found = smaller(larger(x, least), most)
@@ -79,24 +80,24 @@ def clamped(x: Numbers, least: Numbers, most: Numbers, *, propagates: bool) -> N
 
 
 def _opposite(least: Numbers, most: Numbers) -> bool:
-    """Are the ends one number everywhere, and its negative?"""
+    """True if the upper limit is the same number everywhere and the lower limit its negative."""
     return bool(np.size(most) and (most == np.ravel(most)[0]).all() and (least == -most).all())
 
 
 def largest_of(x: Numbers, axis: Any, *, keepdims: bool) -> Numbers:
-    """``tl.max``: NaN only where there is nothing else."""
+    """``tl.max``: NaN only where all elements are NaN."""
     some = np.where(np.isnan(x), -np.inf, x).max(axis=axis, keepdims=keepdims)
     return np.where(np.isnan(x).all(axis=axis, keepdims=keepdims), np.nan, some).astype(x.dtype)
 
 
 def smallest_of(x: Numbers, axis: Any, *, keepdims: bool) -> Numbers:
-    """``tl.min``, likewise."""
+    """``tl.min``: NaN only where all elements are NaN."""
     return -largest_of(-x, axis, keepdims=keepdims)
 
 
 def fused(a: Numbers, b: Numbers, c: Numbers) -> NDArray[np.float32]:
-    """a b + c in fp32, rounded to odd: rounded once more to fewer bits it is as if it had been
-    rounded once (Boldo and Melquiond 2008). Of fp32 itself see ``fused_fp32``."""
+    """a b + c in fp32, rounded to odd, so that rounding it again to fewer bits gives the same as a
+    single rounding (Boldo and Melquiond 2008). For fp32 results see ``fused_fp32``."""
     return _odd_fp32(_odd_sum(a, b, c))
 
 
@@ -106,8 +107,8 @@ def fused_fp32(a: Numbers, b: Numbers, c: Numbers) -> NDArray[np.float32]:
 
 
 def _odd_sum(a: Numbers, b: Numbers, c: Numbers) -> NDArray[np.float64]:
-    """a b + c in fp64, rounded to odd: the product of two numbers of fp32 is exact there, and what
-    the sum loses is too (Knuth)."""
+    """a b + c in fp64, rounded to odd. The product of two fp32 numbers is exact in fp64, and the
+    rounding error of the sum is computed exactly (Knuth's two-sum)."""
     product, c = np.multiply(a, b, dtype=np.float64), np.asarray(c, np.float64)
     total = product + c
     part = total - product
@@ -131,20 +132,20 @@ def _odd_fp32(x: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def flushed(x: Numbers) -> Numbers:
-    """Subnormal numbers of fp32 as zeros: what libdevice's functions and ``.ftz`` take them for."""
+    """``x`` with subnormal fp32 numbers as zeros, as libdevice's functions and ``.ftz`` do."""
     if x.dtype != np.float32:
         return x
     return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
 
 
 def flushing(function: Unary) -> Unary:
-    """Of subnormal numbers it makes what it makes of zero."""
+    """``function`` with subnormal fp32 operands taken for zeros."""
     return lambda x: function(flushed(x))
 
 
 def exactly(function: Unary) -> Unary:
-    """In fp64, rounded once: numpy's own functions of fp32 are off by a unit here and there, 2^127
-    among them."""
+    """``function`` computed in fp64 and rounded once. numpy's own functions of fp32 are one unit in
+    the last place off for some results, 2^127 among them."""
     return lambda x: function(x.astype(np.float64)).astype(x.dtype)
 
 
@@ -159,13 +160,14 @@ def rsqrt(x: Numbers) -> Numbers:
 
 
 def erf(x: Numbers) -> Numbers:
-    """libdevice's, rounded correctly."""
+    """libdevice's ``erf``, rounded correctly."""
     wide = torch.erf(torch.from_numpy(np.array(flushed(x), np.float64)))
     return np.asarray(wide.numpy().astype(x.dtype))
 
 
 def whole(x: Numbers, target: Any) -> NDArray[Any]:
-    """``cvt.rzi``: it cuts the fraction off and saturates, and NaN is 0."""
+    """``cvt.rzi``: truncates towards zero to the integer dtype ``target`` and saturates; NaN
+    becomes 0."""
     ends = np.iinfo(target)
     cut = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0))
     inside = (cut > float(ends.min)) & (cut < float(ends.max))
@@ -174,27 +176,28 @@ def whole(x: Numbers, target: Any) -> NDArray[Any]:
 
 
 def product(a: Stored, of_a: Any, b: Stored, of_b: Any, c: Stored) -> Numbers:
-    """``tl.dot``: operands are exact in the type that is added up in; the order is numpy's."""
+    """``tl.dot``: a b + c in c's dtype, in which the operands are exact; the order of sums is
+    numpy's."""
     operands = (wide(x, dtype).astype(c.dtype) for x, dtype in ((a, of_a), (b, of_b)))
     return np.asarray(np.matmul(*operands) + c)
 
 
 def e8m0_up(x: Numbers) -> NDArray[np.int64]:
-    """``cvt.rp.satfinite.ue8m0x2.f32`` of one number: its exponent's byte, rounded up; 255 of
-    NaN."""
+    """``cvt.rp.satfinite.ue8m0x2.f32`` for one number: its exponent byte, rounded up; NaN gives
+    255."""
     bits = np.abs(x).astype(np.float32).view(np.uint32).astype(np.int64)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
     up = np.where(exponent == 0, mantissa > 0x400000, mantissa > 0)
     return np.where(np.isnan(x), 255, np.minimum(exponent + up, 254))
 
 
-#: What E2M1's eight codes without a sign stand for.
+#: The values of E2M1's eight codes without a sign.
 _E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 def e2m1_nearest(even: Numbers, odd: Numbers) -> NDArray[np.int64]:
     """``cvt.rn.satfinite.e2m1x2.f32``: two numbers in a byte, ties to even, ``odd`` in the upper
-    half. 6 of NaN, which E2M1 does not have."""
+    half. NaN, which E2M1 does not have, becomes 6."""
 
     def code(x: Numbers) -> NDArray[np.int64]:
         low, part = _between(x)
@@ -205,11 +208,11 @@ def e2m1_nearest(even: Numbers, odd: Numbers) -> NDArray[np.int64]:
 
 
 def e2m1_by_chance(even: Numbers, odd: Numbers, bits: Numbers) -> NDArray[np.int64]:
-    """``cvt.rs.satfinite.e2m1x4.f32``, for two numbers: 16 random bits are added to each below what
-    a code holds, and the rest is cut off.
+    """``cvt.rs.satfinite.e2m1x4.f32``, for two numbers: stochastic rounding, which adds 16 random
+    bits to each number below its last code bit and truncates.
 
-    A byte takes all 32 bits that belong to it; on a GPU, which converts two bytes at once, the
-    second takes the bits of the first.
+    Each byte uses its own 32 random bits; on a GPU, which converts two bytes at once, the second
+    byte uses the bits of the first.
     """
 
     def code(x: Numbers, chance: Numbers) -> NDArray[np.int64]:
@@ -221,8 +224,8 @@ def e2m1_by_chance(even: Numbers, odd: Numbers, bits: Numbers) -> NDArray[np.int
 
 
 def _between(x: Numbers) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The code of the largest number of E2M1 that is not above ``abs(x)``, and how far ``x`` is on
-    the way to the next, 0 at the last."""
+    """The code of the largest E2M1 number that is at most ``abs(x)``, and the position of
+    ``abs(x)`` between it and the next as a fraction, 0 at the last."""
     size = np.fmin(np.abs(x).astype(np.float64), _E2M1[-1])
     low = np.searchsorted(_E2M1, size, side="right") - 1
     above = _E2M1[np.minimum(low + 1, 7)]

@@ -1,6 +1,6 @@
-"""Conversions between Triton's formats of numbers, as an NVIDIA GPU makes them (PTX ISA, ``cvt``).
+"""Conversions between Triton's number formats with the results of an NVIDIA GPU (PTX ISA, ``cvt``).
 
-The interpreter keeps bf16 in arrays of uint16 and FP8 in arrays of uint8; fp16, fp32 and fp64 are
+The interpreter stores bf16 in arrays of uint16 and FP8 in arrays of uint8; fp16, fp32 and fp64 are
 numpy's own.
 """
 
@@ -14,7 +14,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 Stored = NDArray[Any]
-#: Formats of Triton that torch has as well.
+#: Triton's formats and the same formats of torch.
 TORCH: dict[Any, torch.dtype] = {
     tl.float8e4nv: torch.float8_e4m3fn,
     tl.float8e5: torch.float8_e5m2,
@@ -25,42 +25,43 @@ TORCH: dict[Any, torch.dtype] = {
 }
 _FP8 = (tl.float8e4nv, tl.float8e5)
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16}
-#: By the bytes of a format, the whole numbers whose largest is its NaN.
+#: Size of a format in bytes -> the integers of that size, the largest of which is the NaN's bits.
 _NAN = {size: torch.iinfo(getattr(torch, f"int{8 * size}")) for size in (1, 2, 4, 8)}
-#: ``satfinite``: what is beyond these becomes one of them, infinities too.
+#: ``satfinite``: larger magnitudes become these, infinities included.
 _LARGEST = {tl.float8e4nv: 448.0, tl.float8e5: 57344.0}
 
 
 def is_stored(dtype: Any) -> bool:
-    """Does the interpreter keep these numbers as whole ones?"""
+    """True if the interpreter stores numbers of this format as integers: bf16 and FP8."""
     return dtype == tl.bfloat16 or dtype in _FP8
 
 
 def tensor_of(x: Stored, dtype: Any) -> torch.Tensor:
-    """A copy, as torch has these numbers, with at least one dimension."""
+    """A copy as a torch tensor of the same format, with at least one dimension."""
     flat = torch.from_numpy(np.array(np.atleast_1d(x), order="C"))
     return flat.view(TORCH[dtype])
 
 
 def stored(x: torch.Tensor, like: Stored) -> Stored:
-    """As the interpreter keeps them, in the shape of ``like``."""
+    """``x`` in the interpreter's storage format, in the shape of ``like``."""
     whole = x.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
     made: Stored = (x.view(_UNSIGNED[x.element_size()]) if whole else x).numpy()
     return made.reshape(np.shape(like))
 
 
 def as_fp32(x: Stored, dtype: Any) -> NDArray[np.float32]:
-    """Numbers of a narrower format in fp32, which holds them all."""
+    """Numbers of a narrower format as fp32, which represents them exactly."""
     return np.asarray(stored(tensor_of(x, dtype).float(), x), dtype=np.float32)
 
 
 def converted(x: Stored, source: Any, target: Any, *, to_zero: bool = False) -> Stored:
-    """Numbers of one format in another, rounded to nearest, ties to even, or ``to_zero``.
+    """Numbers converted to another format, rounded to nearest, ties to even, or ``to_zero``.
 
-    FP8 saturates (``cvt.rn.satfinite``), and NaN becomes the one NaN of the format, whose bits are
-    all 1 but the sign; from bf16 to fp32 it keeps its own. What E5M2 has no number for becomes one
-    in bf16: Triton moves its exponent, so infinity is 65,536 there (seen on an H200 with Triton
-    3.6; to fp16 and fp32 it is infinity).
+    FP8 saturates (``cvt.rn.satfinite``). NaN becomes the NaN of the format whose bits are all 1
+    except the sign; from bf16 to fp32 it keeps its bits. From E5M2 to bf16, infinity and NaN become
+    numbers, as Triton only rebiases the exponent: infinity becomes 65,536 (seen on an H200 with
+    Triton 3.6; in fp16 and fp32 it is infinity). Raises NotImplementedError for ``to_zero`` to
+    E4M3.
     """
     if source == tl.float8e5 and target == tl.bfloat16:
         return _moved_exponents(x)
@@ -83,7 +84,7 @@ def converted(x: Stored, source: Any, target: Any, *, to_zero: bool = False) -> 
 
 
 def _moved_exponents(x: Stored) -> Stored:
-    """E5M2 in bf16: every exponent counts, the largest as well."""
+    """E5M2 in bf16, where the largest exponent means a number like any other."""
     code = np.atleast_1d(x).astype(np.int64)
     exponent, mantissa = (code >> 2) & 31, code & 3
     normal = np.ldexp(1.0 + mantissa / 4.0, exponent - 15)
@@ -93,8 +94,9 @@ def _moved_exponents(x: Stored) -> Stored:
 
 
 def _cut(wide: torch.Tensor, target: Any) -> torch.Tensor:
-    """Toward zero: the nearest number, or the next one toward zero where that is larger. Beyond the
-    largest number comes that, but for an infinity."""
+    """``wide`` rounded toward zero: the nearest number, or its neighbour toward zero where the
+    nearest has the larger magnitude. Finite numbers beyond the largest one become that;
+    infinities stay."""
     nearest = wide.to(TORCH[tl.float16 if target == tl.float8e5 else target])
     step = torch.where(wide.isnan() | (nearest.abs().double() <= wide.abs().double()), 0, 1)
     bits = nearest.view(torch.int16) - step.to(torch.int16)

@@ -1,4 +1,4 @@
-"""Make Triton's kernels run on the CPU, in Triton's interpreter, with the numbers of a GPU."""
+"""Make Triton's kernels run on the CPU, in Triton's interpreter, with the results of a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from triton_on_cpu.memory import LAUNCH, OutsideError, WrittenTwiceError
 
 _installed: list[str] = []
-#: What the interpreter must have; a release without is another program.
+#: Attributes that the interpreter must have; a release that lacks one is not supported.
 _BUILDER = (
     "binary_op", "cast_impl", "create_atomic_cas", "create_atomic_rmw", "create_clampf",
     "create_dot", "create_erf", "create_fma", "create_fp_to_fp", "create_fp_to_si",
@@ -38,12 +38,12 @@ _MODULE = (
 
 
 def install() -> str:
-    """Interpret every kernel that is defined from here on; Triton's version.
+    """Interpret every kernel that is defined from now on. Returns Triton's version.
 
-    Patches Triton and torch for the rest of the process, so call it before the library whose
-    kernels are to run is imported, in a process that is for it. A second call does nothing. Raises
-    ValueError with the reason where there is no Triton, where it is imported already, or where its
-    interpreter is another than those that are known.
+    Patches Triton and torch until the process ends, so call it in a process of its own, before the
+    library whose kernels are to run is imported. A second call does nothing. Raises ValueError with
+    the reason if Triton is not installed, is already imported without its interpreter, or has an
+    interpreter that lacks what is patched.
     """
     if _installed:
         return _installed[0]
@@ -83,8 +83,9 @@ def _check(interpreter: Any, version: str) -> None:
 
 
 def _one_at_a_time(interpreter: Any) -> None:
-    """A launch patches ``triton.language`` for the whole process. NaN is no news to it. What a
-    compiler traces has no numbers to interpret."""
+    """Run one launch at a time, since each patches ``triton.language`` for the whole process;
+    without numpy's warnings about NaN and overflow; and refuse the fake tensors of a compiler,
+    which have no data to interpret."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -109,8 +110,8 @@ def _one_at_a_time(interpreter: Any) -> None:
 
 
 def _one_candidate() -> None:
-    """To time an autotuned kernel's candidates needs a GPU, and any of them may win there: here
-    the sizes that it is launched with choose one, always the same for the same sizes."""
+    """Choose one candidate configuration of an autotuned kernel by the sizes of the launch, always
+    the same for the same sizes. Timing the candidates needs a GPU, where any of them may win."""
     from triton.runtime.autotuner import Autotuner
 
     run = Autotuner.run
@@ -128,15 +129,15 @@ def _one_candidate() -> None:
 
 
 def candidate(kernel: str, arguments: Iterable[Any], count: int) -> int:
-    """Which of ``count`` candidates a launch with these arguments takes: that of a digest of the
-    kernel's name and of its whole numbers."""
+    """The index, below ``count``, of the candidate for a launch with these arguments: from a digest
+    of the kernel's name and of the integers among the arguments."""
     sizes = [x for x in arguments if isinstance(x, int) and not isinstance(x, bool)]
     digest = hashlib.sha256(f"{kernel} {sizes}".encode()).digest()
     return int.from_bytes(digest[:4], "big") % count
 
 
 def _as_if_compiled() -> None:
-    """torch says that there is Triton, and takes interpreted kernels for its own."""
+    """Make torch report that Triton is available, and accept interpreted kernels unwrapped."""
     import torch._library.triton as registry
     import torch.library
     import torch.utils._triton as question

@@ -1,10 +1,10 @@
-"""A kernel reads and writes its arguments and nothing else.
+"""Checks that a kernel reads and writes nothing but the memory of its arguments.
 
-On a GPU a store beside a tensor changes what lies there, or ends the process; the interpreter's
-stores are real as well. Here every address is compared with the memory of the launch's arguments
-before it is used: a store outside raises OutsideError, and a load outside gives NaN, which does not
-show where the kernel lets nothing depend on it. Nor may two programs of a launch, or two lanes of
-one store, write different values to one address: which of them stays is undefined on a GPU.
+On a GPU a store outside a tensor overwrites other memory or ends the process; the interpreter's
+stores do too. Here every address is compared with the memory of the launch's arguments before it is
+used: a store outside raises OutsideError, and a load outside gives NaN, which has no effect if no
+result depends on it. WrittenTwiceError is raised if two programs of a launch, or two lanes of one
+store, write different values to one address: on a GPU it is undefined which of them stays.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import torch
 
 
 class OutsideError(IndexError):
-    """A kernel writes outside of the argument that it writes to."""
+    """A kernel writes outside of the memory of its arguments."""
 
 
 class WrittenTwiceError(RuntimeError):
-    """What a kernel leaves in its argument hangs on the order of its programs or lanes."""
+    """The result of a kernel depends on the order of its programs or lanes."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What one argument's storage takes: addresses from ``begin`` to before ``end``."""
+    """The addresses of one argument's storage, from ``begin`` to ``end`` (exclusive)."""
 
     name: str
     begin: int
@@ -36,13 +36,14 @@ class Memory:
 
 
 class Launch:
-    """The arguments of the kernel that runs: one at a time, for Triton's interpreter allows but
-    one."""
+    """The arguments of the running kernel. There is only one at a time, as Triton's interpreter
+    allows no more."""
 
     def __init__(self) -> None:
         self.kernel = ""
         self.arguments: list[Memory] = []
-        #: Of each byte of an argument that was written, by which program of the launch, from 1 on.
+        #: Argument -> for each of its bytes, the number (from 1) of the program that wrote it, or
+        #: 0.
         self._writers: dict[Memory, Any] = {}
 
     @contextmanager
@@ -58,8 +59,9 @@ class Launch:
             self.kernel, self.arguments, self._writers = before
 
     def outside(self, addresses: Any, mask: Any, size: int) -> tuple[Any, Memory] | None:
-        """Which of the addresses, of ``size`` bytes each and not masked out, the argument that most
-        of them are in does not hold, and that argument. None where it holds them all."""
+        """Find accesses outside of the arguments. Each address in ``mask`` is that of ``size``
+        bytes. Returns None if one argument contains all of them; otherwise a mask of those that are
+        not in the argument that contains most of them, and that argument."""
         where = np.asarray(addresses).astype(np.int64)
         mask = np.broadcast_to(np.asarray(mask, dtype=bool), where.shape)
         used = where[mask]
@@ -73,7 +75,7 @@ class Launch:
         return mask & ~held[most], most
 
     def check_written(self, addresses: Any, mask: Any, size: int) -> None:
-        """Raises OutsideError where ``outside`` finds anything."""
+        """Raise OutsideError if ``outside`` finds an access."""
         found = self.outside(addresses, mask, size)
         if found is None:
             return
@@ -85,8 +87,8 @@ class Launch:
         )
 
     def of_others(self, addresses: Any, mask: Any, program: int) -> Any:
-        """Which of these addresses, all in one argument's memory, another program has written;
-        they are ``program``'s from here on."""
+        """A mask of these addresses, all of one argument, that another program has written before.
+        All are recorded as written by ``program``."""
         where = np.asarray(addresses).astype(np.int64)
         mask = np.broadcast_to(np.asarray(mask, dtype=bool), where.shape)
         others = np.zeros(where.shape, bool)
@@ -101,7 +103,7 @@ class Launch:
         return others
 
     def twice(self, addresses: Any, lost: Any) -> WrittenTwiceError:
-        """The error for numbers that are ``lost``: other values were, or are, written there."""
+        """The error for the addresses in the mask ``lost``, to which two values were written."""
         at = int(np.asarray(addresses).astype(np.int64)[lost][0])
         one = next(one for one in self.arguments if one.begin <= at < one.end)
         return WrittenTwiceError(
@@ -115,13 +117,14 @@ def _memory(name: str, x: torch.Tensor) -> Memory:
     return Memory(name, storage.data_ptr(), storage.data_ptr() + storage.nbytes())
 
 
-#: The launch that runs in this process.
+#: The launch that is running in this process.
 LAUNCH = Launch()
 
 
 class PoisonedTorch:
-    """torch as a module sees it that launches kernels: what ``empty`` makes holds NaN, in
-    every format of numbers all bits of which may be 1, and a CPU is a GPU of one multiprocessor."""
+    """A stand-in for torch in a module that launches kernels. Tensors from ``empty`` have all bits
+    set, which is NaN in floating-point formats that have NaN, and the CPU has the properties of a
+    GPU with one multiprocessor."""
 
     cuda: Any
 
@@ -151,14 +154,14 @@ class _Cuda:
 
 @dataclass(frozen=True)
 class _Properties:
-    """What kernels ask of a device."""
+    """The device properties that kernels read."""
 
     multi_processor_count: int = 1
 
 
 def poisoned(x: torch.Tensor) -> torch.Tensor:
-    """All bits set: what a kernel forgets to write is NaN, or -1, and never what lay there
-    before."""
+    """``x`` with all bits of its storage set, if it is on the CPU: elements that a kernel forgets
+    to write are then NaN, or -1, and never old contents."""
     storage = x.untyped_storage()
     if x.device.type == "cpu" and storage.nbytes():
         torch.empty(0, dtype=torch.uint8).set_(storage).fill_(255)
@@ -166,7 +169,7 @@ def poisoned(x: torch.Tensor) -> torch.Tensor:
 
 
 def adapt(module: Any, **replaced: Any) -> None:
-    """Let a module whose functions launch kernels see ``PoisonedTorch``, and these functions in
-    place of torch's. Twice does no more."""
+    """Replace ``torch`` in a module that launches kernels by ``PoisonedTorch``, in which
+    ``replaced`` overrides functions of torch. A second call does nothing."""
     if not isinstance(module.torch, PoisonedTorch):
         module.torch = PoisonedTorch(**replaced)

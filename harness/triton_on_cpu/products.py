@@ -1,10 +1,10 @@
-"""Products of scaled codes, which a CPU has no kernel for: emulated.
+"""Emulated products of scaled codes, for which a CPU has no kernel.
 
-What cuBLAS multiplies from compute capability 10.0 on: codes of E4M3 with a power of two for 32 of
-them (MXFP8), or codes of E2M1 with an E4M3 scale for 16 and one fp32 number for the tensor (NVFP4).
-Scales lie in tiles of 128 rows by 4 blocks, as cuBLAS documents ("1D block scaling factors
-layout"). MXFP8 is added up in fp32, in this CPU's order; NVFP4 in fp64. And what CUTLASS multiplies
-from 9.0 on: E4M3 codes of groups with one fp32 number a row, in fp32.
+Those of cuBLAS from compute capability 10.0 on: E4M3 codes with one power of two for each 32 of
+them (MXFP8), or E2M1 codes with one E4M3 scale for each 16 and one fp32 scale for the tensor
+(NVFP4). Block scales lie in tiles of 128 rows by 4 blocks, as cuBLAS documents ("1D block scaling
+factors layout"). MXFP8 is summed in fp32, in this CPU's order; NVFP4 in fp64. And those of CUTLASS
+from 9.0 on: E4M3 codes in groups with one fp32 scale per row, summed in fp32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-#: What E2M1's sixteen codes stand for.
+#: The values of E2M1's sixteen codes.
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _E2M1 = torch.cat([_E2M1, -_E2M1])
 
@@ -26,8 +26,8 @@ def mx_scaled_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """``torch._scaled_mm`` of E4M3 codes [M, K] and [K, N] with E8M0 scales in tiles; a CPU's own
-    for other scales. Result [M, N]."""
+    """``torch._scaled_mm`` of E4M3 codes [M, K] and [K, N] with E8M0 scales in tiles -> [M, N]. For
+    other scales torch's own function for the CPU."""
     if scale_a.dtype != torch.float8_e8m0fnu:
         return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype)
     rows = _scaled(a.float(), scale_a, 32)
@@ -49,14 +49,15 @@ def nvfp4_scaled_mm(
     output_dtype: torch.dtype | None = torch.bfloat16,
     **more: Any,
 ) -> torch.Tensor:
-    """``torch.nn.functional.scaled_mm`` of packed E2M1 codes [M, K / 2] and [K / 2, N], each with
-    [block scales in tiles, scale of the tensor]; a CPU's own for other codes. Result [M, N]."""
+    """``torch.nn.functional.scaled_mm`` of packed E2M1 codes [M, K / 2] and [K / 2, N] -> [M, N],
+    each with [block scales in tiles, scale of the tensor]. For other codes torch's own function for
+    the CPU."""
     if a.dtype != torch.float4_e2m1fn_x2:
         return torch.nn.functional.scaled_mm(
             a, b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a, swizzle_b, bias,
             output_dtype, **more,
         )  # fmt: skip
-    # what each code stands for, so that an infinite scale of a tensor makes NaN of a zero
+    # multiply by the scale of the tensor element by element: if it is infinite, zeros become NaN
     rows = _scaled(_unpacked(a), scale_a[0], 16).double() * scale_a[1].double()
     columns = _scaled(_unpacked(b.t()), scale_b[0], 16).double() * scale_b[1].double()
     result = (rows @ columns.t()).float()
@@ -74,11 +75,13 @@ def scaled_grouped_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """``torch._scaled_grouped_mm`` of E4M3 codes: rows in groups that end at ``offs``, [M, K] times
-    [G, K, N] with scales [M] and [G, N] -> [M, N], or what is contracted in groups, [N, M] times
-    [M, K] with scales of each group behind one another, [G * N] and [G * K] -> [G, N, K]. Of rows
-    behind the last group nothing is written. Raises ValueError for a bias, which CUTLASS does not
-    add."""
+    """``torch._scaled_grouped_mm`` of E4M3 codes in groups that end at ``offs``.
+
+    Either the rows are in groups: [M, K] times [G, K, N] with scales [M] and [G, N] -> [M, N], NaN
+    in rows after the last group. Or the contracted axis is: [N, M] times [M, K] with the scales of
+    the groups one after another, [G * N] and [G * K] -> [G, N, K]. Raises ValueError for a bias,
+    which CUTLASS does not add, and for ``scale_result``.
+    """
     if bias is not None or scale_result is not None:
         raise ValueError("products of groups take no bias and no scale of the result")
     ends = offs.tolist()
@@ -98,22 +101,22 @@ def scaled_grouped_mm(
 
 
 def _unpacked(codes: torch.Tensor) -> torch.Tensor:
-    """Two numbers a byte, the first in its lower half."""
+    """The values of packed E2M1 codes: two per byte, the first in the lower half."""
     packed = codes.contiguous().view(torch.uint8)
     both = torch.stack([packed & 15, packed >> 4], dim=-1)
     return _E2M1[both.flatten(-2).long()]
 
 
 def _scaled(x: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
-    """[rows, K] times the scale of each block of a row."""
+    """``x`` [rows, K] times the scale of each block of ``block`` elements of a row."""
     rows, blocks = x.shape[0], x.shape[1] // block
     of_blocks = untiled(scales, rows, blocks).float()
     return x * of_blocks.repeat_interleave(block, dim=1)
 
 
 def untiled(scales: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
-    """[rows, blocks] of scales that lie in tiles: of 128 rows by 4 blocks, the tile's row r and
-    block c at byte (r % 32) * 16 + (r // 32) * 4 + c; what fills the last tiles is left out."""
+    """Scales [rows, blocks] from tiles of 128 rows by 4 blocks, which store row r and block c at
+    byte (r % 32) * 16 + (r // 32) * 4 + c; the padding of the last tiles is dropped."""
     down, across = -(-rows // 128), -(-blocks // 4)
     tiles = scales.reshape(-1)[: down * across * 512].reshape(down, across, 32, 4, 4)
     return tiles.permute(0, 3, 2, 1, 4).reshape(down * 128, across * 4)[:rows, :blocks]

@@ -1,5 +1,5 @@
-"""What Triton's interpreter computes otherwise than a GPU, replaced. Imported once Triton is set to
-interpret."""
+"""Replacements of the operations that Triton's interpreter computes differently from a GPU. Import
+this module only after Triton is set to interpret."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _Builder: Any = interpreter.InterpreterBuilder
 _Handle: Any = interpreter.TensorHandle
 _numpy_type: Any = interpreter._get_np_dtype
 _TO_ZERO: Any = interpreter._ir.ROUNDING_MODE.RTZ
-#: What is replaced, as released.
+# the functions that are replaced, as released
 _binary_op, _unary_op, _cast_impl = _Builder.binary_op, _Builder.unary_op, _Builder.cast_impl
 _create_fp_to_fp, _patch_lang_tensor = _Builder.create_fp_to_fp, interpreter._patch_lang_tensor
 _masked_load, _masked_store = _Builder.create_masked_load, _Builder.create_masked_store
 _min_max: Any = interpreter.ReduceOps.min_max
 
-#: Inline assembly that kernels use, by a part of its text -> what it computes of its operands.
+#: Part of the text of inline assembly that kernels use -> the function that computes its result.
 ASSEMBLY: dict[str, Callable[..., Any]] = {
     "cvt.rp.satfinite.ue8m0x2.f32": of.e8m0_up,
     "cvt.rn.satfinite.e2m1x2.f32": of.e2m1_nearest,
     "cvt.rs.satfinite.e2m1x4.f32": of.e2m1_by_chance,
 }
-#: numpy's functions of fp32 that are not rounded correctly; those whose like on a GPU takes
-#: subnormal numbers for zero; and those that return zero for them (``ex2.approx.ftz``).
+#: numpy's functions that are not rounded correctly in fp32; those whose GPU versions take subnormal
+#: operands for zero; and those that return zero for a subnormal result (``ex2.approx.ftz``).
 _IN_FP64 = (np.exp, np.exp2, np.log, np.log2, np.sin, np.cos)
 _FLUSHING = (np.floor, np.ceil)
 _FLUSHED = (np.exp2,)
@@ -76,12 +76,12 @@ def repair() -> None:
 
 
 def _made(x: Any, dtype: Any) -> Any:
-    """A handle of numbers that are rounded to ``dtype`` once."""
+    """A handle of ``x``, rounded to ``dtype`` once."""
     return _Handle(of.narrow(np.asarray(x), dtype), dtype)
 
 
 def _wide(*handles: Any) -> list[of.Numbers]:
-    """As numpy can compute with them; they have one dtype."""
+    """The data of handles of one dtype as arrays with which numpy can compute."""
     return [of.wide(handle.data, handles[0].dtype.scalar) for handle in handles]
 
 
@@ -149,7 +149,7 @@ def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
 def inline_asm(
     self: Any, text: str, constraints: Any, values: Any, kind: Any, pure: Any, pack: Any
 ) -> Any:
-    """Raises NotImplementedError with the assembly that nobody here knows."""
+    """Raises NotImplementedError with the text of assembly that is not in ``ASSEMBLY``."""
     kinds = kind if isinstance(kind, list | tuple) else [kind]
     for part, function in ASSEMBLY.items():
         if part in text and len(kinds) == 1:
@@ -159,7 +159,7 @@ def inline_asm(
 
 
 class _Results:
-    """What inline assembly gives: here it is always one."""
+    """The results of inline assembly; here there is always one."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -169,7 +169,8 @@ class _Results:
 
 
 def min_max(self: Any, given: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
-    """numpy's ``nanmax`` takes a signalling NaN for one, and loses what came before it."""
+    """``tl.min`` and ``tl.max``. numpy's ``nanmax`` returns a signalling NaN if it meets one, and
+    so loses earlier elements."""
     x = given[0] if isinstance(given, tuple) else given
     function = {np.nanmax: of.largest_of, np.nanmin: of.smallest_of}.get(val_reduce_op)
     if function is None or not np.issubdtype(x.handle.data.dtype, np.floating):
@@ -179,8 +180,8 @@ def min_max(self: Any, given: Any, val_reduce_op: Any, idx_reduce_op: Any = None
 
 
 def promoting(usual: Callable[..., Any]) -> Callable[..., Any]:
-    """Reductions and scans of bf16 take it for fp32, as Triton's own ``tl.sum``, ``tl.max`` and
-    ``tl.cumsum`` do where they are compiled."""
+    """A reduction or scan that converts bf16 to fp32 first, as Triton's own ``tl.sum``, ``tl.max``
+    and ``tl.cumsum`` do when they are compiled."""
 
     def promoted(self: Any, x: Any) -> Any:
         if x.dtype.scalar != tl.bfloat16:
@@ -194,7 +195,7 @@ def promoting(usual: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *how: Any, **named: Any) -> Any:
-    """What lies outside of the launch's arguments is NaN."""
+    """A load in which elements outside of the launch's arguments are NaN (all bits set)."""
     element = ptrs.get_element_ty()
     found = LAUNCH.outside(ptrs.data, mask.data, np.dtype(_numpy_type(element)).itemsize)
     if found is None:
@@ -207,8 +208,8 @@ def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *how: Any, **named:
 
 
 def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *how: Any, **named: Any) -> Any:
-    """Raises OutsideError before it leaves the launch's arguments, and WrittenTwiceError where
-    another program, or another lane, writes something else."""
+    """A store that raises OutsideError before it writes outside of the launch's arguments, and
+    WrittenTwiceError if another program or lane writes a different value to an address."""
     element = ptrs.get_element_ty()
     size = np.dtype(_numpy_type(element)).itemsize
     LAUNCH.check_written(ptrs.data, mask.data, size)
@@ -218,7 +219,7 @@ def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *how: Any, **named
     lanes = np.broadcast_to(np.asarray(mask.data, dtype=bool), ptrs.data.shape)
 
     def other(where: Any) -> Any:
-        """Where something else than ``value`` lies now."""
+        """A mask of the addresses in ``where`` that hold another value than ``value`` now."""
         there = _masked_load(self, ptrs, _Handle(where, tl.int1), None, None, None, False)
         given = np.ascontiguousarray(np.broadcast_to(value.data, there.data.shape))
         whole = f"u{size}"
@@ -236,7 +237,8 @@ def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *how: Any, **named
 
 
 def writing(usual: Callable[..., Any]) -> Callable[..., Any]:
-    """An atomic operation that raises OutsideError before it leaves the launch's arguments."""
+    """An atomic operation that raises OutsideError before it writes outside of the launch's
+    arguments."""
     names = list(inspect.signature(usual).parameters)
 
     def written(*args: Any, **kwargs: Any) -> Any:
@@ -251,7 +253,7 @@ def writing(usual: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch_lang_tensor(tensor: Any, scope: Any) -> None:
-    """A tensor of one number bounds a loop: numpy 2.4 makes no int of an array with a dimension,
-    and the interpreter's have one."""
+    """Let a tensor of one element be the bound of a loop: numpy 2.4 does not convert an array with
+    a dimension to int, and the interpreter's arrays have one."""
     _patch_lang_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).item()))

@@ -1,5 +1,5 @@
-"""Triton's interpreter describes every number of a kernel anew, and looks through the whole
-language at each call of a function: what these find is found once."""
+"""Caches for Triton's interpreter, which otherwise describes the type of every value of a kernel
+anew and searches the whole language at each call of a function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def hasten() -> None:
-    """Patch Triton for the rest of the process. Nothing that it computes becomes another."""
+    """Patch Triton until the process ends. No computed value changes."""
     from triton.language import core
     from triton.runtime import interpreter
 
@@ -22,15 +22,15 @@ def hasten() -> None:
     core.dtype.__eq__ = _of_same_name(core.dtype, core.constexpr)
     interpreter._get_np_dtype = _looked_up(interpreter._get_np_dtype)
     interpreter._patch_builtin = _patched(interpreter)
-    # whether whole numbers overflow is computed for an assertion that only ``debug`` makes: half of
-    # the time, for nothing
+    # the overflow check of integers serves an assertion that is made only with ``debug``, and takes
+    # half of the time
     interpreter.interpreter_builder.options = replace(
         interpreter.interpreter_builder.options, sanitize_overflow=False
     )
 
 
 def _without_type(self: Any, args: Sequence[Any], type: Any = None) -> None:
-    """Of a tuple: its type is made when someone asks for it, which hardly anyone does."""
+    """``tuple.__init__`` that leaves the type to be made when it is read, which is rare."""
     from triton.language import core
 
     self.values = [*args]
@@ -52,7 +52,7 @@ def _set_type(self: Any, type: Any) -> None:
 
 
 def _named_once(begin: Callable[..., None]) -> Callable[..., None]:
-    """Each type of a block is checked and named once."""
+    """``block_type.__init__`` that checks and names each type only once."""
     seen: dict[Any, Any] = {}
 
     def begin_block(self: Any, element_ty: Any, shape: Any) -> None:
@@ -67,7 +67,7 @@ def _named_once(begin: Callable[..., None]) -> Callable[..., None]:
 
 
 def _measured_once(core: Any) -> Callable[..., None]:
-    """Tensors of one shape share what says it."""
+    """``tensor.__init__`` in which tensors of one shape share its description."""
     seen: dict[tuple[int, ...], Any] = {}
 
     def begin_tensor(self: Any, handle: Any, type: Any) -> None:
@@ -82,7 +82,7 @@ def _measured_once(core: Any) -> Callable[..., None]:
 
 
 def _of_same_name(dtype: Any, constexpr: Any) -> Callable[[Any, Any], bool]:
-    """Are two types of a number the same?"""
+    """Equality of scalar types, by name only."""
 
     def same(self: Any, other: Any) -> bool:
         other = other.value if isinstance(other, constexpr) else other
@@ -92,7 +92,7 @@ def _of_same_name(dtype: Any, constexpr: Any) -> Callable[[Any, Any], bool]:
 
 
 def _looked_up(ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """numpy's dtype of a type of Triton's."""
+    """``_get_np_dtype``, numpy's dtype for a type of Triton, with a cache."""
     seen: dict[str, Any] = {}
 
     def answer(of: Any) -> Any:
@@ -105,8 +105,8 @@ def _looked_up(ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _patched(interpreter: Any) -> Callable[[Any, Any, Any], None]:
-    """Replaces what a module or a class has of the language, whose names are looked up once: before
-    the first launch nothing is replaced."""
+    """A function that replaces the language's builtins in a module or class. Their names are looked
+    up only once, here: it must be called before the first launch, when none is replaced yet."""
     tl = interpreter.tl
     places = (tl, tl.core, tl.tensor, tl.math, tl.core.tensor_descriptor_base)
     names = {

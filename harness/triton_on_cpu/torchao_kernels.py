@@ -1,4 +1,4 @@
-"""torchao's Triton kernels, defined where there is no GPU and made ready to run here."""
+"""torchao's Triton kernels, defined without a GPU and made ready to run in the interpreter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from triton_on_cpu.products import scaled_grouped_mm
 _MX = "torchao.prototype.mx_formats.kernels"
 _MOE = "torchao.prototype.moe_training"
 _FP4 = f"{_MOE}.nvfp4_training"
-#: The first release whose kernels these are.
+#: The first supported release of torchao.
 _KNOWN = (0, 18)
-#: Modules whose functions launch kernels.
+#: The modules whose functions launch kernels.
 _LAUNCHING = (
     _MX,
     f"{_FP4}.quantize_2d_triton",
@@ -31,11 +31,11 @@ _LAUNCHING = (
 
 
 def install_torchao() -> None:
-    """``install()``, then import torchao's kernels as on a Blackwell GPU.
+    """Call ``install()``, then import torchao's kernels as on a Blackwell GPU.
 
-    torchao asks for the GPU when it is imported, so call this before anything of torchao is:
-    raises ValueError where its MX kernels were imported without, and, before anything is patched,
-    for a release of torchao whose kernels are not known. A second call does nothing.
+    torchao queries the GPU when it is imported, so call this before any import of torchao. Raises
+    ValueError if its MX kernels were already imported without this, and, before anything is
+    patched, for an unsupported release of torchao. A second call does nothing.
     """
     release = importlib.metadata.version("torchao")
     if tuple(map(int, release.split(".")[:2])) < _KNOWN:
@@ -45,8 +45,8 @@ def install_torchao() -> None:
     if kernels is None:
         import torchao.utils as asked
 
-        # the kernels of MX casts are there for an MI350, or for CUDA 12.8 on Blackwell; the path
-        # of a Blackwell is chosen within by IS_ROCM
+        # the kernels of MX casts are defined for an MI350, or for CUDA 12.8 on Blackwell; inside
+        # them IS_ROCM selects the path, here that of Blackwell
         with (
             patch.object(asked, "is_ROCM", lambda: True),
             patch.object(asked, "is_MI350", lambda: True),

@@ -171,7 +171,10 @@ def test_this_cpu_adds_as_fp32() -> None:
         one.problem or (one.fraction_bits, one.nearest) == (23, True) for one in seen.values()
     )
     assert not seen["bf16"].problem and reconciled(CPU, seen) == CPU
-    assert not [line for line in Device(seen=seen).profile() if "OTHERWISE" in line]
+    assert not Device(seen=seen).disagreements()
+    cut = Device(seen={"bf16": replace(seen["bf16"], fraction_bits=10)})
+    assert {*cut.disagreements()} == {"bf16"}
+    assert "bf16 ACCUMULATES DIFFERENTLY THAN EXPECTED" in cut.profile()[-1]
 
 
 def narrow(bits: int, *, cut: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

@@ -37,7 +37,7 @@ class Config:
     part: int = 0
     #: Fault to plant in every worker and in the scripts of its findings: (file or "", id).
     plant: tuple[str, str] | None = None
-    #: Models drawn besides the linear; none: all. With nothing but "linear", that one only.
+    #: Models to draw; none: all. Linears are drawn if there are none or "linear" is one of them.
     models: tuple[str, ...] = ()
     #: Those of them that are a user's own, as FILE.py:build or package.module:build.
     own: tuple[str, ...] = ()

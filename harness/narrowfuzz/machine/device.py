@@ -54,14 +54,20 @@ class Device:
     def profile(self) -> list[str]:
         """Lines that report how it adds, and where that differs from the expected."""
         lines = [f"{kind}: {found}" for kind, found in self.seen.items()]
+        differently = "ACCUMULATES DIFFERENTLY THAN EXPECTED"
+        return lines + [
+            f"{kind} {differently}: {why}; the wider one is used"
+            for kind, why in self.disagreements().items()
+        ]
+
+    def disagreements(self) -> dict[str, str]:
+        """The accumulators whose measurement is not what is expected, and how they differ."""
         usual = expected(self.torch)
-        for kind, found in self.seen.items():
-            of = usual.get(kind.replace(" rowwise", ""), UNKNOWN)
-            if why := disagrees(of, found):
-                lines.append(
-                    f"{kind} ACCUMULATES DIFFERENTLY THAN EXPECTED: {why}; the wider one is used"
-                )
-        return lines
+        found = {
+            kind: disagrees(usual.get(kind.replace(" rowwise", ""), UNKNOWN), measured)
+            for kind, measured in self.seen.items()
+        }
+        return {kind: why for kind, why in found.items() if why}
 
 
 def check_device(name: str, workers: int = 1) -> None:

@@ -1,1 +1,1 @@
-"""What is planted: faults, which the rules must find, and legal rewrites, which they must not."""
+"""Plants: faults, which the rules must find, and legal rewrites, which they must not report."""

@@ -1,8 +1,8 @@
-"""Runs a script with something planted in its process.
+"""Run a script in a process in which a fault or legal rewrite is planted.
 
     python -m narrowfuzz.plants DEVICE FILE ID SCRIPT
 
-FILE is "" for what is built in, ID is "" for nothing.
+FILE is "" for a built-in plant; ID is "" to plant nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from narrowfuzz.plants.registry import planted
 
 
 def main(device: str, file: str, id: str, script: str) -> None:
-    """Plant, then run the script as __main__; its exit code is ours."""
+    """Plant, then run the script as __main__. The process exits with the script's exit code."""
     begin(device)
     with planted(file, id):
         sys.argv = [script]

@@ -1,4 +1,4 @@
-"""An attention kernel that is wrong inside: its scale, its mask, the statistics it keeps."""
+"""Faults inside an attention kernel: its scale, its mask, the statistics that it saves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def _kernel(change: Callable[..., Any]) -> AbstractContextManager[None]:
-    """``change(run, q, k, v, causal, **options)`` is the CPU's flash attention forward;
+    """``change(run, q, k, v, causal, **options)`` replaces the CPU's flash attention forward;
     ``run(q, k, v, causal, **options)`` is torch's own."""
 
     def make(kernel: Any) -> Any:
@@ -34,8 +34,8 @@ def _kernel(change: Callable[..., Any]) -> AbstractContextManager[None]:
 
 
 def _backward(change: Callable[..., Any]) -> AbstractContextManager[None]:
-    """``change(run, dy, q, k, v, out, lse, *rest, **options)`` is its backward; ``run`` is torch's
-    own and gives the gradients of q, k and v."""
+    """``change(run, dy, q, k, v, out, lse, *rest, **options)`` replaces the CPU's flash attention
+    backward; ``run`` is torch's own. Both return the gradients of q, k and v."""
 
     def make(kernel: Any) -> Any:
         return partial(change, kernel)
@@ -44,14 +44,14 @@ def _backward(change: Callable[..., Any]) -> AbstractContextManager[None]:
 
 
 def _scale_of_padded_head(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
-    """Heads are padded to a multiple of 64, and their scale is taken afterwards."""
+    """The scale is computed from the head dimension padded to a multiple of 64."""
     if options.get("scale") is None:
         options["scale"] = 1.0 / math.sqrt(-(-q.shape[-1] // 64) * 64)
     return run(q, k, v, causal, **options)
 
 
 def _one_key_too_many(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
-    """Every query sees the key behind its own."""
+    """Every query also attends to the key directly after its own position."""
     import torch
 
     if causal and options.get("attn_mask") is None:
@@ -62,13 +62,13 @@ def _one_key_too_many(run: Any, q: Any, k: Any, v: Any, causal: bool, **options:
 
 
 def _statistics_in_base_two(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
-    """The softmax runs on exp2, and so does the log-sum-exp it leaves to backward."""
+    """The log-sum-exp that is saved for backward is in base 2, as in a softmax that uses exp2."""
     out, statistics = run(q, k, v, causal, **options)
     return out, statistics / math.log(2.0)
 
 
 def _rows_exchanged(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
-    """Two rows of the last head's output are written in each other's place."""
+    """Rows 6 and 7 of the last head's output are exchanged."""
     out, statistics = run(q, k, v, causal, **options)
     if out.shape[-2] > 8:
         out = out.clone()
@@ -77,8 +77,8 @@ def _rows_exchanged(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: A
 
 
 def _maximum_from_sentinel(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
-    """The running maximum starts at -5e4, not at -inf: of a row whose scores are all below that
-    every probability is zero."""
+    """The running maximum starts at -5e4, not at -inf: in a row whose scores are all lower, every
+    probability is zero."""
     import torch
 
     out, statistics = run(q, k, v, causal, **options)
@@ -87,7 +87,8 @@ def _maximum_from_sentinel(run: Any, q: Any, k: Any, v: Any, causal: bool, **opt
 
 
 def _padding_shows_through(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:
-    """The mask takes 12 off the scores of hidden keys: each keeps e^-12 of what it had."""
+    """The mask subtracts only 12 from the scores of hidden keys, so each keeps e^-12 of its
+    weight."""
     mask = options.get("attn_mask")
     if mask is not None:
         options["attn_mask"] = mask.clamp_min(-12.0)
@@ -97,10 +98,10 @@ def _padding_shows_through(run: Any, q: Any, k: Any, v: Any, causal: bool, **opt
 def _delta_of_previous_row(
     run: Any, dy: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any, **options: Any
 ) -> Any:
-    """What a row's gradient is corrected by is that of the row before it."""
+    """Backward subtracts the delta (the row sum of dy * out) of the row before, not a row's own."""
     delta = (dy.float() * out.float()).sum(-1, keepdim=True)
     size = dy.float().square().sum(-1, keepdim=True).clamp_min(2.0**-100)
-    # with that output a row's own delta is the one of the row before
+    # with this output, a row's own delta is that of the row before
     other = out.float() + (delta.roll(1, -2) - delta) / size * dy.float()
     return run(dy, q, k, v, other.to(out.dtype), lse, *rest, **options)
 
@@ -108,8 +109,8 @@ def _delta_of_previous_row(
 def _query_gradient_grows(
     run: Any, dy: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any, **options: Any
 ) -> Any:
-    """Where one element of the queries is 30 times their median, the query's gradient comes back
-    five times as large."""
+    """If an element of the queries exceeds 30 times the median magnitude, the gradient of the
+    queries is five times too large."""
     of_q, of_k, of_v = run(dy, q, k, v, out, lse, *rest, **options)
     size = q.abs().float()
     grows = bool(size.numel() and size.max() > 30.0 * size.median())
@@ -119,7 +120,8 @@ def _query_gradient_grows(
 def _statistics_packed(
     run: Any, dy: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any, **options: Any
 ) -> Any:
-    """The log-sum-exp of several heads, which lies by rows, is read as if it lay by heads."""
+    """The log-sum-exp of several heads, stored row by row, is read as if it were stored head by
+    head."""
     packed = lse.transpose(1, 2).contiguous().reshape(lse.shape)
     return run(dy, q, k, v, out, packed, *rest, **options)
 

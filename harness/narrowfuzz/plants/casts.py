@@ -1,4 +1,4 @@
-"""Wrong casts: rounding, specials, and casts that depend on what they must not depend on."""
+"""Wrong casts: wrong rounding, wrong special values, and codes that depend on other elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FLOAT8 = ("torchao.float8.*",)
 
 
 def _truncate(x: Any) -> Any:
-    """Clear what E4M3 cannot hold, so that the cast has nothing left to round."""
+    """Clear the significand bits that E4M3 does not have, so that the cast has nothing to round."""
     import torch
 
     return (x.contiguous().view(torch.int32) & ~0xFFFFF).view(torch.float32)
@@ -26,7 +26,7 @@ def _no_nan(x: Any) -> Any:
 
 
 def _swap_two(x: Any) -> Any:
-    """96 becomes 104 and the other way round."""
+    """Exchange the neighbouring E4M3 values 96 and 104."""
     import torch
 
     low, high = (x.abs() > 92) & (x.abs() < 100), (x.abs() > 100) & (x.abs() < 108)

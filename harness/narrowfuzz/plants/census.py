@@ -1,4 +1,4 @@
-"""Conversions that do too little, or more than they were asked for."""
+"""Conversions of a model that change too little or too much."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WRAPPER = ("torchao.mxfp8.*",)
 
 
 def _float8_swap(change: Callable[[Any, Any], Any]) -> AbstractContextManager[None]:
-    """``change(old, new)`` is put in the place of ``old`` instead of ``new``."""
+    """``change(old, new)`` replaces the layer ``old``, where torchao would put ``new``."""
     from torchao.float8.float8_linear import Float8Linear
 
     def make(from_float: Any) -> Any:
@@ -25,7 +25,7 @@ def _float8_swap(change: Callable[[Any, Any], Any]) -> AbstractContextManager[No
 
 @contextmanager
 def _mx_transform(change: Callable[[Any], None]) -> Iterator[None]:
-    """``change(module)`` runs after quantize_ has put its tensor class into ``module``."""
+    """``change(module)`` runs after ``quantize_`` has put its tensor class into ``module``."""
     from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
     from torchao.quantization.transform_module import _QUANTIZE_CONFIG_HANDLER
 
@@ -48,7 +48,7 @@ def _keeps_the_old(old: Any, new: Any) -> Any:
 
 
 def _copies_parameters(old: Any, new: Any) -> Any:
-    """Every layer gets parameters of its own over the same memory."""
+    """Every layer gets a parameter of its own on the same memory, so tied weights are untied."""
     import torch
 
     new.weight = torch.nn.Parameter(new.weight.detach(), requires_grad=new.weight.requires_grad)
@@ -76,7 +76,7 @@ def _drops_hooks(module: Any) -> None:
 
 @contextmanager
 def _every_second() -> Iterator[None]:
-    """The caller's filter is replaced by one that takes every second linear of a model."""
+    """The caller's filter is replaced by one that selects every second linear of a model."""
     import torchao.float8
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""torch's own checkpoint: state that recompute should find again, and does not."""
+"""Faults in torch's own checkpoint: recompute does not get back the state of its forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALL = ("torch.fp32", "torch.bf16", "torchao.*")
 
 @contextmanager
 def _random_state_lost() -> Iterator[None]:
-    """Neither kind of checkpoint restores the generator before it recomputes."""
+    """Neither kind of checkpoint restores the random generator before it recomputes."""
     from torch.utils import checkpoint
 
     def generator(original: Any) -> Any:
@@ -59,7 +59,8 @@ def _autocast_lost() -> Iterator[None]:
 
 @contextmanager
 def _kept_results_swapped() -> Iterator[None]:
-    """The policy's kept results come back last one first where shapes allow it."""
+    """The results that a selective checkpoint policy saved come back in reverse order, if all have
+    one shape."""
     import torch
     from torch.utils.checkpoint import _CachedTorchDispatchMode, _VersionWrapper
 
@@ -83,7 +84,8 @@ def _kept_results_swapped() -> Iterator[None]:
 
 @contextmanager
 def _norm_rounds_otherwise() -> Iterator[None]:
-    """A norm that is recomputed reduces in another order: some low bits are others."""
+    """A recomputed norm differs in the lowest bit of every 16th element, as if it were reduced in
+    another order."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -93,13 +95,14 @@ def _norm_rounds_otherwise() -> Iterator[None]:
         def normalise(x: Any, *args: Any) -> Any:
             out = norm(x, *args)
             if in_backward() and not torch.compiler.is_compiling():
-                with _disable_current_modes():  # policies count operators
+                with _disable_current_modes():  # checkpoint policies count operators
                     out.data.view(bits[out.element_size()]).view(-1)[::16] ^= 1
             return out
 
         return normalise
 
-    with replaced(torch, "rms_norm", make):  # torch.nn.functional's hands itself to function modes
+    # not torch.nn.functional.rms_norm: that one passes itself to function modes
+    with replaced(torch, "rms_norm", make):
         yield
 
 

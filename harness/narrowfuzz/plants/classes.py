@@ -1,4 +1,4 @@
-"""What ranks that share the classes of a loss get wrong of it."""
+"""Faults of a loss whose classes are shared among ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def _loss() -> Any:
 
 
 def _log_softmax(reduce: Callable[..., tuple[Any, Any]]) -> AbstractContextManager[None]:
-    """``reduce`` makes the maximum and the sum of exponentials of what this rank has of a row."""
+    """``reduce(x, dim, over_ranks)`` computes the maximum and the sum of exponentials of each row
+    from this rank's classes ``x``; ``over_ranks(part, how)`` is an all-reduce."""
 
     def make(run: Any) -> Any:
         def log_softmax(x: Any, dim: int, half_to_float: bool, mesh: Any, mesh_dim: int) -> Any:
@@ -37,20 +38,21 @@ def _log_softmax(reduce: Callable[..., tuple[Any, Any]]) -> AbstractContextManag
 
 
 def _own_maximum(x: Any, dim: int, over_ranks: Any) -> tuple[Any, Any]:
-    """Each rank subtracts the maximum of its own classes."""
+    """Each rank subtracts the maximum of its own classes, not of all classes."""
     top = x.amax(dim, keepdim=True)
     return top, over_ranks((x - top).exp().sum(dim, keepdim=True), "sum")
 
 
 def _counted_by_each(x: Any, dim: int, over_ranks: Any) -> tuple[Any, Any]:
-    """The sum of all classes is added up once more by every rank."""
+    """The sum over all classes is added up over the ranks once more."""
     top = over_ranks(x.amax(dim, keepdim=True), "max")
     total = over_ranks((x - top).exp().sum(dim, keepdim=True), "sum")
     return top, over_ranks(total, "sum")
 
 
 def _offset_of_even_parts() -> AbstractContextManager[None]:
-    """A target's place is counted as if all ranks had as many classes as the last."""
+    """A target is looked up at offset ``rank * floor(classes / ranks)``; the shards of uneven
+    classes begin at ``rank * ceil(classes / ranks)``."""
     import torch
 
     def make(partition: Any) -> Any:
@@ -69,7 +71,7 @@ def _offset_of_even_parts() -> AbstractContextManager[None]:
 
 
 def _ignored_count() -> AbstractContextManager[None]:
-    """The mean is over all rows, ignored ones as well."""
+    """The mean is over all rows, including ignored ones."""
 
     def make(forward: Any) -> Any:
         def counted(x: Any, target: Any, *args: Any) -> Any:
@@ -96,7 +98,7 @@ def _gradient_of_the_sum() -> AbstractContextManager[None]:
     return replaced(_loss(), "_nll_loss_and_log_softmax_backward", make)
 
 
-#: The simplest of those that share classes.
+#: The first, simplest model of a loss that can share its classes among ranks.
 _LOSS = next(name for name, model in MODELS.items() if model.classes)
 
 PLANTS = [

@@ -1,4 +1,5 @@
-"""Wrong only under torch.compile: drifting recompute, lost precision, a wrong decomposition."""
+"""Faults that show only under torch.compile: a recompute that is rounded differently, and lost
+precision."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ _PLAIN = ("torch.*",)
 
 @contextmanager
 def _backward_drift() -> Iterator[None]:
-    """Backward graphs write out every value read twice; forward graphs keep it in registers.
+    """Backward graphs write every value that is read twice to memory; forward graphs fuse it.
 
-    A value that is written out is rounded to the dtype it is declared with, one that is fused into
-    its readers is not: what backward recomputes is then rounded at other places than forward.
+    A value that is written to memory is rounded to its declared dtype, one that is fused into its
+    readers is not. So backward's recompute is rounded at other places than the forward.
     """
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
@@ -38,13 +39,14 @@ def _backward_drift() -> Iterator[None]:
 
 @contextmanager
 def _under_compile(owner: Any, name: str, change: Callable[..., Any]) -> Iterator[None]:
-    """``change(original, *args)`` is what a compiler traces in the place of ``owner.name``."""
+    """``change(original, *args)`` is traced by the compiler in place of ``owner.name``; eager code
+    calls the original."""
 
     def make(original: Any) -> Any:
         import torch
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            # torch 2.11 does not say so of what AOTAutograd traces inside an autograd function
+            # in torch 2.11 is_compiling() is False where AOTAutograd traces an autograd function
             if torch.compiler.is_compiling() or torch._guards.TracingContext.try_get():
                 return change(original, *args, **kwargs)
             return original(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What ranks that share the rows of each sequence get wrong of it."""
+"""Faults of context parallelism, in which ranks share the rows of each sequence."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def _ring() -> Any:
 
 
 def _merged_alike() -> AbstractContextManager[None]:
-    """Parts of the keys count alike, however much their softmax weighs."""
+    """Results for parts of the keys are merged with equal weights, whatever their log-sum-exp."""
 
     def make(merge: Any) -> Any:
         def merged(self: Any, out: Any, lse: Any, partial: bool) -> None:
-            if self._lse is not None:  # of as much weight as what is there
+            if self._lse is not None:  # give the new part the weight of the accumulated one
                 held = self._lse.reshape(self._lse.shape[: lse.dim()])
                 lse = held.chunk(2, self._seq_dim)[1] if partial else held
             merge(self, out, lse.clone(), partial)
@@ -31,7 +31,7 @@ def _merged_alike() -> AbstractContextManager[None]:
 
 
 def _rows_as_they_came() -> AbstractContextManager[None]:
-    """Rows that were dealt out for balance are not put back in order."""
+    """Rows that were permuted for load balance are not put back in order."""
     from torch.distributed.tensor.experimental._context_parallel import _load_balancer
 
     def make(generate: Any) -> Any:
@@ -45,7 +45,7 @@ def _rows_as_they_came() -> AbstractContextManager[None]:
 
 
 def _own_keys_again() -> AbstractContextManager[None]:
-    """Instead of a neighbour's keys and values a rank meets its own once more."""
+    """In every round of the ring a rank gets its own keys and values, not a neighbour's."""
 
     def make(next_buffer: Any) -> Any:
         def own(self: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Broken promises: late and wordless refusals, forgotten parameters, dying processes."""
+"""Broken contracts: late refusals without a reason, ignored parameters, dying processes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _forgets_bias(forward: Any, layer: Any, input: Any) -> Any:
 
 
 def _aborts(a: Any, b: Any, result: Any, role: str) -> Any:
-    """A kernel that writes out of bounds, as far as the process can tell."""
+    """Abort the process, as a kernel that writes out of bounds does."""
     if role == "grad_weight" and result.shape[0] >= 64:
         os.abort()
     return result
 
 
 def _loses_the_device(a: Any, b: Any, result: Any, role: str) -> Any:
-    """An error that a GPU's kernel raises, and its context does not survive."""
+    """Raise the error of a GPU kernel after which the CUDA context is unusable."""
     if role == "grad_weight" and result.shape[0] >= 64:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
     return result

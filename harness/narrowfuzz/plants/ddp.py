@@ -1,4 +1,4 @@
-"""Replicas that DistributedDataParallel trains: what it makes of their gradients."""
+"""Faults in how DistributedDataParallel reduces the gradients of its replicas."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PLAIN = ("torch.fp32", "torch.bf16")
 
 @contextmanager
 def _reducing(change: Callable[[Any, Any, int], Any]) -> Iterator[None]:
-    """``change(bucket, summed, ranks)`` is what a bucket's gradients become; ``summed()`` adds
-    ranks' tensors up."""
+    """``change(bucket, summed, ranks)`` returns the reduced gradients of a bucket; ``summed(t)``
+    is the all-reduced sum of ``t`` over the ranks."""
     import torch.distributed as dist
     from torch.futures import Future
     from torch.nn.parallel import DistributedDataParallel
@@ -35,7 +35,7 @@ def _reducing(change: Callable[[Any, Any, int], Any]) -> Iterator[None]:
                 done.set_result(change(bucket, summed, group.size()))
                 return done
 
-            hook.__annotations__.clear()  # DDP takes none that are text
+            hook.__annotations__.clear()  # DDP rejects annotations that are strings
             self.register_comm_hook(None, hook)
 
         return initialised
@@ -50,7 +50,7 @@ def _sums(bucket: Any, summed: Any, ranks: int) -> Any:
 
 
 def _last_apart(bucket: Any, summed: Any, ranks: int) -> Any:
-    """Each rank has its own gradients of the last bucket."""
+    """The last bucket is not reduced: each rank keeps its own gradients."""
     buffer = bucket.buffer()
     return buffer if bucket.is_last() else summed(buffer / ranks)
 
@@ -63,7 +63,7 @@ def _through_bf16(bucket: Any, summed: Any, ranks: int) -> Any:
 
 @contextmanager
 def _accumulated_lost() -> Iterator[None]:
-    """The gradients that no_sync has accumulated are gone when ranks add theirs up."""
+    """Gradients that were accumulated under ``no_sync`` are lost before the ranks synchronise."""
     from torch.nn.parallel import DistributedDataParallel
 
     def make(forward: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Delayed scaling that multiplies the wrong thing: another microbatch's, or a weight kept too long.
+"""Delayed scaling with wrong operands: those of another microbatch, or a stale cached weight.
 
 Each fault has the mechanism of a real bug, planted in ``narrowfuzz.recipe.delayed``.
 """
@@ -62,7 +62,7 @@ def _remember_input(ctx: Any, x: Any) -> None:
 
 
 def _cast_again(ctx: Any, codes: Any, scale: Any) -> tuple[Any, Any]:
-    """The saved input is quantised in backward, and its maximum counted twice."""
+    """The saved input is quantised again in backward, and its maximum is staged again."""
     layer, recipe = ctx.layer, ctx.recipe
     scales = layer.forward_scale.clone()
     layer.stage("forward", 0, ctx.original)
@@ -71,7 +71,7 @@ def _cast_again(ctx: Any, codes: Any, scale: Any) -> tuple[Any, Any]:
 
 
 def _first_copy(ctx: Any, codes: Any, scale: Any) -> tuple[Any, Any]:
-    """The weight's column-wise copy is made once."""
+    """The weight's column-wise copy is made once and never again."""
     if not hasattr(ctx.layer, "column_wise"):
         ctx.layer.column_wise = codes, scale
     pair: tuple[Any, Any] = ctx.layer.column_wise
@@ -82,14 +82,14 @@ def _never_recast(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = N
     from narrowfuzz.recipe import delayed
 
     kept = is_first_microbatch and layer.cached is not None
-    if delayed._state.replaying:  # as its first pass did
+    if delayed._state.replaying:  # do as the first pass did
         tape = delayed._state.replaying[-1]
         kept = is_first_microbatch and tape.position in tape.kept
     return forward(layer, x, False if kept else is_first_microbatch)
 
 
 def _never_refilled(original: Any, ctx: Any, *args: Any) -> Any:
-    """The weight is quantised, but what was quantised first is multiplied."""
+    """The weight is quantised, but the product uses the codes of its first quantisation."""
     x, weight, bias, layer, scale, cast, recipe = args
     if not hasattr(layer, "workspace"):
         layer.workspace = cast
@@ -105,7 +105,8 @@ def _kept_with_newer_scale(
 
 
 def _never_filled(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
-    """A cast without a graph makes a tensor of its own beside the one that is kept."""
+    """Without a graph, the weight is cast into another tensor than the cached one, which stays
+    zero."""
     import torch
 
     out = forward(layer, x, is_first_microbatch)
@@ -122,7 +123,7 @@ def _unsaturated(cast: Any, *args: Any) -> Any:
 
 
 def _bias_again(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
-    """Outside a region the caller adds the bias, and so does the product."""
+    """Outside a region the bias is added twice: by the product and by its caller."""
     from narrowfuzz.recipe.delayed import _state
 
     out = forward(layer, x, is_first_microbatch)
@@ -132,7 +133,7 @@ def _bias_again(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = Non
 
 
 def _bias_left_out(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
-    """The product is told that there is no bias to add."""
+    """The product runs as if the layer had no bias."""
     bias, layer.bias = layer.bias, None
     try:
         return forward(layer, x, is_first_microbatch)

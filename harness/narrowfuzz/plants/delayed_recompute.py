@@ -1,4 +1,4 @@
-"""Delayed scaling whose recompute is not its forward, or leaves something behind.
+"""Delayed scaling whose recompute differs from its forward, or leaves state behind.
 
 Each fault has the mechanism of a real bug, planted in ``narrowfuzz.recipe.delayed``.
 """
@@ -34,7 +34,8 @@ def _high_precision(replay: Any, tape: Any, function: Any, x: Any) -> Any:
 
 
 def _restages(layer: Any, x: Any) -> Any:
-    """In a recompute in FP8 the maxima are staged; its recipe, or None outside one."""
+    """Stage the maxima of input and weight if this is a recompute in FP8. Returns the recompute's
+    recipe, or None if it is no such recompute."""
     state = _state()
     if not state.replaying or state.recipe is None:
         return None
@@ -63,7 +64,7 @@ def _newest_scales(scales: Any, layer: Any, recipe: Any) -> Any:
 
 
 def _stash_decided_at_entry(scales: Any, layer: Any, recipe: Any) -> Any:
-    """A region that was entered in high precision keeps no scales for its recompute."""
+    """A checkpoint that was entered in high precision saves no scales for its recompute."""
     found = scales(layer, recipe)
     for tape in _state().recording:
         if tape.recipe is None:
@@ -72,7 +73,7 @@ def _stash_decided_at_entry(scales: Any, layer: Any, recipe: Any) -> Any:
 
 
 def _first_in_first_out() -> _Context:
-    """Recomputes take the tapes in the order of the forwards."""
+    """Recomputes use the tapes in the order of the forwards, not each its own."""
     tapes: list[Any] = []
 
     def record(original: Any, *args: Any) -> Any:
@@ -90,7 +91,7 @@ def _first_in_first_out() -> _Context:
 
 
 def _stash_outlives_model() -> _Context:
-    """What a dropped forward stashed is what the next model's first recompute takes."""
+    """The first recompute of the next model uses the scales of a forward that was dropped."""
     waiting: list[Any] = []
     models = [0]
 
@@ -125,7 +126,8 @@ def _stash_outlives_model() -> _Context:
 
 
 def _open_until_replayed() -> _Context:
-    """A tape is closed by its recompute: a forward that is dropped leaves one open for good."""
+    """A tape is closed only by its recompute, so a forward that is dropped leaves one open for
+    good."""
 
     def checkpoint(original: Any, function: Any, x: Any, *, use_reentrant: bool) -> Any:
         recording = _state().recording

@@ -1,4 +1,4 @@
-"""Delayed scaling whose state is wrong: what is staged, what a commit makes of it, what is kept.
+"""Delayed scaling whose state is wrong: staged maxima, their commit, and saved state.
 
 Each fault has the mechanism of a real bug, planted in ``narrowfuzz.recipe.delayed``; where no
 report of one is known, its link is the definition that it breaks.
@@ -41,7 +41,7 @@ def _advances_twice(commit: Any, layer: Any, direction: str, recipe: Any) -> Non
 
 
 def _a_step_late(commit: Any, layer: Any, direction: str, recipe: Any) -> None:
-    """The new scale waits until the next commit."""
+    """A new scale takes effect only at the next commit."""
     scale = _scale(layer, direction)
     old = scale.clone()
     commit(layer, direction, recipe)
@@ -58,7 +58,7 @@ def _never_rolls(commit: Any, layer: Any, direction: str, recipe: Any) -> None:
 
 
 def _keeps_the_oldest(commit: Any, layer: Any, direction: str, recipe: Any) -> None:
-    """The cell that the roll brings round to the front is not cleared."""
+    """The oldest cell, which the roll moves to the front, is not cleared."""
     window = _window(layer, direction)
     ran, oldest = window[0] != 0, window.roll(-1, 0)[0]
     commit(layer, direction, recipe)
@@ -88,7 +88,7 @@ def _divides_by_infinity(commit: Any, layer: Any, direction: str, recipe: Any) -
 
 
 def _under(change: Callable[[Any], dict[str, Any]]) -> Callable[..., None]:
-    """Commits under a recipe with some settings changed."""
+    """A commit under the recipe with some settings changed."""
 
     def commits(commit: Any, layer: Any, direction: str, recipe: Any) -> None:
         commit(layer, direction, replace(recipe, **change(recipe)))
@@ -130,7 +130,7 @@ def _first_layers_index(stage: Any, layer: Any, direction: str, slot: int, x: An
 
 
 def _shares_state(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
-    """A region's later layers work on the forward state of its first."""
+    """The later layers of a region use the forward state of its first layer."""
     from narrowfuzz.recipe.delayed import _state
 
     first = next(iter(_state.staged), layer)
@@ -140,13 +140,13 @@ def _shares_state(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = N
 
 
 def _keeps_length(resize: Any, layer: Any, history: int) -> None:
-    """Only a layer that has seen nothing takes another window length."""
+    """A window is resized only if the layer's windows are all zero."""
     if not any(_window(layer, d).any() for d in ("forward", "backward")):
         resize(layer, history)
 
 
 def _saves_as_new(buffer: str, value: float) -> Callable[..., None]:
-    """The saved state holds a fresh layer's values in place of one kind of buffer."""
+    """In the saved state, one kind of buffer has a fresh layer's values."""
 
     def saves(save: Any, layer: Any, destination: Any, prefix: str, keep_vars: bool) -> None:
         save(layer, destination, prefix, keep_vars)

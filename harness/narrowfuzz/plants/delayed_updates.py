@@ -1,7 +1,7 @@
 """Delayed scaling whose updates come at the wrong time, or for the wrong layers.
 
-Each fault has the mechanism of a real bug, planted in ``narrowfuzz.recipe.delayed``. What a fault
-remembers it remembers from one planting to its lifting.
+Each fault has the mechanism of a real bug, planted in ``narrowfuzz.recipe.delayed``. A fault's own
+memory lasts from its planting to its removal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _trains() -> bool:
 
 
 def _frozen_under_checkpoint() -> _Context:
-    """A pass that recomputes finds nobody who would update."""
+    """A backward pass that recomputes updates no scale."""
     replayed: list[Any] = []
 
     def replay(original: Any, tape: Any, function: Any, x: Any) -> Any:
@@ -49,7 +49,7 @@ def _frozen_under_checkpoint() -> _Context:
 
 
 def _at_each_node() -> _Context:
-    """A layer that a pass reaches several times is updated as often."""
+    """A layer is updated each time that a backward pass reaches it, not once in the pass."""
 
     def backward(original: Any, ctx: Any, grad: Any) -> Any:
         from narrowfuzz.recipe import delayed
@@ -62,7 +62,7 @@ def _at_each_node() -> _Context:
 
 
 def _after_the_first_node() -> _Context:
-    """The update runs once in a pass, when its first layer is done."""
+    """The update runs once in a backward pass, but already after the pass's first layer."""
     from narrowfuzz.recipe import delayed
 
     commit = delayed.commit_backward
@@ -81,7 +81,7 @@ def _after_the_first_node() -> _Context:
 
 
 def _through_the_last_forward() -> _Context:
-    """Only the pass through the newest forward updates."""
+    """Only the backward pass through the newest forward updates."""
     forwards, reached = [0], [0]
 
     def forward(original: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
@@ -114,7 +114,8 @@ def _through_the_last_forward() -> _Context:
 
 
 def _owned_by_the_first_layer() -> _Context:
-    """A region's first layer updates for all, in its backward; where it has none, nobody does."""
+    """The backward of a region's first layer updates all layers; if that layer has no backward,
+    none is updated."""
 
     def forward(original: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
         if _trains():
@@ -132,7 +133,7 @@ def _owned_by_the_first_layer() -> _Context:
 
 @contextmanager
 def _leaves(autocast: Any, recipe: Any) -> Any:
-    """Every region's end updates, that of an inner one, too."""
+    """Leaving any region updates, not only leaving the outermost one."""
     from narrowfuzz.recipe import delayed
 
     with autocast(recipe):
@@ -142,7 +143,8 @@ def _leaves(autocast: Any, recipe: Any) -> Any:
 
 
 def _idle_layers_roll() -> _Context:
-    """A region's end moves the history of every layer that ever ran."""
+    """Leaving a region shifts the history of every layer that ever ran, not only of those that ran
+    in the region."""
     known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def forward(original: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
@@ -160,7 +162,7 @@ def _idle_layers_roll() -> _Context:
 
 
 def _lost_at_evaluation() -> _Context:
-    """A layer that was evaluated last drops the update that it owes."""
+    """A layer loses its pending update if its last forward was an evaluation."""
     evaluated: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def forward(original: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
@@ -176,7 +178,8 @@ def _lost_at_evaluation() -> _Context:
 
 
 def _keyed_by_number() -> _Context:
-    """State is kept under a number that a later layer gets again once its first owner is gone."""
+    """State is stored under a number, which a later layer gets again once the first owner is
+    gone."""
     living: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
     kept: dict[int, Any] = {}
 

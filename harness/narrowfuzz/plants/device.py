@@ -1,4 +1,4 @@
-"""A sick device: now and then one bit of one operand or result is another."""
+"""A defective device: at regular intervals it flips one bit of an operand or result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INTEGERS = {1: "uint8", 2: "int16", 4: "int32"}
 
 
 class _Flips:
-    """Flips one bit of one element in every ``every``th tensor."""
+    """Flips one bit of one element in every ``every``-th tensor."""
 
     def __init__(self, bit: int, every: int) -> None:
         self.bit, self.every, self.calls = bit, every, itertools.count(1)
@@ -63,7 +63,7 @@ def _scale() -> Iterator[None]:
 def _result() -> Iterator[None]:
     import torch
 
-    flip = _Flips(bit=12, every=13)  # of a bf16 the largest bits of its exponent but two
+    flip = _Flips(bit=12, every=13)  # the third-highest exponent bit of a bf16
 
     def make(multiply: Any) -> Any:
         return lambda *args, **kwargs: flip(multiply(*args, **kwargs))

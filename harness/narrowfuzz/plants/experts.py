@@ -1,5 +1,5 @@
-"""Ranks that share experts, and ranks that are replicas: what they exchange, and what FSDP does to
-their gradients."""
+"""Faults of ranks that share experts and of ranks that are replicas: in the rows that they exchange
+and in how FSDP reduces their gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _WITH_EXPERTS = tuple(name for name, model in MODELS.items() if model.experts)
 
 @contextmanager
 def _exchanged(change: Callable[[Any], Any]) -> Iterator[None]:
-    """``change(rows)`` follows an exchange of rows, whichever way it has a gradient."""
+    """``change(rows)`` is applied to the rows that an all-to-all returns, for both of torch's
+    functional operators: the plain one and the one that autograd differentiates."""
     import torch
 
     ops = torch.ops
@@ -39,7 +40,7 @@ def _exchanged(change: Callable[[Any], Any]) -> Iterator[None]:
 
 @contextmanager
 def _last_row_lost() -> Iterator[None]:
-    """The last row that an exchange brings is zero."""
+    """The last row that an exchange returns is zero."""
     import torch
 
     def change(rows: Any) -> Any:
@@ -53,7 +54,7 @@ def _last_row_lost() -> Iterator[None]:
 
 @contextmanager
 def _gradient_of_first_row_lost() -> Iterator[None]:
-    """The first row that an exchange brings has no gradient."""
+    """The gradient of the first row that an exchange returns is zero."""
     import torch
 
     class Unlearnt(torch.autograd.Function):
@@ -72,7 +73,7 @@ def _gradient_of_first_row_lost() -> Iterator[None]:
 
 
 def _reductions(change: Callable[[dict[str, Any]], None]) -> AbstractContextManager[None]:
-    """``change(arguments)`` may alter what FSDP reduces gradients by."""
+    """``change(arguments)`` may alter the arguments of FSDP's reduction of gradients."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
     def make(reduce: Any) -> Any:
@@ -91,7 +92,7 @@ def _reductions(change: Callable[[dict[str, Any]], None]) -> AbstractContextMana
 
 @contextmanager
 def _factor_of_one_rank_ignored() -> Iterator[None]:
-    """A mesh of one rank does not divide its gradients, whatever it is told to."""
+    """On a mesh of one rank, FSDP ignores ``gradient_divide_factor``."""
 
     def change(arguments: dict[str, Any]) -> None:
         if arguments["reduce_scatter_group"].size() == 1:
@@ -103,7 +104,7 @@ def _factor_of_one_rank_ignored() -> Iterator[None]:
 
 @contextmanager
 def _replicas_apart() -> Iterator[None]:
-    """Gradients are added over the shards of a replica, and not over replicas."""
+    """Gradients are added over the shards of each replica but not over the replicas."""
 
     def change(arguments: dict[str, Any]) -> None:
         arguments["all_reduce_group"] = None
@@ -114,7 +115,7 @@ def _replicas_apart() -> Iterator[None]:
 
 @contextmanager
 def _saved_as_plain_shards() -> Iterator[None]:
-    """Of experts that two meshes share what is saved is taken for pieces in the order of ranks."""
+    """Experts that are sharded over two meshes are saved as if their pieces lay in rank order."""
     from torch.distributed.checkpoint import planner_helpers
     from torch.distributed.tensor import Shard
 
@@ -131,7 +132,7 @@ def _saved_as_plain_shards() -> Iterator[None]:
 
 @contextmanager
 def _norm_of_experts_inflated() -> Iterator[None]:
-    """The norm of gradients on the mesh of experts counts each rank's as a whole."""
+    """The norm of gradients on the experts' mesh is multiplied by the number of its ranks."""
     import torch
 
     def make(total_norm: Any) -> Any:
@@ -148,8 +149,8 @@ def _norm_of_experts_inflated() -> Iterator[None]:
 
 @contextmanager
 def _gradient_parts_taken_for_whole() -> Iterator[None]:
-    """What leaves distributed tensors sends its gradient back as that of the whole, whatever it is
-    told that it is a part of."""
+    """``to_local`` ignores ``grad_placements``: a gradient that is this rank's part of a sum is
+    taken for the whole."""
     from torch.distributed.tensor import DTensor
 
     def make(to_local: Any) -> Any:

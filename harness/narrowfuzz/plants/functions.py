@@ -1,4 +1,4 @@
-"""Functions that torch composes of several kernels, composed wrongly."""
+"""Faults in functions that torch composes from several kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from narrowfuzz.plants.patching import replaced
 
 
 def _rms_norm(change: Callable[[Any, Any, float], Any]) -> AbstractContextManager[None]:
-    """``change(x, dims, eps)`` is the factor of each row, of an x of fp32."""
+    """``change(x, dims, eps)`` replaces the normalising factor of each row; x is fp32."""
 
     def make(run: Any) -> Any:
         def norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
@@ -33,7 +33,7 @@ def _epsilon_outside(x: Any, dims: Any, eps: float) -> Any:
 
 
 def _of_padded_width(x: Any, dims: Any, eps: float) -> Any:
-    """A kernel works on a power of two of columns, and takes the mean over all of them."""
+    """The mean is taken over the columns padded to a power of two."""
     count = x[(0,) * (x.ndim - len(dims))].numel()
     padded = 1 << (count - 1).bit_length()
     return (x.square().sum(dims, keepdim=True) / padded + eps).rsqrt()
@@ -44,7 +44,8 @@ def _constant_in_backward(x: Any, dims: Any, eps: float) -> Any:
 
 
 def _smoothed(change: Callable[..., Any]) -> AbstractContextManager[None]:
-    """``change(loss, x, target, ignored, smoothing)`` is the mean loss that torch has made."""
+    """``change(loss, x, target, ignored, smoothing)`` replaces torch's mean ``loss`` where labels
+    are smoothed."""
 
     def make(run: Any) -> Any:
         def loss(
@@ -66,7 +67,7 @@ def _smoothed(change: Callable[..., Any]) -> AbstractContextManager[None]:
 
 
 def _spread_over_others(loss: Any, x: Any, target: Any, ignored: int, smoothing: float) -> Any:
-    """What is taken from the target's class is shared by the others alone."""
+    """The smoothing is spread over the other classes only, not over all classes."""
     logs, counts = x.float().log_softmax(1), target != ignored
     own = logs.gather(1, target.clamp(min=0)[:, None]).squeeze(1)
     classes = x.shape[1]
@@ -76,21 +77,21 @@ def _spread_over_others(loss: Any, x: Any, target: Any, ignored: int, smoothing:
 
 
 def _ignored_are_smoothed(loss: Any, x: Any, target: Any, ignored: int, smoothing: float) -> Any:
-    """Rows that are ignored are left out of the target's part alone."""
+    """Ignored rows are left out of the target's term but not of the smoothing term."""
     logs, counts = x.float().log_softmax(1), target != ignored
     rows = logs.sum(1) * ~counts
     return loss - (smoothing / x.shape[1] * rows.sum() / counts.sum()).to(loss.dtype)
 
 
 def _chunks(change: Callable[[Any], Any], name: str) -> Any:
-    """``change(own)`` is the method of that name of what computes the loss chunk by chunk."""
+    """``change(own)`` replaces this method of torch's class that computes the loss in chunks."""
     from torch.nn.modules.linear_cross_entropy import _ChunkContext
 
     return replaced(_ChunkContext, name, change)
 
 
 def _last_left_out(own: Any) -> Any:
-    """A last chunk that is not whole is left out."""
+    """The last chunk is left out if it is smaller than the others."""
 
     def chunks(self: Any) -> Any:
         every = list(own(self))
@@ -101,7 +102,8 @@ def _last_left_out(own: Any) -> Any:
 
 
 def _maximum_of_chunk(own: Any) -> Any:
-    """The maximum of a chunk is taken off all of its rows: others lose what is far below it."""
+    """The maximum of a whole chunk is subtracted from each of its rows, so that rows far below it
+    underflow."""
 
     def amax(self: Any, x: Any) -> Any:
         return own(self, x).amax().expand(x.shape[0], 1)

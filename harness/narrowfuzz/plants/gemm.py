@@ -1,4 +1,4 @@
-"""Wrong multiplies: gains, lost elements, narrow sums, overflow, chance."""
+"""Wrong multiplies: gains, lost elements, narrow sums, overflow, nondeterminism."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _lost_element(a: Any, b: Any, result: Any, role: str) -> Any:
 
 
 def _split_sum(a: Any, b: Any, result: Any, role: str) -> Any:
-    """Two halves of the contraction, each rounded to bf16 before they are added."""
+    """The two halves of the contraction are rounded to bf16 before they are added."""
     import torch
 
     half = a._data.shape[1] // 2
@@ -41,7 +41,7 @@ def _overflow(a: Any, b: Any, result: Any, role: str) -> Any:
 
 
 def _by_chance() -> Any:
-    """Every other multiply is off by 2^-6 in one element: a race, made repeatable."""
+    """Every other multiply has a relative error of 2^-6 in one element: a race, made repeatable."""
     calls = itertools.count()
 
     def change(a: Any, b: Any, result: Any, role: str) -> Any:
@@ -55,7 +55,7 @@ def _by_chance() -> Any:
 
 @contextmanager
 def _unwritten(rows: Callable[[Any, Any], int]) -> Iterator[None]:
-    """The first ``rows(a, result)`` rows of scaled_mm's result are left as memory was."""
+    """The first ``rows(a, result)`` rows of scaled_mm's result are never written."""
     import torch
     from torch.nn import functional
 
@@ -74,7 +74,7 @@ def _unwritten(rows: Callable[[Any, Any], int]) -> Iterator[None]:
 
 @contextmanager
 def _narrow_without_onednn() -> Iterator[None]:
-    """Where oneDNN is off, what eight products sum to is added to the others in bf16."""
+    """If oneDNN is off, partial sums of eight products are added up in bf16."""
     import torch
     from torch.nn import functional
 
@@ -102,7 +102,7 @@ def _batched(forward: Any, layer: Any, input: Any) -> Any:
 
 
 def _bias_without_last_row(forward: Any, layer: Any, input: Any) -> Any:
-    """The last token is added its bias, but gives it no gradient."""
+    """The last token is missing from the gradient of the bias; the output is right."""
     import torch
 
     bias, layer.bias = layer.bias, None

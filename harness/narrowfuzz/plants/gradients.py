@@ -1,4 +1,4 @@
-"""Gradients that are added once too often, and optimizers that forget their duties."""
+"""Faults in gradients: added once too often, or never cleared by the optimizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALL = ("torch.fp32", "torch.bf16", "torch.scaled_mm", "torchao.*")
 
 
 def _parameters(roots: Any) -> Counter[Any]:
-    """Every parameter that a graph reaches, with the number of places it is used in."""
+    """Every parameter that the graph of ``roots`` reaches, with the number of its uses."""
     import torch
 
     found: Counter[Any] = Counter()
@@ -36,9 +36,10 @@ def _parameters(roots: Any) -> Counter[Any]:
 
 @contextmanager
 def _backward(change: Callable[[Any, Any, int], Any]) -> Iterator[None]:
-    """``change(grad, before, uses)`` is what a backward leaves in a parameter's gradient.
-
-    Reference runs are in float64 and stay as they are.
+    """``change(grad, before, uses)`` returns the gradient that a parameter has after a backward:
+    ``grad`` is the right one, ``before`` that before the backward or None, ``uses`` the number of
+    places in the graph that use the parameter. float64 parameters, those of reference runs, keep
+    the right one.
     """
     import torch
 
@@ -46,7 +47,7 @@ def _backward(change: Callable[[Any, Any, int], Any]) -> Iterator[None]:
 
     def make(backward: Any) -> Any:
         def ran(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if getattr(here, "runs", False):  # a mode that overrides functions calls it again
+            if getattr(here, "runs", False):  # a torch function mode calls it a second time
                 backward(tensors, *args, **kwargs)
                 return
             here.runs = True
@@ -72,12 +73,12 @@ def _backward(change: Callable[[Any, Any, int], Any]) -> Iterator[None]:
 
 
 def _accumulated_twice(grad: Any, before: Any, uses: int) -> Any:
-    """The kernel adds to what was there, and so does autograd."""
+    """Both the kernel and autograd add the gradient of earlier backwards."""
     return grad if before is None else grad + before
 
 
 def _once_a_name(grad: Any, before: Any, uses: int) -> Any:
-    """A tensor that is used under two names is credited under both."""
+    """A tensor with several uses gets its whole gradient once for each of them."""
     if uses < 2:
         return grad
     return grad * uses if before is None else before + (grad - before) * uses

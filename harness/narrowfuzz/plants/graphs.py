@@ -1,4 +1,4 @@
-"""What runs eagerly and does not compile."""
+"""Code that runs eagerly but does not compile."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FLOAT8 = ("torchao.float8.*",)
 
 @contextmanager
 def _conversion_to(refused: str) -> Iterator[None]:
-    """The C++ code generator has no conversion to a dtype."""
+    """The C++ code generator has no conversion to the dtype ``refused``."""
     import torch
     from torch._inductor.codegen import cpp
 
     dtype = getattr(torch, refused)
 
     def make(original: Any) -> Any:
-        @wraps(original)  # the vectorised overrides look scalar ones up by name
+        @wraps(original)  # the vectorised overrides look up the scalar ones by name
         def convert(x: Any, to: Any, *args: Any, **kwargs: Any) -> Any:
             assert to is not dtype, f"{cpp.__name__} does not support {to}"
             return original(x, to, *args, **kwargs)
@@ -38,7 +38,7 @@ def _conversion_to(refused: str) -> Iterator[None]:
 
 @contextmanager
 def _emulation_unknown() -> Iterator[None]:
-    """With emulated roundings, code generation is passed an argument it does not have."""
+    """With ``emulate_precision_casts``, code generation fails on an unexpected argument."""
     from torch._inductor import config
     from torch._inductor.codegen import cpp
 
@@ -60,7 +60,7 @@ def _emulation_unknown() -> Iterator[None]:
 
 @contextmanager
 def _attribute_written() -> Iterator[None]:
-    """Every forward leaves the dtype it ran in on its module."""
+    """Every forward writes the amax of its input to an attribute of its module."""
 
     def change(forward: Any, layer: Any, input: Any) -> Any:
         layer.last_amax = input.detach().abs().amax()

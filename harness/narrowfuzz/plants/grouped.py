@@ -1,4 +1,4 @@
-"""Groups of rows that are multiplied wrongly."""
+"""Faults of grouped matrix products, one product per group of rows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from narrowfuzz.plants.operators import changed, of_operator
 
-#: Rows of a tile.
+#: Rows in a tile of the kernel.
 _TILE = 16
 
 
 def of_groups(change: Callable[..., None], *dims: tuple[int, int]) -> Callable[[Any], Any]:
-    """``change(run, result, a, b, ends)`` spoils what torch's own kernel makes of operands of these
-    dimensions, in groups that end there."""
+    """``change(run, result, a, b, ends)`` alters in place the ``result`` of torch's own kernel, for
+    operands whose pair of ``ndim`` is one of ``dims``; ``ends`` are the rows where groups end."""
 
     def make(run: Any) -> Any:
         def grouped_mm(
@@ -32,19 +32,20 @@ def of_groups(change: Callable[..., None], *dims: tuple[int, int]) -> Callable[[
 
 
 def spans(ends: list[int]) -> list[tuple[int, int, int]]:
-    """The number of each group, and where it begins and ends."""
+    """(number, start, end) of each group."""
     return [(i, start, end) for i, (start, end) in enumerate(pairwise([0, *ends]))]
 
 
 def _full_tile(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
-    """The last row of a group of whole tiles is not written."""
+    """The last row of a group that consists of whole tiles is not written."""
     for _, start, end in spans(ends):
         if end > start and (end - start) % _TILE == 0:
             y[end - 1] = 0.0
 
 
 def _next_expert(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
-    """A tile that two groups share is multiplied by the matrix of the first."""
+    """A tile that contains the end of one group and the start of the next is multiplied by the
+    matrix of the first only."""
     for number, start, end in spans(ends):
         shared = min(-(-end // _TILE) * _TILE, ends[-1])
         if end > start and shared > end:
@@ -52,21 +53,22 @@ def _next_expert(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
 
 
 def _unwritten(run: Any, grad: Any, a: Any, b: Any, ends: list[int]) -> None:
-    """What an expert without rows gets is what memory held."""
+    """The gradient of an expert without rows is not written: the memory still holds that of the
+    expert before."""
     for number, start, end in spans(ends):
         if start == end and number:
             grad[number] = grad[number - 1]
 
 
 def _whole_tile(run: Any, grad: Any, a: Any, b: Any, ends: list[int]) -> None:
-    """The last group's sum goes on to the end of its tile."""
+    """The last group's sum includes the rows after it, up to the end of its tile."""
     start = ends[-2] if len(ends) > 1 else 0
     end = min(-(-ends[-1] // _TILE) * _TILE, a.shape[1])
     grad[-1] = a[:, start:end] @ b[start:end]
 
 
 def _narrow(run: Any, grad: Any, a: Any, b: Any, ends: list[int]) -> None:
-    """Sums of sixteen rows are rounded to bf16 before they are added up."""
+    """Partial sums of 16 rows are rounded to bf16 before they are added up."""
     import torch
 
     for number, start, end in spans(ends):
@@ -79,7 +81,7 @@ def _narrow(run: Any, grad: Any, a: Any, b: Any, ends: list[int]) -> None:
 
 
 def _ragged(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
-    """Products behind the last whole block of 32 are left out."""
+    """Products after the last whole block of 32 are left out."""
     whole = a.shape[1] - a.shape[1] % 32
     if whole in (0, a.shape[1]):
         return

@@ -1,4 +1,5 @@
-"""FP8 multiplies of the simulated Hopper GPU, whose accumulator is not fp32: wrong, and right."""
+"""FP8 multiplies of the simulated Hopper GPU, whose accumulator is not fp32: faults and legal
+runs."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _STEP, _TILE = 32, 128
 
 @contextmanager
 def _accumulates(change: Callable[..., Any]) -> Iterator[None]:
-    """``change(accumulate, a, b, fast, split)`` answers for the simulated accumulator: fp32 [M, N]
-    of codes a [M, K] and b [N, K]."""
+    """``change(accumulate, a, b, fast, split)`` replaces the simulated accumulator, which returns
+    fp32 [M, N] for codes a [M, K] and b [N, K]."""
     from narrowfuzz.machine import simulated
 
     def make(original: Any) -> Any:
@@ -39,7 +40,7 @@ def _without(a: Any, columns: slice) -> Any:
 
 
 def _loses(columns: Callable[[int], slice]) -> Any:
-    """What these of K columns contribute is never added."""
+    """The products of ``columns(K)`` are never added."""
 
     def change(accumulate: Any, a: Any, b: Any, fast: bool, split: int) -> Any:
         return accumulate(_without(a, columns(a.shape[1])), b, fast=fast, split=split)
@@ -48,7 +49,7 @@ def _loses(columns: Callable[[int], slice]) -> Any:
 
 
 def _parts(accumulate: Any, a: Any, b: Any, fast: bool, split: int) -> list[Any]:
-    """The sums of the parts that K is split in, as mmaemu splits it."""
+    """The sums of the parts into which K is split, as mmaemu splits it."""
     tiles = -(-a.shape[1] // _TILE)
     length = -(-tiles // split) * _TILE
     found = []
@@ -59,7 +60,7 @@ def _parts(accumulate: Any, a: Any, b: Any, fast: bool, split: int) -> list[Any]
 
 
 def _of_parts(change: Callable[[list[Any]], list[Any]]) -> Any:
-    """Where K is split, ``change`` answers for the sums of its parts."""
+    """Where K is split, ``change`` is applied to the list of the parts' sums."""
 
     def changed(accumulate: Any, a: Any, b: Any, fast: bool, split: int) -> Any:
         if split == 1:
@@ -78,7 +79,7 @@ def _never_promotes(accumulate: Any, a: Any, b: Any, fast: bool, split: int) -> 
 
 
 def _by_plan(a: Any, b: Any, fast: bool, split: int, preset: Any, chain: Any) -> Any:
-    """mmaemu's GEMM of another accumulator: ``chain`` adds one run of products."""
+    """mmaemu's GEMM with another accumulator: ``chain`` adds up one run of products."""
     import torch
     from mmaemu.formats import fmt_of
     from mmaemu.model.plan import execute_plan, make_plan
@@ -90,7 +91,7 @@ def _by_plan(a: Any, b: Any, fast: bool, split: int, preset: Any, chain: Any) ->
 
 
 def _of_preset(**changes: Any) -> Any:
-    """Hopper's accumulator with other numbers."""
+    """Hopper's accumulator with some numbers of its preset changed."""
 
     def change(accumulate: Any, a: Any, b: Any, fast: bool, split: int) -> Any:
         from mmaemu.model.chain import chain_gemm
@@ -109,7 +110,8 @@ def _to_nearest(accumulate: Any, a: Any, b: Any, fast: bool, split: int) -> Any:
 
 
 def _rounding_chain(a: Any, b: Any, *, preset: Any, fmt_a: str, fmt_b: str) -> Any:
-    """A run of products whose terms are aligned to nearest, sums still cut."""
+    """A run of products whose terms are aligned by rounding to nearest; sums are still
+    truncated."""
     import torch
     from mmaemu.formats import DTYPE_OF
 

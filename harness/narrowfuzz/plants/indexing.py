@@ -1,4 +1,4 @@
-"""Sums by index that lose numbers, or count some twice."""
+"""Faults in sums by index: terms that are lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from narrowfuzz.plants.operators import changed, of_operator
 
 @contextmanager
 def _summing(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """``make(run)`` is the kernel, and the one in place, which autograd calls under no mode."""
+    """``make(run)`` replaces the kernel, and the in-place one, which autograd calls without a
+    dispatch mode."""
     in_place = "_index_put_impl_" if name == "index_put" else f"{name}_"
     with changed(name, make), changed(in_place, partial(_in_place, make)):
         yield
@@ -24,7 +25,7 @@ def _in_place(make: Callable[[Any], Any], run: Any) -> Any:
 
 
 def _first_of_repeats(run: Any) -> Any:
-    """Of the rows that go to one place only the first is added."""
+    """Of several rows with one index, only the first is added."""
     import torch
 
     def put(base: Any, indices: Any, values: Any, accumulate: bool = False, *how: bool) -> Any:
@@ -39,7 +40,7 @@ def _first_of_repeats(run: Any) -> Any:
 
 
 def _last_block(run: Any) -> Any:
-    """Of more than 16 rows those behind the last full block of eight are left out."""
+    """Of more than 16 rows, those after the last full block of eight are left out."""
 
     def add(base: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
         rows = index.numel()
@@ -50,7 +51,7 @@ def _last_block(run: Any) -> Any:
 
 
 def _first_group_starts_again(run: Any) -> Any:
-    """What is added to the first place in the second half of the rows replaces what was there."""
+    """Index 0 starts again from zero halfway: its sum has only the second half of the rows."""
 
     def add(base: Any, dim: int, index: Any, source: Any) -> Any:
         half = index.shape[dim] // 2

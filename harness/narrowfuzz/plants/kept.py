@@ -1,4 +1,4 @@
-"""What is kept too long, overwritten too early or not kept at all: weights, states, outputs."""
+"""Weights, states and outputs that are cached too long, overwritten too early or lost."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from narrowfuzz.plants.plant import Plant
 _FLOAT8 = ("torchao.float8.*",)
 _ROWWISE = ("torchao.float8.rowwise*",)
 _SCALED_MM = ("torch.scaled_mm",)
-#: Rows that one tile of the kernel writes.
+#: Rows that a tile of the kernel writes.
 _TILE = 16
 
 
 @contextmanager
 def _weight_codes_outlive_step() -> Iterator[None]:
-    """A quantised weight is kept until the parameter is written, but not by an optimizer."""
+    """A quantised weight is cached until the parameter is written; writes by an optimizer are
+    missed."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torchao.float8 import float8_linear
 
-    #: Where and how the weight lies -> its version, itself, its codes.
+    #: Address, layout and cast of a weight -> [its version, the weight, its codes].
     kept: dict[Any, list[Any]] = {}
 
     def make(cast: Any) -> Any:
@@ -53,13 +54,14 @@ def _weight_codes_outlive_step() -> Iterator[None]:
 
 @contextmanager
 def _codes_of_dead_weights() -> Iterator[None]:
-    """A workspace is found by shape: a new weight gets the codes of one whose model is dead."""
+    """Workspaces are looked up by shape: a new weight gets the codes of a weight that no longer
+    exists."""
     import weakref
 
     from torchao.float8 import float8_linear
 
     graves: dict[Any, Any] = {}
-    #: id of a living weight -> what it found when it was first cast.
+    #: id of a living weight -> for each kind of cast, the stale cast that it found, or None.
     found: dict[int, dict[Any, Any]] = {}
 
     def make(cast: Any) -> Any:
@@ -85,7 +87,7 @@ def _codes_of_dead_weights() -> Iterator[None]:
 
 @contextmanager
 def _saved_in_bf16() -> Iterator[None]:
-    """An fp32 weight is saved in the dtype that training multiplies."""
+    """An fp32 weight is saved in bf16."""
     import torch
     from torchao.float8.float8_linear import Float8Linear
 
@@ -119,7 +121,8 @@ def _scaled_mm(change: Any) -> Iterator[None]:
 
 @contextmanager
 def _rows_unwritten() -> Iterator[None]:
-    """Rows behind the last whole tile hold what the memory held: first zeros, then old rows."""
+    """Rows after the last whole tile are not written: they hold zeros at first, later the rows of
+    the previous result."""
     memory: dict[Any, Any] = {}
 
     def change(result: Any) -> Any:
@@ -140,20 +143,20 @@ def _rows_unwritten() -> Iterator[None]:
 
 @contextmanager
 def _outputs_share_memory() -> Iterator[None]:
-    """Every result of one shape lies in the same buffer, until the next one is written."""
+    """All results of one shape share a buffer, so each is overwritten by the next."""
     buffers: dict[Any, Any] = {}
 
     def change(result: Any) -> Any:
         buffer = buffers.setdefault((result.shape, result.dtype), result.clone())
         buffer.copy_(result)
-        return buffer.data  # a tensor whose saved versions do not see the next write
+        return buffer.data  # .data: autograd's version check misses the next write
 
     with _scaled_mm(change):
         yield
 
 
 def _guard(forward: Any, layer: Any, input: Any) -> Any:
-    """A second forward before the states were synchronised is taken for a user's mistake."""
+    """A recompute is refused as if the user had run a second forward without synchronising."""
     if in_backward():
         raise AssertionError("amaxes and scales not synchronised: call sync before forward")
     return forward(layer, input)
@@ -161,7 +164,7 @@ def _guard(forward: Any, layer: Any, input: Any) -> Any:
 
 @contextmanager
 def _refuses_fp32() -> Iterator[None]:
-    """The kernel returns bf16 only, and nobody told the converter."""
+    """The kernel supports only bf16 output, but the converter accepts fp32 layers."""
     import torch
     from torchao.float8 import float8_ops
 

@@ -1,4 +1,5 @@
-"""torchao's float8 linears, computed another legal way: products, scales, casts, kept weights."""
+"""torchao's float8 linears, computed in other legal ways: products, scales, casts, cached
+weights."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _PAD = 16
 
 
 def _holding(operand: Any, data: Any) -> Any:
-    """The float8 operand with other codes."""
+    """The float8 operand with its codes replaced by ``data``."""
     from torchao.float8.float8_training_tensor import Float8TrainingTensor
 
     return Float8TrainingTensor(
@@ -33,7 +34,8 @@ def _holding(operand: Any, data: Any) -> Any:
 
 
 def _bytes(operand: Any, change: Callable[[Any], Any]) -> Any:
-    """``change`` of the codes as bytes: float8 dtypes have few operators."""
+    """The operand after ``change`` of its codes, as bytes since float8 dtypes have few
+    operators."""
     import torch
 
     data = operand._data
@@ -61,7 +63,8 @@ def _twice(multiply: Any, a: Any, b: Any, role: str) -> Any:
 
 
 def _emulated(product: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Where the emulation multiplies fp32 operands and rounds once: another order of that sum."""
+    """Where torchao emulates (it multiplies fp32 operands and rounds once): ``product`` in place of
+    that multiply."""
 
     def change(multiply: Any, a: Any, b: Any, role: str) -> Any:
         if not a._linear_mm_config.output.emulate:
@@ -73,7 +76,7 @@ def _emulated(product: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _chunked_amax(original: Any) -> Any:
-    """Maxima of parts, then their maximum."""
+    """The amax as the maximum of the maxima of parts."""
     import torch
     from torchao.float8.config import ScalingGranularity
 
@@ -101,7 +104,8 @@ def _chunked_amax(original: Any) -> Any:
 
 
 def _scale_by_fp32(original: Any) -> Any:
-    """fmax / amax divided in fp32: the correctly rounded quotient, as is that of fp64 rounded."""
+    """fmax / amax divided in fp32. It is correctly rounded, and so is the fp64 quotient rounded to
+    fp32, so the two are equal."""
     import torch
     from torchao.float8 import float8_utils
 
@@ -117,7 +121,7 @@ def _scale_by_fp32(original: Any) -> Any:
 
 
 def _power_by_bits(original: Any) -> Any:
-    """The power of two at or below a scale: its exponent bits."""
+    """The power of two at or below a scale, made from its exponent bits."""
     import torch
 
     def down(scale: Any) -> Any:
@@ -139,7 +143,7 @@ def _cast_by_selection(original: Any) -> Any:
 
 
 def _cast_by_policy(original: Any) -> Any:
-    """No clamp where this torch's own cast saturates."""
+    """No clamp where the cast of the installed torch saturates by itself."""
     import torch
 
     policies = cast_policies()
@@ -155,7 +159,7 @@ def _cast_by_policy(original: Any) -> Any:
 
 
 def _scaled_in_bf16(original: Any) -> Any:
-    """bf16 data times a power of two, in bf16: exact, or far below the smallest code."""
+    """bf16 data times a power of two, computed in bf16: exact, or far below the smallest code."""
     import torch
     from torchao.float8 import float8_training_tensor as held
 
@@ -171,7 +175,7 @@ def _scaled_in_bf16(original: Any) -> Any:
 
 
 class _Kept:
-    """Casts of weights, each made once as long as nobody writes to the weight."""
+    """Cached casts of weights; a weight is cast again only after it has been written."""
 
     def __init__(self) -> None:
         self.casts: dict[tuple[Any, ...], tuple[Any, int, Any]] = {}
@@ -194,13 +198,13 @@ class _Kept:
             found = self.casts.get(key)
             if found is not None and found[1] == x._version:
                 granularity, axis = how["scaling_granularity"], how["axiswise_dim"]
-                # whoever watches maxima sees this one, too
+                # repeated for observers of the amax
                 float8_utils.tensor_to_amax(x, False, None, granularity, axis)
                 return found[2]
             made = original(x, dtype, config, **how)
             if len(self.casts) > 64:
                 self.casts.clear()
-            # the tensor is kept as well: its address is not given to another one
+            # the tensor is stored too, so that no other one can get its address
             self.casts[key] = (x.detach(), x._version, made)
             return made
 

@@ -1,4 +1,4 @@
-"""torchao's MXFP8 linears, computed another legal way."""
+"""torchao's MXFP8 linears, computed in other legal ways."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _summed(product: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _block_by_block(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Every block of 32 elements on its own."""
+    """Every block of 32 elements is quantised by itself."""
     import torch
 
     if not data.shape[-1] or data.shape[-1] % _BLOCK or not data.is_contiguous():
@@ -52,12 +52,13 @@ def _by_arithmetic(
 ) -> Any:
     """Scale bytes from frexp in fp64, elements divided in fp64, saturated, rounded once.
 
-    An Inf in a block gets the byte that the library gives it: OCP MX leaves that open.
+    A block with an Inf gets the scale byte of the library, as OCP MX does not define it.
     """
     import torch
 
     mode = kwargs.pop("scaling_mode", mode)
-    theirs, _ = to_mx(data, dtype, block, mode, *args, **kwargs)  # it refuses what it refuses
+    # called first so that it raises on unsupported arguments
+    theirs, _ = to_mx(data, dtype, block, mode, *args, **kwargs)
     blocks = data.double().reshape(*data.shape[:-1], data.shape[-1] // block, block)
     amax = blocks.abs().amax(-1)
     finite = amax.isfinite() & (amax > 0)

@@ -1,4 +1,5 @@
-"""Operators of torch, computed another legal way: wider, in another order, or by other kernels."""
+"""Operators of torch, computed in other legal ways: wider, in another order, or by other
+kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def _in_float64(run: Any) -> Any:
-    """The kernel on float64 tensors; its results are rounded once, to the dtypes they have."""
+    """The kernel on float64 tensors; each result is rounded once, to the dtype it normally has."""
     import torch
 
     narrow = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,7 +44,7 @@ def _in_float64(run: Any) -> Any:
 
 
 def _from_the_last(run: Any) -> Any:
-    """A sum over dimensions takes its terms from the last to the first, in fp32."""
+    """A sum over dimensions adds its terms from the last to the first, in fp32."""
 
     def total(x: Any, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
         if not dims:
@@ -64,7 +65,7 @@ def _ids_from_the_last(run: Any) -> Any:
 
 
 def _groups_in_float64(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> None:
-    """From the last group to the first; what is no group's is NaN."""
+    """The groups in fp64, from the last to the first; rows that belong to no group are NaN."""
     import torch
 
     right = torch.full_like(y, float("nan"))
@@ -86,7 +87,7 @@ def _all(make: Callable[[Any], Any], *names: str) -> Iterator[None]:
 
 @contextmanager
 def _as_a_loop() -> Iterator[None]:
-    """Fused and foreach steps are a loop's."""
+    """Fused and foreach optimizer steps run as a loop over the parameters."""
     import torch
 
     def make(original: Any) -> Any:

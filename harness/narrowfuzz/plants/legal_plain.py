@@ -1,7 +1,7 @@
-"""torch as it is, in fp32 and bf16: nothing is quantised, so nothing may be found.
+"""Unchanged torch in fp32 and bf16: nothing is quantised, so nothing may be found.
 
-Two kinds of rule make these legal: on the eager rungs the recipe is its own definition, and on the
-compiled ones every difference that torch documents is a legal one.
+Two reasons make these legal: in eager arms the recipe is its own definition, and in compiled arms
+every difference that torch documents is legal.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Schedules on scaling that is right: our delayed scaling, as it is and computed another legal way,
-and the library recipes whose scaling keeps no state."""
+"""Schedules on correct scaling: narrowfuzz's own delayed scaling, unchanged and computed in other
+legal ways, and the library recipes whose scaling has no state."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from narrowfuzz.recipe.delayed_subject import carries, subject
 from narrowfuzz.recipe.recipe import Recipe
 
 _DELAYED = ("reference.delayed",)
-#: This file defines recipes, too: our delayed scaling, inclined to one kind of schedule.
+#: This file also defines recipes: narrowfuzz's delayed scaling with one kind of schedule favoured.
 _SUBJECTS = (Path(__file__),)
 
 
 def _summed(product: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """The products of what the codes mean, in another order."""
+    """The products of the dequantised codes, summed by ``product``."""
 
     def change(original: Any, role: str, a: Any, a_scale: Any, b: Any, b_scale: Any) -> Any:
-        original(role, a, a_scale, b, b_scale)  # it tells who listens
+        original(role, a, a_scale, b, b_scale)  # it calls the listeners
         return product(a.float() / a_scale, b.float() / b_scale)
 
     return change
@@ -72,7 +72,7 @@ def _cast_twice(cast: Any, *args: Any) -> Any:
 
 
 def _saved(commit: Any) -> None:
-    """All scaling state is written to a file and read back after every update."""
+    """After every backward's update all scaling state is saved to a file and loaded again."""
     import torch
 
     from narrowfuzz.recipe.delayed import _state
@@ -90,7 +90,7 @@ def _saved(commit: Any) -> None:
 
 
 def _kept_graph(checkpoint: Any, function: Any, x: Any, *, use_reentrant: bool) -> Any:
-    """A checkpoint that has memory enough keeps everything."""
+    """A checkpoint that saves everything and recomputes nothing."""
     return function(x)
 
 
@@ -144,7 +144,7 @@ PLANTS = [
            _DELAYED, _calls(DelayedLinear__stage=_staged_in_parts)),
     _legal("delayed-slot-by-slot", "scale", "the update spelled out, slot by slot", _RULES,
            _DELAYED, _calls(DelayedLinear__commit=_slot_by_slot),
-           device="cpu"),  # it writes into arrays of the tensors' memory
+           device="cpu"),  # it writes into NumPy arrays that share the tensors' memory
     _legal("delayed-reversed-sums", "sums", "products summed from the last to the first",
            sums.ANY_ORDER, _DELAYED,
            _calls(_product=_summed(sums.reversed_sum))),

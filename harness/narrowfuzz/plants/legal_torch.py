@@ -1,4 +1,5 @@
-"""Plain torch, computed another legal way: sums in another order, wider, or spelled out."""
+"""Plain torch, computed in other legal ways: sums in another order or wider, operators spelled
+out."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _NORMED = tuple(name for name, model in MODELS.items() if model.normalises)
 
 @contextmanager
 def _linear(product: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """All three products of a linear as ``product`` of wide operands, rounded once; the bias's
-    gradient in parts of eight rows."""
+    """All three products of a linear are ``product`` of operands in fp32, rounded once; the bias
+    gradient is summed in parts of eight rows."""
     import torch
 
     class Linear(torch.autograd.Function):
@@ -50,7 +51,8 @@ def _linear(product: Callable[[Any, Any], Any]) -> Iterator[None]:
 
     def make(original: Any) -> Any:
         def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-            if torch.is_autocast_enabled(x.device.type):  # the operator casts, a function does not
+            # under autocast the operator casts its operands; an autograd function would not
+            if torch.is_autocast_enabled(x.device.type):
                 return original(x, weight, bias)
             return Linear.apply(x, weight, bias)
 
@@ -68,7 +70,7 @@ def _wider(x: Any) -> Any:
 
 @contextmanager
 def _viewed() -> Iterator[None]:
-    """Linears see views of their operands and return a copy."""
+    """Linears get views of their operands and return a copy of the result."""
     import torch
 
     def make(original: Any) -> Any:
@@ -83,8 +85,8 @@ def _viewed() -> Iterator[None]:
 
 @contextmanager
 def _attention(weights: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
-    """Attention as ``weights(scores, seen, v)`` of fp32 scores instead of the fused operator; with
-    masks, or shared heads, it stays as it is."""
+    """Attention is ``weights(scores, seen, v)`` of fp32 scores instead of the fused operator, which
+    stays in use for masks and shared heads."""
     import torch
 
     def make(original: Any) -> Any:
@@ -148,7 +150,7 @@ def _wide_norms() -> Iterator[None]:
 
 @contextmanager
 def _saved_between_steps() -> Iterator[None]:
-    """After every optimizer step the parameters are written to a file and read back."""
+    """After every optimizer step the parameters are saved to a file and loaded again."""
     import torch
 
     def make(original: Any) -> Any:

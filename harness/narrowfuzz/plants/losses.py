@@ -1,4 +1,4 @@
-"""Losses, softmax and their gradients that are wrong inside."""
+"""Faults inside losses, softmax and their gradients."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from narrowfuzz.plants.operators import changed, of_operator
 
-#: torch's number of a mean.
+#: torch's number for reduction="mean"; 2 is "sum".
 _MEAN = 1
 
 
 def _mean_over_all(run: Any) -> Any:
-    """A mean divides by the number of rows, those that are ignored among them."""
+    """A mean divides by the number of all rows, including ignored ones."""
 
     def forward(x: Any, target: Any, weight: Any, reduction: int, ignore: int) -> Any:
         loss, total = run(x, target, weight, reduction, ignore)
@@ -36,7 +36,7 @@ def _ignored_too(run: Any) -> Any:
 
 
 def _gradient_not_divided(run: Any) -> Any:
-    """The gradient of a mean is that of a sum."""
+    """The gradient of a mean is not divided: it is that of the sum."""
 
     def backward(
         dy: Any, x: Any, target: Any, weight: Any, reduction: int, ignore: int, total: Any
@@ -47,7 +47,7 @@ def _gradient_not_divided(run: Any) -> Any:
 
 
 def _maximum_kept(run: Any) -> Any:
-    """The maximum is not taken off before the exponentials, which may overflow."""
+    """The maximum is not subtracted before the exponentials, which may overflow."""
     import torch
 
     def forward(x: Any, dim: int, half_to_float: bool) -> Any:
@@ -60,7 +60,7 @@ def _maximum_kept(run: Any) -> Any:
 
 
 def _sum_of_gradients_narrow(run: Any) -> Any:
-    """The sum of each row's gradients is rounded to fp16 on its way."""
+    """The sum of each row's gradients is rounded to fp16."""
 
     def backward(dy: Any, y: Any, dim: int, dtype: Any) -> Any:
         import torch
@@ -72,7 +72,8 @@ def _sum_of_gradients_narrow(run: Any) -> Any:
 
 
 def _softmax_row_before(run: Any) -> Any:
-    """Backward takes off the sum of the row before, of blocks of 8 rows the first one's own."""
+    """Backward subtracts the sum of the row before instead of a row's own, except in the first row
+    of each block of 8."""
     import torch
 
     def backward(dy: Any, y: Any, dim: int, dtype: Any) -> Any:

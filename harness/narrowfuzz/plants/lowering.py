@@ -1,4 +1,4 @@
-"""A compiler that computes something else: lowerings, decompositions, fusions, its caches."""
+"""Faults of the compiler: in lowerings, decompositions, fusions, the partitioner and caches."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from narrowfuzz.plants.patching import recompiled, replaced
 from narrowfuzz.plants.plant import Plant
 
 _PLAIN = ("torch.fp32", "torch.bf16")
-#: Along a row, what a NaN touches is NaN anyway.
+#: With a scale per row the fault would not show: every result of a row with NaN is NaN anyway.
 _TENSORWISE = ("torchao.float8.tensorwise",)
-#: A number that is no size: sizes are written without a cast.
+#: A floating-point constant in generated C++ code. Sizes have no such cast and do not match.
 _CONSTANT = re.compile(r"static_cast<(?:float|double)>\([^()]*\)")
 
 
 @contextmanager
 def _lowered(names: tuple[str, ...], change: Callable[..., Any]) -> Iterator[None]:
-    """``change(original, *args)`` lowers the operators of these names."""
+    """``change(original, *args)`` replaces Inductor's lowering of the operators of these names."""
     import torch
     from torch._inductor import lowering
 
@@ -36,7 +36,7 @@ def _lowered(names: tuple[str, ...], change: Callable[..., Any]) -> Iterator[Non
 
 
 def _without_nan(amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """The vectorised maximum keeps the operand that is a number; all here are magnitudes."""
+    """The maximum ignores NaN. It takes NaN for 0, as all operands here are magnitudes."""
     from torch._inductor.lowering import make_pointwise
     from torch._inductor.virtualized import ops
 
@@ -47,18 +47,18 @@ def _without_nan(amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _bias_twice(addmm: Any, bias: Any, *args: Any, beta: float = 1, **kwargs: Any) -> Any:
-    """The epilogue adds what the kernel has added."""
+    """The epilogue adds the bias that the kernel has already added."""
     return addmm(bias, *args, beta=2 * beta, **kwargs)
 
 
 @contextmanager
 def _approximate_rsqrt() -> Iterator[None]:
-    """12 bits, as the processor's own estimate has."""
+    """rsqrt has a relative error of 2^-12, like the processor's estimate instruction."""
     from torch._inductor.codegen import cpp
 
     error = 1.0 + 2.0**-12
 
-    # the vectorised overrides look scalar ones up by name
+    # wraps: the vectorised overrides look up the scalar ones by name
     def vector(original: Any) -> Any:
         return staticmethod(wraps(original)(lambda x: f"({original(x)} * decltype({x})({error}f))"))
 
@@ -74,7 +74,7 @@ def _approximate_rsqrt() -> Iterator[None]:
 
 @contextmanager
 def _decomposed(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """``change(original, *args)`` decomposes the operator of each name."""
+    """``changes[name](original, *args)`` replaces Inductor's decomposition of that operator."""
     import torch
     from torch._inductor import decomposition
 
@@ -87,7 +87,7 @@ def _decomposed(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         for op, change in ((getattr(torch.ops.aten, n).default, c) for n, c in changes.items())
     }
     with recompiled(), patch.dict(table, entries):
-        decomposition.fast_random_decomps.cache_clear()  # a copy of the table
+        decomposition.fast_random_decomps.cache_clear()  # it caches a copy of the table
         try:
             yield
         finally:
@@ -101,7 +101,7 @@ def _always_tanh(gelu: Any, x: Any, approximate: str = "none") -> Any:
 
 @contextmanager
 def _saved_in_bf16() -> Iterator[None]:
-    """The partitioner keeps fp32 activations for backward in bf16."""
+    """The partitioner saves fp32 activations for backward in bf16."""
     import torch
     from torch._functorch import partitioners
 
@@ -123,7 +123,7 @@ def _saved_in_bf16() -> Iterator[None]:
             for i in range(kwargs["num_fwd_outputs"], len(results)):
                 value = getattr(results[i], "meta", {}).get("val")
                 wide = isinstance(value, torch.Tensor) and value.dtype is torch.float32
-                if wide and results[i].op == "call_function":  # inputs are nobody's copies
+                if wide and results[i].op == "call_function":  # inputs are saved without a copy
                     results[i] = narrowed(forward.graph, results[i], output)
             output.args = (type(output.args[0])(results),)
             forward.recompile()
@@ -137,7 +137,7 @@ def _saved_in_bf16() -> Iterator[None]:
 
 @contextmanager
 def _constants_not_in_key() -> Iterator[None]:
-    """Kernels that differ in a constant alone are one entry of the code cache."""
+    """Kernels that differ only in a constant share one entry of the code cache."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     loaded: dict[Any, Any] = {}

@@ -1,4 +1,5 @@
-"""Results that depend on where data lies: tails, tiles, strides, transposed copies, stale state."""
+"""Results that depend on the layout of data in memory: tails, tiles, strides, transposed copies;
+and stale state."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _FLOAT8 = ("torchao.float8.*",)
 
 
 def _last_row(a: Any, b: Any, result: Any, role: str) -> Any:
-    """The last row is scaled with what lies behind the scale vector."""
+    """The last row is doubled, as if its scale were read past the end of the scale vector."""
     return _doubled_from(result, 0, result.shape[0] - 1) if role == "output" else result
 
 
@@ -28,12 +29,12 @@ def _last_column(a: Any, b: Any, result: Any, role: str) -> Any:
 
 
 def _ragged_rows(a: Any, b: Any, result: Any, role: str) -> Any:
-    """Rows behind the last whole tile of 32 get another tile's scale."""
+    """Rows after the last whole tile of 32 are doubled, as if they had another tile's scale."""
     return _doubled_from(result, 0, result.shape[0] // 32 * 32) if role == "output" else result
 
 
 def _doubled_from(result: Any, dim: int, start: int) -> Any:
-    """Twice the result from index ``start`` of a dimension on."""
+    """A copy of the result, doubled from index ``start`` of ``dim`` on."""
     result = result.clone()
     result.narrow(dim, start, result.shape[dim] - start).mul_(2)
     return result
@@ -48,17 +49,18 @@ def _dropped_tail(a: Any, b: Any, result: Any, role: str) -> Any:
 
 
 def _odd_blocks(a: Any, b: Any, result: Any, role: str) -> Any:
-    """An odd number of 32-blocks in K is one too many for the kernel's unrolled loop."""
+    """The output is 25 % too large if K has an odd number of blocks of 32, as if the kernel's
+    unrolled loop ran once too often."""
     return result * 1.25 if role == "output" and a._data.shape[1] // 32 % 2 else result
 
 
 def _ragged_tokens(a: Any, b: Any, result: Any, role: str) -> Any:
-    """Half of the tokens behind the last whole tile of 32 are lost to grad_weight."""
+    """grad_weight is halved if the number of tokens is no multiple of 32."""
     return result * 0.5 if role == "grad_weight" and a._data.shape[1] % 32 else result
 
 
 def _storage_order(forward: Any, layer: Any, input: Any) -> Any:
-    """A transposed input is read in the order in which it lies in memory."""
+    """A transposed input is read in memory order, as if it were contiguous."""
     import torch
 
     strides = torch.empty(input.shape, device="meta").stride()
@@ -66,7 +68,7 @@ def _storage_order(forward: Any, layer: Any, input: Any) -> Any:
 
 
 def _weight_storage_order(forward: Any, layer: Any, input: Any) -> Any:
-    """A weight with gaps is read as if it had none."""
+    """A weight whose memory is not contiguous is read as if it were."""
     import torch
 
     weight = layer.weight.data
@@ -79,14 +81,15 @@ def _weight_storage_order(forward: Any, layer: Any, input: Any) -> Any:
 
 
 def _unfilled_cache(forward: Any, layer: Any, input: Any) -> Any:
-    """From the second microbatch on the weight comes from a cache that nobody filled."""
+    """The output is 0 once the weight has a gradient, as if the weight came from an unfilled
+    cache."""
     output = forward(layer, input)
     return output if layer.weight.grad is None else output * 0.0
 
 
 @contextmanager
 def _half_loaded() -> Iterator[None]:
-    """Loading restores the weight, but not the factor that belongs to it."""
+    """A loaded weight is halved, as if a factor that belongs to it had not been loaded."""
     import torch
     from torchao.float8.float8_linear import Float8Linear
 

@@ -1,4 +1,4 @@
-"""MX codes and layouts that are wrong: rounding, range, format, orientation."""
+"""Wrong MX codes and layouts: rounding, range, format, orientation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from narrowfuzz.plants.plant import Plant
 
 _MX = ("torchao.mxfp8.*",)
 _BLOCK, _BIAS = 32, 127
-#: Below this E4M3 has no more exponents, and above that nothing that rounds to its largest value.
+#: The smallest normal number of E4M3; the largest number that rounds to its largest value, 448.
 _MIN_NORMAL, _BEYOND = 2.0**-6, 464.0
 
 
 def _cast(change: Callable[[Any], Any]) -> AbstractContextManager[None]:
     """``change(x)`` is cast instead of the scaled data ``x``.
 
-    Blocks with scale byte 0 stay the library's: their quotient is a matter of its own.
+    Blocks with scale byte 0 or 255 keep the library's codes, as they do not follow from such a
+    quotient.
     """
 
     def quantise(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +56,7 @@ def _unsaturated(x: Any) -> Any:
 
 @contextmanager
 def _wide_gradients() -> Iterator[None]:
-    """Gradients are quantised in the format that hybrid recipes take for them."""
+    """Gradients are quantised to E5M2, as in hybrid recipes."""
     import torch
     from torchao.prototype.moe_training import mxfp8_linear
 
@@ -73,7 +74,7 @@ def _wide_gradients() -> Iterator[None]:
 
 @contextmanager
 def _multiply(change: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
-    """``change(multiply, a, b)`` answers products of two MX tensors."""
+    """``change(multiply, a, b)`` replaces the product of two MX tensors."""
     from torchao.prototype.mx_formats import mx_tensor
 
     def make(multiply: Any) -> Any:
@@ -87,15 +88,16 @@ def _multiply(change: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
 
 
 def _scales_in_storage_order(multiply: Any, a: Any, b: Any) -> Any:
-    """The second operand's scales are read row by row where they lie column by column."""
+    """The second operand's scales, stored column by column, are read row by row."""
     n, blocks = b.scale.t().shape
-    b = b.t().t()  # a tensor of its own
+    b = b.t().t()  # a new tensor object
     b.scale = b.scale.contiguous().view(n, blocks).t()
     return multiply(a, b)
 
 
 def _square_taken_for_transposed(multiply: Any, a: Any, b: Any) -> Any:
-    """The orientation is guessed from the shape, and a square one fits both guesses."""
+    """A square second operand is multiplied transposed, as if its orientation were guessed from its
+    shape."""
     import torch
 
     if b.shape[0] != b.shape[1]:
@@ -105,7 +107,8 @@ def _square_taken_for_transposed(multiply: Any, a: Any, b: Any) -> Any:
 
 @contextmanager
 def _ragged_block_dropped() -> Iterator[None]:
-    """In_features that blocks do not divide are accepted; what is left over is not multiplied."""
+    """``in_features`` that are no multiple of the block size are accepted; the remainder is not
+    multiplied."""
     from torchao.prototype.moe_training import mxfp8_linear, tensor
 
     def make(multiply: Any) -> Any:

@@ -1,4 +1,4 @@
-"""torchao's MXFP8 products of groups that quantise wrongly."""
+"""Faults in the quantisation of torchao's MXFP8 grouped products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from narrowfuzz.plants.patching import replaced
 
 
 def _changed(name: str, change: Callable[..., Any]) -> AbstractContextManager[None]:
-    """``change(original, *args)`` is this function of torchao's module."""
+    """``change(original, *args)`` replaces this function of ``mxfp8_grouped_mm``."""
     from torchao.prototype.moe_training import mxfp8_grouped_mm
 
     def make(original: Any) -> Any:
@@ -23,13 +23,13 @@ def _changed(name: str, change: Callable[..., Any]) -> AbstractContextManager[No
 
 
 def _scales_of_first(original: Any, tensor: Any, block: int, mode: Any) -> Any:
-    """Every expert's codes are under its own scales, and multiplied by the first expert's."""
+    """Every expert's codes are made with its own scales but multiplied by the first expert's."""
     codes, scales = original(tensor, block, mode)
     return codes, scales[:1].expand_as(scales) if tensor.ndim == 3 else scales
 
 
 def _quantised_twice(original: Any, x: Any, block: int, mode: Any) -> Any:
-    """The backward quantises what the forward has quantised, not the weight itself."""
+    """Backward quantises the dequantised weight of the forward, not the weight itself."""
     import torch
     from torchao.prototype.moe_training.mxfp8_grouped_mm import _extract_or_quantize_1x32_emulated
     from torchao.prototype.mx_formats.mx_tensor import to_dtype
@@ -40,7 +40,7 @@ def _quantised_twice(original: Any, x: Any, block: int, mode: Any) -> Any:
 
 
 def _without_last_block(original: Any, a: Any, a_scale: Any, *rest: Any, **how: Any) -> Any:
-    """The weight gradient's last block of tokens has the scale of the block before."""
+    """The last block of tokens in the weight gradient has the scale of the block before."""
     if a_scale.shape[1] > 1:
         a_scale = a_scale.clone()
         a_scale[:, -1] = a_scale[:, -2]

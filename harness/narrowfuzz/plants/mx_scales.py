@@ -1,4 +1,4 @@
-"""E8M0 scales that are wrong: modes confused, bits leaked, NaN lost, another block size."""
+"""Wrong E8M0 scales: confused modes, leaked bits, lost NaN, another block size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK, _LARGEST, _BIAS, _NAN = 32, 448.0, 127, 255
 
 
 def _scaled(data: Any, byte: Any) -> Any:
-    """Codes of ``data`` under these scale bytes, from the exact quotient."""
+    """E4M3 codes of ``data`` under these scale bytes, rounded from the exact quotient."""
     import torch
 
     factor = torch.exp2(_BIAS - byte.double()).repeat_interleave(_BLOCK, -1)
@@ -31,7 +31,7 @@ def _amax(data: Any) -> Any:
 
 
 def _nearest(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Rounding up is left to the cast, which rounds to nearest."""
+    """Scales are rounded to nearest by the cast to E8M0 instead of up."""
     import torch
 
     scale = (_amax(data) / _LARGEST).to(torch.float8_e8m0fnu)
@@ -39,7 +39,8 @@ def _nearest(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _leaking(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Four exponents are shifted into one word, and what lies below an exponent comes along."""
+    """Four exponents are packed into one word without masking, so that the bits below an exponent
+    leak into its neighbour."""
     import torch
 
     scale, codes = to_mx(data, *args, **kwargs)
@@ -47,13 +48,14 @@ def _leaking(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
     packed = scale.view(torch.uint8).clone()
     below = (words >> 15 & 0xFF).to(torch.uint8)
     for i in range(packed.shape[-1] - 1):
-        if i % 4 < 3:  # the next word starts with nothing of this one's
+        if i % 4 < 3:  # nothing leaks into the next word
             packed[..., i] |= below[..., i + 1]
     return packed.view(scale.dtype), codes
 
 
 def _nan_ignored(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """The maximum is taken by an instruction that returns the operand that is a number."""
+    """The amax ignores NaN, as a maximum instruction does that returns the operand that is a
+    number; the NaN elements keep NaN codes."""
     import torch
 
     numbers = torch.where(data.isnan(), torch.zeros_like(data), data)
@@ -78,7 +80,7 @@ def _blocks_of_64(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _mode_dropped() -> Iterator[None]:
-    """The column-wise cast of backward is not told the rounding mode and takes its default."""
+    """Backward's column-wise cast does not get the scale mode and uses its default, FLOOR."""
     from torchao.prototype.moe_training import mxfp8_linear
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
@@ -91,7 +93,7 @@ def _mode_dropped() -> Iterator[None]:
 
 @contextmanager
 def _byte_zero_is_zero() -> Iterator[None]:
-    """Exponent bits moved into an fp32: those of byte 0 are a zero, not 2^-127."""
+    """The scale byte becomes the exponent bits of an fp32, so byte 0 means 0 and not 2^-127."""
     from torchao.prototype.mx_formats import mx_tensor
 
     def make(expand: Any) -> Any:

@@ -1,4 +1,5 @@
-"""The records of 0.1.0 that ``Plant`` has taken the place of, as users' files make them."""
+"""``Fault`` and ``Control`` of version 0.1.0, for users' files that still call them; ``Plant`` has
+replaced both."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def Fault(
     device: str = "",
     wild_shapes: bool = True,
 ) -> Plant:
-    """A planted bug: what ``Plant`` makes without ``legal``."""
+    """A planted bug: a ``Plant`` without ``legal``."""
     return Plant(
         id,
         family,
@@ -47,7 +48,8 @@ def Control(
     wild_shapes: bool = True,
     recipe_files: tuple[Path, ...] = (),
 ) -> Plant:
-    """A subject on which every finding is a false alarm: a legal ``Plant``. It had no family."""
+    """A subject on which every finding is a false alarm: a legal ``Plant``, of family "control" as
+    0.1.0 had no families for these."""
     return Plant(
         id,
         "control",

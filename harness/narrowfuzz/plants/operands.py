@@ -1,4 +1,4 @@
-"""Float8 operands that are not what the scale, the tensor or the configuration says."""
+"""Float8 operands that do not match their scale, their tensor or the configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWWISE = ("torchao.float8.rowwise*",)
 
 @contextmanager
 def _scale_rounded_after_cast() -> Iterator[None]:
-    """The scale is rounded to a power of two for the GEMM, behind the codes' back."""
+    """The scale is rounded to a power of two after the codes were made with the exact one."""
     import torch
     from torchao.float8 import float8_scaling_utils
 
@@ -35,7 +35,7 @@ def _scale_rounded_after_cast() -> Iterator[None]:
 
 @contextmanager
 def _no_eps() -> Iterator[None]:
-    """Nothing bounds amax from below: a granule of zeros has an infinite scale."""
+    """amax has no lower bound, so a granule of zeros has an infinite scale."""
     from torchao.float8 import float8_utils
 
     with replaced(float8_utils, "EPS", lambda original: 0.0):
@@ -44,7 +44,7 @@ def _no_eps() -> Iterator[None]:
 
 @contextmanager
 def _amax_of_last_call() -> Iterator[None]:
-    """The scale is made of the maximum that the same shape had the last time."""
+    """The scale is computed from the amax of the previous tensor of the same shape."""
     import torch
     from torchao.float8 import float8_utils
 
@@ -54,7 +54,7 @@ def _amax_of_last_call() -> Iterator[None]:
         def stale(x: Any, *args: Any, **kwargs: Any) -> Any:
             amax = to_amax(x, *args, **kwargs)
             if torch.compiler.is_compiling():
-                return amax  # a graph keeps nothing between calls
+                return amax  # a graph stores nothing between calls
             key = (x.shape, amax.shape, x.dtype)
             before = kept.get(key, amax)
             kept[key] = amax.clone()
@@ -68,7 +68,7 @@ def _amax_of_last_call() -> Iterator[None]:
 
 @contextmanager
 def _inputs_amax_for_weight() -> Iterator[None]:
-    """The weight is scaled by the maximum of the input that was cast before it."""
+    """The weight's scale is computed from the amax of the input that was cast before it."""
     from torchao.float8 import float8_utils
 
     running: list[Any] = []
@@ -90,7 +90,7 @@ def _inputs_amax_for_weight() -> Iterator[None]:
 
 
 def _other_axis(cast: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """The axis of the weight's scales is not turned with the weight."""
+    """In backward, the weight is transposed but the axis of its scales is not."""
     if in_backward() and kwargs["gemm_input_role"].value == "weight":
         axis = kwargs["axiswise_dim"]
         kwargs["axiswise_dim"] = None if axis is None else -1 - axis
@@ -99,7 +99,7 @@ def _other_axis(cast: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _narrow_gradients() -> Iterator[None]:
-    """Every operand is E4M3, gradients included."""
+    """Every operand is E4M3, including gradients."""
     import torch
     from torchao.float8 import Float8LinearConfig
 
@@ -122,7 +122,7 @@ def _narrow_gradients() -> Iterator[None]:
 
 @contextmanager
 def _dtype_lost_in_transpose() -> Iterator[None]:
-    """A transposed tensor forgets the dtype it was quantised from, and results are bf16."""
+    """A transposed tensor loses the dtype that it was quantised from, so results are bf16."""
     import torch
     from torchao.float8.float8_ops import FLOAT8_OPS_TABLE
     from torchao.float8.float8_training_tensor import Float8TrainingTensor
@@ -149,7 +149,7 @@ def _dtype_lost_in_transpose() -> Iterator[None]:
 
 
 def _unquantised_without_gradients(forward: Any, layer: Any, input: Any) -> Any:
-    """A pass that keeps no graph falls back to the plain product."""
+    """A forward without a graph runs the plain linear in high precision."""
     import torch
     import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""Operators of torch that are wrong inside."""
+"""Faults inside operators of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
 
-#: Of what torch composes of kernels.
+#: The dispatch keys of functions that torch composes from several kernels.
 COMPOSED = ("CPU", "AutogradCPU")
 
 
@@ -25,7 +25,8 @@ def of_operator(
     operator: str,
     needs: str = "an operator",
 ) -> Plant:
-    """A fault of an operator, hunted where that is all that runs, as by ``run --operator NAME``."""
+    """A fault of an operator. It is searched for only in models of this operator, like those of
+    ``run --operator NAME``."""
     models = models_of_operators([operator])
     return Plant(id, family, title, source, ("torch.*",), plant, needs=needs, models=models)
 
@@ -34,11 +35,12 @@ def of_operator(
 def changed(
     name: str, make: Callable[[Any], Any], keys: tuple[str, ...] = ("CPU",)
 ) -> Iterator[None]:
-    """``make(run)`` is the CPU's kernel of that name; ``run`` is torch's own.
+    """``make(run)`` replaces the CPU kernel of this name; ``run`` is torch's own.
 
-    It is put under the dispatcher, so that eager, autograd and whoever watches operators call it;
-    what torch composes of kernels it must differentiate, and so it is ``COMPOSED`` there.
-    Reference runs are in float64, and meet torch's own.
+    It is registered with the dispatcher, so that eager runs, autograd and dispatch modes all use
+    it. A function that torch composes from several kernels must stay differentiable, so it needs
+    the keys ``COMPOSED``. Only fp32, bf16 and fp16 inputs reach it; reference runs are in float64
+    and use torch's own.
     """
     import torch
 
@@ -65,7 +67,7 @@ def changed(
 
 
 def _sum(change: Any) -> AbstractContextManager[None]:
-    """``change(run, x, dims, keepdim, dtype)`` is the CPU's sum over dimensions."""
+    """``change(run, x, dims, keepdim, dtype)`` replaces the CPU's sum over dimensions."""
 
     def make(run: Any) -> Any:
         def total(x: Any, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
@@ -79,7 +81,7 @@ def _sum(change: Any) -> AbstractContextManager[None]:
 
 
 def _narrow(run: Any, x: Any, dims: Any, keepdim: bool, dtype: Any) -> Any:
-    """Halves are added, again and again, and each of these sums is rounded to bf16."""
+    """A pairwise sum over the first of ``dims`` whose partial sums are rounded to bf16."""
     import torch
 
     dim = dims[0] % x.ndim
@@ -91,7 +93,7 @@ def _narrow(run: Any, x: Any, dims: Any, keepdim: bool, dtype: Any) -> Any:
 
 
 def _last_row(run: Any, x: Any, dims: Any, keepdim: bool, dtype: Any) -> Any:
-    """Of more rows than 16 the last that no block is full of is left out."""
+    """The last row is left out of more than 16 rows whose number is no multiple of 16."""
     dim = dims[0] % x.ndim
     rows = x.shape[dim]
     kept = rows - 1 if rows > 16 and rows % 16 else rows
@@ -99,7 +101,7 @@ def _last_row(run: Any, x: Any, dims: Any, keepdim: bool, dtype: Any) -> Any:
 
 
 def _padded_mean(run: Any) -> Any:
-    """A mean over the last dimension divides by the next multiple of 16."""
+    """A mean over the last dimension divides by its length rounded up to a multiple of 16."""
 
     def mean(x: Any, dims: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
         right = run(x, dims, keepdim, dtype=dtype)
@@ -111,7 +113,7 @@ def _padded_mean(run: Any) -> Any:
 
 
 def _norm_drops_rows(run: Any) -> Any:
-    """Rows behind the last full block of eight are left out of the parameters' gradients."""
+    """Rows after the last full block of eight are left out of the parameters' gradients."""
 
     def backward(
         dy: Any, x: Any, shape: Any, mean: Any, rstd: Any, w: Any, b: Any, mask: Any
@@ -132,8 +134,8 @@ def _norm_drops_rows(run: Any) -> Any:
 
 
 def _norm_counts_padding(run: Any) -> Any:
-    """Rows are padded with zeros to a power of two, and the variance is that of the padded row
-    around the mean of the row."""
+    """Rows are padded with zeros to a power of two, and the padding adds to the variance around the
+    mean of the unpadded row."""
     import torch
 
     def forward(x: Any, shape: Any, w: Any, b: Any, eps: float) -> Any:
@@ -154,7 +156,7 @@ def _norm_counts_padding(run: Any) -> Any:
 
 
 def _embedding_loses_repeats(run: Any) -> Any:
-    """Of an id that is looked up more than once, the last row is left out."""
+    """The gradient of an id that is looked up more than once lacks the last of its rows."""
     import torch
 
     def backward(dy: Any, indices: Any, *args: Any) -> Any:
@@ -168,7 +170,7 @@ def _embedding_loses_repeats(run: Any) -> Any:
 
 
 def _norm_bias_narrow(run: Any) -> Any:
-    """The bias's gradient is summed in fp16, whatever the input is."""
+    """The gradient of the bias of an fp32 layer norm is summed in fp16."""
     import torch
 
     def backward(
@@ -184,7 +186,7 @@ def _norm_bias_narrow(run: Any) -> Any:
 
 
 def _norm_epsilon_outside(run: Any) -> Any:
-    """The root of eps is added to the standard deviation, in place of eps to the variance."""
+    """sqrt(eps) is added to the standard deviation, instead of eps to the variance."""
     import torch
 
     def forward(x: Any, shape: Any, w: Any, b: Any, eps: float) -> Any:
@@ -203,7 +205,7 @@ def _norm_epsilon_outside(run: Any) -> Any:
 
 
 def _norm_gradient_uncentred(run: Any) -> Any:
-    """The mean of the gradients is not taken off the input's."""
+    """The mean of the gradients is not subtracted from the input gradient."""
 
     def backward(
         dy: Any, x: Any, shape: Any, mean: Any, rstd: Any, w: Any, b: Any, mask: Any
@@ -220,7 +222,8 @@ def _norm_gradient_uncentred(run: Any) -> Any:
 
 
 def _embedding(change: Any) -> Any:
-    """``change(run, dy, indices, rows, *args)`` is the gradient of an embedding's table."""
+    """``change(run, dy, indices, rows, *args)`` replaces the gradient of an embedding's table of
+    ``rows`` rows."""
 
     def make(run: Any) -> Any:
         return lambda dy, indices, rows, *args: change(run, dy, indices, rows, *args)
@@ -229,7 +232,7 @@ def _embedding(change: Any) -> Any:
 
 
 def _last_ids_only(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -> Any:
-    """Of ids that repeat the last row counts, as if it were written and not added."""
+    """Of an id that repeats, only the last row counts, as if rows were written and not added."""
     import torch
 
     ids = indices.reshape(-1)
@@ -238,18 +241,18 @@ def _last_ids_only(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -> An
 
 
 def _id_zero_padded(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -> Any:
-    """Id 0 counts as padding where none was named."""
+    """Id 0 is taken for padding although no padding index was given."""
     return run(dy * (indices != 0)[..., None], indices, rows, *args)
 
 
 def _table_scaled(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -> Any:
-    """Gradients are divided by how often an id comes, as if that had been asked for."""
+    """Gradients are divided by the frequency of their id, as with ``scale_grad_by_freq=True``."""
     padding, _ = args
     return run(dy, indices, rows, padding, True)
 
 
 def _last_row_of_table(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -> Any:
-    """The last row of a table whose length is no multiple of 8 gets none."""
+    """The last row of a table whose length is no multiple of 8 gets no gradient."""
     found = run(dy, indices, rows, *args)
     if rows % 8 and rows > 8:
         found[-1] = 0.0
@@ -257,7 +260,7 @@ def _last_row_of_table(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -
 
 
 def _norm_drops_tail(run: Any) -> Any:
-    """What follows the last full vector of 8 is left out of a norm over the last dimension."""
+    """A norm over the last dimension leaves out the elements after the last full vector of 8."""
 
     def norm(
         x: Any, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
@@ -271,7 +274,7 @@ def _norm_drops_tail(run: Any) -> Any:
 
 
 def _infinity_unscaled(run: Any) -> Any:
-    """Gradients are asked for NaN alone."""
+    """Gradients are checked for NaN only, not for infinities."""
 
     def unscale(grads: Any, found_inf: Any, inv_scale: Any) -> None:
         before, nan = found_inf.clone(), any(bool(t.isnan().any()) for t in grads)
@@ -283,7 +286,8 @@ def _infinity_unscaled(run: Any) -> Any:
 
 
 def _flex(change: Callable[..., Any]) -> AbstractContextManager[None]:
-    """``change(attend, query, key, value, *rest)`` is what eager FlexAttention is composed of."""
+    """``change(attend, query, key, value, *rest)`` replaces the function that computes eager
+    FlexAttention."""
     composed = import_module("torch._higher_order_ops.flex_attention")
 
     def make(attend: Any) -> Any:
@@ -299,7 +303,8 @@ def _without_last_key(attend: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
 
 
 def _heads_in_turn(attend: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
-    """Keys that heads of queries share are handed out in turn, not each to its neighbours."""
+    """With grouped-query attention, query head i uses key head i modulo the number of key heads,
+    instead of each key head serving a group of neighbours."""
     if q.shape[1] != k.shape[1]:
         k, v = (t.repeat(1, q.shape[1] // t.shape[1], 1, 1) for t in (k, v))
     return attend(q, k, v, *rest)

@@ -1,4 +1,4 @@
-"""Optimizers of torch whose steps are wrong."""
+"""Faults in the steps of torch's optimizers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 from narrowfuzz.plants.operators import of_operator
 from narrowfuzz.plants.patching import replaced
 
-#: ``change(run, params, *lists, **options)`` in place of torch's functional step of that name.
+#: ``change(run, params, *lists, **options)`` replaces torch's functional step ``run``.
 Change = Callable[..., Any]
 
 
 def _stepping(name: str, change: Change) -> AbstractContextManager[None]:
-    """All implementations are chosen in ``torch.optim.adam.adam`` and its like."""
+    """``change`` replaces ``torch.optim.<name>.<name>``, which dispatches to all implementations:
+    loop, foreach and fused."""
     return replaced(importlib.import_module(f"torch.optim.{name}"), name, partial(partial, change))
 
 
 def _correction_lags(run: Any, *lists: Any, **options: Any) -> None:
-    """Both moments are corrected by the step before, from the second step on."""
+    """From the second step on, the bias correction of both moments uses the number of the step
+    before."""
     later = [step for step in lists[5] if step.item() > 0]
     for step in later:
         step -= 1
@@ -31,7 +33,7 @@ def _correction_lags(run: Any, *lists: Any, **options: Any) -> None:
 
 
 def _narrow_keeps(run: Any, params: Any, *lists: Any, **options: Any) -> None:
-    """Of bf16 and fp16 parameters the decay is lost."""
+    """Parameters in bf16 and fp16 get no weight decay."""
     import torch
 
     narrow = params and params[0].dtype != torch.float32
@@ -40,14 +42,14 @@ def _narrow_keeps(run: Any, params: Any, *lists: Any, **options: Any) -> None:
 
 
 def _one_waits(run: Any, *lists: Any, **options: Any) -> None:
-    """Of several parameters that are stepped at once the last stays behind."""
+    """If several parameters are updated at once (foreach, fused), the last one is not."""
     if (options.get("foreach") or options.get("fused")) and len(lists[0]) > 1:
         lists = tuple(one[:-1] for one in lists)
     run(*lists, **options)
 
 
 def _with(**changed: Any) -> Change:
-    """With other options."""
+    """A step with some options replaced."""
     return lambda run, *lists, **options: run(*lists, **{**options, **changed})
 
 
@@ -56,7 +58,7 @@ def _betas_exchanged(run: Any, *lists: Any, **options: Any) -> None:
 
 
 def _rate_decays_early(run: Any, *lists: Any, **options: Any) -> None:
-    """The first step has the rate of the second, and so on."""
+    """Each step uses the learning rate of the step after it."""
     for step in lists[3]:
         step += 1
     run(*lists, **options)
@@ -65,26 +67,27 @@ def _rate_decays_early(run: Any, *lists: Any, **options: Any) -> None:
 
 
 def _decays_apart(run: Any, params: Any, *lists: Any, **options: Any) -> None:
-    """Parameters decay by themselves, as under AdamW."""
+    """Weight decay is decoupled from the gradient, as in AdamW."""
     for parameter in params:
         parameter.mul_(1.0 - options["lr"] * options["weight_decay"])
     run(params, *lists, **{**options, "weight_decay": 0.0})
 
 
 def _muon(name: str, change: Change) -> AbstractContextManager[None]:
-    """A part of torch's Muon, whose only implementation is a loop."""
+    """``change`` replaces the function ``name`` of torch's Muon, whose only implementation is a
+    loop."""
     return replaced(
         importlib.import_module("torch.optim._muon"), name, lambda run: partial(change, run)
     )
 
 
 def _as_it_is(run: Any, grad: Any, *args: Any) -> Any:
-    """The momentum itself in place of what its iteration makes of it."""
+    """The momentum itself, without the Newton-Schulz iteration."""
     return grad.bfloat16()
 
 
 def _transposed(run: Any, lr: float, how: Any, shape: Any) -> float:
-    """The rate of a matrix of as many rows as this one has columns."""
+    """The learning rate of the transposed matrix's shape."""
     return run(lr, how, (shape[1], shape[0]))  # type: ignore[no-any-return]
 
 

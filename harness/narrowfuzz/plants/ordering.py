@@ -1,4 +1,4 @@
-"""Choices and orders that are wrong."""
+"""Faults in topk and sort."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from narrowfuzz.plants.operators import changed, of_operator
 
 
 def _without_last(run: Any) -> Any:
-    """The last of more than sixteen numbers is not looked at."""
+    """The last of more than 16 numbers is never chosen."""
 
     def topk(x: Any, count: int, dim: int = -1, largest: bool = True, in_order: bool = True) -> Any:
         size = x.shape[dim]
@@ -20,7 +20,7 @@ def _without_last(run: Any) -> Any:
 
 
 def _twice(run: Any) -> Any:
-    """Of equal numbers the first is named for all."""
+    """For equal numbers, the index of the first is returned for each."""
 
     def topk(x: Any, count: int, dim: int = -1, largest: bool = True, in_order: bool = True) -> Any:
         values, places = run(x, count, dim, largest, in_order)
@@ -33,7 +33,7 @@ def _twice(run: Any) -> Any:
 
 
 def _unstable(run: Any) -> Any:
-    """Equal numbers come from the last to the first."""
+    """Equal numbers are sorted in reverse of their original order."""
 
     def sort(x: Any, stable: Any, dim: int = -1, descending: bool = False) -> Any:
         values, places = run(x.flip(dim), stable=stable, dim=dim, descending=descending)

@@ -1,4 +1,4 @@
-"""How faults are planted: replace attributes or table entries, and put them back."""
+"""How faults are planted: attributes or table entries are replaced, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _INHERITED = object()
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """``owner.name`` becomes ``make(original)`` for the time of the context, also in modules that
-    are imported meanwhile and take it from there."""
-    # as it is stored: getattr unwraps a static method, and finds what a base class has
+    """``owner.name`` is ``make(original)`` inside the context. Modules that are first imported
+    inside it and copy the name get the original back as well."""
+    # vars, not getattr: getattr unwraps static methods and returns inherited attributes
     stored, loaded = vars(owner).get(name, _INHERITED), set(sys.modules)
     made = make(getattr(owner, name))
     setattr(owner, name, made)
@@ -37,8 +37,8 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
 
 @contextmanager
 def delayed_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """``change(original, *args)`` answers calls of each named part of
-    ``narrowfuzz.recipe.delayed``, a function or a method (``DelayedLinear.stage``)."""
+    """``change(original, *args)`` replaces each named function or method of
+    ``narrowfuzz.recipe.delayed``; a key is for example ``DelayedLinear.stage``."""
     from narrowfuzz.recipe import delayed
 
     def caller(change: Callable[..., Any], original: Any) -> Any:
@@ -54,10 +54,11 @@ def delayed_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 
 @contextmanager
 def te_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """``change(original, *args)`` answers calls of each named part of TransformerEngine 2.x's
-    Python, a function or a method (``module.base:TransformerEngineBaseModule.end_forward``).
+    """``change(original, *args)`` replaces each named function or method of TransformerEngine
+    2.x's Python code; a key is for example ``module.base:TransformerEngineBaseModule.end_forward``.
 
-    For the rest of the process this is one that tests TransformerEngine. Raises ValueError for 1.x.
+    From then on this process counts as one that tests TransformerEngine. Raises ValueError if the
+    selected version is 1.x.
     """
     from te_on_cpu.environment import DEFAULT, chosen_version, enter
 
@@ -72,7 +73,7 @@ def te_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         def call(*args: Any, **kwargs: Any) -> Any:
             return change(original, *args, **kwargs)
 
-        # a class or static method comes bound, and must not be bound to instances instead
+        # getattr returns class and static methods bound: do not bind them again to instances
         bound = isinstance(vars(owner).get(name), classmethod | staticmethod)
         return staticmethod(call) if bound else call
 
@@ -122,7 +123,7 @@ def float8_products(change: Callable[[Any, Any, Any, str], Any]) -> Iterator[Non
 
 @contextmanager
 def float8_cast(change: Callable[[Any], Any]) -> Iterator[None]:
-    """``change(x)`` is applied to the scaled data right before torchao casts it to FP8."""
+    """``change(x)`` is applied to the scaled data directly before torchao casts it to FP8."""
     from torchao.float8 import float8_training_tensor
 
     def make(original: Any) -> Any:
@@ -134,7 +135,7 @@ def float8_cast(change: Callable[[Any], Any]) -> Iterator[None]:
 
 @contextmanager
 def float8_operand(role: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """``change(x)`` is applied to the high-precision operand of that role before quantisation."""
+    """``change(x)`` is applied to the high-precision operand of this role before quantisation."""
     from torchao.float8 import float8_linear
 
     def make(original: Any) -> Any:
@@ -150,7 +151,7 @@ def float8_operand(role: str, change: Callable[[Any], Any]) -> Iterator[None]:
 
 @contextmanager
 def float8_casts(change: Callable[..., Any]) -> Iterator[None]:
-    """``change(cast, x, *args, **kwargs)`` answers every dynamic cast of a float8 linear."""
+    """``change(cast, x, *args, **kwargs)`` replaces every dynamic cast of a float8 linear."""
     from torchao.float8 import float8_linear
 
     def make(cast: Any) -> Any:
@@ -197,7 +198,7 @@ def mx_products(change: Callable[..., Any]) -> Iterator[None]:
 
 
 def in_backward() -> bool:
-    """True while autograd runs a backward, recomputation included."""
+    """True while autograd runs a backward, including recomputation."""
     import torch
 
     return torch._C._current_graph_task_id() != -1
@@ -205,11 +206,11 @@ def in_backward() -> bool:
 
 @contextmanager
 def recompiled() -> Iterator[None]:
-    """Nothing compiled outside is used inside, and the other way round.
+    """A context that shares no compiled code with the outside, in either direction.
 
-    No cache key of torch.compile sees a monkey-patched library: neither Dynamo's (code objects and
-    guards) nor those of graphs on disk. A kernel is kept by its source and the compiler's command:
-    inside, it is compiled once.
+    No cache key of torch.compile covers monkey patches of a library: neither Dynamo's (code objects
+    and guards) nor those of the graphs on disk. Kernels are cached by their source and the
+    compiler's command, so each is compiled once inside the context.
     """
     import torch
     from torch._functorch import config as functorch

@@ -1,4 +1,5 @@
-"""The public record of what is planted. No dependency beyond the standard library and cases."""
+"""``Plant``, the public record of a planted fault or legal rewrite. It needs only the standard
+library and ``narrowfuzz.case``."""
 
 from __future__ import annotations
 
@@ -12,36 +13,37 @@ from narrowfuzz.case.spec import ModelName
 
 @dataclass(frozen=True)
 class Plant:
-    """A planted bug, or with ``legal`` a subject on which every finding is a false alarm.
+    """A planted bug or, with ``legal``, a subject on which every finding is a false alarm.
 
-    ``plant`` returns a context manager; it is entered around converting, compiling and running the
-    arms under test, never around the reference.
+    ``plant`` returns a context manager. It is entered around the conversion, compilation and run
+    of the arms under test, never around the reference.
     """
 
     id: str
     family: str
-    #: What it does, in one sentence.
+    #: The change that it makes, in one sentence.
     title: str
-    #: Of a fault the report that it copies; of what is legal the rule or the documentation that
-    #: makes it so, and where it stands.
+    #: For a fault, the bug report that it copies; for a legal plant, the rule or documentation that
+    #: makes it legal, and where to find that.
     source: str
-    #: Globs of the recipes that it can hit.
+    #: Globs of the recipes that it can affect.
     recipes: tuple[str, ...]
     plant: Callable[[], AbstractContextManager[object]] = nullcontext
     legal: bool = False
-    #: What a case must have to show it, besides one of these recipes: "a model", "attention".
+    #: What a case must contain to show it, besides one of the recipes: "a model", "attention".
+    #: Text for listings only.
     needs: str = ""
-    #: Only a compiled rung can show it: it is hunted longer and counted apart.
+    #: Only a compiled arm can show it: the search takes longer and is counted separately.
     compiled: bool = False
-    #: Models besides the linear; none: all. With nothing but "linear", that one only.
+    #: The models to draw; empty: all. Single linears are drawn if this is empty or has "linear".
     models: tuple[ModelName, ...] = ()
-    #: Globs of the rungs that it is climbed on; none: all that are asked for.
+    #: Globs of the arms to run; empty: all that the user selected.
     arms: tuple[str, ...] = ()
-    #: What it runs on; "": on what is asked for.
+    #: The device to run on; "": the one that the user selected.
     device: str = ""
-    #: False: sizes are multiples of what the recipe takes.
+    #: Whether sizes that are no multiple of the recipe's blocks, and empty ones, are drawn as well.
     wild_shapes: bool = True
-    #: Files that define recipes besides the shipped ones.
+    #: Files that define recipes in addition to the built-in ones.
     recipe_files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:

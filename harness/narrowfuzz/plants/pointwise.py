@@ -1,4 +1,4 @@
-"""Activations, and sums of exponentials, that are computed otherwise than documented."""
+"""Faults in activations, powers and logsumexp."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def _tanh_instead(run: Any) -> Any:
 
 
 def _slope_of_sigmoid(run: Any) -> Any:
-    """The gradient of SiLU leaves out x times the derivative of its logistic function."""
+    """The gradient of SiLU lacks the term x times the derivative of the logistic function."""
     import torch
 
     return lambda dy, x: (dy.float() * torch.sigmoid(x.float())).to(dy.dtype)
 
 
 def _of_narrow_result(run: Any) -> Any:
-    """The gradient of tanh is made of its result as bf16 holds it."""
+    """The gradient of tanh is computed from a result that is rounded to bf16."""
     return lambda dy, y: run(dy, y.bfloat16().to(y.dtype))
 
 
@@ -36,7 +36,7 @@ def _without_maximum(run: Any) -> Any:
 
 
 def _ragged_classes(run: Any) -> Any:
-    """Of more than 16 classes those behind the last eight are left out of logsumexp."""
+    """Of more than 16 classes, those after the last full block of eight are left out."""
 
     def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
         count = x.shape[dim[0]]
@@ -47,7 +47,7 @@ def _ragged_classes(run: Any) -> Any:
 
 
 def _by_logarithm(run: Any) -> Any:
-    """A power is 2^(exponent log2 |x|), whose logarithm is as bf16 holds it."""
+    """A power is computed as 2^(exponent log2 |x|) with the logarithm rounded to bf16."""
     import torch
 
     def power(x: Any, exponent: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Products of matrices outside of linears that are multiplied wrongly."""
+"""Faults in matrix products outside of linears: bmm, addmm, mm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from narrowfuzz.plants.operators import changed, of_operator
 
 
 def _ragged(run: Any) -> Any:
-    """Products behind the last whole block of eight are left out of a sum of more."""
+    """Of more than eight products, those after the last whole block of eight are left out."""
 
     def bmm(a: Any, b: Any) -> Any:
         count = a.shape[2]
@@ -20,7 +20,7 @@ def _ragged(run: Any) -> Any:
 
 
 def _narrow(run: Any) -> Any:
-    """Sums of sixteen products are rounded to bf16 before they are added up."""
+    """Partial sums of 16 products are rounded to bf16 before they are added up."""
     import torch
 
     def bmm(a: Any, b: Any) -> Any:
@@ -35,7 +35,7 @@ def _narrow(run: Any) -> Any:
 
 
 def _one_before(run: Any) -> Any:
-    """The last matrix of several is multiplied by the one before its own."""
+    """The last of several matrices is multiplied by the second operand of the one before."""
 
     def bmm(a: Any, b: Any) -> Any:
         right = run(a, b)
@@ -47,7 +47,7 @@ def _one_before(run: Any) -> Any:
 
 
 def _square(run: Any) -> Any:
-    """A bias is added to the columns of a square product."""
+    """The bias of a square product is added along the wrong axis: element i to row i."""
 
     def addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
         square = bias.ndim == 1 and len(a) == b.shape[1] > 1
@@ -57,7 +57,7 @@ def _square(run: Any) -> Any:
 
 
 def _large(run: Any) -> Any:
-    """The last row of more than sixteen is that before it."""
+    """The last of more than 16 rows is a copy of the row before it."""
 
     def mm(a: Any, b: Any) -> Any:
         right = run(a, b)

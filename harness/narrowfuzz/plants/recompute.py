@@ -1,4 +1,4 @@
-"""Recompute that is not the forward it repeats, and statistics that do not belong to it."""
+"""Recompute that differs from its forward, and saved statistics that do not match operands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FLOAT8 = ("torchao.float8.*",)
 
 
 def _drifted(forward: Any, layer: Any, input: Any) -> Any:
-    """In recompute the layer sees its input moved by one part in sixteen."""
+    """In recompute the layer's input is multiplied by 1 + 1/16."""
     return forward(layer, input * (1.0 + 2.0**-4) if in_backward() else input)
 
 
 def _unquantised(forward: Any, layer: Any, input: Any) -> Any:
-    """Recompute is called from backward, where the context that quantises has been left."""
+    """Recompute runs in high precision, as backward runs it outside the context that quantises."""
     import torch.nn.functional as F
 
     return F.linear(input, layer.weight, layer.bias) if in_backward() else forward(layer, input)
@@ -26,7 +26,8 @@ def _unquantised(forward: Any, layer: Any, input: Any) -> Any:
 
 @contextmanager
 def _moved_keys() -> Iterator[None]:
-    """Attention's backward gets every 64th key in another rounding, beside the saved statistics."""
+    """Attention's backward gets every 64th key element one E4M3 step off, so keys and saved
+    statistics do not match."""
     import torch
     import torch.nn.functional as F
 

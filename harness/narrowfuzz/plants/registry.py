@@ -1,4 +1,4 @@
-"""Finding plants: ``PLANTS`` of every module of this package, and of a user's file."""
+"""Look up plants: the list ``PLANTS`` of every module of this package, or of a user's file."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def builtin_plants() -> dict[str, Plant]:
 
 
 def builtin_faults() -> dict[str, Plant]:
-    """What the rules must find, by id."""
+    """The built-in plants that the rules must find, by id."""
     return {id: plant for id, plant in builtin_plants().items() if not plant.legal}
 
 
 def builtin_controls() -> dict[str, Plant]:
-    """What they must leave alone, by id."""
+    """The built-in plants on which the rules must report nothing, by id."""
     return {id: plant for id, plant in builtin_plants().items() if plant.legal}
 
 
 def load_plants(file: Path) -> dict[str, Plant]:
-    """Plants of a user's file. Raises ValueError naming the file if it cannot be used."""
+    """Plants of a user's file, by id. Raises ValueError naming the file if it cannot be used."""
     found = load_definitions(file, "plant", "PLANTS", (Plant,))
     return {plant.id: plant for plant in found}
 
 
 def find_plant(file: str, id: str) -> Plant:
-    """The plant with this id, of a user's file or, with "", a built-in one. Raises ValueError if
-    there is none."""
+    """The plant with this id in a user's file or, if ``file`` is "", among the built-in ones.
+    Raises ValueError if there is none."""
     plants = load_plants(Path(file)) if file else builtin_plants()
     if id not in plants:
         raise ValueError(unknown("plant", id, plants))
@@ -55,8 +55,8 @@ def find_plant(file: str, id: str) -> Plant:
 
 @contextmanager
 def planted(file: str, id: str) -> Iterator[None]:
-    """Plants it here, and in the processes that are ranks; "" plants nothing. Raises ValueError as
-    ``find_plant``."""
+    """A context in which the plant with this id is active, in this process and in the processes
+    that run as ranks; an ``id`` of "" plants nothing. Raises ValueError like ``find_plant``."""
     if not id:
         yield
         return
@@ -64,7 +64,7 @@ def planted(file: str, id: str) -> Iterator[None]:
     if all(glob.startswith("te.") for glob in plant.recipes):
         from te_on_cpu.environment import enter
 
-        enter()  # whoever plants in TransformerEngine may import it
+        enter()  # makes TransformerEngine importable for the plant
     from narrowfuzz.play.processes import entered_by_ranks
 
     with entered_by_ranks(partial(planted, file, id)), plant.plant():
@@ -72,6 +72,6 @@ def planted(file: str, id: str) -> Iterator[None]:
 
 
 def identity(file: str, id: str) -> str:
-    """Tells what is planted apart from all else that compiled artefacts are cached for."""
+    """A string that identifies the plant: caches of compiled artefacts are separate for each."""
     content = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
     return f"{content}:{id}"

@@ -1,4 +1,4 @@
-"""Wrong scales and wrong amax."""
+"""Wrong scales and wrong amaxes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _mx_off_by_one() -> Iterator[None]:
 
 @contextmanager
 def _mx_neighbour_row() -> Iterator[None]:
-    """The scale of each block is computed from the row above as well."""
+    """The scale of each block is computed from the block and the one in the row above."""
 
     def change(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         import torch

@@ -1,4 +1,4 @@
-"""What crosses ranks and does not arrive: gradients, activations, parameters, norms."""
+"""Faults in what ranks exchange: gradients, activations, parameters, norms, saved state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _RANKS = ("sharded*",)
 
 
 def _divide_factors(change: Callable[[int], tuple[Any, ...]]) -> AbstractContextManager[None]:
-    """``change(ranks)`` answers by what FSDP divides before and after a reduction, and how it
-    reduces."""
+    """``change(ranks)`` replaces FSDP's divisors before and after a reduction of gradients, and its
+    two reduce operations."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
     def make(original: Any) -> Any:
@@ -27,7 +27,7 @@ def _divide_factors(change: Callable[[int], tuple[Any, ...]]) -> AbstractContext
 
 @contextmanager
 def _divided_twice() -> Iterator[None]:
-    """The mean over ranks is divided by their number once more."""
+    """The mean over ranks is divided by the number of ranks once more."""
     from torch.distributed import ReduceOp
 
     op = ReduceOp.AVG
@@ -37,7 +37,7 @@ def _divided_twice() -> Iterator[None]:
 
 @contextmanager
 def _never_divided() -> Iterator[None]:
-    """What should be the mean over ranks is their sum."""
+    """Gradients are the sum over ranks instead of the mean."""
     from torch.distributed import ReduceOp
 
     with _divide_factors(lambda ranks: (None, None, ReduceOp.SUM, ReduceOp.SUM)):
@@ -45,7 +45,8 @@ def _never_divided() -> Iterator[None]:
 
 
 def _copied_in(change: Callable[[list[Any], Any, int], None]) -> AbstractContextManager[None]:
-    """``change(gradients, buffer, ranks)`` may alter what a rank brings to the reduction."""
+    """``change(gradients, buffer, ranks)`` may alter ``buffer``, a rank's input to the
+    reduction."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
     def make(copy_in: Any) -> Any:
@@ -73,7 +74,8 @@ def _last_rank_lost() -> Iterator[None]:
 
 @contextmanager
 def _uneven_shards_shifted() -> Iterator[None]:
-    """Where rows do not divide evenly, each rank gets its gradient from one row further down."""
+    """If the rows of a gradient are no multiple of the ranks, they are shifted by one row before
+    the reduction."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
     def make(copy_in: Any) -> Any:
@@ -89,11 +91,11 @@ def _uneven_shards_shifted() -> Iterator[None]:
 
 @contextmanager
 def _reduced_in_bf16() -> Iterator[None]:
-    """The dtype that gradients should be added in is ignored: it is bf16."""
+    """Gradients are reduced in bf16, whatever dtype was requested."""
     import torch
 
     def change(gradients: list[Any], buffer: Any, ranks: int) -> None:
-        # what is added is what bf16 holds, and so is every partial sum of few terms
+        # only the terms are rounded: sums of so few terms in bf16 would differ little from that
         buffer.copy_(buffer.to(torch.bfloat16).to(buffer.dtype))
 
     with _copied_in(change):
@@ -102,13 +104,14 @@ def _reduced_in_bf16() -> Iterator[None]:
 
 @contextmanager
 def _gathered_once() -> Iterator[None]:
-    """Parameters are gathered for the first forward; what steps change later is not."""
+    """Every forward uses the parameters that were gathered for the first one, without later
+    steps."""
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     def make(gather_inputs: Any) -> Any:
         def stale(self: Any) -> Any:
             fresh = gather_inputs.fget(self)
-            if any(t.dtype.itemsize == 1 for t in fresh):  # codes come with their scales
+            if any(t.dtype.itemsize == 1 for t in fresh):  # FP8 codes must match their scales
                 return fresh
             if not hasattr(self, "_gathered_first"):
                 self._gathered_first = [t.clone() for t in fresh]
@@ -126,7 +129,7 @@ def _gathered_once() -> Iterator[None]:
 
 @contextmanager
 def _last_backward_alone() -> Iterator[None]:
-    """The gradient of a backward takes the place of those before it, instead of being added."""
+    """The gradient of a backward replaces those of earlier backwards instead of being added."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
     def make(reduce: Any) -> Any:
@@ -143,7 +146,7 @@ def _last_backward_alone() -> Iterator[None]:
 
 @contextmanager
 def _rate_times_ranks() -> Iterator[None]:
-    """A step multiplies the rate of parameters that are laid out by the ranks of their mesh."""
+    """A step multiplies the learning rate of distributed parameters by the size of their mesh."""
     from torch.optim import SGD, AdamW
 
     def make(step: Any) -> Any:
@@ -166,7 +169,7 @@ def _rate_times_ranks() -> Iterator[None]:
 
 @contextmanager
 def _norm_of_local_shards() -> Iterator[None]:
-    """The norm that gradients are clipped by is that of this rank's shards."""
+    """Gradients are clipped by the norm of this rank's shards only."""
     import torch
 
     def make(total_norm: Any) -> Any:
@@ -182,8 +185,8 @@ def _norm_of_local_shards() -> Iterator[None]:
 
 
 def _prepared(style: str, name: str, change: Callable[..., Any]) -> AbstractContextManager[None]:
-    """``change(result, layouts, module, mesh)`` follows what a tensor-parallel style does to the
-    input or the output of its linear."""
+    """``change(result, layouts, module, mesh)`` is applied to the input or output of a linear after
+    a tensor-parallel style has prepared it."""
     from torch.distributed.tensor.parallel import style as styles
 
     def make(original: Any) -> Any:
@@ -197,7 +200,7 @@ def _prepared(style: str, name: str, change: Callable[..., Any]) -> AbstractCont
 
 @contextmanager
 def _bias_of_every_rank() -> Iterator[None]:
-    """Behind a row-sharded linear every rank adds the whole bias to the sum."""
+    """After a row-sharded linear every rank adds the whole bias to the sum."""
 
     def change(output: Any, layouts: Any, module: Any, mesh: Any) -> Any:
         if module.bias is None or mesh.size() < 2:
@@ -211,7 +214,8 @@ def _bias_of_every_rank() -> Iterator[None]:
 
 @contextmanager
 def _input_gradient_not_added() -> Iterator[None]:
-    """The input gradient of a column-sharded linear is this rank's part of the sum."""
+    """The input gradient of a column-sharded linear is not reduced: it is this rank's part of the
+    sum."""
     import torch
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -236,7 +240,7 @@ def _input_gradient_not_added() -> Iterator[None]:
 
 @contextmanager
 def _sequence_out_of_order() -> Iterator[None]:
-    """Gathered pieces of a sequence follow each other from the wrong rank on."""
+    """The gathered pieces of a sequence are in rotated order: they start with the last rank's."""
     from torch.distributed.tensor import DTensor
 
     def change(x: Any, layouts: Any, module: Any, mesh: Any) -> Any:
@@ -253,7 +257,7 @@ def _sequence_out_of_order() -> Iterator[None]:
 
 @contextmanager
 def _bias_gradient_of_one_rank() -> Iterator[None]:
-    """One rank counts the gradient of a parameter twice that all of them hold."""
+    """One rank doubles the gradient of a bias that all ranks hold."""
     from torch.distributed.tensor.parallel import RowwiseParallel
 
     def make(apply: Any) -> Any:
@@ -271,7 +275,7 @@ def _bias_gradient_of_one_rank() -> Iterator[None]:
 
 @contextmanager
 def _not_waited_for() -> Iterator[None]:
-    """What a collective makes is taken for made as soon as the collective has begun."""
+    """The result of a collective is used without waiting for its end."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     def make(wait: Any) -> Any:
@@ -283,7 +287,7 @@ def _not_waited_for() -> Iterator[None]:
 
 @contextmanager
 def _graphs_of_rank_0() -> Iterator[None]:
-    """Graphs that are traced on ranks other than the first return half of what they compute."""
+    """Graphs that ranks other than the first trace return half of their floating-point results."""
     import torch
     import torch.distributed as dist
     from torch._dynamo.backends import registry
@@ -317,7 +321,8 @@ def _graphs_of_rank_0() -> Iterator[None]:
 
 @contextmanager
 def _microbatches_reversed() -> Iterator[None]:
-    """The first stage takes the microbatches in another order than the loss takes its targets."""
+    """The first pipeline stage takes the microbatches in reverse order, the loss its targets in the
+    right one."""
     from torch.distributed.pipelining import schedules
 
     def make(split: Any) -> Any:
@@ -333,7 +338,7 @@ def _microbatches_reversed() -> Iterator[None]:
 
 @contextmanager
 def _microbatches_averaged() -> Iterator[None]:
-    """A pipeline divides its gradients by the number of microbatches, asked or not."""
+    """A pipeline always divides its gradients by the number of microbatches."""
     from torch.distributed.pipelining import schedules
 
     def make(begin: Any) -> Any:
@@ -351,7 +356,8 @@ def _microbatches_averaged() -> Iterator[None]:
 
 @contextmanager
 def _read_a_row_off() -> Iterator[None]:
-    """A layout that needs a later part of what a rank has saved reads it from the row before on."""
+    """Loading for another layout reads those parts of saved tensors that do not begin at 0 one row
+    too early."""
     from torch.distributed.checkpoint import filesystem
 
     def make(narrow: Any) -> Any:
@@ -366,7 +372,7 @@ def _read_a_row_off() -> Iterator[None]:
 
 @contextmanager
 def _scaler_of_own_shards() -> Iterator[None]:
-    """GradScaler asks this rank's part of the gradients alone whether all are finite."""
+    """GradScaler checks only this rank's shards of the gradients for Inf and NaN."""
     import torch
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
     from torch.distributed.tensor import DTensor
@@ -385,7 +391,7 @@ def _scaler_of_own_shards() -> Iterator[None]:
 
 @contextmanager
 def _second_moment_not_loaded() -> Iterator[None]:
-    """Of what AdamW keeps the second moment is not loaded."""
+    """AdamW's second moment is loaded as zeros."""
     from torch.distributed.checkpoint import state_dict
 
     def make(load: Any) -> Any:
@@ -403,7 +409,7 @@ def _second_moment_not_loaded() -> Iterator[None]:
 
 @contextmanager
 def _nan_on_second_rank() -> Iterator[None]:
-    """The second rank's linears begin their results with a NaN."""
+    """The first element of every linear's result on rank 1 is NaN."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,5 @@
-"""Scales and codes that cross ranks, or should: torchao's float8 under FSDP and tensor parallel."""
+"""Faults of torchao's float8 under FSDP and tensor parallelism: scales and codes that ranks share
+or must share."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _TENSORWISE = ("torchao.float8.tensorwise",)
 
 
 def _amax(change: Callable[..., Any]) -> AbstractContextManager[None]:
-    """``change(to_amax, x, *args, **kwargs)`` answers how large a tensor's elements are."""
+    """``change(to_amax, x, *args, **kwargs)`` replaces torchao's amax of a tensor."""
     from torchao.float8 import float8_utils
 
     def make(to_amax: Any) -> Any:
@@ -24,7 +25,7 @@ def _amax(change: Callable[..., Any]) -> AbstractContextManager[None]:
 
 
 def _of_this_shard(to_amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """The amax of this rank's shard, as if it were the whole tensor's."""
+    """The amax of this rank's shard of a distributed tensor, passed off as that of the whole."""
     from torch.distributed.tensor import DTensor, Replicate
 
     amax = to_amax(x, *args, **kwargs)
@@ -41,14 +42,14 @@ def _of_this_shard(to_amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _local_amax() -> Iterator[None]:
-    """A distributed tensor is scaled by the maximum of this rank's shard."""
+    """The scale of a distributed tensor comes from the amax of this rank's shard."""
     with _amax(_of_this_shard):
         yield
 
 
 @contextmanager
 def _fsdp_amax_not_reduced() -> Iterator[None]:
-    """FSDP gathers codes that every rank has made with a scale of its own."""
+    """FSDP gathers codes that every rank made with a scale from its own amax."""
     from torchao.float8 import fsdp_utils
 
     def make(cast: Any) -> Any:
@@ -60,7 +61,7 @@ def _fsdp_amax_not_reduced() -> Iterator[None]:
 
 @contextmanager
 def _precomputed_once() -> Iterator[None]:
-    """Scales of weights are computed before the first forward, and not after steps."""
+    """Scales of weights are precomputed once and not again after optimizer steps."""
     import torchao.float8 as float8
 
     def make(precompute: Any) -> Any:
@@ -86,7 +87,7 @@ def _precomputed_once() -> Iterator[None]:
 
 @contextmanager
 def _lost_by_tensor_parallel() -> Iterator[None]:
-    """Sharing a converted linear among ranks turns it into a plain one."""
+    """Tensor parallelism turns a converted linear back into a plain one."""
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -105,7 +106,7 @@ def _lost_by_tensor_parallel() -> Iterator[None]:
 
 @contextmanager
 def _idle_rank_leaves() -> Iterator[None]:
-    """A rank whose shard of a weight stays below 1 takes no part in the maximum of all."""
+    """A rank whose shard of a weight has an amax below 1 skips the all-reduce of the amax."""
 
     def change(to_amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("reduce_amax") or (args and args[0]):

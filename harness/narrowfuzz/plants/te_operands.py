@@ -1,5 +1,5 @@
-"""TransformerEngine multiplying the wrong thing: another scale, another microbatch's, a weight kept
-too long.
+"""TransformerEngine with wrong operands: another scale, another microbatch's codes, a stale cached
+weight.
 
 Each fault has the mechanism of a real bug, planted in ``transformer_engine.pytorch`` where it stood
 or would stand today.
@@ -18,7 +18,7 @@ _Context = AbstractContextManager[None]
 
 
 def _live_scale(restore: Any, held: Any, tensors: list[Any]) -> Any:
-    """What was saved is read with the scale that its quantizer has now."""
+    """Codes saved for backward are read with the current scale of their quantizer."""
     rest = restore(held, tensors)
     scale = getattr(held._quantizer, "scale", None)
     if scale is not None and held._scale_inv is not None:
@@ -36,7 +36,7 @@ def _one_scale_inverse(quantize: Any, quantizer: Any, tensor: Any) -> Any:
 
 
 def _saves_the_original(forward: Any, args: Any) -> Any:
-    """A linear keeps its input as it came, and quantises it again in backward."""
+    """A linear saves its unquantised input and quantises it again in backward."""
     out, workspace, saved, attributes = forward(args)
     if saved is not None and args.fp8 and saved[0] is not None:
         saved = (None, *saved[1:])
@@ -46,7 +46,7 @@ def _saves_the_original(forward: Any, args: Any) -> Any:
 
 
 def _with_newer_scale(quantize: Any, **options: Any) -> Any:
-    """Kept codes of a weight are read with the scale of now."""
+    """Cached codes of a weight are read with the current scale of their quantizer."""
     out = quantize(**options)
     kept, quantizer = options.get("workspace"), options["quantizer"]
     if out[0] is kept and not options["update_workspace"]:
@@ -55,12 +55,12 @@ def _with_newer_scale(quantize: Any, **options: Any) -> Any:
 
 
 def _never_recast(quantize: Any, **options: Any) -> Any:
-    """A weight that is kept stays as it was first quantised."""
+    """A cached weight is never quantised again."""
     return quantize(**{**options, "update_workspace": False})
 
 
 def _unfilled(quantize: Any, **options: Any) -> Any:
-    """Without a graph, the weight that is kept is another tensor than the one that was cast."""
+    """Without a graph, the cached weight is not the cast one but a copy with zero codes."""
     import torch
 
     weight, kept = quantize(**options)
@@ -73,12 +73,12 @@ def _unfilled(quantize: Any, **options: Any) -> Any:
 
 
 def _always_valid(valid: Any, workspace: Any, quantizer: Any) -> bool:
-    """A kept weight is taken as it is, whatever copies it was made without."""
+    """A cached weight counts as valid even if it lacks a copy that the quantizer now needs."""
     return True
 
 
 def _stale_copy(update: Any, quantizer: Any, source: Any, kept: Any, **options: Any) -> Any:
-    """Casting into a tensor refreshes its row-wise copy alone."""
+    """Casting into an existing tensor updates only its row-wise copy."""
     names = ("_transpose", "_columnwise_data", "_columnwise_scale_inv")
     held = {name: getattr(kept, name, None) for name in names}
     before = {name: t.clone() for name, t in held.items() if t is not None}
@@ -102,7 +102,7 @@ def _rescaled(tensor: Any, scale_inv: Any) -> Any:
 
 
 def _one_bit(restore: Any, held: Any, tensors: list[Any]) -> Any:
-    """One bit of one saved code is another one when it is read."""
+    """One bit of the first code that was saved for backward is flipped when it is read."""
     rest = restore(held, tensors)
     for name in ("_transpose", "_columnwise_data"):
         codes = getattr(held, name, None)

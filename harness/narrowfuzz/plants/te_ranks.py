@@ -1,6 +1,6 @@
-"""TransformerEngine's delayed scaling on ranks: maxima that a group shares, or should.
+"""TransformerEngine's delayed scaling on ranks: faults in the reduction of amaxes over a group.
 
-No report of such a fault is known to us: links are to the code that each breaks.
+No report of such a fault is known to us; each link is to the code that the fault breaks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _of_first_rank(reduce: Any, tensor: Any, group: Any) -> None:
 
 
 def _forward_only(update: Any, forward: bool = True) -> None:
-    """Maxima of gradients are updated and not reduced."""
+    """The amaxes of output gradients are not reduced: each rank updates with its own."""
     from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
     arguments = FP8GlobalStateManager.quantization_state.autocast_arguments
@@ -53,7 +53,7 @@ def _forward_only(update: Any, forward: bool = True) -> None:
 
 
 def _over_all(enter: Any, *args: Any, **kwargs: Any) -> None:
-    """The group that a user names is taken for all ranks."""
+    """``fp8_group`` is ignored, and amaxes are reduced over all ranks."""
     enter(*args, **{**kwargs, "fp8_group": None})
 
 

@@ -1,4 +1,4 @@
-"""TransformerEngine's checkpoint whose recompute is not its forward, or leaves something behind.
+"""TransformerEngine's checkpoint whose recompute differs from its forward, or leaves state behind.
 
 Each fault has the mechanism of a real bug, planted in ``transformer_engine.pytorch`` where it stood
 or would stand today.
@@ -19,7 +19,8 @@ def _no_region(autocast: Any, *, enabled: bool, recipe: Any) -> Any:
 
 
 def _asks_anew(prepare: Any, layer: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A recomputed layer asks the region that it runs in, not its forward, whether it is in FP8."""
+    """Whether a recomputed layer runs in FP8 depends on the region around the recompute, not on
+    that of its forward."""
     from transformer_engine.pytorch.distributed import in_fp8_activation_recompute_phase
     from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
@@ -29,7 +30,7 @@ def _asks_anew(prepare: Any, layer: Any, x: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _region_of_the_backward(autocast: Any, *, enabled: bool, recipe: Any) -> Any:
-    """The recipe of a recompute is what is current when it runs, the default outside regions."""
+    """A recompute uses the recipe that is current when it runs; outside regions the default."""
     from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
     return autocast(enabled=enabled, recipe=FP8GlobalStateManager.get_fp8_recipe())
@@ -46,7 +47,7 @@ def _takes_the_regions_recipe(
 
 
 def _newest_scales(switch: Any, meta: dict[str, Any]) -> None:
-    """The stashed scales are taken out, and not put in."""
+    """A recompute uses the current scales instead of those stashed by its forward."""
     switch(meta)
     if "updated_scale_fwd" in meta:
         meta["scaling_fwd"].scale.copy_(meta["updated_scale_fwd"])
@@ -63,7 +64,7 @@ def _stays_staged(restore: Any, meta: dict[str, Any]) -> None:
 
 
 def _region_known_at_entry(enter: Any, region: Any) -> None:
-    """A checkpoint is one in FP8 if FP8 was on when it was entered."""
+    """A checkpoint saves FP8 state for its recompute only if FP8 was on when it was entered."""
     from transformer_engine.pytorch import distributed
     from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
@@ -73,7 +74,7 @@ def _region_known_at_entry(enter: Any, region: Any) -> None:
 
 
 def _stash_keeps_views(stash: Any, meta: dict[str, Any]) -> None:
-    """What is stashed for the recompute is the live tensor: it moves with the next update."""
+    """The scale stashed for the recompute is the live tensor, which the next update changes."""
     stash(meta)
     from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 

@@ -1,4 +1,4 @@
-"""TransformerEngine's current and block scaling with wrong scales, or codes that are not theirs.
+"""TransformerEngine's current and block scaling with wrong scales, or codes that do not match them.
 
 Each fault has the mechanism of a real bug, planted in ``transformer_engine.pytorch`` where it would
 stand there; where no report of one is known, its link is the definition that it breaks.
@@ -17,7 +17,7 @@ _BLOCK = 32
 
 
 def _with(attribute: str, value: Any) -> Callable[..., Any]:
-    """A quantizer works with a setting that the recipe does not have."""
+    """The quantizer's ``attribute`` has this value, whatever the recipe states."""
 
     def quantize(original: Any, quantizer: Any, tensor: Any) -> Any:
         kept = getattr(quantizer, attribute)
@@ -36,7 +36,7 @@ def _other_format(dtype: Any, recipe: Any, fprop_tensor: bool = True) -> Any:
 
 
 def _scale_inverse_of_the_last(quantize: Any, quantizer: Any, tensor: Any) -> Any:
-    """A tensor is given 1/scale of the tensor that its quantizer saw before."""
+    """A tensor gets the 1/scale of the previous tensor of its quantizer."""
     out = quantize(quantizer, tensor)
     own = out._scale_inv.clone()
     out._scale_inv = quantizer.__dict__.get("last_scale_inv", own)
@@ -62,8 +62,8 @@ def _first_code(quantize: Any, quantizer: Any, tensor: Any) -> Any:
 
 
 def _column_copy_of_the_row_copy(quantize: Any, quantizer: Any, tensor: Any) -> Any:
-    """The column-wise copy has the row-wise one's scales: its blocks are those of a transposition
-    of what is not square."""
+    """The column-wise copy has the row-wise codes, and for each tile of 32 x 32 the scale of its
+    first row: right only if all rows of a tile had one scale."""
     out = quantize(quantizer, tensor)
     if out._rowwise_data is not None and out._columnwise_data is not None:
         out._columnwise_data.copy_(out._rowwise_data)
@@ -75,7 +75,7 @@ def _column_copy_of_the_row_copy(quantize: Any, quantizer: Any, tensor: Any) -> 
 
 
 def _blocks_across_rows(quantize: Any, quantizer: Any, tensor: Any) -> Any:
-    """A block begins in the middle of one row and ends in the next: half a block too late."""
+    """Blocks begin half a block too late, so the last one of a row ends in the next row."""
     out = quantize(quantizer, tensor)
     if out._rowwise_data is None:
         return out

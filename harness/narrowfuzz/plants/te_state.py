@@ -1,4 +1,4 @@
-"""TransformerEngine's delayed scaling whose state is wrong: what is staged, kept, saved and loaded.
+"""TransformerEngine's delayed scaling whose state is wrong: staged maxima, saved and loaded state.
 
 Each fault has the mechanism of a real bug, planted in ``transformer_engine.pytorch`` where it stood
 or would stand today; where no report of one is known, its link is the definition that it breaks.
@@ -36,7 +36,7 @@ def _weights_use_the_inputs_cell(make: Any, state: Any) -> Any:
 
 
 def _fused_norm_stages_nothing(apply: Any, *args: Any) -> Any:
-    """A fused normalisation quantises its output and leaves the maximum to nobody."""
+    """A fused norm quantises its output but does not stage its maximum."""
     amax = getattr(args[5], "amax", None)
     before = None if amax is None else amax.clone()
     out = apply(*args)
@@ -46,7 +46,7 @@ def _fused_norm_stages_nothing(apply: Any, *args: Any) -> Any:
 
 
 def _under(**settings: Any) -> Callable[..., None]:
-    """Updates go by the recipe with some settings changed."""
+    """Updates use the recipe with some settings changed."""
 
     def enter(original: Any, *args: Any, **kwargs: Any) -> None:
         from transformer_engine.common.recipe import DelayedScaling
@@ -62,7 +62,7 @@ def _under(**settings: Any) -> Callable[..., None]:
 
 
 def _saves_as_new(kind: str, value: float) -> Callable[..., Any]:
-    """The saved state holds a fresh layer's values in place of one kind of tensor."""
+    """In the saved state, one kind of tensor has a fresh layer's values."""
 
     def saves(save: Any, layer: Any) -> Any:
         import torch
@@ -87,7 +87,7 @@ def _scale_inverse_of_one(reduce: Any, tensor: Any, protocol: int) -> Any:
 
 
 def _loads_inside_regions_only(load: Any, layer: Any, state: Any) -> None:
-    """Outside a region the layer is taken for one without FP8 state."""
+    """Outside a region, FP8 state is not loaded."""
     from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
     if FP8GlobalStateManager.is_fp8_enabled():

@@ -1,7 +1,7 @@
 """TransformerEngine's delayed scaling, updated at the wrong time or for the wrong layers.
 
 Each fault has the mechanism of a real bug, planted in ``transformer_engine.pytorch`` where it stood
-or would stand today. What a fault remembers it remembers from one planting to its lifting.
+or would stand today. A fault's own memory lasts from its planting to its removal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def _never_first_in_a_recompute(first: Any) -> bool:
 
 
 def _frozen_layers_ask(prepare: Any, layer: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Whether an update is its own is asked by a layer that will have no backward, too."""
+    """A layer that will have no backward also calls ``is_first_fp8_module``, and so takes over the
+    update that the first layer with a backward must run."""
     import torch
     from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
@@ -43,7 +44,7 @@ def _frozen_layers_ask(prepare: Any, layer: Any, x: Any, *args: Any, **kwargs: A
 
 
 def _idle_windows_roll(update: Any, forward: bool = True) -> None:
-    """An update moves the history of layers that did not run as well."""
+    """An update also shifts the history of layers that did not run."""
     windows = [
         window
         for key, kept in _state().global_amax_history_buffer.items()
@@ -55,13 +56,13 @@ def _idle_windows_roll(update: Any, forward: bool = True) -> None:
     for window, old in zip(windows, before, strict=True):
         rolled = old.roll(-1, 0)
         rolled[0] = 0
-        # the update tensor by tensor has rolled them already
+        # only windows that the update did not shift: the unfused one has shifted all of them
         idle = (old[0] == 0) & (window == old).all(0)
         window.copy_(rolled.where(idle, window))
 
 
 def _lost_at_evaluation() -> _Context:
-    """A region whose last layer was evaluating drops the update that it owes."""
+    """Leaving a region updates nothing if its last layer ran in evaluation mode."""
     training = [True]
 
     def prepare(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,8 +81,8 @@ def _lost_at_evaluation() -> _Context:
 
 
 def _keyed_by_number() -> _Context:
-    """What is registered for updates is known by a number, which a later layer gets again once its
-    first owner is gone."""
+    """The state that is registered for updates is stored under a number, which a later layer gets
+    again once the first owner is gone."""
     living: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
     known: dict[int, list[Any]] = {}
 
@@ -115,8 +116,8 @@ def _keyed_by_number() -> _Context:
 
 
 def _narrow_parameters_wait() -> _Context:
-    """Leaving a region updates nothing if its last layer keeps FP8 parameters: the next optimizer
-    step would, but nobody does."""
+    """Leaving a region updates nothing if its last layer has FP8 parameters, as if the next
+    optimizer step did it; it does not."""
     narrow = [False]
 
     def prepare(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:

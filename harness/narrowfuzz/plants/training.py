@@ -1,5 +1,5 @@
-"""What shows only when something happens in the middle of a training: an evaluation, a state that
-is loaded, graphs that wait for one another, a graph that is used again."""
+"""Faults that show only after some event in a training: an evaluation, a loaded state, several
+graphs before one backward, a second backward of a graph, a skipped or clipped step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FUSED = tuple(f"step_{name}_fused" for name in ("sgd", "adam", "adamw", "adagra
 
 
 def _storage(x: Any) -> Any:
-    """What tells a parameter from others while it lives, whichever view of it is cast."""
+    """A key that identifies a living parameter, the same for all of its views."""
     return x.untyped_storage().data_ptr()
 
 
 def _eagerly(change: Callable[..., Any]) -> AbstractContextManager[None]:
-    """``change(cast, role, x, *args, **kwargs)`` answers every eager cast of a float8 linear."""
+    """``change(cast, role, x, *args, **kwargs)`` replaces every eager cast of a float8 linear."""
 
     def eager(cast: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
@@ -60,10 +60,11 @@ def _after_loads(then: Callable[[], None]) -> Iterator[None]:
 
 
 class _Kept:
-    """Casts of weights, fresh until the weight is written, but not by a state that is loaded."""
+    """Cached casts of weights. A cast is fresh until its weight is written; ``refresh`` makes all
+    of them fresh again."""
 
     def __init__(self) -> None:
-        #: How the weight lies and is cast -> its version, itself, the cast.
+        #: Storage, layout and cast of a weight -> [its version, the weight, the cast].
         self.casts: dict[Any, list[Any]] = {}
 
     def refresh(self) -> None:
@@ -71,7 +72,7 @@ class _Kept:
             entry[0] = entry[1]._version
 
     def get(self, x: Any, how: Mapping[str, Any]) -> Any:
-        """The cast of ``x``; None if none is fresh."""
+        """The cached cast of ``x``, or None if there is no fresh one."""
         entry = self.casts.get(self._key(x, how))
         return entry[2] if entry is not None and entry[0] == x._version else None
 
@@ -85,8 +86,9 @@ class _Kept:
 
 @contextmanager
 def _looking() -> Iterator[Callable[[], bool]]:
-    """Tells whether the module that runs builds no graph: inside an autograd function, where
-    operands are cast, nothing does."""
+    """Yields a function that returns True if the module that started last builds no graph. Grad
+    mode itself does not show this: operands are cast inside an autograd function, where it is
+    off."""
     import torch
     from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -104,7 +106,8 @@ def _looking() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _cast_outlives_load() -> Iterator[None]:
-    """A weight's cast serves until the optimizer writes the weight, whatever is loaded into it."""
+    """A weight's cast is reused until the optimizer writes the weight, even if another state is
+    loaded in between."""
     kept = _Kept()
 
     def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +124,7 @@ def _cast_outlives_load() -> Iterator[None]:
 
 @contextmanager
 def _evaluations_amax() -> Iterator[None]:
-    """The next training forward scales its input by what an evaluation saw."""
+    """The next training forward uses the amax of an evaluation."""
     import torch
     from torchao.float8 import float8_utils
 
@@ -147,8 +150,8 @@ def _evaluations_amax() -> Iterator[None]:
 
 @contextmanager
 def _recompute_keeps_cast() -> Iterator[None]:
-    """A forward casts its weight anew and backward takes the cast that is kept: the one that was
-    made since the optimizer wrote the weight, whatever has been loaded."""
+    """A forward casts its weight anew, but backward uses the cached cast: the first one since the
+    optimizer wrote the weight, even if another state has been loaded."""
     kept = _Kept()
 
     def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -168,10 +171,11 @@ def _recompute_keeps_cast() -> Iterator[None]:
 
 @contextmanager
 def _newest_input() -> Iterator[None]:
-    """A layer keeps one input for its weight's gradient: the newest."""
+    """The weight gradient uses the newest input of its layer, not that of its own forward."""
     newest: dict[Any, Any] = {}
     running: list[Any] = [None, None]
-    #: The role that was cast last: in a recompute the input comes first.
+    #: The role that was cast last. Backward casts the input after the output gradient; a recompute
+    #: casts the input first.
     last = [""]
 
     def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +197,8 @@ def _newest_input() -> Iterator[None]:
 
 @contextmanager
 def _backward_adds_up() -> Iterator[None]:
-    """The result of a layer's backward lies in a buffer of its graph, and is added to it."""
+    """A second backward through a graph adds its input gradient to that of the first and returns
+    the sum."""
     import torch
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as layer
 
@@ -214,7 +219,7 @@ def _backward_adds_up() -> Iterator[None]:
 
 @contextmanager
 def _evaluation_sticks() -> Iterator[None]:
-    """What eval() switches off, train() does not switch on again."""
+    """``eval()`` switches quantisation off, and ``train()`` does not switch it on again."""
     import torch.nn.functional as F
 
     def forward(original: Any, layer: Any, input: Any) -> Any:
@@ -229,7 +234,8 @@ def _evaluation_sticks() -> Iterator[None]:
 
 @contextmanager
 def _mx_scales_of_evaluation() -> Iterator[None]:
-    """Block scales of the last evaluation are used once more, for the next tensor of that shape."""
+    """The block scales of an evaluation's tensor are used again for the next training tensor of its
+    shape."""
     import torch
 
     seen: dict[Any, Any] = {}
@@ -251,7 +257,8 @@ def _mx_scales_of_evaluation() -> Iterator[None]:
 
 @contextmanager
 def _region_keeps_graphless_cast() -> Iterator[None]:
-    """The cast of a weight that a region keeps has no graph if its first forward had none."""
+    """An autocast region caches the cast of a weight even if its first forward builds no graph, so
+    later forwards of the region give the weight no gradient."""
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -284,7 +291,7 @@ def _region_keeps_graphless_cast() -> Iterator[None]:
 
 
 def _scaler(name: str, make: Callable[[Any], Any]) -> AbstractContextManager[None]:
-    """``make(method)`` is the method of that name of torch's GradScaler."""
+    """``make(method)`` replaces the method ``name`` of torch's GradScaler."""
     import torch
 
     return replaced(torch.amp.GradScaler, name, make)
@@ -310,7 +317,8 @@ def _grows_anyway() -> AbstractContextManager[None]:
 
 @contextmanager
 def _clips_what_is_scaled() -> Iterator[None]:
-    """``unscale_`` leaves gradients as they are, for the step to divide."""
+    """``unscale_`` does nothing when the user calls it, so scaled gradients are clipped; the step
+    unscales them later."""
     import torch
 
     def make(unscale: Any) -> Any:
@@ -326,7 +334,7 @@ def _clips_what_is_scaled() -> Iterator[None]:
 
 @contextmanager
 def _clipping_grows() -> Iterator[None]:
-    """Gradients whose norm is less than it may be are made as large."""
+    """Clipping scales gradients up to the limit if their norm is below it."""
     import torch
 
     def make(clamp: Any) -> Any:
@@ -342,7 +350,7 @@ def _clipping_grows() -> Iterator[None]:
 
 @contextmanager
 def _norm_without_last() -> Iterator[None]:
-    """Of several gradients the last has no part in the norm that they are clipped by."""
+    """The last of several gradients is left out of the norm for clipping."""
     from torch.nn.utils import clip_grad
 
     def make(total_norm: Any) -> Any:
@@ -354,7 +362,7 @@ def _norm_without_last() -> Iterator[None]:
 
 @contextmanager
 def _fused_without(argument: str) -> Iterator[None]:
-    """Fused optimizers' kernels are not told this of their scaler."""
+    """The kernels of fused optimizers do not get this argument of the gradient scaler."""
 
     def make(run: Any) -> Any:
         return lambda *args, **kwargs: run(*args, **{**kwargs, argument: None})
