@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.case.kind import CONVERTED, kind_of
+from narrowfuzz.case.kind import CONVERTED, LINEAR, kind_of
 from narrowfuzz.case.ladder import base_of
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge
@@ -40,7 +40,7 @@ def budget(judge: Judge, case: Case, verdict: Verdict, arm: str) -> Budget | Non
     traces = evidence.traces
     if any(name not in traces or traces[name].error is not None for name in (base, arm)):
         return None
-    if case.spec.direct:
+    if kind_of(case.spec) is LINEAR:
         found = _of_linear(evidence, verdict, base, arm)
     elif arm == base and verdict.at.layer:
         found = _of_call(evidence, verdict, arm)
@@ -57,7 +57,7 @@ def result_of(verdict: Verdict) -> str:
 def exact_results(evidence: Evidence) -> dict[str, F64]:
     """What the results of a case would be without rounding, by name: those of a linear from its
     tensors, those of a model from a float64 run. Empty if there is none, as with random numbers."""
-    if not evidence.spec.direct:
+    if kind_of(evidence.spec) is not LINEAR:
         return {} if evidence.twin is None else evidence.exact
     found: dict[str, F64] = {role: evidence.reference.layer(role)[0] for role in ROLES}
     if (bias := evidence.tensors.get("bias")) is not None:
