@@ -47,15 +47,16 @@ def blocks_part(seconds: float, device: Device) -> dict[str, Any]:
 
 
 def operators_part(seconds: float, device: Device) -> dict[str, Any]:
-    """The same for each model that is one operator, with 128 rows of 64 features and 128 keys.
-    Models that raise, for example for lack of Triton or by a known issue, are printed and
+    """The same for each model that is one operator, with 128 rows of 64 features and 128 keys, or
+    four experts. Models that raise, for example for lack of Triton or by a known issue, are printed and
     skipped."""
     recipe = load_recipes()["torch.fp32"]
     found: dict[str, Any] = {}
     for model in ALL.values():
         if model.kind != "operator" or model.forbidden or model.device not in ("", device.torch):
             continue
-        spec = Spec(recipe=recipe.name, model=model.name, m=128, k=64, n=128, heads=1, dtype="fp32")
+        n = 4 if model.columns == "experts" else 128
+        spec = Spec(recipe=recipe.name, model=model.name, m=128, k=64, n=n, heads=1, dtype="fp32")
         spec = fixed(spec, recipe)
         if why := _raises(spec, device):
             print(f"not measured: {model.name} raises: {why}", file=sys.stderr)
