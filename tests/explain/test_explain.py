@@ -268,6 +268,7 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "words": "bias",
         "count": {"shown": 0, "judged": 20, "of": 20, "otherwise": 0},
         "role": "needed",
+        "cost": None,
     }
 
 

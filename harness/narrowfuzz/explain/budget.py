@@ -4,7 +4,7 @@ the computation adds, from quantising the operands to what the finding's arm doe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,110 +13,127 @@ from narrowfuzz.case.kind import CONVERTED, LINEAR, kind_of
 from narrowfuzz.case.ladder import base_of
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge
-from narrowfuzz.numerics import bounds, reference
-from narrowfuzz.numerics.formats import F64
-from narrowfuzz.numerics.plan import ROLES, OperandPlan, Plan, Role
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.formats import F64, FP32
+from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
+from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.numerics.scales import Fp32Scale
 from narrowfuzz.operators.linear import single_reference
 from narrowfuzz.report.causes import Budget, Part
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.gemm import observed
+from narrowfuzz.rules.gemm import interval, observed
 from narrowfuzz.rules.layers import layer_evidence
 from narrowfuzz.trace.verdict import Verdict
 
-_NOT_THE_PLANS = "operands that differ from the recipe's"
 #: A part of the error, in words, and the difference that it makes to every element.
 _Step = tuple[str, F64]
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A budget, and by how much its error is the one to show."""
+
+    score: float
+    budget: Budget
+
+
 def budget(judge: Judge, case: Case, verdict: Verdict, arm: str) -> Budget | None:
-    """The budget of one result of this case on ``arm``: of the result that ``verdict`` is about, or
-    else of the one with the largest error. None where nothing is compared with an exact result:
-    cases on ranks, a library's own layers, random numbers, results that are not finite."""
-    if kind_of(case.spec) not in CONVERTED:
+    """The budget of the result of this case on ``arm`` that ``verdict`` is about; after a recompute
+    went wrong, of the result with the largest error. None where nothing can be compared with an
+    exact result: cases on ranks or with a history, a library's own layers, random numbers, verdicts
+    about something else than a linear's or a model's result, results that are not finite."""
+    if kind_of(case.spec) not in CONVERTED or case.history:
         return None
     base = base_of(case.spec).name
     evidence = judge.observe(case, frozenset({base, arm}), repeat=False)
     traces = evidence.traces
     if any(name not in traces or traces[name].error is not None for name in (base, arm)):
         return None
-    if kind_of(case.spec) is LINEAR:
-        found = _of_linear(evidence, verdict, base, arm)
-    elif arm == base and verdict.at.layer:
-        found = _of_call(evidence, verdict, arm)
-    else:
-        found = _of_model(evidence, verdict, base, arm)
-    return max(found, key=_error, default=None)
+    try:
+        if kind_of(case.spec) is LINEAR:
+            found = [*_of_linear(evidence, verdict, base, arm)]
+        elif verdict.at.layer:
+            found = [*_of_call(evidence, verdict, arm)]
+        else:
+            found = [*_of_model(evidence, verdict, base, arm)]
+    except Undivided:  # the plan does not define what ran all the same
+        return None
+    return max(found, key=lambda one: one.score).budget if found else None
 
 
-def result_of(verdict: Verdict) -> str:
-    """The name of the result that a verdict is about, be it by an operand of its product."""
-    return verdict.at.name or verdict.role
+def is_about(verdict: Verdict, result: str) -> bool:
+    """Is the verdict about this result, be it by an operand of its product? What a recompute made
+    wrong may be in any of them."""
+    return verdict.at.phase == "recompute" or result == (verdict.at.name or verdict.role)
 
 
 def exact_results(evidence: Evidence) -> dict[str, F64]:
-    """What the results of a case would be without rounding, by name: those of a linear from its
-    tensors, those of a model from a float64 run. Empty if there is none, as with random numbers."""
+    """The results of a case without rounding, by name: those of a linear from its tensors, those of
+    a model from a float64 run. Empty if there are none, as with random numbers."""
     if kind_of(evidence.spec) is not LINEAR:
         return {} if evidence.twin is None else evidence.exact
-    found: dict[str, F64] = {role: evidence.reference.layer(role)[0] for role in ROLES}
+    found: dict[str, F64] = {}
+    for role in ROLES:
+        a, b = reference.canonical_operands(role, evidence.tensors)
+        found[role] = reference.product(a.astype(np.float64), b.astype(np.float64))
     if (bias := evidence.tensors.get("bias")) is not None:
         found["output"] = found["output"] + bias.astype(np.float64)
     return found
 
 
-def _error(found: Budget) -> float:
-    return sum(part.share for part in found.parts) if found.bound else found.parts[-1].size
-
-
-def _of_call(evidence: Evidence, verdict: Verdict, arm: str) -> Iterator[Budget]:
-    """The budgets of the products of the call that the verdict is about."""
-    for call in evidence.traces[arm].calls:
+def _of_call(evidence: Evidence, verdict: Verdict, arm: str) -> Iterator[_Found]:
+    """The budgets of the products of the call that the verdict is about; none on arms whose calls
+    are not observed one by one."""
+    for call in evidence.traces[arm].calls if arm in evidence.plain else ():
         if (call.module, call.index, call.phase) == (verdict.at.layer, verdict.at.call, "forward"):
-            linear = layer_evidence(evidence, arm, call)
-            for found in _of_linear(linear, verdict, arm, arm):
-                yield replace(found, layer=call.module)
+            for one in _of_linear(layer_evidence(evidence, arm, call), verdict, arm, arm):
+                yield replace(one, budget=replace(one.budget, layer=call.module))
 
 
-def _of_linear(evidence: Evidence, verdict: Verdict, base: str, arm: str) -> Iterator[Budget]:
-    """The budgets of the products of a single linear, in units of bound 3.3."""
+def _of_linear(evidence: Evidence, verdict: Verdict, base: str, arm: str) -> Iterator[_Found]:
+    """The budgets of the products of a single linear, with bound 3.3 of docs/rules.md."""
+    exact_of = exact_results(evidence)
     for role in ROLES:
-        if role != result_of(verdict) and result_of(verdict) in ROLES:
-            continue
         before, got = (evidence.traces[name].outputs.get(role) for name in (base, arm))
         if before is None or got is None or evidence.plan.gemms[role].transformed:
             continue
-        exact, radius = evidence.reference.layer(role)
-        bias = evidence.tensors.get("bias") if role == "output" else None
-        low, high = bounds.interval(
-            exact, radius, evidence.plan.gemms[role], evidence.spec.dtype, bias=bias
-        )
-        if bias is not None:
-            exact = exact + bias.astype(np.float64)
+        if not is_about(verdict, role):
+            continue
+        exact = exact_of[role]
         steps = list(_steps(evidence, role, base, exact, before.astype(np.float64)))
         if arm != base:
             steps.append((f"what {arm} does differently", _minus(got, before)))
+        bias = evidence.tensors.get("bias") if role == "output" else None
+        low, high = interval(evidence, arm, role, *evidence.reference.layer(role), bias)
         with np.errstate(invalid="ignore"):
             bound = np.maximum(high - exact, exact - low)
         yield from _at_worst(role, arm, steps, exact, bound)
 
 
 def _steps(evidence: Evidence, role: Role, arm: str, exact: F64, result: F64) -> Iterator[_Step]:
-    """What each step adds to an eager result of a linear, beginning with ``exact``."""
+    """What each step adds to an eager result of a linear, beginning with ``exact``. Quantising
+    includes the rounding of dequantised operands to the layer's dtype, where the recipe has one."""
     gemm = evidence.plan.gemms[role]
-    planned = exact - evidence.reference.layer(role)[0] + evidence.reference.centre(role)
+    planned, last = exact, "adding up the products and rounding the result"
     if gemm.quantised:
-        ideal = exact - evidence.reference.layer(role)[0] + _ideally_scaled(evidence, role)
+        bias = exact - evidence.reference.layer(role)[0]
+        ideal = bias + _ideally_scaled(evidence, role)
+        planned = bias + evidence.reference.centre(role)
         yield "quantising the operands, with exact scales", _minus(ideal, exact)
-        yield "the recipe's rounding of scales", _minus(planned, ideal)
+        yield "the recipe's scales in place of exact ones", _minus(planned, ideal)
         a, b = observed(evidence, evidence.traces[arm], role)
-        if a is not None and b is not None:
+        if a is None or b is None:
+            last = f"operands that were not observed, {last}"
+        else:
             with np.errstate(all="ignore"):
-                multiplied = planned - evidence.reference.centre(role) + reference.product(a, b)
-            drawn = "stochastic rounding of the operands"
-            yield drawn if gemm.stochastic else _NOT_THE_PLANS, _minus(multiplied, planned)
+                multiplied = bias + reference.product(a, b)
+            words = "operands that differ from the recipe's"
+            yield (
+                f"stochastic rounding, or {words}" if gemm.stochastic else words,
+                _minus(multiplied, planned),
+            )
             planned = multiplied
-    yield "adding up the products and rounding the result", _minus(result, planned)
+    yield last, _minus(result, planned)
 
 
 def _ideally_scaled(evidence: Evidence, role: Role) -> F64:
@@ -124,61 +141,60 @@ def _ideally_scaled(evidence: Evidence, role: Role) -> F64:
     any further."""
     gemm = evidence.plan.gemms[role]
     ideal = replace(gemm, a=_with_exact_scales(gemm.a), b=_with_exact_scales(gemm.b))
-    plan: Plan = replace(evidence.plan, gemms={**evidence.plan.gemms, role: ideal})
+    plan = replace(evidence.plan, gemms={**evidence.plan.gemms, role: ideal})
     return single_reference(plan, evidence.spec.dtype, evidence.tensors).centre(role)
 
 
 def _with_exact_scales(plan: OperandPlan) -> OperandPlan:
-    smallest = float(np.finfo(np.float32).tiny)
+    assert plan.format is not None
+    # of granules of zeros the scale is finite
+    smallest = plan.format.max / FP32.max * (1 + 2.0**-20)
     return replace(plan, scale=Fp32Scale(eps=smallest, power_of_two=False))
 
 
-def _of_model(evidence: Evidence, verdict: Verdict, base: str, arm: str) -> Iterator[Budget]:
-    """The budgets of the results of a whole model, which no bound limits: what narrow precision
-    makes of each in eager, and what the arm changes."""
-    results = exact_results(evidence)
-    for name, exact in results.items():
-        if name != result_of(verdict) and result_of(verdict) in results:
-            continue
+def _of_model(evidence: Evidence, verdict: Verdict, base: str, arm: str) -> Iterator[_Found]:
+    """The budgets of the results of a whole model, whose error no bound limits: that of the eager
+    run, and what the arm changes."""
+    for name, exact in exact_results(evidence).items():
         before, got = (evidence.traces[one].outputs.get(name) for one in (base, arm))
-        if before is None or got is None or before.shape != exact.shape:
+        if not is_about(verdict, name) or before is None or got is None:
             continue
-        steps = [("narrow precision in eager", _minus(before, exact))]
-        if arm != base:
-            steps.append((f"what {arm} does differently", _minus(got, before)))
-        yield from _at_worst(name, arm, steps, exact, None)
+        if before.shape == exact.shape:
+            steps = [("eager, against the float64 run", _minus(before, exact))]
+            if arm != base:
+                steps.append((f"what {arm} does differently", _minus(got, before)))
+            yield from _at_worst(name, arm, steps, exact, None)
 
 
 def _at_worst(
-    role: str, arm: str, steps: list[_Step], exact: F64, bound: F64 | None
-) -> Iterator[Budget]:
-    """The budget at the element that uses most of its bound; none if no element can be judged, or
-    if a result that should be finite is not."""
+    name: str, arm: str, steps: list[_Step], exact: F64, bound: F64 | None
+) -> Iterator[_Found]:
+    """The budget at the element that uses most of its bound, or has the largest error if there is
+    none; nothing if a result is not finite although it should be."""
+    if not exact.size:
+        return
     with np.errstate(all="ignore"):
         total = np.abs(np.sum([step for _, step in steps], axis=0))
-        used = total if bound is None else total / bound
-    finite = np.isfinite(used) & np.isfinite(exact)
-    if (np.isfinite(exact) & ~np.isfinite(total)).any() or not finite.any():
-        return  # an infinite error has no parts
-    worst = np.unravel_index(int(np.argmax(np.where(finite, used, -1.0))), used.shape)
+        used = total if bound is None else np.where(total > 0, total / bound, 0.0)
+    known = np.isfinite(exact) & (True if bound is None else np.isfinite(bound))
+    if not known.any() or any(not np.isfinite(step[known]).all() for _, step in steps):
+        return
+    worst = np.unravel_index(int(np.argmax(np.where(known, used, -1.0))), used.shape)
     index = tuple(int(i) for i in worst)
-    limit = 0.0 if bound is None else float(bound[index])
-    sign = 1.0 if sum(step[index] for _, step in steps) >= 0 else -1.0
-    yield Budget(
-        role=role,
+    size = _norm(exact, known) or 1.0
+    found = Budget(
+        result=name,
         arm=arm,
         index=index,
         exact=float(exact[index]),
-        bound=limit,
+        bound=None if bound is None else float(bound[index]),
         parts=tuple(
-            Part(
-                words=words,
-                share=sign * float(step[index]) / limit if limit else 0.0,
-                size=_norm(step, finite) / (_norm(exact, finite) or 1.0),
-            )
+            Part(words=words, added=float(step[index]), size=_norm(step, known) / size)
             for words, step in steps
         ),
     )
+    score = float(used[index]) if bound is not None else _norm(total, known) / size
+    yield _Found(score, found)
 
 
 def _norm(values: F64, where: NDArray[np.bool_]) -> float:

@@ -12,9 +12,9 @@ from narrowfuzz.arms.available import select_arms
 from narrowfuzz.bisect.script import FLAKY_RUNS, Script
 from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case
-from narrowfuzz.explain.budget import budget, result_of
+from narrowfuzz.explain.budget import budget
 from narrowfuzz.explain.compiler import starts_in
-from narrowfuzz.explain.cost import cost
+from narrowfuzz.explain.cost import Prices
 from narrowfuzz.explain.counting import DrawCounter, effect_of, role
 from narrowfuzz.explain.switches import Switch, alternatives, conditions, larger, together
 from narrowfuzz.judge.judge import Judge
@@ -24,7 +24,7 @@ from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import LIBRARY, MODELS
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import Recipe, load_every
-from narrowfuzz.report.causes import DRAWS, Answer, Cost, Count, Explained, Role, lines, save
+from narrowfuzz.report.causes import DRAWS, Answer, Count, Explained, Role, lines, save
 from narrowfuzz.report.lookup import OnDisk, lookup
 from narrowfuzz.report.nearest import nearest, resemblance
 from narrowfuzz.report.replay import obstacles_to, register_own
@@ -91,12 +91,18 @@ def _explained(question: Question, found: OnDisk) -> Explained:
     recipe, able = session.judge.recipe(finding.minimal.spec), session.runnable_recipes()
     words, case, own = _base(counter, finding, recipe, seconds)
     compiler, skipped = _compiler(counter, finding, found.folder, question.planted)
+    # the verdict is about a result of the smallest case: another model has others
+    same = case.spec.model == finding.minimal.spec.model
+    example = counter.example(case) if same else None
+    errors = budget(session.judge, example, verdict, counter.rung(case.spec)) if example else None
     several = list(conditions(case, recipe))
     needs, later = _answers(counter, own, several)
     any_of = _any_of(counter, own, case, recipe, several, needs)
     # the recipe with the backends that run here, if it is among them
     others = alternatives(case, able.get(recipe.name, recipe), able)
-    switches, last = _answers(counter, own, others, case)
+    arm = counter.rung(case.spec)
+    prices = Prices(session.judge, case, arm, verdict) if same else None
+    switches, last = _answers(counter, own, others, prices)
     variables, rest = _variables(counter, found.folder, finding.device, question.planted)
     return Explained(
         id=finding.id,
@@ -110,7 +116,7 @@ def _explained(question: Question, found: OnDisk) -> Explained:
         nearest=finding.known_issue or resemblance(nearest(finding, load_entries())),
         untried=(*skipped, *later, *last, *rest),
         compiler=compiler,
-        budget=budget(session.judge, case, verdict, counter.rung(case.spec)),
+        budget=errors,
     )
 
 
@@ -243,7 +249,7 @@ def _variables(
 
 
 def _answers(
-    counter: DrawCounter, own: Count, switches: Iterable[Switch], case: Case | None = None
+    counter: DrawCounter, own: Count, switches: Iterable[Switch], prices: Prices | None = None
 ) -> tuple[list[Answer], list[str]]:
     """The answers, and the switches that there was no time for."""
     found, untried = [], []
@@ -251,19 +257,13 @@ def _answers(
         if counter.late:
             untried.append(switch.words)
         elif answer := effect_of(counter, own, switch):
-            if case is not None and answer.role == "needed":
-                answer = replace(answer, cost=_cost(counter, case, switch))
+            if prices is not None and answer.role == "needed" and not counter.late:
+                arm = counter.rung(switch.case.spec, switch.arm)
+                answer = replace(answer, cost=prices.of(switch.case, arm))
             found.append(answer)
         elif counter.late:
             untried.append(switch.words)
     return found, untried
-
-
-def _cost(counter: DrawCounter, case: Case, switch: Switch) -> Cost | None:
-    """What the switch costs beside the case itself."""
-    arms = counter.rung(case.spec), counter.rung(switch.case.spec, switch.arm)
-    result = result_of(counter.verdict)
-    return cost(counter.judge, case, arms[0], switch.case, arms[1], result)
 
 
 def print_explained(explained: Explained) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -10,40 +12,67 @@ import numpy as np
 from narrowfuzz.case.kind import CONVERTED, kind_of
 from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case
-from narrowfuzz.explain.budget import exact_results
+from narrowfuzz.explain.budget import exact_results, is_about
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.numerics.formats import F32, F64
+from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.report.causes import Cost
+from narrowfuzz.trace.verdict import Verdict
 
 #: Data draws whose errors are averaged, and runs of which the fastest counts.
 _DRAWS, _RUNS = 5, 5
 
 
-def cost(
-    judge: Judge, own: Case, own_arm: str, changed: Case, arm: str, result: str
-) -> Cost | None:
-    """Error and running time of the changed case on its arm beside those of the case itself. The
-    error is that of ``result`` where both cases have it, or else of their worst results. None where
-    there is no float64 run to compare with: on ranks, with random numbers."""
-    if not {kind_of(own.spec), kind_of(changed.spec)} <= {*CONVERTED}:
-        return None
-    before, after = _errors(judge, own, own_arm), _errors(judge, changed, arm)
-    if not before or not after:
-        return None
-    name = result if result in before and result in after else ""
-    times = _seconds(judge, changed, arm) / _seconds(judge, own, own_arm)
-    return Cost(
-        result=name,
-        error=after[name] if name else max(after.values()),
-        error_before=before[name] if name else max(before.values()),
-        times=times,
-    )
+@dataclass(frozen=True)
+class Prices:
+    """Compares changed cases with the case that shows a divergence, which runs once for all."""
+
+    judge: Judge
+    case: Case
+    arm: str
+    verdict: Verdict
+
+    def of(self, changed: Case, arm: str) -> Cost | None:
+        """Error and running time of the changed case on its arm beside those of the case itself.
+        None where its results have no float64 counterpart (on ranks, with random numbers), are not
+        finite, or are not the same: of another model, or of parameters in another dtype, whose
+        rounding a float64 run of the rounded ones does not show."""
+        same = (changed.spec.model, changed.spec.dtype) == (self.case.spec.model, self._dtype)
+        if not same or not self._errors:
+            return None
+        after = _errors(self.judge, changed, arm)
+        name = max(self._errors, key=lambda name: self._errors[name])
+        if name not in after:
+            return None
+        return Cost(
+            result=name,
+            error=after[name],
+            error_before=self._errors[name],
+            times=_seconds(self.judge, changed, arm) / self._seconds,
+        )
+
+    @property
+    def _dtype(self) -> str:
+        return self.case.spec.dtype
+
+    @cached_property
+    def _errors(self) -> dict[str, float]:
+        """The errors of the results that the verdict is about."""
+        found = _errors(self.judge, self.case, self.arm)
+        return {name: error for name, error in found.items() if is_about(self.verdict, name)}
+
+    @cached_property
+    def _seconds(self) -> float:
+        return _seconds(self.judge, self.case, self.arm)
 
 
 def _errors(judge: Judge, case: Case, arm: str) -> dict[str, float]:
     """The error of each result: the norm of its distance from the float64 run over the norm of that
-    run, as the root of the mean square over some draws of data. Empty where there is none."""
+    run, as the root of the mean square over some draws of data. Without results that are not
+    finite."""
+    if kind_of(case.spec) not in CONVERTED or case.history:
+        return {}
     squares: dict[str, list[float]] = {}
     for i in range(_DRAWS):
         data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
@@ -52,11 +81,16 @@ def _errors(judge: Judge, case: Case, arm: str) -> dict[str, float]:
         trace = evidence.traces.get(arm)
         if trace is None or trace.error is not None:
             return {}
-        for name, exact in exact_results(evidence).items():
+        try:
+            exact_of = exact_results(evidence)
+        except Undivided:
+            return {}
+        for name, exact in exact_of.items():
             got = trace.outputs.get(name)
             if got is not None and got.shape == exact.shape:
                 squares.setdefault(name, []).append(_relative(got, exact) ** 2)
-    return {name: float(np.sqrt(np.mean(found))) for name, found in squares.items()}
+    errors = {name: float(np.sqrt(np.mean(found))) for name, found in squares.items()}
+    return {name: error for name, error in errors.items() if np.isfinite(error)}
 
 
 def _relative(got: F32, exact: F64) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -17,6 +18,9 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.report.causes import DRAWS, Answer, Count, Role
 from narrowfuzz.rules.table import rules_of
 from narrowfuzz.trace.verdict import BAD, Verdict
+
+#: What a rule finds in a draw: the divergence; something else wrong with the same result; neither.
+Outcome = Literal["shown", "otherwise", "clean", "not judged"]
 
 #: The unchanged case must show the divergence on this number of draws before its absence after a
 #: change proves anything: at 5 of 20, none of twenty is chance once in three hundred times.
@@ -39,24 +43,34 @@ class DrawCounter:
     def count(self, case: Case, arm: str = "") -> Count | None:
         """How many draws show the divergence. None if the case does not run on the arm, if the rule
         does not apply to it, or if the time is up before all draws are judged."""
+        outcomes: list[Outcome] = []
+        for one in _draws(case):
+            outcome = None if self.late else self._outcome(one, arm)
+            if outcome is None:
+                return None
+            outcomes.append(outcome)
+        judged = len(outcomes) - outcomes.count("not judged")
+        return Count(outcomes.count("shown"), judged, otherwise=outcomes.count("otherwise"))
+
+    def example(self, case: Case) -> Case | None:
+        """The first draw that shows the divergence; None if none does before the time is up."""
+        shown = (one for one in _draws(case) if not self.late and self._outcome(one) == "shown")
+        return next(shown, None)
+
+    def _outcome(self, case: Case, arm: str = "") -> Outcome | None:
+        """What the rule finds in one draw on the arm; None if it does not apply there."""
         spec = case.spec
         rule, rung = rules_of(spec).get(self.verdict.rule), self.rung(spec, arm)
         if rule is None or not rung:
             return None
         arms = frozenset({base_of(spec).name, rung})
-        shown = judged = otherwise = 0
-        for one in _draws(case):
-            if self.late:
-                return None
-            verdicts = self.judge.judge(one, [rule], arms, confirm=False).verdicts
-            mine = [v for v in verdicts if (v.rule, v.arm) == (self.verdict.rule, rung)]
-            bad = [v for v in mine if v.status in BAD]
-            same = [v for v in bad if v.role == self.verdict.role]
-            shows = any(v.symptom == self.verdict.symptom for v in same)
-            shown += shows
-            otherwise += bool(same) and not shows
-            judged += bool(bad) or any(v.status == "ok" for v in mine)
-        return Count(shown, judged, otherwise=otherwise)
+        verdicts = self.judge.judge(case, [rule], arms, confirm=False).verdicts
+        mine = [v for v in verdicts if (v.rule, v.arm) == (self.verdict.rule, rung)]
+        bad = [v for v in mine if v.status in BAD]
+        same = [v.symptom for v in bad if v.role == self.verdict.role]
+        if same:
+            return "shown" if self.verdict.symptom in same else "otherwise"
+        return "clean" if bad or any(v.status == "ok" for v in mine) else "not judged"
 
     def rung(self, spec: Spec, arm: str = "") -> str:
         """The name of ``arm`` if it is a rung of the Spec, else ""; without ``arm``, that of the

@@ -42,7 +42,7 @@ class Cost:
     """The price of a change of the case, on this machine. An error is the norm of a result's
     distance from the float64 run over the norm of that run."""
 
-    #: The result whose error it is; "": the worst of each case.
+    #: The result whose error it is.
     result: str
     error: float
     error_before: float
@@ -55,9 +55,8 @@ class Part:
     """What one step of the computation adds to the error of a result."""
 
     words: str
-    #: At the budget's element, in units of its bound; negative where it makes the error smaller. 0
-    #: if there is no bound.
-    share: float
+    #: What it adds to the budget's element.
+    added: float
     #: Norm of what it adds to all elements, over the norm of the exact result.
     size: float
 
@@ -67,12 +66,13 @@ class Budget:
     """Where the error of one result comes from, at the element that uses most of its bound."""
 
     #: output, grad_input or grad_weight of a linear, or the name of a model's result.
-    role: str
+    result: str
     arm: str
     index: tuple[int, ...]
-    #: The float64 result at that element, and how far a correct result may be from it; 0: unknown.
+    #: The float64 result at that element, and how far a correct result may be from it; None if no
+    #: bound is known.
     exact: float
-    bound: float
+    bound: float | None
     #: In the order of the computation.
     parts: tuple[Part, ...]
     #: The layer of a model; "" for a single linear and for a model's own results.
@@ -165,32 +165,41 @@ def answer_lines(explained: Explained) -> Iterator[str]:
     if explained.compiler:
         yield f"By PyTorch's CompilerBisector it starts in {explained.compiler}"
     if explained.budget is not None:
-        yield from _budget(explained.budget)
+        yield from budget_lines(explained.budget)
     yield from _list("It goes away with", explained.switches, "needed")
     yield from _list("It stays with", explained.switches, "not needed")
     yield from _list("What this changes is open", explained.switches, "cannot say")
 
 
-def _budget(found: Budget) -> Iterator[str]:
+def budget_lines(found: Budget) -> Iterator[str]:
     """The error budget, a line for each part."""
-    of = f"{found.layer}.{found.role}" if found.layer else found.role
-    at = f" at {list(found.index)}" if found.index else ""
-    if not found.bound:
-        yield f"Error of {of} on {found.arm}, as a share of the norm of the float64 result:"
+    of = f"{found.layer}.{found.result}" if found.layer else found.result
+    if found.bound is None:
+        yield f"Error of {of} on {found.arm}, over all elements, of the norm of the float64 result:"
         yield from (f"  {part.words}: {part.size:.3g}" for part in found.parts)
         return
+    at = f" at {list(found.index)}" if found.index else ""
+    most = f"at most {found.bound:.3g} from it (the bound)" if found.bound else "exactly that"
     yield (
         f"Error of {of}{at} on {found.arm}, where the exact result is {found.exact:.6g} and a"
-        f" correct one at most {found.bound:.3g} from it (the bound):"
+        f" correct one {most}:"
     )
+    total = sum(part.added for part in found.parts)
+    sign = 1 if total >= 0 else -1
     for part in found.parts:
-        share = _percent(part.share)
-        yield f"  {part.words}: {share} of the bound, {part.size:.2%} of the norm of {of}"
-    yield f"  all together: {_percent(sum(part.share for part in found.parts))} of the bound"
+        share = _share(sign * part.added, found.bound)
+        yield f"  {part.words}: {share}; over all elements {part.size:.2%} of the norm of {of}"
+    yield f"  all together: {_share(abs(total), found.bound)}"
 
 
-def _percent(share: float) -> str:
-    return f"{round(share, 3) + 0.0:.1%}"  # no -0.0%
+def _share(added: float, bound: float) -> str:
+    """An error in units of its bound; itself if a correct result has none."""
+    if not bound:
+        return f"{added:.3g}"
+    share = added / bound
+    if abs(share) >= 10:
+        return f"{share:,.0f} times the bound"
+    return f"{round(share, 3) + 0.0:.1%} of the bound"  # no -0.0%
 
 
 def _list(head: str, answers: Iterable[Answer], said: str, how: str = "") -> Iterator[str]:
@@ -211,6 +220,5 @@ def _counted(count: Count) -> str:
 def _costs(cost: Cost | None) -> str:
     if cost is None:
         return ""
-    of = cost.result or "the worst result"
-    error = f"relative error of {of} {cost.error:.2g} in place of {cost.error_before:.2g}"
+    error = f"relative error of {cost.result} {cost.error:.2g} in place of {cost.error_before:.2g}"
     return f"; {error}; runs {cost.times:.1f} times as long on this machine"
