@@ -48,8 +48,8 @@ def blocks_part(seconds: float, device: Device) -> dict[str, Any]:
 
 def operators_part(seconds: float, device: Device) -> dict[str, Any]:
     """The same for each model that is one operator, with 128 rows of 64 features and 128 keys, or
-    four experts. Models that raise, for example for lack of Triton or by a known issue, are printed and
-    skipped."""
+    four experts. Models that raise, for example for lack of Triton or by a known issue, are printed
+    and skipped."""
     recipe = load_recipes()["torch.fp32"]
     found: dict[str, Any] = {}
     for model in ALL.values():
