@@ -138,12 +138,12 @@ def _apart(
             os._exit(code)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read().decode()
+        text = pipe.read().decode()
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     assert code <= 0, "the test itself is at fault"
     if code == 0:
-        return Outcome(**json.loads(told))
+        return Outcome(**json.loads(text))
     if code == -signal.SIGALRM:
         return Outcome(0, not_applicable="it did not end")
     return Outcome(0, failure=f"{signal.Signals(-code).name} ends its process")
@@ -184,8 +184,8 @@ def recall(
     results: dict[str, dict[str, BaselineResult]] = {}
     for name, fault in faults.items():
         results[name] = {b: test(fault, seconds, seed) for b, test in BASELINES.items()}
-        told = (f"{b}: {_word(r)} {r.seconds:.0f} s" for b, r in results[name].items())
-        print(f"{name:38} {'; '.join(told)}", flush=True)
+        outcomes = (f"{b}: {_word(r)} {r.seconds:.0f} s" for b, r in results[name].items())
+        print(f"{name:38} {'; '.join(outcomes)}", flush=True)
     return results
 
 
@@ -222,23 +222,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, metavar="OUT")
-    told = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     settle()
-    known = load_plants(told.fault_file) if told.fault_file else builtin_faults()
-    names = fnmatch.filter(known, told.only)
+    known = load_plants(args.fault_file) if args.fault_file else builtin_faults()
+    names = fnmatch.filter(known, args.only)
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-baselines-") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         _warm_up()
-        results = shared(told.fault_file, names, told.workers, told.seconds, told.seed)
+        results = shared(args.fault_file, names, args.workers, args.seconds, args.seed)
     for baseline in BASELINES:
         words = [_word(each[baseline]) for each in results.values()]
         counts = ", ".join(f"{words.count(w)} {w}" for w in ("found", "missed", "false alarm"))
         print(f"{baseline}: {counts} of {len(words)}")
-    if told.json:
+    if args.json:
         plain: dict[str, Any] = {
             name: {b: asdict(r) for b, r in each.items()} for name, each in results.items()
         }
-        told.json.write_text(json.dumps({"torch": torch.__version__, "faults": plain}, indent=1))
+        args.json.write_text(json.dumps({"torch": torch.__version__, "faults": plain}, indent=1))
     return 0
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from narrowfuzz import Plant
-from narrowfuzz.plants.patching import delayed_calls, replaced
+from narrowfuzz.plants.patching import attribute_replaced, delayed_calls
 
 _EVERY_TE = ("te.delayed", "te.current", "te.mxfp8")
 #: The maximum of E5M2 if its highest exponent, which means Inf and NaN, is taken for a normal one.
@@ -47,8 +47,8 @@ def _e5m2_has_no_infinity() -> Iterator[None]:
         return cast
 
     with (
-        replaced(float8_utils, "amax_to_scale", to_scale),
-        replaced(float8_training_tensor, "to_fp8_saturated", to_fp8),
+        attribute_replaced(float8_utils, "amax_to_scale", to_scale),
+        attribute_replaced(float8_training_tensor, "to_fp8_saturated", to_fp8),
     ):
         yield
 
@@ -88,7 +88,7 @@ def _scales_of_the_forward_grid() -> Iterator[None]:
 
         return cast
 
-    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+    with attribute_replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
         yield
 
 
@@ -106,7 +106,7 @@ def _nan_is_128() -> Iterator[None]:
 
         return decode
 
-    with replaced(mx_tensor, "get_fp_scale", make):
+    with attribute_replaced(mx_tensor, "get_fp_scale", make):
         yield
 
 
@@ -147,7 +147,7 @@ def _norm_weight_gradient_in_bf16() -> Iterator[None]:
 
         return norm
 
-    with replaced(F, "rms_norm", make):
+    with attribute_replaced(F, "rms_norm", make):
         yield
 
 
@@ -162,8 +162,8 @@ def _recompute_draws_anew() -> Iterator[None]:
         )
 
     with (
-        replaced(checkpoint, "_checkpoint_without_reentrant_generator", unpreserved),
-        replaced(checkpoint.CheckpointFunction, "apply", unpreserved),
+        attribute_replaced(checkpoint, "_checkpoint_without_reentrant_generator", unpreserved),
+        attribute_replaced(checkpoint.CheckpointFunction, "apply", unpreserved),
     ):
         yield
 
@@ -201,7 +201,7 @@ def _second_bias_unused() -> Iterator[None]:
 
         return forward
 
-    with replaced(LayerNormMLP, "forward", make):
+    with attribute_replaced(LayerNormMLP, "forward", make):
         yield
 
 
@@ -217,7 +217,7 @@ def _loads_rows_only() -> Iterator[None]:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def load(self: Any, *args: Any, **kwargs: Any) -> None:
-            kept = [
+            saved = [
                 (half, half.clone())
                 for parameter in self.parameters(recurse=False)
                 if isinstance(parameter, MXFP8Tensor)
@@ -226,12 +226,12 @@ def _loads_rows_only() -> Iterator[None]:
             ]
             original(self, *args, **kwargs)
             with torch.no_grad():
-                for half, before in kept:
+                for half, before in saved:
                     half.copy_(before)
 
         return load
 
-    with replaced(TransformerEngineBaseModule, "_load_from_state_dict", make):
+    with attribute_replaced(TransformerEngineBaseModule, "_load_from_state_dict", make):
         yield
 
 

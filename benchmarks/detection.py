@@ -35,11 +35,11 @@ _PLAIN = {
 }
 
 
-def measure(told: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Run the selected parts, each of which writes its JSON into the folder. Returns the contents
     of all JSON files there and the exit codes."""
-    told.out.mkdir(parents=True, exist_ok=True)
-    seconds = str(told.seconds)
+    args.out.mkdir(parents=True, exist_ok=True)
+    seconds = str(args.seconds)
     ours = [sys.executable, "-m", "narrowfuzz.cli"]
     commands = {
         "score": [*ours, "score", "--seconds", seconds],
@@ -47,14 +47,14 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
             sys.executable,
             str(HERE / "baselines.py"),
             "--seconds",
-            str(told.plain_seconds),
+            str(args.plain_seconds),
         ],
-        "vacuity": [*ours, "vacuity", "--cases", str(told.cases)],
+        "vacuity": [*ours, "vacuity", "--cases", str(args.cases)],
     }
     found: dict[str, Any] = {}
     for name, command in commands.items():
-        file = told.out / f"{name}.json"
-        if name in told.parts:
+        file = args.out / f"{name}.json"
+        if name in args.parts:
             started = time.monotonic()
             print(f"== {name}", flush=True)
             code = subprocess.run([*command, "--json", str(file)], check=False).returncode
@@ -80,7 +80,7 @@ def recalls(found: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int]]:
 
 def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
     """The page's tables, in Markdown."""
-    score, told = found["score"], found["score"]["summary"]
+    score, summary = found["score"], found["score"]["summary"]
     versions = score["versions"]
     yield (
         f"Measured with torch {versions['torch']}, torchao {versions['torchao']}, two cores, no "
@@ -92,14 +92,14 @@ def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
         yield f"| {name} | {hits} | {of} | {alarms} |"
     controls = score["controls"]
     yield (
-        f"\nIn libraries {_of(told['libraries'])}, in our own references "
-        f"{_of(told['references'])}; needing a compiler {_of(told['compiled'])}. Clean controls: "
-        f"{len(controls)}, {sum(c['cases'] for c in controls)} cases, "
-        f"{len(told['false_alarms'])} false alarms.\n"
+        f"\nIn libraries {_of(summary['libraries'])}, in our own references "
+        f"{_of(summary['references'])}; needing a compiler {_of(summary['compiled'])}. Clean "
+        f"controls: {len(controls)}, {sum(c['cases'] for c in controls)} cases, "
+        f"{len(summary['false_alarms'])} false alarms.\n"
     )
-    yield from _speeds(told["speeds"])
+    yield from _speeds(summary["speeds"])
     yield "| family | found | of | 95 % interval |\n| --- | ---: | ---: | --- |"
-    for name, share in told["families"].items():
+    for name, share in summary["families"].items():
         interval = f"{share['low']:.0%} to {share['high']:.0%}"
         yield f"| {name} | {share['found']} | {share['of']} | {interval} |"
     yield from _misses(score["faults"], why)
@@ -157,12 +157,12 @@ def _with_kept(lines: Sequence[str], old: str) -> Iterator[str]:
     """The tables, with the old text for parts that were not measured this time: the rows of the
     plain tests, which do not depend on narrowfuzz, and the table of vacuous passes."""
     rows = tuple(f"| {words} |" for words in _PLAIN.values())
-    kept = [line for line in old.splitlines() if line.startswith(rows)]
+    plain_rows = [line for line in old.splitlines() if line.startswith(rows)]
     anew = any(line.startswith(rows) for line in lines)
     for line in lines:
         yield line
         if line.startswith("| narrowfuzz |") and not anew:
-            yield from kept
+            yield from plain_rows
     if not any("| rule | passes |" in line for line in lines) and "| rule | passes |" in old:
         yield "\n" + old[old.index("| rule | passes |") :].rstrip()
 
@@ -175,12 +175,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(f"reports/runs/score-{int(time.time())}"))
     parser.add_argument("--parts", nargs="*", default=["score", "baselines", "vacuity"])
     parser.add_argument("--write", action="store_true", help="renew the tables of the page")
-    told = parser.parse_args()
-    found = measure(told)
+    args = parser.parse_args()
+    found = measure(args)
     if "score" in found:
         lines = list(tables(found, tomllib.loads(MISSED.read_text())))
         print("\n".join(lines))
-        if told.write:
+        if args.write:
             write(PAGE, lines)
     return max((code for name, code in found.items() if name.endswith(" exit")), default=0)
 

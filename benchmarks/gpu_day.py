@@ -48,49 +48,49 @@ PACKAGES = "packages"
 
 
 def main() -> int:
-    asked = _parser().parse_args()
-    device = "simulated" if asked.simulate else asked.device
-    out = (asked.out or ROOT / "reports" / "runs" / f"gpu-{device.replace(':', '-')}").resolve()
+    args = _parser().parse_args()
+    device = "simulated" if args.simulate else args.device
+    out = (args.out or ROOT / "reports" / "runs" / f"gpu-{device.replace(':', '-')}").resolve()
     out.mkdir(parents=True, exist_ok=True)
-    if asked.resume is not None:
-        with tarfile.open(asked.resume) as archive:
+    if args.resume is not None:
+        with tarfile.open(args.resume) as archive:
             archive.extractall(out, filter="data")
-    env = environment(out, asked.wheels)
+    env = environment(out, args.wheels)
     try:
-        return play(asked, device, out, env)
+        return play(args, device, out, env)
     finally:
         if os.environ.get("OUT"):
             with tarfile.open(Path(os.environ["OUT"]) / "day.tgz", "w:gz") as archive:
                 archive.add(out, ".", filter=lambda one: None if PACKAGES in one.name else one)
 
 
-def play(asked: argparse.Namespace, device: str, out: Path, env: dict[str, str]) -> int:
+def play(args: argparse.Namespace, device: str, out: Path, env: dict[str, str]) -> int:
     """Run every part that has not answered yes. Returns the exit code."""
-    file, until = out / "gpu.json", time.monotonic() + 60 * (asked.call or 1e6)
+    file, until = out / "gpu.json", time.monotonic() + 60 * (args.call or 1e6)
     day: dict[str, Any] = {"parts": {}, "answers": {}}
     day |= json.loads(file.read_text()) if file.exists() else {}
-    chosen = steps(asked.only)
+    chosen = steps(args.only)
     whole = sum(part.minutes for step in chosen for part in step.parts)
-    day |= {"device": device, "date": time.strftime("%Y-%m-%d"), "minutes": asked.minutes}
+    day |= {"device": device, "date": time.strftime("%Y-%m-%d"), "minutes": args.minutes}
     for step in chosen:
         print(f"== {step.name}: {step.question}", flush=True)
         for part in step.parts:
             before = day["parts"].get(part.name, {"good": False})
             if before.get("good", True):
                 continue
-            minutes = part.minutes * asked.minutes / whole
+            minutes = part.minutes * args.minutes / whole
             if time.monotonic() + 60 * minutes + BESIDE > until:
                 print("the call's time is up: start it again")
                 return UNFINISHED
-            day["parts"][part.name] = done(part, minutes, device, out, env, asked.workers)
+            day["parts"][part.name] = done(part, minutes, device, out, env, args.workers)
             file.write_text(json.dumps(day, indent=2) + "\n")
         answer = day["answers"][step.question] = answer_of(step, day["parts"])
         file.write_text(json.dumps(day, indent=2) + "\n")
         print(f"== {step.name}: {answer}", flush=True)
-        if answer == "no" and not asked.go_on:
+        if answer == "no" and not args.go_on:
             print("what follows would say nothing: look at the output, or go on with --go-on")
             break
-    if not asked.only and (out / "probe.json").exists():
+    if not args.only and (out / "probe.json").exists():
         keep([out])
     return int("no" in day["answers"].values())
 
@@ -151,18 +151,19 @@ def done(
     started = time.monotonic()
     with (out / f"{part.name}.log").open("w") as log:
         code = _code(command, env, log, 60 * minutes + BESIDE)
-    told: dict[str, Any] = {"code": code, "seconds": round(time.monotonic() - started, 1)}
-    told |= {"command": " ".join(command[1:]), **numbers(out / part.name)}
-    told["good"] = (
+    record: dict[str, Any] = {"code": code, "seconds": round(time.monotonic() - started, 1)}
+    record |= {"command": " ".join(command[1:]), **numbers(out / part.name)}
+    record["good"] = (
         code in part.good
-        and all(told.get(name) for name in part.needs)
-        and not (told.get("missed") or told.get("wrong"))
+        and all(record.get(name) for name in part.needs)
+        and not (record.get("missed") or record.get("wrong"))
     )
     last = (out / f"{part.name}.log").read_text().strip().splitlines()[-1:]
     print(
-        f"{part.name}: exit code {told['code']} after {told['seconds']:.0f} s: {last}", flush=True
+        f"{part.name}: exit code {record['code']} after {record['seconds']:.0f} s: {last}",
+        flush=True,
     )
-    return told
+    return record
 
 
 def _code(command: list[str], env: dict[str, str], log: Any, seconds: float) -> int:
@@ -176,25 +177,25 @@ def _code(command: list[str], env: dict[str, str], log: Any, seconds: float) -> 
     return ended.returncode
 
 
-def numbers(kept: Path) -> dict[str, Any]:
+def numbers(folder: Path) -> dict[str, Any]:
     """The numbers by which a day is judged, from the summary of a campaign or a score; empty if
     there is none."""
-    scored = kept.with_suffix(".json")
-    if kept.name == "score" and scored.exists():
+    scored = folder.with_suffix(".json")
+    if folder.name == "score" and scored.exists():
         faults = json.loads(scored.read_text())["faults"]
         missed = [fault["id"] for fault in faults if not fault["found"]]
         return {"cases": len(faults) - len(missed), "missed": missed}
-    if not (kept / "summary.json").exists():
+    if not (folder / "summary.json").exists():
         return {}
-    summary = json.loads((kept / "summary.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text())
     names = ("cases", "specs", "compiles", "seconds", "lost_workers")
     findings = [f"{f['recipe']} {f['arm']}: {f['sentence']}" for f in summary["findings"]]
     suspected = [f"{f['recipe']} {f['arm']}: {f['sentence']}" for f in summary["suspected"]]
     about_words = ("contract--", "census--")
     wrong = [f["fingerprint"] for f in summary["findings"]]
     wrong = [name for name in wrong if not name.startswith(about_words)]
-    told = {"findings": findings, "suspected": suspected, "wrong": wrong}
-    return {n: summary[n] for n in names} | told
+    counts = {"findings": findings, "suspected": suspected, "wrong": wrong}
+    return {n: summary[n] for n in names} | counts
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -69,8 +69,8 @@ def forks(device: Device) -> Answer:
     question = "CUDA works in a process that is forked after the fork server's imports"
     if device.name == "simulated":
         return Answer(question, "it needs a GPU that is not simulated", None)
-    said = (done.stdout + done.stderr).strip().splitlines() or ["nothing"]
-    return Answer(question, said[-1], said[-1] == "works")
+    lines = (done.stdout + done.stderr).strip().splitlines() or ["nothing"]
+    return Answer(question, lines[-1], lines[-1] == "works")
 
 
 def casts(device: Device) -> Answer:
@@ -145,8 +145,8 @@ def generated(device: Device) -> Answer:
         ):
             off = (quotient.double() / exact - 1).abs().max().item() * 2.0**24
             seen[f"{arm.name}: {name}, units of 2^-24 off"] = round(off, 2)
-        kept = (made(lambda t: t * 0.5)(small).cpu() == 2.0**-131).all()
-        seen[f"{arm.name}: products of subnormals kept"] = bool(kept)
+        is_kept = (made(lambda t: t * 0.5)(small).cpu() == 2.0**-131).all()
+        seen[f"{arm.name}: products of subnormals kept"] = bool(is_kept)
         torch._dynamo.reset()
     far = [off for off in seen.values() if isinstance(off, float)]
     return Answer(question, seen, max(far) <= _ALLOWED)
@@ -155,18 +155,18 @@ def generated(device: Device) -> Answer:
 def refusals(device: Device) -> Answer:
     """Does CUDA's FP8 multiply refuse exactly what the recipes expect it to refuse?"""
     e4m3, e5m2, bf16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
-    asked = {
+    questions = {
         "K = 24": (32, 24, 32, e4m3, bf16, False), "N = 24": (32, 32, 24, e4m3, bf16, False),
         "E5M2 x E5M2": (32, 32, 32, e5m2, bf16, False),
         "M = 8": (8, 32, 32, e4m3, bf16, False), "rowwise": (32, 32, 32, e4m3, bf16, True),
     }  # fmt: skip
-    seen = {name: _said(device, *how) for name, how in asked.items()}
-    runs = {name for name, said in seen.items() if said == "runs"}
+    seen = {name: _multiply_outcome(device, *how) for name, how in questions.items()}
+    runs = {name for name, outcome in seen.items() if outcome == "runs"}
     question = "it refuses what the rules say, and nothing else"
     return Answer(question, seen, runs == {"M = 8", "rowwise"})
 
 
-def _said(
+def _multiply_outcome(
     device: Device, m: int, k: int, n: int, dtype: torch.dtype, out: torch.dtype, rowwise: bool
 ) -> str:
     a, b = (torch.ones(rows, k, device=device.torch).to(dtype) for rows in (m, n))
@@ -229,10 +229,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or simulated")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
-    check_device(asked.device)
+    args = parser.parse_args()
+    check_device(args.device)
     prepare()
-    device = enter(asked.device, 0)
+    device = enter(args.device, 0)
     answers: list[Answer] = []
     record: dict[str, Any] = {"versions": versions(), "device": device.describe()}
     for question in QUESTIONS:
@@ -241,10 +241,10 @@ def main() -> int:
         except Exception:  # noqa: BLE001 - a question that fails must not end the others
             answers.append(Answer(question.__name__, traceback.format_exc()[-2000:], False))
         record["answers"] = [asdict(answer) for answer in answers]
-        asked.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
+        args.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
         how = {True: "yes", False: "NO", None: "said"}[answers[-1].holds]
-        said = json.dumps(answers[-1].seen, default=str)
-        print(f"{how:6}{answers[-1].question}: {said}", flush=True)
+        text = json.dumps(answers[-1].seen, default=str)
+        print(f"{how:6}{answers[-1].question}: {text}", flush=True)
     return int(any(answer.holds is False for answer in answers))
 
 

@@ -39,8 +39,8 @@ def keep(folders: Sequence[Path]) -> None:
     )
     parts = {name: part for day in days for name, part in day["parts"].items()}
     answers = {step.question: answer_of(step, parts) for step in STEPS}
-    for asked in probe["answers"]:
-        answers[asked["question"]] = {True: "yes", False: "no", None: "-"}[asked["holds"]]
+    for answer in probe["answers"]:
+        answers[answer["question"]] = {True: "yes", False: "no", None: "-"}[answer["holds"]]
     simulated = days[0]["device"] == "simulated"
     kind = "simulated" if simulated else probe["device"]["gpus"][0]["name"]
     record = {"date": days[0]["date"], "minutes": sum(day["minutes"] for day in days)}
@@ -52,12 +52,12 @@ def keep(folders: Sequence[Path]) -> None:
 
 def answer_of(step: Step, parts: dict[str, Any]) -> str:
     """The answer to the step's question: "yes", "no" or "not asked"."""
-    asked = [
+    judged = [
         parts[part.name] for part in step.parts if parts.get(part.name, {}).get("code") is not None
     ]
-    if not asked:
+    if not judged:
         return "not asked"
-    return "yes" if all(one["good"] for one in asked) else "no"
+    return "yes" if all(one["good"] for one in judged) else "no"
 
 
 def table(records: Records) -> str:

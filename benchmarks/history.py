@@ -89,14 +89,13 @@ def rows(out: Path, versions: Sequence[str]) -> list[Row]:
         summary = json.loads((out / version / "summary.json").read_text())
         for one in summary["findings"]:
             file = out / version / "findings" / one["id"] / "explain.json"
-            told = json.loads(file.read_text())
-            name = told["fingerprint"], told["known_issue"] or ""
+            explained = json.loads(file.read_text())
+            name = explained["fingerprint"], explained["known_issue"] or ""
             if name in found:
                 found[name] = replace(found[name], releases=(*found[name].releases, version))
             else:
-                found[name] = Row(
-                    name[0], told["sentence"], told["severity"], name[1], file.parent, (version,)
-                )
+                sentence, severity = explained["sentence"], explained["severity"]
+                found[name] = Row(name[0], sentence, severity, name[1], file.parent, (version,))
     return list(found.values())
 
 
@@ -111,10 +110,10 @@ def fate(package: Package, row: Row, every: Sequence[str]) -> str:
     if line.at(0).answer != "shows":
         return f"not shown again: {line.at(0).why or 'its script passes'}"
     newest = next(p for p in reversed(range(len(later))) if line.at(p).answer != "cannot tell")
-    untold = f"; {later[newest + 1]} and later cannot tell" if newest + 1 < len(later) else ""
+    undecided = f"; {later[newest + 1]} and later cannot tell" if newest + 1 < len(later) else ""
     if line.at(newest).answer == "shows":
-        return f"stands in {later[newest]}{untold}"
-    return f"mended in {change(line, 0, newest).after.version}{untold}"
+        return f"stands in {later[newest]}{undecided}"
+    return f"mended in {change(line, 0, newest).after.version}{undecided}"
 
 
 def every_fate(
@@ -143,9 +142,9 @@ def table(found: Sequence[Row], out: Path, versions: Sequence[str]) -> Iterator[
     yield "| release | minutes | cases | findings | suspected |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for version in versions:
-        told = json.loads((out / version / "summary.json").read_text())
-        counts = told["cases"], len(told["findings"]), len(told["suspected"])
-        cells = version, f"{told['seconds'] / 60:.0f}", *map(str, counts)
+        summary = json.loads((out / version / "summary.json").read_text())
+        counts = summary["cases"], len(summary["findings"]), len(summary["suspected"])
+        cells = version, f"{summary['seconds'] / 60:.0f}", *map(str, counts)
         yield f"| {' | '.join(cells)} |"
     yield "\n| found | severity | in | what became of it | known issue |"
     yield "| --- | --- | --- | --- | --- |"

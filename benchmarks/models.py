@@ -33,10 +33,10 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "tests" / "own_models"
-KEPT = ROOT / "reports" / "runs" / "models"
+STORED = ROOT / "reports" / "runs" / "models"
 TABLE = ROOT / "docs" / "models.md"
 #: The models to check, and the owners of reports.
-TOLD = Path(__file__).with_suffix(".toml")
+SETTINGS = Path(__file__).with_suffix(".toml")
 NARROW = ("torchao.float8.rowwise", "torchao.mxfp8.rceil")
 #: Ways to train, and the options of ``check`` that select them.
 WAYS = {
@@ -52,7 +52,7 @@ _PATIENCE = 240.0
 _NAMED = 8
 
 
-class Said(msgspec.Struct, frozen=True):
+class Reported(msgspec.Struct, frozen=True):
     """One report of ``check`` about a model."""
 
     kind: str  # "finding", "suspected", "refused" or "broke"
@@ -61,7 +61,12 @@ class Said(msgspec.Struct, frozen=True):
     severity: str = ""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"never_checked": "never", "reports": "said"},  # the names in stored files
+):
     """The result of checking one model in one way."""
 
     model: str
@@ -71,10 +76,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     cases: int = 0
     #: "recipe, arm" -> (linears that were checked individually, all linears).
     linears: dict[str, tuple[int, int]] = {}
-    never: list[str] = []
+    #: ``never_judged`` of the summary.
+    never_checked: list[str] = []
     #: Id of a ledger entry -> number of divergences that it explained.
     known: dict[str, int] = {}
-    said: list[Said] = []
+    reports: list[Reported] = []
 
 
 @dataclass(frozen=True)
@@ -90,10 +96,10 @@ class Owner:
     #: Text that the sentence must contain: for refusals, which have no fingerprint.
     says: str = ""
 
-    def of(self, row: Row, said: Said) -> bool:
-        names = ((row.way, self.way), (said.fingerprint, self.fingerprint))
+    def of(self, row: Row, report: Reported) -> bool:
+        names = ((row.way, self.way), (report.fingerprint, self.fingerprint))
         named = any(fnmatchcase(row.model, model) for model in self.models)
-        return named and all(fnmatchcase(*each) for each in names) and self.says in said.sentence
+        return named and all(fnmatchcase(*each) for each in names) and self.says in report.sentence
 
 
 @dataclass(frozen=True)
@@ -107,8 +113,8 @@ class Model:
     over: tuple[str, ...] = ()
 
 
-def models(told: dict[str, Any]) -> Iterator[Model]:
-    for page in told["page"]:
+def models(settings: dict[str, Any]) -> Iterator[Model]:
+    for page in settings["page"]:
         for build in page["builds"]:
             inductor = ("inductor",) if build in page.get("inductor", ()) else ()
             yield Model(
@@ -117,18 +123,18 @@ def models(told: dict[str, Any]) -> Iterator[Model]:
             )  # fmt: skip
 
 
-def owners_of(told: dict[str, Any]) -> list[Owner]:
-    return [Owner(**{**each, "models": tuple(each["models"])}) for each in told["owner"]]
+def owners_of(settings: dict[str, Any]) -> list[Owner]:
+    return [Owner(**{**each, "models": tuple(each["models"])}) for each in settings["owner"]]
 
 
-def checked(model: Model, way: str, asked: argparse.Namespace) -> Row:
+def checked(model: Model, way: str, args: argparse.Namespace) -> Row:
     """Run ``narrowfuzz check`` and read its JSON document."""
-    folder = KEPT / f"{model.name.replace(':', '.')}-{way}-{time.time_ns()}"
+    folder = STORED / f"{model.name.replace(':', '.')}-{way}-{time.time_ns()}"
     recipes = [f"--recipe={name}" for name in (f"torch.{model.dtype}", *NARROW)]
     command = [
         sys.executable, "-m", "narrowfuzz", "check", f"{PAGES / model.name}", *recipes, *WAYS[way],
-        *(f"--with={release}" for release in model.over), f"--cases={asked.cases}",
-        f"--minutes={asked.minutes:g}", f"--workers={asked.workers}", "--seed=1", "--json",
+        *(f"--with={release}" for release in model.over), f"--cases={args.cases}",
+        f"--minutes={args.minutes:g}", f"--workers={args.workers}", "--seed=1", "--json",
         f"--out={folder}",
     ]  # fmt: skip
     start = time.monotonic()
@@ -137,7 +143,7 @@ def checked(model: Model, way: str, asked: argparse.Namespace) -> Row:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=60 * asked.minutes + _PATIENCE)
+        out, err = process.communicate(timeout=60 * args.minutes + _PATIENCE)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)  # it still prints the results that it has
         out, err = process.communicate()
@@ -154,56 +160,57 @@ def row_of(model: str, way: str, code: int, seconds: float, out: str, err: str) 
         document = {}
     if code == 2 or "cases" not in document:
         kind = "refused" if code == 2 else "broke"
-        said = [Said(kind, "", last[0].removeprefix("narrowfuzz: "))]
-        return Row(model=model, way=way, code=code, seconds=seconds, said=said)
-    said = [
-        Said(kind, one["fingerprint"], one["sentence"], one["severity"])
+        reports = [Reported(kind, "", last[0].removeprefix("narrowfuzz: "))]
+        return Row(model=model, way=way, code=code, seconds=seconds, reports=reports)
+    reports = [
+        Reported(kind, one["fingerprint"], one["sentence"], one["severity"])
         for kind, name in (("finding", "findings"), ("suspected", "suspected"))
         for one in document[name]
     ]
     if code not in (0, 1, 4):
-        said.append(Said("broke", "", f"exit code {code}: {' '.join(document['notes'])}"))
+        reports.append(Reported("broke", "", f"exit code {code}: {' '.join(document['notes'])}"))
     return Row(
         model=model, way=way, code=code, seconds=seconds, cases=document["cases"],
         linears={
             f"{one['recipe']}, {one['arm']}": (len(one["linears"]), one["of"])
             for one in document["linears_judged"]
         },
-        never=document["never_judged"], known=document["known"], said=said,
+        never_checked=document["never_judged"], known=document["known"], reports=reports,
     )  # fmt: skip
 
 
 def file_of(model: str, way: str) -> Path:
-    return KEPT / f"{model.replace(':', '.')}-{way}.json"
+    return STORED / f"{model.replace(':', '.')}-{way}.json"
 
 
-def kept(wanted: Sequence[tuple[Model, str]]) -> list[Row]:
+def stored_rows(wanted: Sequence[tuple[Model, str]]) -> list[Row]:
     """The stored results of these checks, as far as they have run."""
     files = [file_of(model.name, way) for model, way in wanted]
     return [msgspec.json.decode(f.read_bytes(), type=Row) for f in files if f.is_file()]
 
 
-def owner_of(row: Row, said: Said, owners: Sequence[Owner]) -> Owner | None:
-    return next((owner for owner in owners if owner.of(row, said)), None)
+def owner_of(row: Row, report: Reported, owners: Sequence[Owner]) -> Owner | None:
+    return next((owner for owner in owners if owner.of(row, report)), None)
 
 
 def wrong(rows: Sequence[Row], owners: Sequence[Owner]) -> Iterator[str]:
     """A line for each report that has no owner or is owned by narrowfuzz, and for each check that
     broke."""
     for row in rows:
-        for said in row.said:
-            owner = owner_of(row, said, owners)
-            if said.kind == "broke":
-                yield f"{row.model} {row.way}: it broke: {said.sentence}"
+        for report in row.reports:
+            owner = owner_of(row, report, owners)
+            if report.kind == "broke":
+                yield f"{row.model} {row.way}: it broke: {report.sentence}"
             elif owner is None:
-                yield f"{row.model} {row.way}: {said.kind} without an owner: {said.fingerprint}: {said.sentence}"  # noqa: E501
+                yield f"{row.model} {row.way}: {report.kind} without an owner: {report.fingerprint}: {report.sentence}"  # noqa: E501
             elif owner.owner == OURS:
-                yield f"{row.model} {row.way}: a false alarm of ours: {said.sentence} ({owner.why})"
+                why = f"{report.sentence} ({owner.why})"
+                yield f"{row.model} {row.way}: a false alarm of ours: {why}"
 
 
 def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) -> str:
     """The text of docs/models.md."""
-    found = sum(len(row.said) for row in rows)
+    found = sum(len(row.reports) for row in rows)
     false = sum(1 for _ in wrong(rows, owners))
     lines = [
         "# Models that others wrote",
@@ -231,10 +238,10 @@ def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) 
         lines += ["", f"{len(missing)} more checks have not run here yet{names}."]
     by_owner: dict[Owner | None, list[str]] = {}
     for row in rows:
-        for said in row.said:
-            words = said.sentence.replace("|", "\\|")
-            line = f"- `{row.model}`, {row.way}, {said.kind}: {words}"
-            by_owner.setdefault(owner_of(row, said, owners), []).append(line)
+        for report in row.reports:
+            words = report.sentence.replace("|", "\\|")
+            line = f"- `{row.model}`, {row.way}, {report.kind}: {words}"
+            by_owner.setdefault(owner_of(row, report, owners), []).append(line)
     if by_owner:
         lines += ["", "## What was reported, and who is responsible"]
     for owner, spoken in by_owner.items():
@@ -251,13 +258,13 @@ def _line(row: Row, owners: Sequence[Owner]) -> str:
         if counts
         else "none"
     )
-    if row.never:
-        judged += f"; never: {len(row.never)}"
-    said = [f"{one.kind} ({who.owner if (who := owner_of(row, one, owners)) else 'no owner'})"
-            for one in row.said]  # fmt: skip
-    told = ", ".join(dict.fromkeys(said)) or "nothing"
+    if row.never_checked:
+        judged += f"; never: {len(row.never_checked)}"
+    kinds = [f"{one.kind} ({who.owner if (who := owner_of(row, one, owners)) else 'no owner'})"
+            for one in row.reports]  # fmt: skip
+    reported = ", ".join(dict.fromkeys(kinds)) or "nothing"
     known = ", ".join(f"`{id}`" for id in sorted(row.known)) or "-"
-    cells = (row.model, row.way, str(row.cases), judged, known, told, f"{row.seconds:.0f}")
+    cells = (row.model, row.way, str(row.cases), judged, known, reported, f"{row.seconds:.0f}")
     return f"| {' | '.join(cells)} |"
 
 
@@ -279,32 +286,32 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=3.0, help="of each check at most")
     parser.add_argument("--workers", type=int, default=0, help="of each check; 0: one per core")
     parser.add_argument("--again", action="store_true", help="run what has run before, too")
-    asked = parser.parse_args()
-    told = tomllib.loads(TOLD.read_text())
-    owners = owners_of(told)
-    every = [(model, way) for model in models(told) for way in model.ways]
+    args = parser.parse_args()
+    settings = tomllib.loads(SETTINGS.read_text())
+    owners = owners_of(settings)
+    every = [(model, way) for model in models(settings) for way in model.ways]
     wanted = [
         (model, way) for model, way in every
-        if any(fnmatchcase(model.name, glob) for glob in asked.only or ("*",))
-        and way in (asked.way or WAYS)
+        if any(fnmatchcase(model.name, glob) for glob in args.only or ("*",))
+        and way in (args.way or WAYS)
     ]  # fmt: skip
     if not wanted:
-        parser.error(f"--only {' '.join(asked.only)}: no model of {TOLD.name} is called so")
-    KEPT.mkdir(parents=True, exist_ok=True)
+        parser.error(f"--only {' '.join(args.only)}: no model of {SETTINGS.name} is called so")
+    STORED.mkdir(parents=True, exist_ok=True)
     for model, way in wanted:
         file = file_of(model.name, way)
-        if file.is_file() and not asked.again:
+        if file.is_file() and not args.again:
             continue
-        row = checked(model, way, asked)
+        row = checked(model, way, args)
         file.write_bytes(msgspec.json.encode(row))
         print(f"{row.seconds:6.0f} s  {model.name} {way}: {row.cases} cases, exit code {row.code}")
         print(*(f"          {line}" for line in wrong([row], owners)), sep="\n", flush=True)
-    rows = kept(every)
+    rows = stored_rows(every)
     there = {(row.model, row.way) for row in rows}
     missing = [f"`{m.name}` {way}" for m, way in every if (m.name, way) not in there]
     TABLE.write_text(table(rows, owners, missing))
-    faults = list(wrong(kept(wanted), owners))
-    print(f"{len(faults)} faults in {len(kept(wanted))} checks; {TABLE.relative_to(ROOT)}")
+    faults = list(wrong(stored_rows(wanted), owners))
+    print(f"{len(faults)} faults in {len(stored_rows(wanted))} checks; {TABLE.relative_to(ROOT)}")
     return bool(faults)
 
 

@@ -152,8 +152,8 @@ def _failure_of(test: Callable[[], None]) -> Iterator[str]:
     try:
         test()
     except Exception as error:
-        told = " ".join(str(error).split())
-        yield f"{type(error).__name__}: {told}"[:300]
+        message = " ".join(str(error).split())
+        yield f"{type(error).__name__}: {message}"[:300]
 
 
 def _suite(recipe: Recipe) -> Iterator[Callable[[], None]]:

@@ -382,13 +382,13 @@ def main() -> int:
     )
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("file")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     here = answers()
-    if asked.what == "record":
-        torch.save({"library": description(), "answers": here}, asked.file)
+    if args.what == "record":
+        torch.save({"library": description(), "answers": here}, args.file)
         print(f"{len(here)} calls of TransformerEngine {description()}")
         return 0
-    recorded = torch.load(asked.file, weights_only=True)
+    recorded = torch.load(args.file, weights_only=True)
     print(f"recorded: TransformerEngine {recorded['library']}; here: {description()}")
     found = list(differences(recorded["answers"], here))
     for name, why in found:

@@ -111,10 +111,10 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--length", type=int, default=128)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.update({name: os.environ.get(name, value) for name, value in _ALONE.items()})
-    print("losses", *train(asked.steps, asked.rows, asked.length), flush=True)
+    print("losses", *train(args.steps, args.rows, args.length), flush=True)
 
 
 if __name__ == "__main__":

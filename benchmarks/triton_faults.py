@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from narrowfuzz import Plant
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 
 _GROUPS = "torchao.prototype.moe_training.fp8_grouped_mm"
 _ROWS = "triton_fp8_rowwise_2d_scale_and_cast"
@@ -42,7 +42,7 @@ def _changed(module: str, name: str, change: Callable[..., Any]) -> AbstractCont
     def make(original: Any) -> Any:
         return lambda *args, **kwargs: change(original, *args, **kwargs)
 
-    return replaced(owner, name, make)
+    return attribute_replaced(owner, name, make)
 
 
 def _scales_of_first_expert(cast: Any, x: Any, *args: Any, **how: Any) -> Any:
@@ -230,8 +230,8 @@ def _two_halves(multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **ho
         return multiply(a, b, sa, sb, offs, **how)
     dtype = how.pop("out_dtype")
     fp32 = how | {"out_dtype": torch.float32}
-    left = multiply(a[:, :k], b[:, :k], sa, sb, offs, **fp32)
-    return (left + multiply(a[:, k:], b[:, k:], sa, sb, offs, **fp32)).to(dtype)
+    first_half = multiply(a[:, :k], b[:, :k], sa, sb, offs, **fp32)
+    return (first_half + multiply(a[:, k:], b[:, k:], sa, sb, offs, **fp32)).to(dtype)
 
 
 def _noise_behind(multiply: Any, a: Any, b: Any, sa: Any, sb: Any, offs: Any, **how: Any) -> Any:
@@ -305,7 +305,7 @@ def _after_launches(
     import triton_on_cpu
 
     triton_on_cpu.install_torchao()
-    return replaced(import_module(module), name, lambda kernel: _Launched(kernel, change))
+    return attribute_replaced(import_module(module), name, lambda kernel: _Launched(kernel, change))
 
 
 def _last_rank_skipped(

@@ -61,9 +61,9 @@ def run_baselines(minutes: float) -> tuple[int, tuple[str, ...]]:
     return summary["cases"], tuple(found["fingerprint"] for found in summary["findings"])
 
 
-def run_tests(asked: tuple[str, ...]) -> tuple[int, int]:
+def run_tests(tests: tuple[str, ...]) -> tuple[int, int]:
     """The number of tests that passed, and of those that failed or could not run."""
-    command = [sys.executable, "-m", "pytest", "-q", *asked]
+    command = [sys.executable, "-m", "pytest", "-q", *tests]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout[-2000:], flush=True)
     counts = Counter(
@@ -75,11 +75,11 @@ def run_tests(asked: tuple[str, ...]) -> tuple[int, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="of the baselines' campaign")
-    told = parser.parse_args()
+    args = parser.parse_args()
     prepare()
     settle()
     entries, lost = try_entries()
-    cases, findings = run_baselines(told.minutes)
+    cases, findings = run_baselines(args.minutes)
     passed, failed = run_tests(PROPERTIES)
     gpu_passed, gpu_failed = run_tests(GPU)
     found = versions()

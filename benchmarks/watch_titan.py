@@ -26,9 +26,9 @@ _STARTS = {1: (sys.executable,), 2: _TORCHRUN}
 def losses(command: tuple[str, ...]) -> tuple[int, set[str]]:
     """The exit code, and the lines of losses that the ranks print."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if not (said := {line for line in done.stdout.splitlines() if line.startswith("losses")}):
+    if not (lines := {line for line in done.stdout.splitlines() if line.startswith("losses")}):
         raise RuntimeError(f"{' '.join(command)} trained nothing:\n{done.stderr[-2000:]}")
-    return done.returncode, said
+    return done.returncode, lines
 
 
 def trial(ranks: int, steps: int) -> Iterator[str]:

@@ -286,11 +286,11 @@ def run(count: int, seed: int) -> bool:
             right["named"] += not wrong
             cause = "unknown" if first is None else first.cause
             right[cause.partition(" ")[0]] += 1
-            said = f"; {wrong}" if wrong else ""
+            suffix = f"; {wrong}" if wrong else ""
             if wrong or not cause.startswith(kind):
                 because = "" if first is None else first.because
                 print(f"  {number}: {what} in {put.operator}, rank {put.rank}, {dtype}: {cause} "
-                      f"({because}){said}")  # fmt: skip
+                      f"({because}){suffix}")  # fmt: skip
         attributed = count - right["unknown"]
         print(
             f"{kind}: {right['named']} of {count} named, {right[kind]} of {attributed} that could "

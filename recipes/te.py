@@ -54,9 +54,9 @@ def _v1() -> bool:
 def _enter(*, version: str) -> None:
     """Without a GPU, TransformerEngine's own Python runs on an emulated extension."""
     if not torch.cuda.is_available():
-        from te_on_cpu.environment import CHOICE, enter
+        from te_on_cpu.environment import VERSION_VARIABLE, enter
 
-        os.environ.setdefault(CHOICE, version)
+        os.environ.setdefault(VERSION_VARIABLE, version)
         enter()
 
 

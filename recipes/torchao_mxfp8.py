@@ -165,13 +165,13 @@ def _interpret() -> None:
     from torchao.prototype.moe_training import mxfp8_linear
     from torchao.prototype.mx_formats import mx_tensor
     from torchao.prototype.mx_formats.config import MXFP8Dim1CastKernelChoice as Choice
-    from triton_on_cpu.memory import adapt
+    from triton_on_cpu.memory import use_poisoned_torch
     from triton_on_cpu.products import mx_scaled_mm
 
     mxfp8_linear.MXFP8Dim1CastKernelChoice = SimpleNamespace(
         CUDA=Choice.TRITON, TRITON=Choice.TRITON, TORCH=Choice.TORCH
     )
-    adapt(mx_tensor, _scaled_mm=mx_scaled_mm)
+    use_poisoned_torch(mx_tensor, _scaled_mm=mx_scaled_mm)
 
 
 def _convertible(module: Any, name: str, spec: Spec, *, only: tuple[str, ...] = ()) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 from narrowfuzz.cli import main
 from narrowfuzz.machine.overlay import folder_of
-from te_on_cpu.environment import CHOICE, DEFAULT, ensure
+from te_on_cpu.environment import DEFAULT, VERSION_VARIABLE, ensure
 
 HERE = Path(__file__).parent
 
@@ -43,7 +43,7 @@ def forked(
     library; each one's exit code is printed behind what it printed itself."""
     if library == "transformer_engine":
         ensure(release)
-        env = {CHOICE: release}
+        env = {VERSION_VARIABLE: release}
     else:
         env = {"PYTHONPATH": str(folder_of(f"{library}=={release}")), "TRITON_INTERPRET": "1"}
     return python(HERE / "run_forked.py", library, *scripts, env=env, code=None)
@@ -80,4 +80,6 @@ def on_transformer_engine(file: str, *args: str | Path, version: str = DEFAULT) 
     except ValueError as why:
         pytest.skip(str(why))
     path = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH", ""))))
-    return python(HERE / file, *args, env={CHOICE: version, "PYTHONPATH": path}).stdout.splitlines()
+    return python(
+        HERE / file, *args, env={VERSION_VARIABLE: version, "PYTHONPATH": path}
+    ).stdout.splitlines()

@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from narrowfuzz.case.spec import SCHEMA, Case, load_case
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.processes import entered_by_ranks
 from torch._inductor.exc import CppCompileError
@@ -70,7 +70,7 @@ def raising(where: str, error: str, says: str, always: bool) -> Iterator[None]:
     others = [m for m in held if getattr(m, "__dict__", {}).get(name) is original]
     with ExitStack() as stack:
         for holder in (owner, *others):
-            stack.enter_context(replaced(holder, name, lambda _: raises))
+            stack.enter_context(attribute_replaced(holder, name, lambda _: raises))
         yield
 
 
@@ -131,7 +131,7 @@ def gradients_of_biases_halved() -> AbstractContextManager[object]:
         )
 
     home = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_collectives")
-    return replaced(home, "foreach_reduce_scatter_copy_in", make)
+    return attribute_replaced(home, "foreach_reduce_scatter_copy_in", make)
 
 
 def refused_by_stride() -> AbstractContextManager[object]:
@@ -142,7 +142,7 @@ def refused_by_stride() -> AbstractContextManager[object]:
     def refuse(*_: object) -> None:
         torch._check(False, lambda: "planted")
 
-    return replaced(mm, "check_supported_striding", lambda _: refuse)
+    return attribute_replaced(mm, "check_supported_striding", lambda _: refuse)
 
 
 def compiler_refuses() -> AbstractContextManager[object]:
@@ -161,7 +161,7 @@ def flex_scores_doubled() -> AbstractContextManager[object]:
             q, k, v, graph, mask, 2 * scale, *more
         )
 
-    return replaced(flex_attention, "lower_cpu", make)
+    return attribute_replaced(flex_attention, "lower_cpu", make)
 
 
 def compiled_exponentials_halved() -> AbstractContextManager[object]:
@@ -171,7 +171,7 @@ def compiled_exponentials_halved() -> AbstractContextManager[object]:
     def make(exp: Any) -> Any:
         return staticmethod(lambda x: f"({exp(x)} * decltype({x})(0.5f))")
 
-    return replaced(CppVecOverrides, "exp", make)
+    return attribute_replaced(CppVecOverrides, "exp", make)
 
 
 def added_rows_doubled() -> AbstractContextManager[object]:
@@ -181,7 +181,7 @@ def added_rows_doubled() -> AbstractContextManager[object]:
     def make(index_add: Any) -> Any:
         return lambda x, dim, index, rows, **how: index_add(x, dim, index, 2 * rows, **how)
 
-    return replaced(decomposition, "_index_add", make)
+    return attribute_replaced(decomposition, "_index_add", make)
 
 
 @contextmanager

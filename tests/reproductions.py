@@ -13,7 +13,7 @@ from pathlib import Path
 from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.report.known_issue import TE, release_of_te
 from narrowfuzz.triage.verify import ScriptRun, ended, script_environment, script_ran
-from te_on_cpu.environment import CHOICE, ensure
+from te_on_cpu.environment import VERSION_VARIABLE, ensure
 
 ROOT = Path(__file__).resolve().parents[1]
 #: TransformerEngine runs on the emulated extension, of which an issue's script says nothing.
@@ -32,7 +32,7 @@ def alone(path: Path, entry: Entry, folder: Path, patched: Sequence[Path] = ()) 
     if TE in entry.versions:
         version = release_of_te(entry)
         first.append(str(ensure(version)))
-        environment[CHOICE] = version
+        environment[VERSION_VARIABLE] = version
         command = [sys.executable, "-c", _EMULATED, str(path)]
     if about_gcc(entry):
         environment["CXX"] = str(tuned_for_generic(folder))

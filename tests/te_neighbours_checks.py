@@ -15,7 +15,7 @@ from narrowfuzz.case.spec import load_case
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.rules import rules_of
 from neighbours import Plantable, failure
@@ -38,7 +38,7 @@ def forward_scales_doubled() -> Iterator[None]:
 
         return classmethod(updated)
 
-    with replaced(Manager, "reduce_and_update_fp8_tensors", make):
+    with attribute_replaced(Manager, "reduce_and_update_fp8_tensors", make):
         yield
 
 

@@ -22,7 +22,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import transformer_engine.pytorch as te  # noqa: E402
 from te_on_cpu.kernels import LARGEST, NAN_CODE  # noqa: E402
-from te_on_cpu.refusal import NotCarried  # noqa: E402
+from te_on_cpu.refusal import UnsupportedByEmulation  # noqa: E402
 from te_on_cpu.watch import Cast, Multiply, Operand, Seen, Update, listening  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.utils.checkpoint import checkpoint as torch_checkpoint  # noqa: E402
@@ -377,5 +377,5 @@ def check_what_is_not_carried_is_refused_by_name() -> None:
         "get_fused_attn_backend": lambda: te.DotProductAttention(4, 16)(heads, heads, heads),
         "multi_tensor_adam": adam.step,
     }.items():
-        with te.fp8_autocast(), pytest.raises(NotCarried, match=name):
+        with te.fp8_autocast(), pytest.raises(UnsupportedByEmulation, match=name):
             call()

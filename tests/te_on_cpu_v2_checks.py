@@ -10,7 +10,7 @@ import transformer_engine.pytorch as te
 import transformer_engine_torch as tex
 from narrowfuzz.numerics import scales as rules
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
-from te_on_cpu.refusal import NotCarried
+from te_on_cpu.refusal import UnsupportedByEmulation
 from te_on_cpu_v2_reference import Seen, close, reference
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from transformer_engine.common import recipe as recipes
@@ -542,20 +542,20 @@ def check_missing_operands_are_errors():
 
 
 def check_refusals():
-    with pytest.raises(NotCarried, match="fused_qkv_rope_forward"):
+    with pytest.raises(UnsupportedByEmulation, match="fused_qkv_rope_forward"):
         tex.fused_qkv_rope_forward()
-    with pytest.raises(NotCarried, match="CommOverlapHelper"):
+    with pytest.raises(UnsupportedByEmulation, match="CommOverlapHelper"):
         tex.CommOverlapHelper()
-    with pytest.raises(NotCarried, match="pad_columnwise"):
+    with pytest.raises(UnsupportedByEmulation, match="pad_columnwise"):
         te.distributed.pad_columnwise_scale_inv()
-    with pytest.raises(NotCarried, match="attention in FP8"):
+    with pytest.raises(UnsupportedByEmulation, match="attention in FP8"):
         step(block(), delayed(fp8_dpa=True), torch.randn(32, 2, 64, dtype=BF16), None)
     x = torch.randn(128, 128, dtype=BF16, requires_grad=True)
     for recipe in (recipes.Float8BlockScaling(), recipes.NVFP4BlockScaling()):
-        with pytest.raises(NotCarried, match=type(recipe).__name__):
+        with pytest.raises(UnsupportedByEmulation, match=type(recipe).__name__):
             step(te.Linear(128, 128, params_dtype=BF16), recipe, x, x)
     with (
-        pytest.raises(NotCarried, match="Float8BlockQuantizer"),
+        pytest.raises(UnsupportedByEmulation, match="Float8BlockQuantizer"),
         te.quantized_model_init(recipe=recipes.Float8BlockScaling()),
     ):
         te.Linear(128, 128, params_dtype=BF16)

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torchao.float8  # noqa: F401  what forked tests start with
 from kernels import needs_fp8
-from narrowfuzz.plants.patching import float8_forward, replaced
+from narrowfuzz.plants.patching import attribute_replaced, float8_forward
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults
 
@@ -86,7 +86,7 @@ def test_planted_run_takes_the_cases_that_passed() -> None:
         return plain_tests.Outcome(7)
 
     # in this process: what a child notes down is lost
-    with replaced(baselines, "_apart", lambda _: lambda work, *rest: work()):
+    with attribute_replaced(baselines, "_apart", lambda _: lambda work, *rest: work()):
         result = baselines._found(counts, _on(*_FLOAT8, "layer-gain"), 1.0, 1)
     assert seen == [plain_tests.MOST_EXAMPLES, 7] and result.cases == 7
 

@@ -175,7 +175,7 @@ def _enter(where: str) -> Device:
     from te_on_cpu import environment
 
     if where not in ("", "simulated"):
-        os.environ[environment.CHOICE] = where
+        os.environ[environment.VERSION_VARIABLE] = where
         environment.enter()
     import torchao.float8
     import torchao.prototype.moe_training.config

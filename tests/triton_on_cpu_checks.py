@@ -31,7 +31,7 @@ from narrowfuzz.recipe.recipe import load_recipes  # noqa: E402
 from narrowfuzz.triage.script.choice import script_of  # noqa: E402
 from triton_on_cpu import arithmetic, products  # noqa: E402
 from triton_on_cpu.install import candidate, install  # noqa: E402
-from triton_on_cpu.memory import adapt  # noqa: E402
+from triton_on_cpu.memory import use_poisoned_torch  # noqa: E402
 
 RECORDED = json.loads((Path(__file__).parent / "triton_on_cpu_h200.json").read_text())
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -66,7 +66,7 @@ def check_a_product_is_exact_where_no_order_matters() -> None:
     make = np.random.default_rng(0)
     a, b = (make.integers(-8, 9, (16, 32)).astype(np.float32) for _ in range(2))
     tl = triton_operations.tl
-    codes = [arithmetic.narrow(x, tl.float8e4nv) for x in (a, b)]
+    codes = [arithmetic.to_storage(x, tl.float8e4nv) for x in (a, b)]
     zero = np.zeros((16, 16), np.float32)
     found = arithmetic.product(codes[0], tl.float8e4nv, codes[1].T, tl.float8e4nv, zero)
     assert np.array_equal(found, a @ b.T)
@@ -183,8 +183,8 @@ def same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def check_what_no_kernel_writes_is_nan() -> None:
     module = SimpleNamespace(torch=torch)
-    adapt(module)
-    adapt(module)
+    use_poisoned_torch(module)
+    use_poisoned_torch(module)
     for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
         assert module.torch.empty(3, dtype=dtype).float().isnan().all()
     assert module.torch.empty_like(torch.zeros(2, dtype=torch.uint8)).tolist() == [255, 255]

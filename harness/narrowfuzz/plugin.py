@@ -176,15 +176,15 @@ class Harness:
         __tracebackhide__ = True
         if not self.examples(compile):
             pytest.skip(f"profile {self.profile} draws no {compile} cases")
-        said: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for judgement in self._compiled(compile, rules, needs, models):
-            said += _said(judgement, rules, compiled=True)
+            counts += _said(judgement, rules, compiled=True)
             self._fail(judgement, rules)
-        if not any(said[status] for status in JUDGED):
+        if not any(counts[status] for status in JUDGED):
             none = f"none of {self.examples(compile)} {compile} Specs was judged"
             if self.examples(compile) < 20:
                 pytest.skip(f"{', '.join(rules)}: {none}")
-            self._never_judged(rules, said, none)
+            self._never_judged(rules, counts, none)
 
     def _fail(self, judgement: Any, rules: tuple[str, ...]) -> None:
         """Fail with the report of these rules' findings on a smaller case, if they have any."""
@@ -284,29 +284,29 @@ class Harness:
         from narrowfuzz.triage.triage import needed
 
         __tracebackhide__ = True
-        said: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
 
         @self.settings()
         @given(strategy)
         def run(case: Any) -> None:
-            nonlocal said
+            nonlocal counts
             __tracebackhide__ = True
-            asked = {one.name: one for rule in rules for one in needed(rule, case.spec)}
-            judgement = self.judge.judge(case, tuple(asked.values()))
-            said += _said(judgement, rules)
+            rules_by_name = {one.name: one for rule in rules for one in needed(rule, case.spec)}
+            judgement = self.judge.judge(case, tuple(rules_by_name.values()))
+            counts += _said(judgement, rules)
             self._fail(judgement, rules)
 
         run()
-        if not any(said[status] for status in JUDGED):
-            self._never_judged(rules, said, "no case was judged")
+        if not any(counts[status] for status in JUDGED):
+            self._never_judged(rules, counts, "no case was judged")
 
-    def _never_judged(self, rules: tuple[str, ...], said: Counter[str], none: str) -> None:
+    def _never_judged(self, rules: tuple[str, ...], counts: Counter[str], none: str) -> None:
         """Fail, as a rule that never applies proves nothing. Skip only if the user selected some
         of the recipes, and the rules do not apply to any of their cases: such rules are judged on
         other recipes."""
         __tracebackhide__ = True
         names = ", ".join(rules)
-        if self.narrow and said and set(said) == {"not_applicable"}:
+        if self.narrow and counts and set(counts) == {"not_applicable"}:
             chosen = ", ".join((*(r.name for r in self.recipes), *(r.name for r in self.stateful)))
             pytest.skip(f"{names}: {none}, for they do not apply to what was chosen: {chosen}")
         pytest.fail(f"{names}: {none}", pytrace=False)
@@ -323,8 +323,8 @@ def _said(judgement: Any, rules: tuple[str, ...], *, compiled: bool = False) -> 
 
 def _judged(judgement: Any, rules: tuple[str, ...]) -> bool:
     """True if one of these rules judged a compiled arm."""
-    said = _said(judgement, rules, compiled=True)
-    return any(said[status] for status in JUDGED)
+    counts = _said(judgement, rules, compiled=True)
+    return any(counts[status] for status in JUDGED)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from te_on_cpu.folders import installed
-from te_on_cpu.install import CARRIED, carried, has_extension, install
+from te_on_cpu.install import SUPPORTED, has_extension, install, is_supported
 
 #: Packages that its Python code imports. torch is that of the running environment.
 _NEEDS = ("pydantic", "packaging", "einops", "importlib-metadata")
@@ -30,10 +30,10 @@ def ensure(version: str) -> Path:
 
     Raises ValueError for a version that the emulation does not support, and like ``installed``.
     """
-    if not carried(version):
+    if not is_supported(version):
         raise ValueError(
             f"The CPU emulation does not carry TransformerEngine {version!r}; "
-            f"use one of {', '.join(CARRIED)}."
+            f"use one of {', '.join(SUPPORTED)}."
         )
     folder = cache() / f"{version}-{sys.implementation.cache_tag}"
     return installed(folder, ("--no-deps", f"transformer_engine=={version}"), _NEEDS)
@@ -54,14 +54,14 @@ def worker_environment(version: str, environ: Mapping[str, str]) -> dict[str, st
 #: The version that is tested by default.
 DEFAULT = "2.20.2"
 #: Environment variable that carries the choice to worker processes and scripts.
-CHOICE = "TE_ON_CPU_VERSION"
+VERSION_VARIABLE = "TE_ON_CPU_VERSION"
 
 
 def chosen_version() -> str:
     """The TransformerEngine version under test; the installed one if it has its extension."""
     if real_extension():
         return importlib.metadata.version("transformer_engine")
-    return os.environ.get(CHOICE, DEFAULT)
+    return os.environ.get(VERSION_VARIABLE, DEFAULT)
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def choose(version: str) -> None:
     Raises ValueError like ``ensure``.
     """
     ensure(version)
-    os.environ[CHOICE] = version
+    os.environ[VERSION_VARIABLE] = version
 
 
 def description() -> str:

@@ -15,15 +15,15 @@ from te_on_cpu.v1_loader import install_v1
 from te_on_cpu.v1_names import EXTENSION
 
 #: The supported versions, as shown to users: 1.x by minor version, 2.x exactly.
-CARRIED = ("1.10.*", "1.11.*", "1.12.*", "2.20.2")
+SUPPORTED = ("1.10.*", "1.11.*", "1.12.*", "2.20.2")
 _installed: list[str] = []
 
 
-def carried(version: str) -> bool:
+def is_supported(version: str) -> bool:
     """True if the emulation supports TransformerEngine ``version``."""
     return any(
         version == known or (known.endswith("*") and version.startswith(known[:-1]))
-        for known in CARRIED
+        for known in SUPPORTED
     )
 
 
@@ -61,7 +61,7 @@ def install() -> str:
 
 
 def _version() -> str:
-    wanted = f"install one of {', '.join(CARRIED)}"
+    wanted = f"install one of {', '.join(SUPPORTED)}"
     try:
         version = importlib.metadata.version("transformer_engine")
     except importlib.metadata.PackageNotFoundError:
@@ -69,7 +69,7 @@ def _version() -> str:
             f"transformer_engine is not installed; {wanted} (pip install --no-deps "
             "transformer_engine==VERSION), or let te_on_cpu.environment do it."
         ) from None
-    if not carried(version):
+    if not is_supported(version):
         raise ValueError(f"The CPU emulation does not carry TransformerEngine {version}; {wanted}.")
     return version
 

@@ -6,18 +6,21 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 
-class NotCarried(NotImplementedError):
+class UnsupportedByEmulation(NotImplementedError):
     """The real library can do this; the CPU emulation of its extension cannot."""
 
 
 def refuse(what: str, instead: str = "") -> NoReturn:
-    """Raise NotCarried for ``what``, a function, recipe or option; ``instead`` is a remedy."""
+    """Raise UnsupportedByEmulation for ``what``, a function, recipe or option; ``instead`` is a
+    remedy."""
     remedy = f"; {instead}" if instead else ""
-    raise NotCarried(f"the CPU emulation of TransformerEngine does not carry {what}{remedy}")
+    raise UnsupportedByEmulation(
+        f"the CPU emulation of TransformerEngine does not carry {what}{remedy}"
+    )
 
 
 def refused(name: str) -> Callable[..., Any]:
-    """A stand-in for the extension's function ``name`` that raises NotCarried when called."""
+    """A stand-in for the extension's function ``name``; it raises UnsupportedByEmulation."""
 
     def stand_in(*_args: object, **_kwargs: object) -> NoReturn:
         refuse(f"the extension function {name}")

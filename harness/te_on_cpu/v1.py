@@ -16,7 +16,7 @@ from torch import Tensor
 
 from te_on_cpu import kernels
 from te_on_cpu.v1_names import FORMAT, TORCH_DTYPE, DType
-from te_on_cpu.watch import Cast, Update, heard, tell
+from te_on_cpu.watch import Cast, Update, has_listeners, notify
 
 Version = tuple[int, int]
 
@@ -51,8 +51,8 @@ def quantise(
     applied = torch.ones(()) if factor is None else factor
     if inverse is not None and since >= (1, 11):
         inverse.copy_(torch.reciprocal(applied))
-    if heard():
-        tell(Cast(values, codes, applied.clone(), largest, format))
+    if has_listeners():
+        notify(Cast(values, codes, applied.clone(), largest, format))
     return codes
 
 
@@ -147,8 +147,8 @@ def fused_amax_and_scale_update_after_reduction(
     margin: float,
 ) -> None:
     """Roll histories, derive scales and inverses, in place. extensions/recipe.cu."""
-    if heard():
-        tell(Update(tuple(histories), tuple(scales)))
+    if has_listeners():
+        notify(Update(tuple(histories), tuple(scales)))
     kernels.update_amax_and_scale(
         reduced,
         histories,

@@ -11,7 +11,7 @@ from te_on_cpu import kernels
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v1 import Version, cell
 from te_on_cpu.v1_names import FORMAT, DType
-from te_on_cpu.watch import Cast, Multiply, Operand, heard, tell
+from te_on_cpu.watch import Cast, Multiply, Operand, has_listeners, notify
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -43,8 +43,8 @@ def te_gemm(
 ) -> None:
     """D = op(b) @ op(a) into ``d``, in d's dtype or fp8, with bias or the bias gradient of b.
 
-    An fp8 D stores the maximum of this product in ``d_amax``, not a running one. Raises NotCarried
-    for a fused GELU.
+    An fp8 D stores the maximum of this product in ``d_amax``, not a running one. Raises
+    UnsupportedByEmulation for a fused GELU.
     """
     if pre_gelu_out.numel():
         refuse("te_gemm with a fused GELU")
@@ -66,9 +66,9 @@ def te_gemm(
     if bias.numel() and grad:
         bias.copy_(kernels.column_sums(b, bias.dtype))
     _store(result, d, cell(d_scale, 0), cell(d_amax, 0), d_type)
-    if heard():
+    if has_listeners():
         layout: Literal["TN", "NN", "NT"] = "TN" if transa else "NT" if transb else "NN"
-        tell(Multiply(layout, left, right, d))
+        notify(Multiply(layout, left, right, d))
 
 
 def _operand(matrix: Tensor, scale_inverse: Tensor, type: int) -> Operand:
@@ -111,9 +111,9 @@ def _store(
         # cuBLAS stores the maximum of this D, unlike casting kernels, which store a running one.
         amax.zero_()
     d.copy_(kernels.cast(result, scale, format, amax))
-    if heard():
+    if has_listeners():
         applied = torch.ones(()) if scale is None else scale.clone()
-        tell(Cast(result, d, applied, amax, format))
+        notify(Cast(result, d, applied, amax, format))
 
 
 def _empty_gemm(

@@ -130,7 +130,8 @@ def script_functions(functions: dict[str, Callable[..., Any]]) -> dict[str, Call
 
 
 def _module(name: str, names: dict[str, Any]) -> ModuleType:
-    """A module with ``names``; any other name is a function that raises NotCarried when called."""
+    """A module with ``names``; any other name is a function that raises UnsupportedByEmulation
+    when called."""
 
     def missing(wanted: str) -> Any:
         if wanted.startswith("__"):

@@ -3,7 +3,7 @@
 Supported, with delayed, current and MXFP8 scaling: Linear, LayerNormLinear, LayerNormMLP,
 GroupedLinear without grouped tensors, TransformerLayer with attention that is not fused, their
 recomputation, cached weights and quantised parameters. Every other function of the extension raises
-NotCarried with its name.
+UnsupportedByEmulation with its name.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _import_without_loading() -> None:
 
 def _answer_for_recipes(quantization: ModuleType) -> None:
     """Make MXFP8 available on any device, and the support checks of the recipes that are not
-    emulated raise NotCarried."""
+    emulated raise UnsupportedByEmulation."""
     quantization._MXFP8_SUPPORT = (True, "")  # type: ignore[attr-defined]
     for check, recipe in (
         ("_compute_nvfp4_support", "NVFP4BlockScaling"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from te_on_cpu.kernels import column_sums
-from te_on_cpu.v2_output import handed_over
+from te_on_cpu.v2_output import rounded_or_quantised
 from te_on_cpu.v2_types import flat_shape, kind
 
 Elementwise = Callable[[Tensor], Tensor]
@@ -79,7 +79,7 @@ def forward(activation: Activation) -> Callable[..., Any]:
     """
 
     def call(input: Tensor, quantizer: Any) -> Any:
-        return handed_over(activation.value(input.float()), input.dtype, quantizer)
+        return rounded_or_quantised(activation.value(input.float()), input.dtype, quantizer)
 
     return call
 
@@ -92,7 +92,7 @@ def backward(activation: Activation) -> Callable[..., Any]:
 
     def call(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
         values = activation.slope(fwd_input.float()) * grad.float()
-        return handed_over(values, fwd_input.dtype, quantizer)
+        return rounded_or_quantised(values, fwd_input.dtype, quantizer)
 
     return call
 
@@ -110,7 +110,7 @@ def backward_with_bias(activation: Activation) -> Callable[..., list[Any]]:
         values = activation.slope(fwd_input.float()) * grad.float()
         summed = values.to(grad.dtype) if kind(quantizer) == "current" else values
         bias = column_sums(summed.view(flat_shape(summed.shape)), grad.dtype)
-        return [bias, handed_over(values, grad.dtype, quantizer)]
+        return [bias, rounded_or_quantised(values, grad.dtype, quantizer)]
 
     return call
 
@@ -123,7 +123,7 @@ def gated_forward(activation: Activation) -> Callable[..., Any]:
 
     def call(input: Tensor, quantizer: Any) -> Any:
         acted, gate = input.float().chunk(2, -1)
-        return handed_over(activation.value(acted) * gate, input.dtype, quantizer)
+        return rounded_or_quantised(activation.value(acted) * gate, input.dtype, quantizer)
 
     return call
 
@@ -141,7 +141,7 @@ def gated_backward(activation: Activation) -> Callable[..., Any]:
             activation.slope(acted) * upstream * gate,
             upstream * activation.value(acted),
         )
-        return handed_over(torch.cat(halves, -1), fwd_input.dtype, quantizer)
+        return rounded_or_quantised(torch.cat(halves, -1), fwd_input.dtype, quantizer)
 
     return call
 

@@ -17,8 +17,8 @@ _FP8_DTYPES = (7, 8)
 def get_fused_attn_backend(extension: ModuleType, params: Any) -> tuple[Any, str]:
     """(no backend, why): the library falls back to attention made of GEMMs and a softmax.
 
-    Real contract: ``pytorch/csrc/extensions/attention.cpp``. NotCarried for attention in FP8, which
-    has no other implementation.
+    Real contract: ``pytorch/csrc/extensions/attention.cpp``. Raises UnsupportedByEmulation
+    for attention in FP8, which has no other implementation.
     """
     if int(params.qkv_dtype) in _FP8_DTYPES:
         refuse("attention in FP8", "leave fp8_dpa and fp8_mha of the recipe off")
@@ -77,8 +77,8 @@ def fused_rope_forward(
     """Rotate pairs of features by ``freqs`` (s, 1, 1, d2), fp32 angles; features past d2 stay.
 
     Real contract (``common/fused_rope/fused_rope.cu``): fp32 inside, rounded to the input's type,
-    (s, b, h, d) or (b, s, h, d). NotCarried for packed sequences, start positions and context
-    parallelism.
+    (s, b, h, d) or (b, s, h, d). Raises UnsupportedByEmulation for packed sequences, start
+    positions and context parallelism.
     """
     angles = _angles(input, freqs, start_positions, qkv_format, cu_seqlens, cp_size)
     moved, rest = input.detach().float().split([angles.shape[-1], _rest(input, angles)], -1)

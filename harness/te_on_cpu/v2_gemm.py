@@ -29,7 +29,7 @@ from te_on_cpu.v2_types import (
     kind,
     torch_dtype,
 )
-from te_on_cpu.watch import Cast, Multiply, Operand, heard, tell
+from te_on_cpu.watch import Cast, Multiply, Operand, has_listeners, notify
 
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
@@ -89,7 +89,8 @@ def generic_gemm(
 
     Emulated with torch's fp32 product on the CPU: another order of summation, no fast accumulation
     (``use_split_accumulator`` changes nothing), and fp32 operands multiply as fp32, not as TF32.
-    RuntimeError for operands that cuBLAS does not support; NotCarried for communication overlap.
+    Raises RuntimeError for operands that cuBLAS does not support, and UnsupportedByEmulation for
+    communication overlap.
     """
     if (
         comm_overlap is not None
@@ -213,7 +214,8 @@ def product(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> Ten
 
 
 def bias_gradient(b: Side, dtype: torch.dtype) -> Tensor:
-    """Column sums of operand B; NotCarried if it is quantised, which cuBLAS has no epilogue for."""
+    """Column sums of operand B. Raises UnsupportedByEmulation if it is quantised, which cuBLAS has
+    no epilogue for."""
     if b.seen.scale_inv is not None:
         refuse("a bias gradient from a GEMM on quantised operands")
     return column_sums(b.values, dtype)
@@ -254,12 +256,12 @@ def _cast_sum(total: Tensor, quantizer: Any, target: Any) -> None:
     codes = cast(total, scale, fmt, amax.zero_())
     target._data.copy_(codes)
     target._scale_inv.copy_(scale.reciprocal())
-    if heard():
-        tell(Cast(total, codes, scale.clone(), amax, fmt))
+    if has_listeners():
+        notify(Cast(total, codes, scale.clone(), amax, fmt))
 
 
 def report(trans_a: bool, trans_b: bool, a: Side, b: Side, result: Any) -> None:
     """Report a GEMM to the listeners."""
-    if heard():
+    if has_listeners():
         layout = ("T" if trans_a else "N") + ("T" if trans_b else "N")
-        tell(Multiply(layout, a.seen, b.seen, result))  # type: ignore[arg-type]
+        notify(Multiply(layout, a.seen, b.seen, result))  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def extension(
         as kernels do.
     :param versions: constants that functions of these names return, whatever their arguments.
 
-    Every other public name is a function that raises NotCarried when called.
+    Every other public name is a function that raises UnsupportedByEmulation when called.
     """
     module = refusing_module(NAME)
     module.__doc__ = "CPU emulation of TransformerEngine's compiled torch extension."
@@ -105,7 +105,7 @@ def extension(
 
 
 def refusing_module(name: str) -> ModuleType:
-    """A module whose every public name is a function that raises NotCarried when called."""
+    """A module whose every public name is a function that raises UnsupportedByEmulation."""
     module = ModuleType(name, "Not carried by the CPU emulation.")
     module.__dict__["__getattr__"] = _missing
     return module

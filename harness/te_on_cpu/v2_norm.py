@@ -9,7 +9,7 @@ from torch import Tensor
 
 from te_on_cpu import norms
 from te_on_cpu.refusal import refuse
-from te_on_cpu.v2_output import handed_over
+from te_on_cpu.v2_output import rounded_or_quantised
 from te_on_cpu.v2_types import flat_shape, torch_dtype
 
 
@@ -35,7 +35,7 @@ def layernorm_fwd(
     rows = input.view(flat_shape(input.shape))
     output, mean, rsigma = norms.layernorm_forward(rows, weight, bias, eps, zero_centered_gamma)
     shaped = output.view(input.shape)
-    return [handed_over(shaped, torch_dtype(otype), quantizer, ln_out), mean, rsigma]
+    return [rounded_or_quantised(shaped, torch_dtype(otype), quantizer, ln_out), mean, rsigma]
 
 
 def layernorm_bwd(
@@ -76,7 +76,7 @@ def rmsnorm_fwd(
     rows = input.view(flat_shape(input.shape))
     output, rsigma = norms.rmsnorm_forward(rows, weight, eps, zero_centered_gamma)
     shaped = output.view(input.shape)
-    return [handed_over(shaped, torch_dtype(otype), quantizer, ln_out), None, rsigma]
+    return [rounded_or_quantised(shaped, torch_dtype(otype), quantizer, ln_out), None, rsigma]
 
 
 def rmsnorm_bwd(

@@ -12,7 +12,9 @@ from te_on_cpu.v2_tensors import empty
 from te_on_cpu.v2_types import kind
 
 
-def handed_over(values: Tensor, dtype: torch.dtype, quantizer: Any, output: Any = None) -> Any:
+def rounded_or_quantised(
+    values: Tensor, dtype: torch.dtype, quantizer: Any, output: Any = None
+) -> Any:
     """fp32 ``values`` as a tensor of ``dtype`` or quantised, in ``output``'s buffers if given.
 
     Real contract: only delayed scaling casts values that were never rounded to ``dtype``

@@ -33,7 +33,7 @@ from te_on_cpu.v2_types import (
     kind,
     torch_dtype,
 )
-from te_on_cpu.watch import Cast, Update, heard, tell
+from te_on_cpu.watch import Cast, Update, has_listeners, notify
 
 
 def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
@@ -95,8 +95,8 @@ def _write_float8(values: Tensor, quantizer: Any, target: Any) -> None:
         rows, columns = flat_shape(codes.shape)
         target._transpose.view(columns, rows).copy_(codes.view(rows, columns).t())
     target._scale_inv.copy_(scale.reciprocal())
-    if heard():
-        tell(Cast(values, codes, scale.clone(), amax, fmt))
+    if has_listeners():
+        notify(Cast(values, codes, scale.clone(), amax, fmt))
 
 
 def _current_scale(amax: Tensor, quantizer: Any) -> Tensor:
@@ -130,8 +130,8 @@ def _write_mx(values: Tensor, quantizer: Any, target: Any) -> None:
         padded = getattr(target, f"_{side}_scale_inv")
         padded.zero_()
         padded[: scales.shape[0], : scales.shape[1]] = scales
-        if heard():
-            tell(Cast(values, codes, scales, None, fmt))
+        if has_listeners():
+            notify(Cast(values, codes, scales, None, fmt))
 
 
 def mx_scales(tensor: Any, side: str) -> Tensor:
@@ -219,8 +219,8 @@ def fused_amax_and_scale_update_after_reduction(
 
     Real contract: ``kernels.update_amax_and_scale``; 1/scale belongs to the tensors in 2.x.
     """
-    if heard():
-        tell(Update(tuple(amax_histories), tuple(scales)))
+    if has_listeners():
+        notify(Update(tuple(amax_histories), tuple(scales)))
     update_amax_and_scale(
         amax_reduction_buffer,
         amax_histories,

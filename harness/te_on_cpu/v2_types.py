@@ -49,7 +49,8 @@ def classes() -> Classes:
 
 
 def kind(quantizer: object) -> str:
-    """ "none", "delayed", "current" or "mx"; NotCarried for any other quantizer."""
+    """ "none", "delayed", "current" or "mx". Raises UnsupportedByEmulation for any other
+    quantizer."""
     if quantizer is None:
         return "none"
     known = classes()

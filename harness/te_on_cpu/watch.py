@@ -77,12 +77,12 @@ def listening(listener: Callable[[Seen], None]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def heard() -> bool:
+def has_listeners() -> bool:
     """True if there is a listener."""
     return bool(_listeners)
 
 
-def tell(seen: Seen) -> None:
+def notify(seen: Seen) -> None:
     """Call every listener."""
     for listener in _listeners:
         listener(seen)

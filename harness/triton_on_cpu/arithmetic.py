@@ -18,12 +18,12 @@ Binary = Callable[[Any, Any], Any]
 Unary = Callable[[Any], Any]
 
 
-def wide(x: Stored, dtype: Any) -> Numbers:
+def to_numpy(x: Stored, dtype: Any) -> Numbers:
     """``x`` as an array with which numpy can compute: bf16 and FP8 as fp32, others unchanged."""
     return as_fp32(x, dtype) if is_stored(dtype) else x
 
 
-def narrow(x: Numbers, dtype: Any) -> Stored:
+def to_storage(x: Numbers, dtype: Any) -> Stored:
     """``x`` rounded once to ``dtype``, if that is bf16 or FP8, in the interpreter's storage format;
     booleans and other dtypes are unchanged."""
     if x.dtype == np.bool_ or not is_stored(dtype):
@@ -138,12 +138,12 @@ def flushed(x: Numbers) -> Numbers:
     return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
 
 
-def flushing(function: Unary) -> Unary:
+def with_flushed_input(function: Unary) -> Unary:
     """``function`` with subnormal fp32 operands taken for zeros."""
     return lambda x: function(flushed(x))
 
 
-def exactly(function: Unary) -> Unary:
+def in_fp64(function: Unary) -> Unary:
     """``function`` computed in fp64 and rounded once. numpy's own functions of fp32 are one unit in
     the last place off for some results, 2^127 among them."""
     return lambda x: function(x.astype(np.float64)).astype(x.dtype)
@@ -156,7 +156,7 @@ def sqrt(x: Numbers) -> Numbers:
 
 def rsqrt(x: Numbers) -> Numbers:
     """``rsqrt.approx.ftz``, rounded correctly."""
-    return np.asarray(exactly(lambda wide: 1.0 / np.sqrt(wide))(flushed(x)))
+    return np.asarray(in_fp64(lambda wide: 1.0 / np.sqrt(wide))(flushed(x)))
 
 
 def erf(x: Numbers) -> Numbers:
@@ -175,10 +175,10 @@ def whole(x: Numbers, target: Any) -> NDArray[Any]:
     return np.where(inside, np.where(inside, cut, 0.0).astype(target), beyond)
 
 
-def product(a: Stored, of_a: Any, b: Stored, of_b: Any, c: Stored) -> Numbers:
+def product(a: Stored, a_dtype: Any, b: Stored, b_dtype: Any, c: Stored) -> Numbers:
     """``tl.dot``: a b + c in c's dtype, in which the operands are exact; the order of sums is
     numpy's."""
-    operands = (wide(x, dtype).astype(c.dtype) for x, dtype in ((a, of_a), (b, of_b)))
+    operands = (to_numpy(x, dtype).astype(c.dtype) for x, dtype in ((a, a_dtype), (b, b_dtype)))
     return np.asarray(np.matmul(*operands) + c)
 
 

@@ -60,10 +60,10 @@ def install() -> str:
 
     _check(interpreter, triton.__version__)
     from triton_on_cpu.repairs import repair
-    from triton_on_cpu.speed import hasten
+    from triton_on_cpu.speed import install_caches
 
     repair()
-    hasten()
+    install_caches()
     _one_at_a_time(interpreter)
     _one_candidate()
     _as_if_compiled()
@@ -91,7 +91,7 @@ def _one_at_a_time(interpreter: Any) -> None:
 
     launch, lock = interpreter.GridExecutor.__call__, threading.RLock()
 
-    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def launch_alone(self: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         if any(isinstance(x, FakeTensor | FunctionalTensor) for x in arguments.values()):
             raise TypeError(
@@ -106,7 +106,7 @@ def _one_at_a_time(interpreter: Any) -> None:
                     raise error.__cause__.with_traceback(None) from None
                 raise
 
-    interpreter.GridExecutor.__call__ = alone
+    interpreter.GridExecutor.__call__ = launch_alone
 
 
 def _one_candidate() -> None:

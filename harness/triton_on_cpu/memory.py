@@ -86,9 +86,9 @@ class Launch:
             f"{used.min()} to byte {used.max() + size} of {one.end - one.begin}"
         )
 
-    def of_others(self, addresses: Any, mask: Any, program: int) -> Any:
-        """A mask of these addresses, all of one argument, that another program has written before.
-        All are recorded as written by ``program``."""
+    def claim(self, addresses: Any, mask: Any, program: int) -> Any:
+        """Record these addresses, all of one argument, as written by ``program``. Returns a mask of
+        those that another program has written before."""
         where = np.asarray(addresses).astype(np.int64)
         mask = np.broadcast_to(np.asarray(mask, dtype=bool), where.shape)
         others = np.zeros(where.shape, bool)
@@ -102,7 +102,7 @@ class Launch:
         writers[at] = program
         return others
 
-    def twice(self, addresses: Any, lost: Any) -> WrittenTwiceError:
+    def written_twice_error(self, addresses: Any, lost: Any) -> WrittenTwiceError:
         """The error for the addresses in the mask ``lost``, to which two values were written."""
         at = int(np.asarray(addresses).astype(np.int64)[lost][0])
         one = next(one for one in self.arguments if one.begin <= at < one.end)
@@ -168,8 +168,12 @@ def poisoned(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def adapt(module: Any, **replaced: Any) -> None:
+def use_poisoned_torch(module: Any, **replaced: Any) -> None:
     """Replace ``torch`` in a module that launches kernels by ``PoisonedTorch``, in which
     ``replaced`` overrides functions of torch. A second call does nothing."""
     if not isinstance(module.torch, PoisonedTorch):
         module.torch = PoisonedTorch(**replaced)
+
+
+#: The former name of ``use_poisoned_torch``, deprecated; older scripts import it.
+adapt = use_poisoned_torch

@@ -11,7 +11,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from triton_on_cpu import arithmetic as of
+from triton_on_cpu import arithmetic
 from triton_on_cpu.casts import TORCH, as_fp32, converted, is_stored
 from triton_on_cpu.memory import LAUNCH
 
@@ -27,9 +27,9 @@ _min_max: Any = interpreter.ReduceOps.min_max
 
 #: Part of the text of inline assembly that kernels use -> the function that computes its result.
 ASSEMBLY: dict[str, Callable[..., Any]] = {
-    "cvt.rp.satfinite.ue8m0x2.f32": of.e8m0_up,
-    "cvt.rn.satfinite.e2m1x2.f32": of.e2m1_nearest,
-    "cvt.rs.satfinite.e2m1x4.f32": of.e2m1_by_chance,
+    "cvt.rp.satfinite.ue8m0x2.f32": arithmetic.e8m0_up,
+    "cvt.rn.satfinite.e2m1x2.f32": arithmetic.e2m1_nearest,
+    "cvt.rs.satfinite.e2m1x4.f32": arithmetic.e2m1_by_chance,
 }
 #: numpy's functions that are not rounded correctly in fp32; those whose GPU versions take subnormal
 #: operands for zero; and those that return zero for a subnormal result (``ex2.approx.ftz``).
@@ -57,13 +57,13 @@ def repair() -> None:
         "create_inline_asm": inline_asm,
         "create_masked_load": masked_load,
         "create_masked_store": masked_store,
-        "create_minnumf": lambda self, a, b: self.binary_op(a, b, of.smaller),
-        "create_maxnumf": lambda self, a, b: self.binary_op(a, b, of.larger),
-        "create_minimumf": lambda self, a, b: self.binary_op(a, b, of.smaller_or_nan),
-        "create_maximumf": lambda self, a, b: self.binary_op(a, b, of.larger_or_nan),
-        "create_sqrt": lambda self, a: self.unary_op(a, of.sqrt),
-        "create_rsqrt": lambda self, a: self.unary_op(a, of.rsqrt),
-        "create_erf": lambda self, a: self.unary_op(a, of.erf),
+        "create_minnumf": lambda self, a, b: self.binary_op(a, b, arithmetic.smaller),
+        "create_maxnumf": lambda self, a, b: self.binary_op(a, b, arithmetic.larger),
+        "create_minimumf": lambda self, a, b: self.binary_op(a, b, arithmetic.smaller_or_nan),
+        "create_maximumf": lambda self, a, b: self.binary_op(a, b, arithmetic.larger_or_nan),
+        "create_sqrt": lambda self, a: self.unary_op(a, arithmetic.sqrt),
+        "create_rsqrt": lambda self, a: self.unary_op(a, arithmetic.rsqrt),
+        "create_erf": lambda self, a: self.unary_op(a, arithmetic.erf),
     }
     for name, function in replaced.items():
         setattr(_Builder, name, function)
@@ -77,30 +77,34 @@ def repair() -> None:
 
 def _made(x: Any, dtype: Any) -> Any:
     """A handle of ``x``, rounded to ``dtype`` once."""
-    return _Handle(of.narrow(np.asarray(x), dtype), dtype)
+    return _Handle(arithmetic.to_storage(np.asarray(x), dtype), dtype)
 
 
-def _wide(*handles: Any) -> list[of.Numbers]:
+def _to_numpy(*handles: Any) -> list[arithmetic.Numbers]:
     """The data of handles of one dtype as arrays with which numpy can compute."""
-    return [of.wide(handle.data, handles[0].dtype.scalar) for handle in handles]
+    return [arithmetic.to_numpy(handle.data, handles[0].dtype.scalar) for handle in handles]
 
 
 def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
     dtype = lhs.dtype.scalar
     if not is_stored(dtype):
         found = _binary_op(self, lhs, rhs, op)
-        return _Handle(of.one_nan(found.data), found.dtype)
-    found = op(*_wide(lhs, rhs))
+        return _Handle(arithmetic.one_nan(found.data), found.dtype)
+    found = op(*_to_numpy(lhs, rhs))
     return _Handle(found, tl.int1) if found.dtype == np.bool_ else _made(found, dtype)
 
 
 def unary_op(self: Any, arg: Any, op: Any) -> Any:
     dtype = arg.dtype.scalar
     if is_stored(dtype):
-        return _made(op(*_wide(arg)), dtype)
-    function = of.exactly(op) if op in _IN_FP64 else of.flushing(op) if op in _FLUSHING else op
-    finish = of.flushed if op in _FLUSHED else np.asarray
-    return _unary_op(self, arg, lambda x: of.one_nan(finish(function(x))))
+        return _made(op(*_to_numpy(arg)), dtype)
+    function = op
+    if op in _IN_FP64:
+        function = arithmetic.in_fp64(op)
+    elif op in _FLUSHING:
+        function = arithmetic.with_flushed_input(op)
+    finish = arithmetic.flushed if op in _FLUSHED else np.asarray
+    return _unary_op(self, arg, lambda x: arithmetic.one_nan(finish(function(x))))
 
 
 def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
@@ -122,27 +126,27 @@ def fp_to_fp(self: Any, src: Any, dst_type: Any, mode: Any) -> Any:
 
 
 def to_whole(self: Any, src: Any, dst_type: Any) -> Any:
-    (x,), target = _wide(src), dst_type.scalar
-    return _Handle(of.whole(x, _numpy_type(target)), target)
+    (x,), target = _to_numpy(src), dst_type.scalar
+    return _Handle(arithmetic.whole(x, _numpy_type(target)), target)
 
 
 def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
-    return _Handle(of.product(a.data, a.dtype, b.data, b.dtype, d.data), d.dtype.scalar)
+    return _Handle(arithmetic.product(a.data, a.dtype, b.data, b.dtype, d.data), d.dtype.scalar)
 
 
 def clampf(self: Any, x: Any, least: Any, most: Any, nans: Any) -> Any:
-    found = of.clamped(*_wide(x, least, most), propagates="ALL" in str(nans))
-    return _made(of.one_nan(found), x.dtype.scalar)
+    found = arithmetic.clamped(*_to_numpy(x, least, most), propagates="ALL" in str(nans))
+    return _made(arithmetic.one_nan(found), x.dtype.scalar)
 
 
 def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-    dtype, args = z.dtype.scalar, _wide(x, y, z)
+    dtype, args = z.dtype.scalar, _to_numpy(x, y, z)
     if dtype == tl.float32:
-        return _Handle(of.one_nan(of.fused_fp32(*args)), dtype)
+        return _Handle(arithmetic.one_nan(arithmetic.fused_fp32(*args)), dtype)
     if dtype == tl.float16:
-        return _Handle(of.one_nan(of.fused(*args).astype(np.float16)), dtype)
+        return _Handle(arithmetic.one_nan(arithmetic.fused(*args).astype(np.float16)), dtype)
     if is_stored(dtype):
-        return _made(of.fused(*args), dtype)
+        return _made(arithmetic.fused(*args), dtype)
     return _Handle(args[0] * args[1] + args[2], dtype)
 
 
@@ -153,7 +157,9 @@ def inline_asm(
     kinds = kind if isinstance(kind, list | tuple) else [kind]
     for part, function in ASSEMBLY.items():
         if part in text and len(kinds) == 1:
-            found = function(*(of.wide(value.data, value.dtype.scalar) for value in values))
+            found = function(
+                *(arithmetic.to_numpy(value.data, value.dtype.scalar) for value in values)
+            )
             return _Results(_Handle(found.astype(_numpy_type(kinds[0])), kinds[0].scalar))
     raise NotImplementedError(f"the interpreter does not know this assembly: {text.strip()}")
 
@@ -172,11 +178,13 @@ def min_max(self: Any, given: Any, val_reduce_op: Any, idx_reduce_op: Any = None
     """``tl.min`` and ``tl.max``. numpy's ``nanmax`` returns a signalling NaN if it meets one, and
     so loses earlier elements."""
     x = given[0] if isinstance(given, tuple) else given
-    function = {np.nanmax: of.largest_of, np.nanmin: of.smallest_of}.get(val_reduce_op)
+    function = {np.nanmax: arithmetic.largest_of, np.nanmin: arithmetic.smallest_of}.get(
+        val_reduce_op
+    )
     if function is None or not np.issubdtype(x.handle.data.dtype, np.floating):
         return _min_max(self, given, val_reduce_op, idx_reduce_op)
     found = function(x.handle.data, self.axis, keepdims=self.keep_dims)
-    return self.to_tensor(of.one_nan(found), x.dtype)
+    return self.to_tensor(arithmetic.one_nan(found), x.dtype)
 
 
 def promoting(usual: Callable[..., Any]) -> Callable[..., Any]:
@@ -225,14 +233,14 @@ def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *how: Any, **named
         whole = f"u{size}"
         return where & (np.ascontiguousarray(there.data).view(whole) != given.view(whole))
 
-    lost = LAUNCH.of_others(ptrs.data, lanes, program)
+    lost = LAUNCH.claim(ptrs.data, lanes, program)
     if lost.any():
         lost = other(lost)
     if not lost.any():
         _masked_store(self, ptrs, value, mask, *how, **named)
         lost = other(lanes)
     if lost.any():
-        raise LAUNCH.twice(ptrs.data, lost)
+        raise LAUNCH.written_twice_error(ptrs.data, lost)
     return None
 
 

@@ -10,7 +10,7 @@ from inspect import getmembers
 from typing import Any
 
 
-def hasten() -> None:
+def install_caches() -> None:
     """Patch Triton until the process ends. No computed value changes."""
     from triton.language import core
     from triton.runtime import interpreter

@@ -64,8 +64,8 @@ def install_torchao() -> None:
         )
     for name in _LAUNCHING:
         module: Any = importlib.import_module(name)
-        memory.adapt(module)
+        memory.use_poisoned_torch(module)
         if hasattr(module, "is_sm_at_least_100"):
             module.is_sm_at_least_100 = lambda: True
     rowwise = importlib.import_module(f"{_MOE}.fp8_grouped_mm")
-    memory.adapt(rowwise, _scaled_grouped_mm=scaled_grouped_mm)
+    memory.use_poisoned_torch(rowwise, _scaled_grouped_mm=scaled_grouped_mm)

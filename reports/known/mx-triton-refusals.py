@@ -20,12 +20,12 @@ from torchao.prototype.moe_training import mxfp8_linear
 from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
 from torchao.prototype.mx_formats import kernels, mx_tensor
 from torchao.prototype.mx_formats.config import MXFP8Dim1CastKernelChoice as Choice
-from triton_on_cpu.memory import adapt
+from triton_on_cpu.memory import use_poisoned_torch
 from triton_on_cpu.products import mx_scaled_mm
 
 # the linear's casts along dim 1 by the library's Triton kernel, and its product emulated
 mxfp8_linear.MXFP8Dim1CastKernelChoice = SimpleNamespace(CUDA=Choice.TRITON, TORCH=Choice.TORCH)
-adapt(mx_tensor, _scaled_mm=mx_scaled_mm)
+use_poisoned_torch(mx_tensor, _scaled_mm=mx_scaled_mm)
 kernels.to_mxfp8_dim1_kernel.configs = kernels.to_mxfp8_dim1_kernel.configs[:1]  # tiles of 128 x 128
 bad = 0
 for rows, size, dtype, how in (

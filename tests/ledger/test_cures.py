@@ -17,7 +17,7 @@ from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.compiler_mitigations import without_slp_vectorizer
 from narrowfuzz.ledger.ledger import Entry, Ledger, load_entries
 from narrowfuzz.own_models import register
-from narrowfuzz.plants.patching import float8_mm, replaced
+from narrowfuzz.plants.patching import attribute_replaced, float8_mm
 from narrowfuzz.recipe.recipe import load_recipes
 from test_ledger import FIELDS
 
@@ -158,7 +158,7 @@ def test_other_code_that_does_not_compile_is_not_taken_for_it(stored_twice: Case
 
         return store_reduction
 
-    with replaced(CppVecKernel, "store_reduction", with_another_fault):
+    with attribute_replaced(CppVecKernel, "store_reduction", with_another_fault):
         judgement = of_the_ledger(stored_twice, "inductor-reduction-stored-twice")
     assert not judgement.known
     assert [v.symptom for v in judgement.causes] == [

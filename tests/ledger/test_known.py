@@ -19,7 +19,7 @@ from narrowfuzz.triage.verify import CANNOT, RunScript, run_script
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from te_on_cpu.environment import ensure
-from te_on_cpu.install import CARRIED
+from te_on_cpu.install import SUPPORTED
 
 ENTRIES = load_entries()
 ALLOWED = {"torch", "torchao"} | set(sys.stdlib_module_names)
@@ -106,7 +106,7 @@ def here(entry: Entry) -> bool:
 def newest(entry: Entry) -> str:
     """The newest version of TransformerEngine that an entry holds for."""
     holds = SpecifierSet(entry.versions["transformer_engine"])
-    return max(holds.filter(known.replace("*", "0") for known in CARRIED), key=Version)
+    return max(holds.filter(known.replace("*", "0") for known in SUPPORTED), key=Version)
 
 
 @pytest.mark.heavy

@@ -16,7 +16,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_entries, stands
 from narrowfuzz.ledger.mitigations import a_copy_of_what_is_written_through_an_unsafe_view as cure
 from narrowfuzz.own_models import register
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.rules.contract import CHANGED_IN_PLACE
 from own_models.test_own_models import RECIPES, case_of, own  # noqa: F401
 from torch.utils import checkpoint
@@ -133,7 +133,7 @@ def changed(name: str, change: Callable[[Any], Any]) -> AbstractContextManager[o
     """A function of a kept product returns something else."""
     home: Any = checkpoint
     owner = home._VersionWrapper if name == "get_val" else home
-    return replaced(owner, name, lambda usual: lambda *args: change(usual(*args)))
+    return attribute_replaced(owner, name, lambda usual: lambda *args: change(usual(*args)))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.muon_step import LARGEST
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.play.derived import singular_values_and_alignment
 from narrowfuzz.play.optimizer_step import stepped
 from narrowfuzz.rules.operators import judge_call
@@ -112,7 +112,7 @@ def test_without_its_iteration_it_is_seen_whatever_the_gradients_size(
     def plain(grad: torch.Tensor, *args: Any) -> torch.Tensor:
         return grad.bfloat16() / (grad.norm().bfloat16() if normed else 1.0)
 
-    with replaced(muon, "_zeropower_via_newtonschulz", lambda run: plain):
+    with attribute_replaced(muon, "_zeropower_via_newtonschulz", lambda run: plain):
         call = step_of(dtype, size)
     assert statuses(call)["singular_values"] == "diverged"
     assert statuses(call)["momentum_buffer"] == "ok"
@@ -131,7 +131,7 @@ def test_an_update_of_another_direction_is_seen(wrong: Any) -> None:
     def turned(run: Any) -> Any:
         return lambda *args: wrong(run(*args).float()).bfloat16()
 
-    with replaced(muon, "_zeropower_via_newtonschulz", turned):
+    with attribute_replaced(muon, "_zeropower_via_newtonschulz", turned):
         call = step_of()
     assert statuses(call)["alignment"] == "diverged"
     assert statuses(step_of())["alignment"] == "ok"

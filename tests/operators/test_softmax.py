@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
 from narrowfuzz.operators import BY_NAME
-from narrowfuzz.plants.operators import changed
+from narrowfuzz.plants.operators import kernel_replaced
 from narrowfuzz.rules.expected import outside
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
@@ -92,7 +92,7 @@ def logarithms_for_probabilities(run: Any) -> Any:
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_wrong_kernel_is_seen(kernel: str, fault: Any, name: str, wrong: str, dtype: str) -> None:
-    with changed(kernel, fault):
+    with kernel_replaced(kernel, fault):
         both = calls(name, (9, 40), 1, dtype, "plain")
     said = [v for call in both for v in judge_call("eager", call)]
     assert {v.role for v in said if v.status == "diverged"} == {wrong}

@@ -380,8 +380,8 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_each_page_is_in_the_list_and_each_of_the_list_is_there(table: Any) -> None:
-    told = tomllib.loads(table.TOLD.read_text())
-    listed = {model.name for model in table.models(told)}
+    settings = tomllib.loads(table.SETTINGS.read_text())
+    listed = {model.name for model in table.models(settings)}
     there = {
         f"{file.name}:{node.name}"
         for file in pages()
@@ -391,7 +391,7 @@ def test_each_page_is_in_the_list_and_each_of_the_list_is_there(table: Any) -> N
     assert listed <= there
     files = {file.name for file in pages()} - {"cpu_torchvision.py"}
     assert {name.partition(":")[0] for name in listed} == files
-    owners = table.owners_of(told)
+    owners = table.owners_of(settings)
     assert all(owner.owner and owner.why for owner in owners)
     globs = [glob for owner in owners for glob in owner.models]
     unmet = [glob for glob in globs if not any(table.fnmatchcase(n, glob) for n in listed)]
@@ -400,13 +400,13 @@ def test_each_page_is_in_the_list_and_each_of_the_list_is_there(table: Any) -> N
 
 
 def test_what_has_no_owner_or_is_false_is_a_fault(table: Any) -> None:
-    said = [
-        table.Said("finding", "O5--output--eager--wrong value--torchao.mxfp8", "y is wrong"),
-        table.Said("finding", "O18--output--eager--off--torch", "it does not sum to 1"),
-        table.Said("suspected", "O1--output--eager--differs--torch", "it differs"),
-        table.Said("broke", "", "a traceback"),
+    reports = [
+        table.Reported("finding", "O5--output--eager--wrong value--torchao.mxfp8", "y is wrong"),
+        table.Reported("finding", "O18--output--eager--off--torch", "it does not sum to 1"),
+        table.Reported("suspected", "O1--output--eager--differs--torch", "it differs"),
+        table.Reported("broke", "", "a traceback"),
     ]
-    row = table.Row(model="a.py:build", way="recomputed", code=1, seconds=1.0, said=said)
+    row = table.Row(model="a.py:build", way="recomputed", code=1, seconds=1.0, reports=reports)
     owners = [
         table.Owner(("*.py:build",), "torchao", "known", fingerprint="O5--*"),
         table.Owner(("a.py:*",), table.OURS, "the mask is not known", fingerprint="O18--*"),
@@ -423,9 +423,9 @@ def test_what_has_no_owner_or_is_false_is_a_fault(table: Any) -> None:
 
 def test_what_a_check_said_is_read_of_its_document(table: Any) -> None:
     refused = table.row_of("a.py:build", "compiled", 2, 1.0, "", "narrowfuzz: model a.py: no\n")
-    assert [(one.kind, one.sentence) for one in refused.said] == [("refused", "model a.py: no")]
+    assert [(one.kind, one.sentence) for one in refused.reports] == [("refused", "model a.py: no")]
     broke = table.row_of("a.py:build", "compiled", -9, 1.0, "", "")
-    assert [one.kind for one in broke.said] == ["broke"]
+    assert [one.kind for one in broke.reports] == ["broke"]
     document = {
         "cases": 5, "never_judged": ["r a m"], "known": {"entry": 2}, "notes": ["a worker died"],
         "findings": [], "suspected": [],
@@ -433,7 +433,7 @@ def test_what_a_check_said_is_read_of_its_document(table: Any) -> None:
     }  # fmt: skip
     for code, kinds in ((0, []), (4, []), (3, ["broke"])):
         row = table.row_of("a.py:build", "compiled", code, 1.0, msgspec.json.encode(document), "")
-        assert [one.kind for one in row.said] == kinds
+        assert [one.kind for one in row.reports] == kinds
         assert row.linears == {"r, eager": (1, 2)} and row.known == {"entry": 2}
     page = table.table([refused, row], [], ["`b.py:build` compiled"])
     assert "| a.py:build | compiled | 5 | 1 of 2, in 1 of 1 pairs; never: 1 | `entry` |" in page

@@ -22,7 +22,7 @@ from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_controls, find_plant
 from narrowfuzz.power.hunt import Limits, control, lacking, targets
@@ -150,7 +150,7 @@ def test_a_kept_weight_is_not_cast_again() -> None:
         scales = 0
         tensors = tensors_of(case, recipe)
         planted = control.plant() if control else nullcontext()
-        with planted, replaced(float8_utils, "amax_to_scale", counted):
+        with planted, attribute_replaced(float8_utils, "amax_to_scale", counted):
             assert Program(spec, recipe, EAGER).run(tensors, tap=False).error is None
         return scales
 

@@ -14,7 +14,7 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import runnable
 from narrowfuzz.triage.layer import linear_of
@@ -69,7 +69,7 @@ def weights_rounded() -> Iterator[None]:
 
         return rounded
 
-    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+    with attribute_replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
         yield
 
 

@@ -13,7 +13,7 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.recipe.recipe import obstacles
 from narrowfuzz.rules import BY_NAME as RULES
 from narrowfuzz.trace.verdict import BAD
@@ -77,7 +77,7 @@ def test_a_wrong_high_precision_gemm_is_caught_and_a_right_one_is_judged(recipe:
 
         return staticmethod(run)
 
-    with replaced(owner, "backward", halved):
+    with attribute_replaced(owner, "backward", halved):
         assert set(statuses()) <= BAD
 
 
@@ -97,6 +97,6 @@ def test_a_wrong_scaled_mm_is_caught_by_its_gemm_rules(backend: str) -> None:
     def tilted(original: Any) -> Any:
         return lambda *args, **kw: original(*args, **kw) * (1 + 2.0**-5)
 
-    with replaced(functional, "scaled_mm", tilted):
+    with attribute_replaced(functional, "scaled_mm", tilted):
         found = judge.judge(case, rules).verdicts
     assert {v.status for v in found} <= BAD and {v.role for v in found} == set(ROLES)

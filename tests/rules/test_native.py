@@ -27,7 +27,7 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine import machine
 from narrowfuzz.machine.machine import Machine
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.registry import builtin_faults, find_plant
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.recipe.recipe import Recipe
@@ -69,7 +69,7 @@ def wrong_with_onednn() -> Iterator[None]:
 
         return multiply
 
-    with replaced(torch.nn.functional, "linear", make):
+    with attribute_replaced(torch.nn.functional, "linear", make):
         yield
 
 
@@ -93,7 +93,7 @@ def test_onednn_is_off_in_forward_backward_and_recompute(checkpoint: str) -> Non
 
     case = case_of("native", recipe="torch.bf16", model="mlp_gelu", checkpoint=checkpoint)
     machine.machine()  # which multiplies, too
-    with replaced(torch.nn.functional, "linear", make):
+    with attribute_replaced(torch.nn.functional, "linear", make):
         judge().judge(case)
     assert len(seen) > 4 and not any(seen)
     assert enabled()

@@ -50,7 +50,7 @@ from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, ScriptRun, run_script
 from samples import every_recipe
-from te_on_cpu.environment import CHOICE, ensure
+from te_on_cpu.environment import VERSION_VARIABLE, ensure
 
 HERE = Path(__file__).parents[1]
 FAULTS = str(HERE / "schedule_faults.py")
@@ -312,7 +312,7 @@ def _folder_of(version: str) -> str:
 
 def run_with(version: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptRun:
     _folder_of(version)
-    monkeypatch.setenv(CHOICE, version)
+    monkeypatch.setenv(VERSION_VARIABLE, version)
     return run_script(path)
 
 

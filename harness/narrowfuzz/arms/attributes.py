@@ -19,11 +19,11 @@ def still_read(change: Change, read: frozenset[Attribute]) -> Change | None:
     of them is."""
     if not change.attributes:
         return change
-    kept = tuple(a for a in change.attributes if (change.parameter or change.module, a) in read)
+    used = tuple(a for a in change.attributes if (change.parameter or change.module, a) in read)
     if change.kind == "training flag changed":
-        return change if kept else None
-    said = f"{change.parameter}: {', '.join(kept)}" if change.parameter else ", ".join(kept)
-    return replace(change, before=said, attributes=kept) if kept else None
+        return change if used else None
+    text = f"{change.parameter}: {', '.join(used)}" if change.parameter else ", ".join(used)
+    return replace(change, before=text, attributes=used) if used else None
 
 
 def lost_by(changes: Iterable[Change]) -> frozenset[Attribute]:

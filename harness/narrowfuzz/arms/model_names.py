@@ -35,8 +35,8 @@ def gradient_names(spec: Spec) -> frozenset[str]:
     if not spec.trains:
         return frozenset()
     model = MODELS[spec.model]
-    left = [f"{name}.grad" for name, p in _bare(spec).named_parameters() if p.requires_grad]
-    names = {spec.gradients.get(name, name) for name in left}
+    trained = [f"{name}.grad" for name, p in _bare(spec).named_parameters() if p.requires_grad]
+    names = {spec.gradients.get(name, name) for name in trained}
     return frozenset(names if model.takes_ids else names | {"grad_input"})
 
 

@@ -233,8 +233,8 @@ class OperatorWatch(AttentionWatch):
         for parameter, call in self._begun:
             state = stepping.state.get(parameter, {})  # indexing would create an entry
             names = BY_NAME[call.operator].results[1:]
-            kept = {name: state[name] for name in names if state.get(name) is not None}
-            call.outputs.update({n: copied(t) for n, t in {"param": parameter, **kept}.items()})
+            states = {name: state[name] for name in names if state.get(name) is not None}
+            call.outputs.update({n: copied(t) for n, t in {"param": parameter, **states}.items()})
             _derive(call)
             self.operators.append(call)
         self._stepping, self._begun = False, []

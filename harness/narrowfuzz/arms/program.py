@@ -209,11 +209,11 @@ class _Run:
             # model has attention, and always for a model that is one operator. A checkpointed arm
             # runs the same kernels as the plain one: it is entered there only for these two kinds
             # of models
-            attends, alone = program.description.attends, spec.single_operator
+            attends, single_operator = program.description.attends, spec.single_operator
             # on a GPU always with attention: the order of its sums may not be fixed
             fourth = program.device != "cpu" or (focus or 0) % 4 == 0
-            every = focus is None or alone or (attends and fourth)
-            if every and (attends or alone or not self.arm.checkpoint):
+            every = focus is None or single_operator or (attends and fourth)
+            if every and (attends or single_operator or not self.arm.checkpoint):
                 self.watch = EagerWatch(self.running, program._linears)
 
     def trace(self) -> Trace:

@@ -81,8 +81,8 @@ def _heard(
     def heard(version: str) -> VersionAnswer:
         one = ask(version)
         words = {"shows": "shows it", "gone": "does not show it"}
-        said = words.get(one.answer, f"cannot tell: {one.why}")
-        say(f"{package} {version[:12]}: {said}")
+        outcome = words.get(one.answer, f"cannot tell: {one.why}")
+        say(f"{package} {version[:12]}: {outcome}")
         return one
 
     return heard
@@ -215,8 +215,8 @@ def _of_commit(found: Change, subjects: Mapping[str, str]) -> Iterator[str]:
 def _found(
     package: str, script: Script, line: Line, changes: list[Change], sentences: list[str]
 ) -> Found:
-    asked = tuple(line.answers[place] for place in sorted(line.answers))
-    return Found(package, script.title, asked, tuple(changes), tuple(sentences))
+    answers = tuple(line.answers[place] for place in sorted(line.answers))
+    return Found(package, script.title, answers, tuple(changes), tuple(sentences))
 
 
 def bisect_command(question: Question) -> Found:

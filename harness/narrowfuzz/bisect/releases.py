@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
-from te_on_cpu.environment import CHOICE, chosen_version, worker_environment
-from te_on_cpu.install import CARRIED, carried
+from te_on_cpu.environment import VERSION_VARIABLE, chosen_version, worker_environment
+from te_on_cpu.install import SUPPORTED, is_supported
 
 from narrowfuzz.machine.overlay import folder_of, release_folder
 
@@ -47,7 +47,7 @@ def releases(package: str) -> list[str]:
         raise ValueError(f"--package {package}: the index offers no release of it ({last})")
     found = [text.strip() for text in offered[0].removeprefix(_OFFERED).split(",")]
     if package == TRANSFORMER_ENGINE:
-        found = [version for version in found if carried(version)]
+        found = [version for version in found if is_supported(version)]
     return sorted(filter(_is_release, found), key=Version)
 
 
@@ -77,12 +77,12 @@ def place_of(package: str, version: str, others: Sequence[str]) -> Place:
     if any((folder / "triton").is_dir() for folder in folders) or package == "triton":
         variables["TRITON_INTERPRET"] = "1"
     if package == TRANSFORMER_ENGINE:
-        if not carried(version):
+        if not is_supported(version):
             raise ValueError(
-                f"the emulation does not carry transformer_engine {version}: {', '.join(CARRIED)}"
+                f"the emulation does not carry transformer_engine {version}: {', '.join(SUPPORTED)}"
             )
         worker_environment(version, {})  # this installs it
-        return Place(folders, {**variables, CHOICE: version})
+        return Place(folders, {**variables, VERSION_VARIABLE: version})
     if version == here(package):
         return Place(folders, variables)
     return Place((release_folder(package, version), *folders), variables)
@@ -92,10 +92,10 @@ def compared(package: str, before: str, after: str) -> str:
     """URL of the changes between two releases; "" if the package does not name a repository on
     GitHub."""
     try:
-        said = importlib.metadata.metadata(package)
+        metadata = importlib.metadata.metadata(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-    urls = [*(said.get_all("Home-page") or []), *(said.get_all("Project-URL") or [])]
+    urls = [*(metadata.get_all("Home-page") or []), *(metadata.get_all("Project-URL") or [])]
     for url in (text.rpartition(" ")[2].rstrip("/") for text in urls if text):
         if url.startswith("https://github.com/") and url.count("/") == 4:
             return f"{url}/compare/v{before}...v{after}"

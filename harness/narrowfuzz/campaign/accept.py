@@ -25,51 +25,51 @@ class Accepting:
     until: str = ""
 
 
-def check_accepting(asked: Accepting) -> None:
+def check_accepting(options: Accepting) -> None:
     """Raises ValueError for an acceptance without a reason, an invalid or past day, a file that
     cannot be extended, and for a reason or a day without a file."""
-    if asked.file is None:
-        if asked.reason or asked.until:
+    if options.file is None:
+        if options.reason or options.until:
             raise ValueError("--reason and --until say why and how long --accept FILE accepts")
         return
-    if not asked.reason.strip():
-        raise ValueError(f"--accept {asked.file}: say by --reason why the change is meant")
-    _until(asked)
-    if asked.file.exists():
-        suppressions(asked.file)
-    elif not asked.file.absolute().parent.is_dir():
-        raise ValueError(f"--accept {asked.file}: its folder does not exist")
+    if not options.reason.strip():
+        raise ValueError(f"--accept {options.file}: say by --reason why the change is meant")
+    _until(options)
+    if options.file.exists():
+        suppressions(options.file)
+    elif not options.file.absolute().parent.is_dir():
+        raise ValueError(f"--accept {options.file}: its folder does not exist")
 
 
-def write_accepted(comparison: Comparison, asked: Accepting) -> tuple[Comparison, Sequence[str]]:
+def write_accepted(comparison: Comparison, options: Accepting) -> tuple[Comparison, Sequence[str]]:
     """Add the counting differences that only B shows to the file. Returns the comparison with these
     marked as accepted, and lines that report what was done. A divergence that only A shows is gone
     with B: accepting it would only hide its return."""
-    if asked.file is None:
+    if options.file is None:
         return comparison, ()
-    until = _until(asked)
+    until = _until(options)
     wanted = [one for one in comparison.counting if one.side == LETTERS[1]]
-    before = asked.file.read_text() if asked.file.exists() else ""
+    before = options.file.read_text() if options.file.exists() else ""
     if wanted:
-        text = "\n".join(_entry(one, asked.reason, until) for one in wanted)
-        asked.file.write_text(f"{before.rstrip()}\n\n{text}" if before.strip() else text)
-        suppressions(asked.file)  # raises if it cannot be read back
-    why = f"accepted until {until}: {asked.reason}"
+        text = "\n".join(_entry(one, options.reason, until) for one in wanted)
+        options.file.write_text(f"{before.rstrip()}\n\n{text}" if before.strip() else text)
+        suppressions(options.file)  # raises if it cannot be read back
+    why = f"accepted until {until}: {options.reason}"
     differences = [replace(d, accepted=why) if d in wanted else d for d in comparison.differences]
     return replace(comparison, differences=differences), [
-        f"accepted in {asked.file}: {len(wanted)} that B alone shows, until {until}; "
-        f"later: narrowfuzz compare --suppress {asked.file}, or run"
+        f"accepted in {options.file}: {len(wanted)} that B alone shows, until {until}; "
+        f"later: narrowfuzz compare --suppress {options.file}, or run"
     ]
 
 
-def _until(asked: Accepting) -> datetime.date:
+def _until(options: Accepting) -> datetime.date:
     today = datetime.date.today()
-    if not asked.until:
+    if not options.until:
         return today + datetime.timedelta(days=_DAYS)
     try:
-        until = datetime.date.fromisoformat(asked.until)
+        until = datetime.date.fromisoformat(options.until)
     except ValueError:
-        raise ValueError(f"--until {asked.until!r} is no day: write it like {today}") from None
+        raise ValueError(f"--until {options.until!r} is no day: write it like {today}") from None
     if until <= today:
         raise ValueError(f"--until {until} has come already: name a later day")
     return until

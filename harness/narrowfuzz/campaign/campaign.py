@@ -290,5 +290,5 @@ def _print_probed(console: Console, environment: dict[str, Any], profile: list[s
 def _brief(finding: Finding) -> dict[str, str]:
     """A finding as ``summary.json`` lists it; the finding's folder holds the rest."""
     names = ("id", "fingerprint", "severity", "recipe", "arm", "sentence", "why_suspected")
-    said = {name: getattr(finding, name) for name in names}
-    return said | {"known_issue": finding.known_issue or ""}
+    fields = {name: getattr(finding, name) for name in names}
+    return fields | {"known_issue": finding.known_issue or ""}

@@ -266,8 +266,8 @@ def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
     minutes = options.minutes or _MINUTES
     length = f"{minutes:g} minute{'s' * (minutes != 1)}"
     then = plural(options.cases, "case") if options.cases else length
-    kept = sum(named(name, one.only) for name in model.linears)
-    of = f"{kept} of " if kept < len(model.linears) else ""
+    chosen = sum(named(name, one.only) for name in model.linears)
+    of = f"{chosen} of " if chosen < len(model.linears) else ""
     sizes = f" and {len(one.others)} other sizes" if one.others else ""
     linears = f"{of}{plural(len(model.linears), 'linear')}{sizes}"
     lines = []
@@ -314,8 +314,8 @@ def _compiling(compiler: str, linears: int, programs: int, seconds: float | None
     """A sentence on how long compiling takes, and whether there is time for it."""
     starts, more = _COMPILES["inductor" if compiler == "inductor" else "aot_eager"]
     each = starts + more * linears
-    said = f"compiled {plural(programs, 'time')}, each in about {each:.0f} seconds"
+    text = f"compiled {plural(programs, 'time')}, each in about {each:.0f} seconds"
     if seconds is None or each < seconds * _SHARE:
-        return said
+        return text
     least = math.ceil(each / _SHARE / 60)
-    return f"{said}: that may not fit into {seconds / 60:g} minutes, give it --minutes {least}"
+    return f"{text}: that may not fit into {seconds / 60:g} minutes, give it --minutes {least}"

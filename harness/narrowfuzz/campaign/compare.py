@@ -138,8 +138,8 @@ def _conclude(
 
 
 def _last_line(log: Path) -> str:
-    said = log.read_text(errors="replace").strip().splitlines()
-    return said[-1].removeprefix("narrowfuzz: ") if said else "it said nothing"
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("narrowfuzz: ") if lines else "it said nothing"
 
 
 def _run_both(console: Console, sides: Sequence[Side], options: CompareOptions) -> list[int]:
@@ -156,7 +156,7 @@ def _run_both(console: Console, sides: Sequence[Side], options: CompareOptions) 
             while any(process.poll() is None for process in processes):
                 if any(process.poll() not in (None, *_ENDED) for process in processes):
                     break
-                say(far.said)
+                say(far.text)
                 time.sleep(_POLL_SECONDS)
         finally:
             stopped = [process for process in processes if process.poll() is None]
@@ -193,13 +193,13 @@ class _HowFar:
     #: The time at which both had judged a case, and how many the slower one had judged by then.
     first: tuple[float, int] | None = None
 
-    def said(self) -> str:
+    def text(self) -> str:
         """The progress line: how many cases both have judged, and how long the rest will take."""
         now, done = time.monotonic(), [count_seen(folder) for folder in self.folders]
         whole = -(-self.cases // self.processes) * self.processes
         least = min(done)
-        said = ", ".join(f"{letter} {n}" for letter, n in zip(LETTERS, done, strict=True))
-        line = f"{now - self.began:4.0f} s   {said} of {whole} cases"
+        counts = ", ".join(f"{letter} {n}" for letter, n in zip(LETTERS, done, strict=True))
+        line = f"{now - self.began:4.0f} s   {counts} of {whole} cases"
         if least >= whole:
             return f"{line}   {_left_over(self.folders)}"
         if not least:
@@ -214,10 +214,10 @@ class _HowFar:
 def _left_over(folders: Sequence[Path]) -> str:
     """How many of the divergences that only one side shows have been triaged."""
     seen = [read_seen(folder) for folder in folders]
-    alone = [shown_alone(mine, other) for mine, other in zip(seen, reversed(seen), strict=True)]
+    one_sided = [shown_alone(mine, other) for mine, other in zip(seen, reversed(seen), strict=True)]
     parts = [
         f"{letter} {len([*(folder / 'findings').glob('*')])} of {len(names)}"
-        for letter, folder, names in zip(LETTERS, folders, alone, strict=True)
+        for letter, folder, names in zip(LETTERS, folders, one_sided, strict=True)
         if names
     ]
     return f"looking into what one side shows alone: {', '.join(parts)}" if parts else "ending"

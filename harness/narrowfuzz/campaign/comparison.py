@@ -207,14 +207,14 @@ def compared(a: SideRun, b: SideRun) -> Comparison:
     """Compare one side's run with the other's, case by case."""
     pairs = [(one, b.turns[key]) for key, one in a.turns.items() if key in b.turns]
     met = sorted({c for one, other in pairs for c in _combinations(one) & _combinations(other)})
-    asked = {*a.summary["never_judged"], *b.summary["never_judged"]}
-    asked |= {" ".join(c) for side in (a, b) for one in side.seen for c in _combinations(one)}
+    wanted = {*a.summary["never_judged"], *b.summary["never_judged"]}
+    wanted |= {" ".join(c) for side in (a, b) for one in side.seen for c in _combinations(one)}
     return Comparison(
         sides=(a, b),
         cases=(len(pairs), len(a.turns) - len(pairs), len(b.turns) - len(pairs)),
         rules=_rules(pairs),
         met=met,
-        never=sorted(asked - {" ".join(c) for c in met}),
+        never=sorted(wanted - {" ".join(c) for c in met}),
         bits=_bits(pairs),
         differences=sorted((*_alone(a, b), *_alone(b, a)), key=_grave),
         common=[*_common(a, b), *_known_on_one(a, b), *_known_on_one(b, a)],
@@ -278,8 +278,8 @@ def _paired(one: Hashes, other: Hashes) -> dict[Kind, dict[str, bool]]:
 def _alone(side: SideRun, other: SideRun) -> Iterable[Difference]:
     """The differences that only this side shows. One that is part of another finding is reported
     with that finding; one that its process had no time to triage is suspected."""
-    alone = shown_alone(side.seen, other.seen) | (side.rows.keys() - side.causes.keys())
-    for name in sorted(alone - other.causes.keys() - other.rows.keys()):
+    one_sided = shown_alone(side.seen, other.seen) | (side.rows.keys() - side.causes.keys())
+    for name in sorted(one_sided - other.causes.keys() - other.rows.keys()):
         cases = side.causes.get(name, [])
         if name in side.rows:
             row = side.rows[name]
@@ -355,10 +355,10 @@ def _known_on_one(side: SideRun, other: SideRun) -> Iterator[Common]:
             found.setdefault(name, (one, entries))
     for name, (one, entries) in sorted(found.items(), key=lambda item: item[0]):
         cause, n = one.causes[name], len(side.causes[name])
-        said = (cause.sentence, f"the same, known as {', '.join(sorted(entries))}")
+        sentences = (cause.sentence, f"the same, known as {', '.join(sorted(entries))}")
         yield Common(
             name,
-            said if side.letter == LETTERS[0] else said[::-1],
+            sentences if side.letter == LETTERS[0] else sentences[::-1],
             one.recipe,
             cause.arm,
             (n, n),
@@ -368,8 +368,8 @@ def _known_on_one(side: SideRun, other: SideRun) -> Iterator[Common]:
 
 def _known(a: SideRun, b: SideRun, pairs: Sequence[tuple[CaseSeen, CaseSeen]]) -> list[Known]:
     """The known issues of the cases that both sides judged: other cases prove no difference."""
-    told = (*_by_ledger(a, b), *_by_ledger(b, a))
-    by_ledger = {entry for *_, entries in told for entry in entries}
+    by_side = (*_by_ledger(a, b), *_by_ledger(b, a))
+    by_ledger = {entry for *_, entries in by_side for entry in entries}
     on_a, on_b = (Counter(name for pair in pairs for name in pair[i].known) for i in (0, 1))
     return [
         Known(name, (on_a[name], on_b[name]), name in by_ledger) for name in sorted({*on_a, *on_b})

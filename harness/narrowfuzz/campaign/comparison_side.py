@@ -98,9 +98,9 @@ class SideRecorder:
         """Write the result of the case to the file, and store its first causes for triage."""
         named = {fingerprint(v, judgement.family): v for v in judgement.causes}
         for name, verdict in named.items():
-            kept = self.pending.setdefault(name, [])
-            if len(kept) < _TRIES:
-                kept.append(PendingTriage(case, verdict, tuple(past)))
+            waiting = self.pending.setdefault(name, [])
+            if len(waiting) < _TRIES:
+                waiting.append(PendingTriage(case, verdict, tuple(past)))
         if named:
             file = self.own / _FOLDER / "cases" / f"{case.id}.json"
             file.write_bytes(dump_case(case))
@@ -118,8 +118,8 @@ class SideRecorder:
         while not self._met() and time.monotonic() < deadline:
             alive()
             time.sleep(_POLL_SECONDS)
-        alone = shown_alone(read_seen(self.own), read_seen(self.other))
-        return [(name, kept) for name, kept in self.pending.items() if name in alone]
+        one_sided = shown_alone(read_seen(self.own), read_seen(self.other))
+        return [(name, waiting) for name, waiting in self.pending.items() if name in one_sided]
 
     def _met(self) -> bool:
         """Has the same worker of the other side judged as far, or has that side's run ended?"""

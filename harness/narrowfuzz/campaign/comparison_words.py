@@ -35,8 +35,8 @@ def verdict(comparison: Comparison) -> str:
         return "Nothing was judged on both sides: this comparison says nothing"
     found, one_sided = comparison.counting, comparison.known_on_one_side
     if not found and not one_sided:
-        left = len(comparison.differences)
-        rest = f"; {plural(left, 'difference')} listed that do not count" if left else ""
+        count = len(comparison.differences)
+        rest = f"; {plural(count, 'difference')} listed that do not count" if count else ""
         return f"No difference: no rule is broken on one side alone{rest}"
     parts = [
         f"{plural(sum(one.side == letter for one in found), 'finding')} on {letter} alone"

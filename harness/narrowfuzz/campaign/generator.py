@@ -184,8 +184,8 @@ class Generator:
         recipes = {recipe.name for recipe in (*self.recipes, *self.stateful)}
         for case in map(load_case, self.config.corpus):
             model, kind = case.spec.model, "none" if case.spec.compile == "none" else "inductor"
-            asked = self.linears if model == "linear" else self.config.asks(model)
-            if case.spec.recipe in recipes and asked:
+            wanted = self.linears if model == "linear" else self.config.asks(model)
+            if case.spec.recipe in recipes and wanted:
                 kinds["sharded" if kind_of(case.spec) in ON_RANKS else kind].append(case)
         return {kind: Deck(cases, rng) for kind, cases in kinds.items()}
 
@@ -365,8 +365,8 @@ class Generator:
         if not wider:
             return every, 0
         # such a slice has time for one Spec: with one model a slice, each model has its turn
-        alone = kind == "inductor" and wanted in ("models", "small")
-        return small if wanted == "small" else every, 1 if alone else _TOGETHER
+        one_at_a_time = kind == "inductor" and wanted in ("models", "small")
+        return small if wanted == "small" else every, 1 if one_at_a_time else _TOGETHER
 
     def _specs(
         self,

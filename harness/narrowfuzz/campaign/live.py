@@ -57,8 +57,8 @@ class Live:
 def progress(tally: Tally, config: Config) -> str:
     """The progress line: how far a run is, and what takes longest."""
     counts, seconds = tally.counts, tally.seconds
-    asked, minutes = config.cases, config.minutes
-    of_time, of_cases = ("", f" of {asked}") if asked else (f" of {minutes * 60:.0f}", "")
+    cases, minutes = config.cases, config.minutes
+    of_time, of_cases = ("", f" of {cases}") if cases else (f" of {minutes * 60:.0f}", "")
     done = f"{counts['cases']}{of_cases} cases"
     if counts["cases"] == 1 and not of_cases:
         done = "1 case"

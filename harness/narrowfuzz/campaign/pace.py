@@ -71,15 +71,15 @@ def said_of_pace(pace: Mapping[Spec, float], first: int, minutes: float | None) 
         f"{f' ({spec.backend})' if backends[spec.recipe] > 1 else ''}"
         for spec in sorted(pace, key=pace.__getitem__)
     ]
-    said = f"a large model: on one core a case takes about {', '.join(ways)}"
+    text = f"a large model: on one core a case takes about {', '.join(ways)}"
     whole = sum(pace.values()) * first / len(pace)
     if minutes is None or whole < 60 * minutes:
-        return said
-    said += f". The first {plural(first, 'case')}, quickest first, take about {_in_words(whole)}: "
+        return text
+    text += f". The first {plural(first, 'case')}, quickest first, take about {_in_words(whole)}: "
     smaller = "build the model with fewer tokens, layers or a smaller vocabulary"
     if whole > _LONGEST:
-        return said + smaller
-    return f"{said}give it --minutes {math.ceil(1.3 * whole / 60)}, or {smaller}"
+        return text + smaller
+    return f"{text}give it --minutes {math.ceil(1.3 * whole / 60)}, or {smaller}"
 
 
 def _in_words(seconds: float) -> str:

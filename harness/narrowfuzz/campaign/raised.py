@@ -14,5 +14,5 @@ def innermost(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.format_tb(error.__traceback__)[-_FRAMES:]
-    said = f"{type(error).__name__}: {str(error)[:_SAID]}"
-    return f"Traceback (innermost {len(frames)} calls):\n{''.join(frames)}{said}"
+    message = f"{type(error).__name__}: {str(error)[:_SAID]}"
+    return f"Traceback (innermost {len(frames)} calls):\n{''.join(frames)}{message}"

@@ -115,10 +115,10 @@ class Supervisor:
             self.keep_claimed()
             for loss in () if tally.interrupted else tally.loss_threads:
                 loss.join()
-            left = sorted(path.name for path in (self.store.out / "journal").glob("lost-*.json"))
-            if left:
+            lost = sorted(path.name for path in (self.store.out / "journal").glob("lost-*.json"))
+            if lost:
                 tally.notes.append(
-                    f"cases that ended a worker and were not looked into: journal/{', '.join(left)}"
+                    f"cases that ended a worker and were not looked into: journal/{', '.join(lost)}"
                 )
         finally:
             for process in (handle.process for handle in handles if handle.process is not None):
@@ -245,7 +245,7 @@ class Supervisor:
         else:
             handle.done = True
 
-    def record_loss(self, kept: Path, case: Case, how: str) -> None:
+    def record_loss(self, file: Path, case: Case, how: str) -> None:
         """Triage the loss of a worker, one at a time. Losses whose turn comes too late stay
         suspected."""
         from narrowfuzz.triage.loss import names_of_loss, triage_loss, untried_loss
@@ -261,7 +261,7 @@ class Supervisor:
                 self._keep(untried_loss(case, how, files, config.device))
             else:
                 self._keep(triage_loss(case, how, files, config.plant, config.device))
-            kept.unlink(missing_ok=True)  # the same case may be lost twice
+            file.unlink(missing_ok=True)  # the same case may be lost twice
 
     def _keep(self, result: Triaged, larger: str = "") -> None:
         """Store the result as a finding, as one more sighting of an earlier finding's cause, or as

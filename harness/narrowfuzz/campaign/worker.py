@@ -104,8 +104,8 @@ def work(config: Config, place: Place, out: Connection) -> None:
         _work(config, place, out)
     except Exception as error:
         journal = Journal.of(config.out, place.number)
-        said = f"{innermost(error)}\nworker {place.number} raised {journal}"
-        print(said, file=sys.stderr, flush=True)
+        message = f"{innermost(error)}\nworker {place.number} raised {journal}"
+        print(message, file=sys.stderr, flush=True)
         raise SystemExit(1) from error
 
 
@@ -485,8 +485,8 @@ class Worker:
             return
         self.flush()
         differing = self.side_recorder.differing(self.deadline, self.journal.journal.file.touch)
-        for name, kept in differing:
-            for pending in kept:
+        for name, waiting in differing:
+            for pending in waiting:
                 if not claim(self.config.out, name, pending.case.spec.dtype):
                     break
                 seconds = _TOGETHER_SECONDS / len(differing)

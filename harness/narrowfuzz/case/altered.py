@@ -47,16 +47,16 @@ def in_order(events: tuple[Event, ...]) -> tuple[Event, ...]:
         if isinstance(event, Backward):
             for f in event.of:
                 after.setdefault(f, []).append(msgspec.structs.replace(event, of=(f,)))
-    kept: list[Event] = []
+    result: list[Event] = []
     forwards = 0
     for event, regions in with_regions(events):
         if isinstance(event, Forward):
-            kept.append(msgspec.structs.replace(event, inside=narrows(event, regions)))
-            kept += after.get(forwards, [])
+            result.append(msgspec.structs.replace(event, inside=narrows(event, regions)))
+            result += after.get(forwards, [])
             forwards += 1
         elif not isinstance(event, Open | Close | Backward):
-            kept.append(event)
-    return tuple(kept)
+            result.append(event)
+    return tuple(result)
 
 
 def without_regions(events: tuple[Event, ...]) -> tuple[Event, ...]:
@@ -67,14 +67,14 @@ def without_regions(events: tuple[Event, ...]) -> tuple[Event, ...]:
 def around_forwards(events: tuple[Event, ...]) -> tuple[Event, ...]:
     """The events with regions around forwards only: all open regions are closed before a Backward,
     Step or Reload and opened again after it. None is open at the end."""
-    kept: list[Event] = []
+    result: list[Event] = []
     regions: list[Open] = []
 
     def keep(event: Event) -> None:
-        if isinstance(event, Close) and isinstance(kept[-1], Open):
-            kept.pop()  # the region is empty
+        if isinstance(event, Close) and isinstance(result[-1], Open):
+            result.pop()  # the region is empty
         else:
-            kept.append(event)
+            result.append(event)
 
     for event in events:
         if isinstance(event, Backward | Step | Reload):
@@ -88,7 +88,7 @@ def around_forwards(events: tuple[Event, ...]) -> tuple[Event, ...]:
             regions.pop()
     for _ in regions:
         keep(Close())
-    return tuple(kept)
+    return tuple(result)
 
 
 def in_high_precision(events: tuple[Event, ...]) -> tuple[Event, ...]:

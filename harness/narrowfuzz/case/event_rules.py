@@ -151,7 +151,7 @@ def check_schedule(spec: Spec) -> None:
 def repaired(events: Sequence[Event]) -> tuple[Event, ...]:
     """The events without those that are invalid at their places. A backward keeps the forwards that
     still have a graph, under their new numbers; an invalid ``first`` of a forward becomes None."""
-    kept: list[Event] = []
+    result: list[Event] = []
     standing = Standing()
     renamed: dict[int, int] = {}
     seen = 0
@@ -167,10 +167,10 @@ def repaired(events: Sequence[Event]) -> tuple[Event, ...]:
         if not standing.objection(now):
             if isinstance(now, Forward):
                 renamed[seen] = standing.forwards
-            kept.append(now)
+            result.append(now)
             standing.take(now)
         seen += isinstance(event, Forward)
-    return tuple(kept)
+    return tuple(result)
 
 
 def without(events: Sequence[Event], *dropped: int) -> tuple[Event, ...]:
@@ -179,7 +179,7 @@ def without(events: Sequence[Event], *dropped: int) -> tuple[Event, ...]:
     gone = {*dropped, *(_partner(events, i) for i in dropped)}
     numbers = [i for i, event in enumerate(events) if isinstance(event, Forward)]
     named = {old: new for new, old in enumerate(n for n, i in enumerate(numbers) if i not in gone)}
-    kept: list[Event] = []
+    result: list[Event] = []
     for i, event in enumerate(events):
         if i in gone:
             continue
@@ -188,8 +188,8 @@ def without(events: Sequence[Event], *dropped: int) -> tuple[Event, ...]:
             if not of:
                 continue
             event = msgspec.structs.replace(event, of=of)
-        kept.append(event)
-    return repaired(kept)
+        result.append(event)
+    return repaired(result)
 
 
 def _partner(events: Sequence[Event], opened: int) -> int:

@@ -54,8 +54,8 @@ def base_of(spec: Spec) -> Arm:
 def references(spec: Spec) -> tuple[Arm, ...]:
     """The rungs that others are compared with: the base; for a Spec on ranks also the other rungs
     that run in one process."""
-    alone = [arm for arm in climb(spec) if spec.sharded and not arm.sharded]
-    return base_of(spec), *alone
+    single_process = [arm for arm in climb(spec) if spec.sharded and not arm.sharded]
+    return base_of(spec), *single_process
 
 
 def climb(spec: Spec) -> tuple[Arm, ...]:

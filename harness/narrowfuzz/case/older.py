@@ -71,9 +71,9 @@ def _upgraded(fields: dict[str, Any], older: _OlderCase) -> dict[str, Any]:
     if older.spec.played is not None:
         # these fields had no effect beside a schedule
         mute = {*FIELDS_OF_CONVERTED, "steps", "microbatches", "grad_mode", "checkpoint", "model"}
-        kept = {name: value for name, value in spec.items() if name not in mute}
-        spec = kept | older.spec.played.today()
+        remaining = {name: value for name, value in spec.items() if name not in mute}
+        spec = remaining | older.spec.played.today()
     earlier = zip(fields.get("history", ()), older.history, strict=True)
     history = [_upgraded(one, was) for one, was in earlier]
-    kept = {name: value for name, value in fields.items() if name != "schema"}
-    return {**kept, "spec": spec, "history": history}
+    remaining = {name: value for name, value in fields.items() if name != "schema"}
+    return {**remaining, "spec": spec, "history": history}

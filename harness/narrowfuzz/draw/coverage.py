@@ -144,8 +144,8 @@ def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
         return False
     if "recipe" in chosen and "dtype" in chosen:
         return chosen["dtype"] in _dtypes(recipes[chosen["recipe"]])
-    alone = chosen.get("model", "") in of_kind("operator")
-    if chosen.get("data", WILD[0]) not in (*EXACT, *WILD) and not alone:
+    single_operator = chosen.get("model", "") in of_kind("operator")
+    if chosen.get("data", WILD[0]) not in (*EXACT, *WILD) and not single_operator:
         return False
     if chosen.get("data") in EXACT:  # one linear, run once
         return chosen.get("model", "linear") == "linear" and chosen.get("dtype") != "fp32+autocast"

@@ -64,13 +64,13 @@ def sharded_specs(
     by a recipe. If ``gpus`` is not 0, ranks are processes, and each has a GPU to itself."""
     plain = [recipe for recipe in recipes if not recipe.models_of]
     most = gpus or MOST_RANKS
-    asked = models or ("linear",)
-    rarely = [False] * 11 if any(map(MESH.takes, asked)) else []
+    allowed = models or ("linear",)
+    rarely = [False] * 11 if any(map(MESH.takes, allowed)) else []
     for layout in LAYOUTS:
         able = [recipe for recipe in plain if layout.requires_shard in (None, *recipe.shards)]
-        here = layout.drawn and (gpus or not layout.arm) and any(map(layout.takes, asked))
+        here = layout.drawn and (gpus or not layout.arm) and any(map(layout.takes, allowed))
         if here and able and draw(sampled(*rarely, True)):
-            return draw(laid_out(layout, able, asked, largest=largest, most=most))
+            return draw(laid_out(layout, able, allowed, largest=largest, most=most))
     recipe = draw(sampled(*recipes))
     spec = draw(_meshed(recipe, models, largest, most))
     sharding = draw(_options(spec, recipe, most, processes=bool(gpus)))
@@ -84,8 +84,8 @@ def sharded_specs(
     compiled = draw(sampled(*compiles))
     # low-bit states cannot be copied (the known issue low-bit-state-cannot-be-copied)
     low_bit = steps > 1 and not (compiled or sharding.resumes or recipe.models_of)
-    alone = [name for name in LOW_BIT if not (sharding.replicas and name.endswith("_rounded"))]
-    optimizer = draw(sampled(*_OPTIMIZERS, *(alone if low_bit else ())))
+    narrow = [name for name in LOW_BIT if not (sharding.replicas and name.endswith("_rounded"))]
+    optimizer = draw(sampled(*_OPTIMIZERS, *(narrow if low_bit else ())))
     if optimizer in LOW_BIT:  # with fewer elements on a rank, torchao stores plain moments
         spec = msgspec.structs.replace(spec, k=128, n=128)
     return fitting(
@@ -227,9 +227,9 @@ def _sharding(chosen: Mapping[str, Any]) -> Sharding:
 
 
 def _shards(recipe: Recipe, data: int, tensor: int) -> bool:
-    asked = {"fsdp": data, "tensor": tensor}
+    ranks_by_kind = {"fsdp": data, "tensor": tensor}
     few = not recipe.models_of or max(data, tensor) <= 2  # a package's own models are large
-    return few and all(by in recipe.shards for by, ranks in asked.items() if ranks)
+    return few and all(by in recipe.shards for by, ranks in ranks_by_kind.items() if ranks)
 
 
 def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str, ...]:

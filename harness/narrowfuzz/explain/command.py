@@ -241,10 +241,10 @@ def _variables(
             untried.append(setting)
             continue
         name, _, value = setting.partition("=")
-        said = asks(setting, {name: value}).answer
-        count = Count(int(said == "shows"), int(said != "cannot tell"), 1)
+        answer = asks(setting, {name: value}).answer
+        count = Count(int(answer == "shows"), int(answer != "cannot tell"), 1)
         roles: dict[str, Role] = {"shows": "not needed", "gone": "needed"}
-        found.append(Answer(setting, count, roles.get(said, "cannot say")))
+        found.append(Answer(setting, count, roles.get(answer, "cannot say")))
     return found, untried
 
 

@@ -78,9 +78,9 @@ class Judge(Observer):
         for earlier in case.history:
             self.run_arms(earlier)
             self.programs.clear()  # no later case uses its models
-        asked = self.rules if rules is None else rules
+        candidates = self.rules if rules is None else rules
         kind = kind_of(case.spec)
-        chosen = [rule for rule in asked if kind in rule.cases]
+        chosen = [rule for rule in candidates if kind in rule.cases]
         repeat = repeat and any(rule.name == "O1" for rule in chosen)
         family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
@@ -163,19 +163,19 @@ class Judge(Observer):
         """True if the verdict's rule is broken in each of several tries, on the verdict's arm, but
         in none while the cure is in force: anything would seem to cure what comes and goes by
         chance. The answer is cached for the other verdicts of the case."""
-        asked = case, verdict.rule, verdict.arm, cure
-        if asked not in self._answers:
-            self._answers[asked] = self._cures(case, verdict, cure)
-        return self._answers[asked]
+        question = case, verdict.rule, verdict.arm, cure
+        if question not in self._answers:
+            self._answers[question] = self._cures(case, verdict, cure)
+        return self._answers[question]
 
     def _cures(self, case: Case, verdict: Verdict, cure: str) -> bool:
         arms = frozenset({base_of(case.spec).name, verdict.arm})
         rule = [rules_of(case.spec)[verdict.rule]]
-        asked = verdict.rule, verdict.arm
+        question = verdict.rule, verdict.arm
 
         def holds(judge: Judge) -> bool:
             again = judge.judge(case, rule, arms, confirm=False)
-            judged = any((v.rule, v.arm, v.status) == (*asked, "ok") for v in again.verdicts)
+            judged = any((v.rule, v.arm, v.status) == (*question, "ok") for v in again.verdicts)
             return judged and not again.causes
 
         usual = self.with_ledger(Ledger([]))

@@ -76,13 +76,13 @@ def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
     """The facts of every case that includes the arm, one set for each value of ``Spec.compile`` and
     each of the recipe's names (its own and that of its base). Facts about ranks are None where the
     arm runs in one process."""
-    alone: dict[str, Fact] = {} if arm.sharded else dict.fromkeys(OF_RANKS)
+    without_ranks: dict[str, Fact] = {} if arm.sharded else dict.fromkeys(OF_RANKS)
     rungs = [rung for rung, stages in COMPILED.items() if arm.stage in {a.name for a in stages}]
     for name in dict.fromkeys((recipe.name, recipe.based_on or recipe.name)):
         for rung in rungs or ["none"]:
             checkpoint = arm.checkpoint or "none"
             how = {"arm": arm.name, "compile": rung, "checkpoint": checkpoint}
-            yield {"recipe": name, **how, **alone}
+            yield {"recipe": name, **how, **without_ranks}
 
 
 def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:

@@ -123,10 +123,10 @@ def _may_be_non_finite(case: Case) -> bool:
     """True if the data contain an infinity or a NaN, or values so large that a model may produce
     one: attention's backward overflows where the error of a score is large in an exponential."""
     data = case.data
-    alone = case.spec.model == "linear"
+    linear_only = case.spec.model == "linear"
     near = data.values in ("inf_nan", "near_max", "scale_ends")
-    grows = not alone and data.values in ("outlier", "outlier_rows", "heavy_tail", "aligned")
-    least = _INFINITE_IN_BF16 if alone else _SQUARE_IS_INFINITE
+    grows = not linear_only and data.values in ("outlier", "outlier_rows", "heavy_tail", "aligned")
+    least = _INFINITE_IN_BF16 if linear_only else _SQUARE_IS_INFINITE
     special = any((int(s.bits, 16) & 0x7FFFFFFF) >= least for s in data.spikes)
     return near or grows or special
 
@@ -241,8 +241,8 @@ def check_predicate(predicate: Predicate) -> None:
         if name not in FACTS:
             raise ValueError(f"unknown fact {name!r}: known are {', '.join(sorted(FACTS))}")
         if name in _NAMES:
-            asked = condition if isinstance(condition, list) else [condition]
-            for one in asked:
+            conditions = condition if isinstance(condition, list) else [condition]
+            for one in conditions:
                 if str(one).removeprefix("!") not in _NAMES[name]:
                     raise ValueError(f"unknown {name.removesuffix('s')} {one!r} of a schedule")
 
@@ -258,12 +258,12 @@ def holds(predicate: Predicate, context: Context) -> bool:
 def unmet(predicate: Predicate, context: Context) -> list[str]:
     """The conditions on the case itself that do not hold, in words; for a case that resumes, those
     of the layout with the fewest."""
-    asked = {name: wanted for name, wanted in predicate.items() if name in _OF_CASE}
+    wanted_of_case = {name: wanted for name, wanted in predicate.items() if name in _OF_CASE}
     return min(
         (
             [
                 f"{name} is {_OF_CASE[name](laid_out)}, not {wanted}"
-                for name, wanted in asked.items()
+                for name, wanted in wanted_of_case.items()
                 if not _meets(_OF_CASE[name](laid_out), wanted)
             ]
             for laid_out in _layouts(context)
@@ -291,8 +291,8 @@ def _meets(fact: Fact, wanted: Condition) -> bool:
     if fact is None:
         return False
     if isinstance(fact, frozenset):
-        asked = wanted if isinstance(wanted, list) else [wanted]
-        return all(_has(fact, str(one)) for one in asked)
+        values = wanted if isinstance(wanted, list) else [wanted]
+        return all(_has(fact, str(one)) for one in values)
     if isinstance(wanted, list):
         return any(_meets(fact, one) for one in wanted)
     if isinstance(wanted, bool) or isinstance(fact, bool):

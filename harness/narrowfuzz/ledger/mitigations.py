@@ -35,9 +35,9 @@ def a_copy_of_what_is_written_through_an_unsafe_view() -> Iterator[None]:
     class Watched(home._VersionWrapper):  # type: ignore[misc]
         """A saved product, and the view through which it may be overwritten."""
 
-        def __init__(self, kept: Tensor, view: Tensor) -> None:
-            super().__init__(kept)
-            self.view, self.before, self.copy = view, view._version, kept.clone()
+        def __init__(self, saved: Tensor, view: Tensor) -> None:
+            super().__init__(saved)
+            self.view, self.before, self.copy = view, view._version, saved.clone()
 
         def get_val(self, allow_cache_entry_mutation: bool) -> Any:
             if self.view._version == self.before:
@@ -46,9 +46,9 @@ def a_copy_of_what_is_written_through_an_unsafe_view() -> Iterator[None]:
 
     def watched(one: Any, view: Tensor) -> Any:
         """The entry that replaces ``one`` in the checkpoint's cache if this view is of it."""
-        kept = one.val if type(one) is home._VersionWrapper else None  # else it is recomputed
-        aliased = isinstance(kept, Tensor) and _C._is_alias_of(kept, view)
-        return Watched(kept, home._detach_helper(view)) if aliased else one
+        saved = one.val if type(one) is home._VersionWrapper else None  # else it is recomputed
+        aliased = isinstance(saved, Tensor) and _C._is_alias_of(saved, view)
+        return Watched(saved, home._detach_helper(view)) if aliased else one
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = usual(self, func, types, args, kwargs)
@@ -146,13 +146,13 @@ def infinities_of_all_ranks() -> Iterator[None]:
 
     usual = ShardedGradScaler._check_inf_per_device
 
-    def asked(scaler: Any, optimizer: Any) -> Any:
+    def check_all_ranks(scaler: Any, optimizer: Any) -> Any:
         found = usual(scaler, optimizer)
         for t in found.values():
             dist.all_reduce(t, op=dist.ReduceOp.MAX, group=scaler.process_group)
         return found
 
-    with patch.object(ShardedGradScaler, "_check_inf_per_device", asked):
+    with patch.object(ShardedGradScaler, "_check_inf_per_device", check_all_ranks):
         yield
 
 
@@ -203,9 +203,9 @@ def optimizers_that_begin_at_zero() -> Iterator[None]:
         begun = bool(optimizer.state)
         usual(optimizer)
         for state in optimizer.state.values() if not begun else ():
-            for kept in state.values():
-                if isinstance(kept, Tensor):
-                    kept.zero_()
+            for moment in state.values():
+                if isinstance(moment, Tensor):
+                    moment.zero_()
 
     with patch.object(state_dict, "_init_optim_state", begin):
         yield

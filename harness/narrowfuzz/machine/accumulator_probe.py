@@ -39,8 +39,8 @@ def measure(device: str) -> dict[str, MeasuredAccumulator]:
         try:
             results[kind] = measured(partial(_multiply, kind, device))
         except (RuntimeError, ValueError) as error:  # torch refuses with either type
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            results[kind] = MeasuredAccumulator(problem=said.split(". ")[0])
+            message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            results[kind] = MeasuredAccumulator(problem=message.split(". ")[0])
     return results
 
 
@@ -57,8 +57,8 @@ def _bits(
 ) -> tuple[int, bool]:
     """The greatest k for which _ONE + _ONE 2^-k - _ONE is exact, with the second and third products
     at these places along K, and whether the bit after it is rounded."""
-    kept = _left(multiply, second, third, 1.0)
-    bits = max((k for k in range(1, _BITS) if kept[k] == _ONE * 2.0**-k), default=0)
+    results = _left(multiply, second, third, 1.0)
+    bits = max((k for k in range(1, _BITS) if results[k] == _ONE * 2.0**-k), default=0)
     beyond = _left(multiply, second, third, 1.5)[bits + 1].item()
     return bits, beyond == _ONE * 2.0**-bits
 

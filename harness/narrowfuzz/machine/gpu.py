@@ -82,8 +82,8 @@ def ask() -> Gpus:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
-        raise ValueError(f"torch does not say what GPUs are here: {said}") from None
+        message = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+        raise ValueError(f"torch does not say what GPUs are here: {message}") from None
     answer = json.loads(done.stdout.splitlines()[-1])
     gpus = tuple(Gpu(**(gpu | {"capability": tuple(gpu["capability"])})) for gpu in answer["gpus"])
     return Gpus(**(answer | {"gpus": gpus}))

@@ -23,11 +23,11 @@ def probe_and_cache() -> None:
     ``copy_cache_to`` later. Idempotent."""
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-    kept = _kept()
-    with patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(kept)):
+    folder = _kept()
+    with patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder)):
         valid_vec_isa_list()
-    kept.mkdir(exist_ok=True)
-    (kept / _PROBED).touch()
+    folder.mkdir(exist_ok=True)
+    (folder / _PROBED).touch()
 
 
 def copy_cache_to(folder: Path) -> None:

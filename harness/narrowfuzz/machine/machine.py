@@ -109,11 +109,13 @@ def lacking_kernel(message: str, *, native: bool = False) -> str:
     """Why a multiply that raised this message is not the library's fault: ordinary multiplies of
     its kind raise the same message on this machine, with PyTorch's own kernels if ``native``. "" if
     they do not; then the error is held against the library."""
-    said = message.strip().splitlines()[:1]
+    lines = message.strip().splitlines()[:1]
     lacks = native_lacks() if native else machine().lacks
-    kinds = [name for name, error in lacks.items() if said == [error]]
+    kinds = [name for name, error in lacks.items() if lines == [error]]
     return (
-        f"no kernel of this CPU multiplies {' or '.join(kinds)}: {_brief(said[0])}" if kinds else ""
+        f"no kernel of this CPU multiplies {' or '.join(kinds)}: {_brief(lines[0])}"
+        if kinds
+        else ""
     )
 
 

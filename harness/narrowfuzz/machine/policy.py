@@ -31,8 +31,8 @@ def cast_policies(device: str = "cpu") -> dict[str, str]:
     subnormal = torch.tensor([2.0**-130], device=device) * 0.5
     found["fp32 subnormals"] = "kept" if subnormal.item() == 2.0**-131 else "flushed"
     tiny = torch.full((32, 32), 2.0**-130, dtype=torch.bfloat16, device=device)
-    kept = (tiny @ torch.eye(32, dtype=torch.bfloat16, device=device)).abs().max().item() > 0
-    found["bf16 matmul subnormals"] = "kept" if kept else "flushed"
+    is_kept = (tiny @ torch.eye(32, dtype=torch.bfloat16, device=device)).abs().max().item() > 0
+    found["bf16 matmul subnormals"] = "kept" if is_kept else "flushed"
     return found
 
 

@@ -68,9 +68,9 @@ def _on_device(t: torch.Tensor) -> bool:
 
 
 def _counted(name: str, method: Any) -> Any:
-    def asked(t: torch.Tensor, *args: Any) -> Any:
+    def counted(t: torch.Tensor, *args: Any) -> Any:
         if _on_device(t):
             waits[name] += 1
         return method(t, *args)
 
-    return asked
+    return counted

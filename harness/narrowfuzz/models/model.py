@@ -114,8 +114,8 @@ class Model:
 
         from narrowfuzz.play import models, operator_models, own, titan
 
-        alone = operator_models if self.kind == "operator" else models
-        classes: Any = own if self.own else titan if self.package else alone
+        ours = operator_models if self.kind == "operator" else models
+        classes: Any = own if self.own else titan if self.package else ours
         with torch.device(device):
             made: nn.Module = getattr(classes, self.module)(*self.arguments(spec))
             return made.to(device, None if self.keeps(spec, dtype) else dtype)

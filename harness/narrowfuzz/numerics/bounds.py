@@ -125,9 +125,9 @@ def interval(
     with np.errstate(all="ignore"):
         ends = np.stack([centre - radius, centre + radius])
         lo, hi = _finish(ends, gemm.rounding, dtype, bias)
-        kept = gemm.rounding[:1] if gemm.kernel_rounds else ()
-        if may_elide and kept != gemm.rounding:
-            lo_kept, hi_kept = _finish(ends, kept, dtype, bias)
+        roundings = gemm.rounding[:1] if gemm.kernel_rounds else ()
+        if may_elide and roundings != gemm.rounding:
+            lo_kept, hi_kept = _finish(ends, roundings, dtype, bias)
             lo, hi = np.minimum(lo, lo_kept), np.maximum(hi, hi_kept)
     return lo, hi
 

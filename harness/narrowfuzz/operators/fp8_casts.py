@@ -138,8 +138,8 @@ def _by_average(call: OperatorCall) -> Mapping[str, Expected]:
 
     found = _expected(begun, without_nan, call)
     for rows in beyond:
-        left = call.outputs["codes"][rows] if call.device == "cuda" else np.nan
-        found["codes"].lo[rows] = found["codes"].hi[rows] = left
+        unwritten = call.outputs["codes"][rows] if call.device == "cuda" else np.nan
+        found["codes"].lo[rows] = found["codes"].hi[rows] = unwritten
         found["codes"].unknown[rows] = False
     return _with_scales_of_nothing(call, found) if call.device == "cuda" else found
 

@@ -229,9 +229,9 @@ def _moved(p: F64, grown: F64, row: F64) -> F64:
         moved = np.where(p > 0.0, moved, 0.0)
     rows = moved.reshape(-1, moved.shape[-1])
     largest = np.arange(len(rows)), p.argmax(-1).ravel()
-    alone = rows[largest]
+    largest_row = rows[largest]
     rows[largest] = 0.0
-    rows[largest] = np.minimum(alone, rows.sum(-1))
+    rows[largest] = np.minimum(largest_row, rows.sum(-1))
     return moved
 
 

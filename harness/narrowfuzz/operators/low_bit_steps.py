@@ -48,8 +48,8 @@ def read_low_bit_step(
         raise ValueError("amsgrad")
     tensors = {"param": param, "start": start, "grads": grads}
     for name in ("exp_avg", "exp_avg_sq"):
-        if (kept := state.get(name)) is not None:
-            tensors[name] = kept.dequantize() if hasattr(kept, "dequantize") else kept
+        if (saved := state.get(name)) is not None:
+            tensors[name] = saved.dequantize() if hasattr(saved, "dequantize") else saved
     options = {name: group[name] for name in _OPTIONS} | {"lr": float(group["lr"])}
     options[ROUNDS] = bool(group[ROUNDS])
     return Read(tensors, {}, {"kind": kind, "options": options, "steps": len(grads)})
@@ -86,7 +86,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         param, grad, m0, v0 = _before(call)
         m, v = b1 * m0 + (1.0 - b1) * grad, b2 * v0 + (1.0 - b2) * np.square(grad)
         below = np.sqrt(v / second) + options["eps"]
-        update, kept = lr * m / first / below, _decayed(call, param)
+        update, decayed = lr * m / first / below, _decayed(call, param)
         unit = 2.0 * U32
         near = lr / first / below * 4.0 * unit * (np.abs(m0) + np.abs(grad))
         # what may be flushed: of the moment, and of its product with the rate before the division
@@ -94,22 +94,22 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         moment, product = (_FLUSHED, _FLUSHED) if flushed else (8.0 * _LEAST, _LEAST)
         near = near + (lr / first * moment + product) / below
         near = near + np.abs(update) * unit * (8.0 + 2.0 / first + 2.0 / second)
-        near = near + 4.0 * unit * (np.abs(kept) + np.abs(update))
-        wild = ~(np.abs(grad) < np.sqrt(LARGEST)) | ~np.isfinite(kept)
+        near = near + 4.0 * unit * (np.abs(decayed) + np.abs(update))
+        wild = ~(np.abs(grad) < np.sqrt(LARGEST)) | ~np.isfinite(decayed)
         wild = wild | ~(np.abs(m0) < LARGEST) | ~(np.abs(v0) < LARGEST)
         most = (1.0 - b1) / math.sqrt(1.0 - b2) * math.sqrt(second) / first
         most *= math.sqrt(sum((b1**2 / b2) ** k for k in range(steps)))
-        far = np.full(param.shape, _ROOM * lr * most) + 4.0 * unit * np.abs(kept)
+        far = np.full(param.shape, _ROOM * lr * most) + 4.0 * unit * np.abs(decayed)
         if options[ROUNDS] and call.dtypes["param"] == "bf16":  # to either neighbour
             spacing = 2.0**-fmt.mantissa_bits
-            near = near + spacing * (np.abs(kept) + np.abs(update)) + fmt.min_subnormal
-            far = far * (1.0 + spacing) + spacing * np.abs(kept) + fmt.min_subnormal
+            near = near + spacing * (np.abs(decayed) + np.abs(update)) + fmt.min_subnormal
+            far = far * (1.0 + spacing) + spacing * np.abs(decayed) + fmt.min_subnormal
         nan = np.isnan(param) | np.isnan(grad) | np.isnan(m0) | np.isnan(v0)
-        stepped = Expected.within(kept - update, near, fmt, wild)
+        stepped = Expected.within(decayed - update, near, fmt, wild)
         lo, hi = (np.where(nan, np.nan, end) for end in (stepped.lo, stepped.hi))
     return {
         "param": replace(stepped, lo=lo, hi=hi, unknown=stepped.unknown & ~nan),
-        "bounded_param": Expected.within(kept, far, fmt, wild),
+        "bounded_param": Expected.within(decayed, far, fmt, wild),
     }
 
 

@@ -32,18 +32,18 @@ def _gradient(call: OperatorCall) -> tuple[F64, float]:
     the kernel's from it, in Frobenius norm: three operations are rounded to the dtype of the
     parameter."""
     momentum = call.settings["options"]["momentum"]
-    kept = call.outputs["momentum_buffer"].astype(np.float64)
+    momentum_buffer = call.outputs["momentum_buffer"].astype(np.float64)
     unit, least = UNIT[call.dtypes["param"]]
     if _divides_in_place(call):  # the stored one may be divided by its norm already
         right = _momentum(call)
         off = right.radius + unit * np.abs(right.centre) + least
         return right.centre, float(np.linalg.norm(off))
     if not call.settings["options"]["nesterov"]:
-        return kept, 0.0
+        return momentum_buffer, 0.0
     grad = call.tensors["grad"].astype(np.float64)
-    size = np.abs(1.0 - momentum) * np.abs(grad) + momentum * np.abs(kept)
-    off = unit * size + 8.0 * U32 * (np.abs(grad) + np.abs(kept)) + least
-    return grad * (1.0 - momentum) + kept * momentum, float(np.linalg.norm(off))
+    size = np.abs(1.0 - momentum) * np.abs(grad) + momentum * np.abs(momentum_buffer)
+    off = unit * size + 8.0 * U32 * (np.abs(grad) + np.abs(momentum_buffer)) + least
+    return grad * (1.0 - momentum) + momentum_buffer * momentum, float(np.linalg.norm(off))
 
 
 def _momentum(call: OperatorCall) -> Expected:

@@ -77,13 +77,13 @@ def read_step(
     if not param.numel():
         return None
     operator, names, options = _KINDS[kind]
-    kept = {name: state[name] for name in names if state.get(name) is not None}
+    states = {name: state[name] for name in names if state.get(name) is not None}
     settings = {
         "kind": kind,
         "options": {name: group[name] for name in options},
-        "steps": int(state.get("step", 1 if kept else 0)),
+        "steps": int(state.get("step", 1 if states else 0)),
     }
-    return operator, Read({"param": param, "grad": param.grad, **kept}, {}, settings)
+    return operator, Read({"param": param, "grad": param.grad, **states}, {}, settings)
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,9 @@ def _blocks_skipped(call: OperatorCall) -> dict[str, Expected]:
     block = (np.arange(size) < size // 8 * 8).reshape(shape)
     before, found = {**call.outputs, "param": call.tensors["param"]}, {}
     for name, right in _sgd(call).items():
-        kept, now = (x[name].astype(np.float64) for x in (before, call.outputs))
-        same = block & ((kept == now) | (np.isnan(kept) & np.isnan(now)))
-        lo, hi = (np.where(same, kept, end) for end in (right.lo, right.hi))
+        earlier, now = (x[name].astype(np.float64) for x in (before, call.outputs))
+        same = block & ((earlier == now) | (np.isnan(earlier) & np.isnan(now)))
+        lo, hi = (np.where(same, earlier, end) for end in (right.lo, right.hi))
         found[name] = Expected.between(lo, hi, right.unknown & ~same)
     return found
 
@@ -298,16 +298,16 @@ def _adagrad(call: OperatorCall) -> dict[str, Expected]:
         off = 2.0 * np.abs(d.centre) * d.radius + d.radius**2
         squared = _Term.of(square, off * (1.0 + U32) + U32 * square + 2.0**-150, dtype, d.wild)
         total = _given(call, "sum").plus(squared).expected()
-        kept = call.outputs["sum"].astype(np.float64)
-        below = np.sqrt(kept) + options["eps"]
+        squares = call.outputs["sum"].astype(np.float64)
+        below = np.sqrt(squares) + options["eps"]
         update = rate * d.centre / below
         near = np.abs(update) * (8.0 * unit + 8.0 * U32) + rate * d.radius / below * (1.0 + unit)
         near = near + 2.0 * least * (1.0 + 1.0 / below)  # the rate times d may be rounded, too
         far = ~(rate * (np.abs(d.centre) + d.radius) < FORMATS[dtype].max * 0.5)
         step = _Term.of(-update, near, dtype, d.wild | far).rounded()
         moved = _given(call, "param").plus(step).expected()
-        lost = (kept < 2.0**10 * least) & ((kept > 0.0) | (square > 0.0))
-        lost |= (below < 2.0**10 * least) | ~np.isfinite(kept)
+        lost = (squares < 2.0**10 * least) & ((squares > 0.0) | (square > 0.0))
+        lost |= (below < 2.0**10 * least) | ~np.isfinite(squares)
     return {"param": replace(moved, unknown=moved.unknown | lost), "sum": total}
 
 

@@ -35,7 +35,7 @@ def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
     outputs = zip(("grad_input", "grad_weight"), result, strict=True)
     return Read(
         {name: t for name, t in tensors.items() if t is not None},
-        {name: t for (name, t), asked in zip(outputs, mask, strict=True) if asked},
+        {name: t for (name, t), wanted in zip(outputs, mask, strict=True) if wanted},
         {"shape": tuple(named["normalized_shape"]), "mask": list(mask)},
     )
 

@@ -87,12 +87,12 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     the result: NaN, or infinities of both signs, give NaN; infinities of one sign give that
     infinity."""
     x, axes, keeps = call.tensors["input"], call.settings["dim"], call.settings["keepdim"]
-    given, asked = FORMATS[call.dtypes["input"]], FORMATS[call.dtypes["output"]]
+    given, target = FORMATS[call.dtypes["input"]], FORMATS[call.dtypes["output"]]
     terms = x.astype(np.float64)
     if (
-        asked is not given and asked.bits <= given.bits
+        target is not given and target.bits <= given.bits
     ):  # for a narrower result dtype torch casts before it adds
-        terms = round_to(terms, asked, overflow="ieee")
+        terms = round_to(terms, target, overflow="ieee")
     with np.errstate(all="ignore"):
         plain = summed(np.where(np.isfinite(terms), terms, 0.0), axes, FP32, keepdims=keeps)
         special = ~np.isfinite(terms).all(axis=axes, keepdims=keeps)
@@ -100,7 +100,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         exact = special | exact_sums(terms, axes, keepdims=keeps)
         radius = np.where(exact, 0.0, plain.radius)
         ends = np.where(special, centre, np.stack([centre - radius, centre + radius]))
-        lo, hi = round_to(ends, asked, overflow="ieee")
+        lo, hi = round_to(ends, target, overflow="ieee")
     return {"output": Expected(centre, radius, lo, hi, plain.unknown)}
 
 

@@ -95,7 +95,7 @@ def _folders(package: str) -> list[str]:
     return list(found.submodule_search_locations or []) if found else []
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error's class and first line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {shortened(lines[0], 200)}" if lines else type(error).__name__
@@ -104,7 +104,7 @@ def said(error: BaseException) -> str:
 def raised(doing: str, error: BaseException) -> str:
     """A message about an error that was raised while ``doing`` something, with advice if a module
     is missing."""
-    what = f"{doing} raised {said(error)}"
+    what = f"{doing} raised {error_text(error)}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return f"{what}; install {package} where narrowfuzz runs, or run narrowfuzz where it is"

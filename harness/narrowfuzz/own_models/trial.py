@@ -106,8 +106,8 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
     kind = next(iter(linears.values())).weight.dtype
     dtype = next((name for name, one in DTYPES.items() if one == kind), "")
     if not dtype:
-        said = str(kind).removeprefix("torch.")
-        raise source.refused(f"its first linear is {said}: fp32, bf16 and fp16 can be judged")
+        dtype_name = str(kind).removeprefix("torch.")
+        raise source.refused(f"its first linear is {dtype_name}: fp32, bf16 and fp16 can be judged")
     return linears, dtype
 
 
@@ -144,9 +144,9 @@ def _check_buffers(
     ids = not example.is_floating_point()
     _calling(other, source, changing)(example.flip(0) if ids else example * 0.5)
     made = _buffers(other.model)
-    if kept := [name for name, then in after.items() if made.get(name) != then]:
+    if changed := [name for name, then in after.items() if made.get(name) != then]:
         raise source.refused(
-            f"the first forward fills its buffer {kept[0]} by what it is given, so that no "
+            f"the first forward fills its buffer {changed[0]} by what it is given, so that no "
             "two runs are alike: fill it where the model is built"
         )
 

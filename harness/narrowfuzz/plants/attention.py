@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.plants.operators import changed, of_operator
+from narrowfuzz.plants.operators import kernel_replaced, of_operator
 from narrowfuzz.plants.plant import Plant
 
 _ALL = ("torch.fp32", "torch.bf16", "torchao.*")
@@ -30,7 +30,7 @@ def _kernel(change: Callable[..., Any]) -> AbstractContextManager[None]:
 
         return attend
 
-    return changed(_KERNEL, make)
+    return kernel_replaced(_KERNEL, make)
 
 
 def _backward(change: Callable[..., Any]) -> AbstractContextManager[None]:
@@ -40,7 +40,7 @@ def _backward(change: Callable[..., Any]) -> AbstractContextManager[None]:
     def make(kernel: Any) -> Any:
         return partial(change, kernel)
 
-    return changed(f"{_KERNEL}_backward", make)
+    return kernel_replaced(f"{_KERNEL}_backward", make)
 
 
 def _scale_of_padded_head(run: Any, q: Any, k: Any, v: Any, causal: bool, **options: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import in_backward, replaced
+from narrowfuzz.plants.patching import attribute_replaced, in_backward
 from narrowfuzz.plants.plant import Plant
 
 _ALL = ("torch.fp32", "torch.bf16", "torchao.*")
@@ -35,7 +35,7 @@ def _random_state_lost() -> Iterator[None]:
             ("_checkpoint_without_reentrant_generator", generator),
             ("CheckpointFunction", reentrant),
         ):
-            stack.enter_context(replaced(checkpoint, name, make))
+            stack.enter_context(attribute_replaced(checkpoint, name, make))
         yield
 
 
@@ -53,7 +53,7 @@ def _autocast_lost() -> Iterator[None]:
 
         return outside
 
-    with replaced(checkpoint, "_get_autocast_kwargs", make):
+    with attribute_replaced(checkpoint, "_get_autocast_kwargs", make):
         yield
 
 
@@ -69,16 +69,16 @@ def _kept_results_swapped() -> Iterator[None]:
             if torch.compiler.is_compiling():
                 return enter(self)
             for results in self.storage.values():
-                kept = [i for i, r in results.items() if isinstance(r, _VersionWrapper)]
-                shapes = {results[i].val.shape for i in kept}
-                if len(kept) > 1 and len(shapes) == 1:
-                    backwards = [results[i] for i in reversed(kept)]
-                    results.update(zip(kept, backwards, strict=True))
+                saved = [i for i, r in results.items() if isinstance(r, _VersionWrapper)]
+                shapes = {results[i].val.shape for i in saved}
+                if len(saved) > 1 and len(shapes) == 1:
+                    backwards = [results[i] for i in reversed(saved)]
+                    results.update(zip(saved, backwards, strict=True))
             return enter(self)
 
         return entered
 
-    with replaced(_CachedTorchDispatchMode, "__enter__", make):
+    with attribute_replaced(_CachedTorchDispatchMode, "__enter__", make):
         yield
 
 
@@ -102,7 +102,7 @@ def _norm_rounds_otherwise() -> Iterator[None]:
         return normalise
 
     # not torch.nn.functional.rms_norm: that one passes itself to function modes
-    with replaced(torch, "rms_norm", make):
+    with attribute_replaced(torch, "rms_norm", make):
         yield
 
 

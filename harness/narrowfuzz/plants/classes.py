@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 
 
@@ -34,7 +34,7 @@ def _log_softmax(reduce: Callable[..., tuple[Any, Any]]) -> AbstractContextManag
 
         return log_softmax
 
-    return replaced(_loss(), "_log_softmax", make)
+    return attribute_replaced(_loss(), "_log_softmax", make)
 
 
 def _own_maximum(x: Any, dim: int, over_ranks: Any) -> tuple[Any, Any]:
@@ -67,7 +67,7 @@ def _offset_of_even_parts() -> AbstractContextManager[None]:
 
         return of_even
 
-    return replaced(_loss()._MaskPartial, "_partition_value", make)
+    return attribute_replaced(_loss()._MaskPartial, "_partition_value", make)
 
 
 def _ignored_count() -> AbstractContextManager[None]:
@@ -83,7 +83,7 @@ def _ignored_count() -> AbstractContextManager[None]:
 
         return counted
 
-    return replaced(_loss(), "_nll_loss_forward", make)
+    return attribute_replaced(_loss(), "_nll_loss_forward", make)
 
 
 def _gradient_of_the_sum() -> AbstractContextManager[None]:
@@ -95,7 +95,7 @@ def _gradient_of_the_sum() -> AbstractContextManager[None]:
 
         return of_sum
 
-    return replaced(_loss(), "_nll_loss_and_log_softmax_backward", make)
+    return attribute_replaced(_loss(), "_nll_loss_and_log_softmax_backward", make)
 
 
 #: The first, simplest model of a loss that can share its classes among ranks.

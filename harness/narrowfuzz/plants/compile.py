@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import recompiled, replaced
+from narrowfuzz.plants.patching import attribute_replaced, recompiled
 from narrowfuzz.plants.plant import Plant
 
 _FLOAT8 = ("torchao.float8.*",)
@@ -33,7 +33,7 @@ def _backward_drift() -> Iterator[None]:
 
         return lowered
 
-    with recompiled(), replaced(GraphLowering, "run", make):
+    with recompiled(), attribute_replaced(GraphLowering, "run", make):
         yield
 
 
@@ -53,7 +53,7 @@ def _under_compile(owner: Any, name: str, change: Callable[..., Any]) -> Iterato
 
         return called
 
-    with recompiled(), replaced(owner, name, make):
+    with recompiled(), attribute_replaced(owner, name, make):
         yield
 
 

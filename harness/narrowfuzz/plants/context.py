@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 
 
@@ -27,7 +27,7 @@ def _merged_alike() -> AbstractContextManager[None]:
 
         return merged
 
-    return replaced(_ring()._SDPAMerger, "_merge_one", make)
+    return attribute_replaced(_ring()._SDPAMerger, "_merge_one", make)
 
 
 def _rows_as_they_came() -> AbstractContextManager[None]:
@@ -41,7 +41,7 @@ def _rows_as_they_came() -> AbstractContextManager[None]:
 
         return indices
 
-    return replaced(_load_balancer._HeadTailLoadBalancer, "_generate_indices", make)
+    return attribute_replaced(_load_balancer._HeadTailLoadBalancer, "_generate_indices", make)
 
 
 def _own_keys_again() -> AbstractContextManager[None]:
@@ -54,7 +54,7 @@ def _own_keys_again() -> AbstractContextManager[None]:
 
         return own
 
-    return replaced(_ring()._AllGatherRotater, "next_buffer", make)
+    return attribute_replaced(_ring()._AllGatherRotater, "next_buffer", make)
 
 
 PLANTS = [

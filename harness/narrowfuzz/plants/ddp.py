@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 
 _PLAIN = ("torch.fp32", "torch.bf16")
@@ -40,7 +40,7 @@ def _reducing(change: Callable[[Any, Any, int], Any]) -> Iterator[None]:
 
         return initialised
 
-    with replaced(DistributedDataParallel, "__init__", make):
+    with attribute_replaced(DistributedDataParallel, "__init__", make):
         yield
 
 
@@ -75,7 +75,7 @@ def _accumulated_lost() -> Iterator[None]:
 
         return forgetting
 
-    with replaced(DistributedDataParallel, "forward", make):
+    with attribute_replaced(DistributedDataParallel, "forward", make):
         yield
 
 

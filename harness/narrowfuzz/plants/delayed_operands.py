@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from narrowfuzz.plants.patching import delayed_calls, replaced
+from narrowfuzz.plants.patching import attribute_replaced, delayed_calls
 from narrowfuzz.plants.plant import Plant
 
 _Context = AbstractContextManager[None]
@@ -81,11 +81,11 @@ def _first_copy(ctx: Any, codes: Any, scale: Any) -> tuple[Any, Any]:
 def _never_recast(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
     from narrowfuzz.recipe import delayed
 
-    kept = is_first_microbatch and layer.cached is not None
+    is_cached = is_first_microbatch and layer.cached is not None
     if delayed._state.replaying:  # do as the first pass did
         tape = delayed._state.replaying[-1]
-        kept = is_first_microbatch and tape.position in tape.kept
-    return forward(layer, x, False if kept else is_first_microbatch)
+        is_cached = is_first_microbatch and tape.position in tape.kept
+    return forward(layer, x, False if is_cached else is_first_microbatch)
 
 
 def _never_refilled(original: Any, ctx: Any, *args: Any) -> Any:
@@ -118,7 +118,9 @@ def _never_filled(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = N
 def _unsaturated(cast: Any, *args: Any) -> Any:
     from narrowfuzz.recipe import delayed
 
-    with replaced(delayed, "FMAX", lambda original: dict.fromkeys(original, float("inf"))):
+    with attribute_replaced(
+        delayed, "FMAX", lambda original: dict.fromkeys(original, float("inf"))
+    ):
         return cast(*args)
 
 

@@ -106,10 +106,10 @@ def _stash_outlives_model() -> _Context:
         return tape
 
     def replay(original: Any, tape: Any, function: Any, x: Any) -> Any:
-        left = next((other for other in waiting if other.model < tape.model), None)
-        for gone in {tape, left} & set(waiting):
+        older = next((other for other in waiting if other.model < tape.model), None)
+        for gone in {tape, older} & set(waiting):
             waiting.remove(gone)
-        return original(left or tape, function, x)
+        return original(older or tape, function, x)
 
     def reset(original: Any, state: Any) -> None:
         waiting.clear()

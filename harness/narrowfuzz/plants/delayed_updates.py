@@ -181,13 +181,13 @@ def _keyed_by_number() -> _Context:
     """State is stored under a number, which a later layer gets again once the first owner is
     gone."""
     living: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-    kept: dict[int, Any] = {}
+    buffers: dict[int, Any] = {}
 
     def init(original: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
         original(layer, *args, **kwargs)
         number = next(i for i in range(len(living) + 1) if i not in living)
         living[number] = layer
-        layer._buffers.update(kept.setdefault(number, dict(layer._buffers)))
+        layer._buffers.update(buffers.setdefault(number, dict(layer._buffers)))
 
     return delayed_calls({"DelayedLinear.__init__": init})
 

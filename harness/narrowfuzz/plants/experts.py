@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 
 _PLAIN = ("torch.fp32", "torch.bf16")
@@ -26,14 +26,14 @@ def _exchanged(change: Callable[[Any], Any]) -> Iterator[None]:
 
     def make(exchange: Any) -> Any:
         def exchanging(rows: Any, *how: Any) -> Any:
-            came = exchange(rows, *how)
-            return change(ops._c10d_functional.wait_tensor(came)) if rows.dim() > 1 else came
+            rows_in = exchange(rows, *how)
+            return change(ops._c10d_functional.wait_tensor(rows_in)) if rows.dim() > 1 else rows_in
 
         return exchanging
 
     with (
-        replaced(ops._c10d_functional, "all_to_all_single", make),
-        replaced(ops._c10d_functional_autograd, "all_to_all_single", make),
+        attribute_replaced(ops._c10d_functional, "all_to_all_single", make),
+        attribute_replaced(ops._c10d_functional_autograd, "all_to_all_single", make),
     ):
         yield
 
@@ -87,7 +87,7 @@ def _reductions(change: Callable[[dict[str, Any]], None]) -> AbstractContextMana
 
         return reducing
 
-    return replaced(_fsdp_param_group, "foreach_reduce", make)
+    return attribute_replaced(_fsdp_param_group, "foreach_reduce", make)
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def _saved_as_plain_shards() -> Iterator[None]:
 
         return placed
 
-    with replaced(planner_helpers, "compute_local_shape_and_global_offset", make):
+    with attribute_replaced(planner_helpers, "compute_local_shape_and_global_offset", make):
         yield
 
 
@@ -143,7 +143,7 @@ def _norm_of_experts_inflated() -> Iterator[None]:
 
         return norm
 
-    with replaced(torch.nn.utils, "get_total_norm", make):
+    with attribute_replaced(torch.nn.utils, "get_total_norm", make):
         yield
 
 
@@ -159,7 +159,7 @@ def _gradient_parts_taken_for_whole() -> Iterator[None]:
 
         return local
 
-    with replaced(DTensor, "to_local", make):
+    with attribute_replaced(DTensor, "to_local", make):
         yield
 
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.plants.operators import COMPOSED, changed, of_operator
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.operators import COMPOSED, kernel_replaced, of_operator
+from narrowfuzz.plants.patching import attribute_replaced
 
 
 def _rms_norm(change: Callable[[Any, Any, float], Any]) -> AbstractContextManager[None]:
@@ -25,7 +25,7 @@ def _rms_norm(change: Callable[[Any, Any, float], Any]) -> AbstractContextManage
 
         return norm
 
-    return changed("rms_norm", make, COMPOSED)
+    return kernel_replaced("rms_norm", make, COMPOSED)
 
 
 def _epsilon_outside(x: Any, dims: Any, eps: float) -> Any:
@@ -63,7 +63,7 @@ def _smoothed(change: Callable[..., Any]) -> AbstractContextManager[None]:
 
         return loss
 
-    return changed("cross_entropy_loss", make, COMPOSED)
+    return kernel_replaced("cross_entropy_loss", make, COMPOSED)
 
 
 def _spread_over_others(loss: Any, x: Any, target: Any, ignored: int, smoothing: float) -> Any:
@@ -87,7 +87,7 @@ def _chunks(change: Callable[[Any], Any], name: str) -> Any:
     """``change(own)`` replaces this method of torch's class that computes the loss in chunks."""
     from torch.nn.modules.linear_cross_entropy import _ChunkContext
 
-    return replaced(_ChunkContext, name, change)
+    return attribute_replaced(_ChunkContext, name, change)
 
 
 def _last_left_out(own: Any) -> Any:

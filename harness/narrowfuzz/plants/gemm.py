@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import float8_forward, float8_mm, replaced
+from narrowfuzz.plants.patching import attribute_replaced, float8_forward, float8_mm
 from narrowfuzz.plants.plant import Plant
 
 _FLOAT8 = ("torchao.float8.*",)
@@ -68,7 +68,7 @@ def _unwritten(rows: Callable[[Any, Any], int]) -> Iterator[None]:
 
         return multiply
 
-    with replaced(functional, "scaled_mm", make):
+    with attribute_replaced(functional, "scaled_mm", make):
         yield
 
 
@@ -88,7 +88,7 @@ def _narrow_without_onednn() -> Iterator[None]:
 
         return multiply
 
-    with replaced(functional, "linear", make):
+    with attribute_replaced(functional, "linear", make):
         yield
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 
 _ALL = ("torch.fp32", "torch.bf16", "torch.scaled_mm", "torchao.*")
@@ -68,7 +68,7 @@ def _backward(change: Callable[[Any, Any, int], Any]) -> Iterator[None]:
 
         return ran
 
-    with replaced(torch.autograd, "backward", make):
+    with attribute_replaced(torch.autograd, "backward", make):
         yield
 
 
@@ -89,14 +89,14 @@ def _never_cleared() -> Iterator[None]:
     import torch
 
     def make(zero_grad: Any) -> Any:
-        def kept(self: Any, *args: Any, **kwargs: Any) -> None:
+        def zero_reference_only(self: Any, *args: Any, **kwargs: Any) -> None:
             parameters = [p for group in self.param_groups for p in group["params"]]
             if any(p.dtype is torch.float64 for p in parameters):
                 zero_grad(self, *args, **kwargs)
 
-        return kept
+        return zero_reference_only
 
-    with replaced(torch.optim.Optimizer, "zero_grad", make):
+    with attribute_replaced(torch.optim.Optimizer, "zero_grad", make):
         yield
 
 

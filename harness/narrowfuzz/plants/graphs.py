@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
-from narrowfuzz.plants.patching import float8_forward, recompiled, replaced
+from narrowfuzz.plants.patching import attribute_replaced, float8_forward, recompiled
 from narrowfuzz.plants.plant import Plant
 
 _FLOAT8 = ("torchao.float8.*",)
@@ -32,7 +32,7 @@ def _conversion_to(refused: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(recompiled())
         for overrides in (cpp.CppOverrides, cpp.CppVecOverrides):
-            stack.enter_context(replaced(overrides, "to_dtype", make))
+            stack.enter_context(attribute_replaced(overrides, "to_dtype", make))
         yield
 
 
@@ -54,7 +54,7 @@ def _emulation_unknown() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(recompiled())
         for overrides in (cpp.CppOverrides, cpp.CppVecOverrides):
-            stack.enter_context(replaced(overrides, "to_dtype", make))
+            stack.enter_context(attribute_replaced(overrides, "to_dtype", make))
         yield
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from narrowfuzz.plants.operators import changed, of_operator
+from narrowfuzz.plants.operators import kernel_replaced, of_operator
 
 #: Rows in a tile of the kernel.
 _TILE = 16
@@ -96,7 +96,7 @@ PLANTS = [
         "experts",
         title,
         source,
-        partial(changed, "_grouped_mm", of_groups(change, dims)),
+        partial(kernel_replaced, "_grouped_mm", of_groups(change, dims)),
         operator="grouped_mm",
     )
     for id, title, source, change, dims in (

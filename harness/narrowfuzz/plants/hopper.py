@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 
 _ALL = ("torchao.float8.tensorwise", "torchao.float8.rowwise")
@@ -26,7 +26,7 @@ def _accumulates(change: Callable[..., Any]) -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda a, b, *, fast, split: change(original, a, b, fast, split)
 
-    with replaced(simulated, "accumulate", make):
+    with attribute_replaced(simulated, "accumulate", make):
         yield
 
 
@@ -34,9 +34,9 @@ def _without(a: Any, columns: slice) -> Any:
     """The codes with zeros in these columns."""
     import torch
 
-    kept = a.view(torch.uint8).clone()
-    kept[:, columns] = 0
-    return kept.view(a.dtype)
+    codes = a.view(torch.uint8).clone()
+    codes[:, columns] = 0
+    return codes.view(a.dtype)
 
 
 def _loses(columns: Callable[[int], slice]) -> Any:
@@ -142,7 +142,7 @@ def _exchanged_scales() -> Iterator[None]:
 
         return scaled
 
-    with replaced(simulated, "scaled", make):
+    with attribute_replaced(simulated, "scaled", make):
         yield
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.plants.operators import changed, of_operator
+from narrowfuzz.plants.operators import kernel_replaced, of_operator
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def _summing(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """``make(run)`` replaces the kernel, and the in-place one, which autograd calls without a
     dispatch mode."""
     in_place = "_index_put_impl_" if name == "index_put" else f"{name}_"
-    with changed(name, make), changed(in_place, partial(_in_place, make)):
+    with kernel_replaced(name, make), kernel_replaced(in_place, partial(_in_place, make)):
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from narrowfuzz.machine.policy import cast_policies
 from narrowfuzz.plants import sums
-from narrowfuzz.plants.patching import float8_products, recompiled, replaced
+from narrowfuzz.plants.patching import attribute_replaced, float8_products, recompiled
 from narrowfuzz.plants.plant import Plant
 
 _FLOAT8 = ("torchao.float8.*",)
@@ -174,7 +174,7 @@ def _scaled_in_bf16(original: Any) -> Any:
     return quantise
 
 
-class _Kept:
+class _CastCache:
     """Cached casts of weights; a weight is cast again only after it has been written."""
 
     def __init__(self) -> None:
@@ -221,7 +221,10 @@ def _products(change: Callable[..., Any]) -> Iterator[None]:
 def _in(module: str, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     import importlib
 
-    with recompiled(), replaced(importlib.import_module(f"torchao.float8.{module}"), name, make):
+    with (
+        recompiled(),
+        attribute_replaced(importlib.import_module(f"torchao.float8.{module}"), name, make),
+    ):
         yield
 
 
@@ -278,5 +281,5 @@ PLANTS = [
            lambda: _in("float8_scaling_utils", "hp_tensor_and_scale_to_float8", _scaled_in_bf16)),
     _legal("float8-kept-weights", "copies", "a weight is cast once until somebody writes to it",
            "equal data gives equal codes and scales: docs/rules.md, O2, O3", _FLOAT8,
-           lambda: _in("float8_linear", "hp_tensor_to_float8_dynamic", _Kept())),
+           lambda: _in("float8_linear", "hp_tensor_to_float8_dynamic", _CastCache())),
 ]  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Any
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.operators import models_of_operators
 from narrowfuzz.plants.grouped import of_groups, spans
-from narrowfuzz.plants.operators import changed
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.operators import kernel_replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.sums import ANY_ORDER, WIDER
 
@@ -81,7 +81,7 @@ def _groups_in_float64(run: Any, y: Any, a: Any, b: Any, ends: list[int]) -> Non
 def _all(make: Callable[[Any], Any], *names: str) -> Iterator[None]:
     with ExitStack() as stack:
         for name in names:
-            stack.enter_context(changed(name, make))
+            stack.enter_context(kernel_replaced(name, make))
         yield
 
 
@@ -92,20 +92,20 @@ def _as_a_loop() -> Iterator[None]:
 
     def make(original: Any) -> Any:
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            kept = [(group["foreach"], group["fused"]) for group in self.param_groups]
+            before = [(group["foreach"], group["fused"]) for group in self.param_groups]
             for group in self.param_groups:
                 group["foreach"], group["fused"] = False, None
             try:
                 return original(self, *args, **kwargs)
             finally:
-                for group, (foreach, fused) in zip(self.param_groups, kept, strict=True):
+                for group, (foreach, fused) in zip(self.param_groups, before, strict=True):
                     group["foreach"], group["fused"] = foreach, fused
 
         return step
 
     with ExitStack() as stack:
         for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
-            stack.enter_context(replaced(kind, "step", make))
+            stack.enter_context(attribute_replaced(kind, "step", make))
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.plants import sums
-from narrowfuzz.plants.patching import recompiled, replaced
+from narrowfuzz.plants.patching import attribute_replaced, recompiled
 from narrowfuzz.plants.plant import Plant
 
 _PLAIN = ("torch.fp32", "torch.bf16")
@@ -58,7 +58,7 @@ def _linear(product: Callable[[Any, Any], Any]) -> Iterator[None]:
 
         return linear
 
-    with replaced(torch.nn.functional, "linear", make):
+    with attribute_replaced(torch.nn.functional, "linear", make):
         yield
 
 
@@ -79,7 +79,7 @@ def _viewed() -> Iterator[None]:
 
         return linear
 
-    with recompiled(), replaced(torch.nn.functional, "linear", make):
+    with recompiled(), attribute_replaced(torch.nn.functional, "linear", make):
         yield
 
 
@@ -103,7 +103,7 @@ def _attention(weights: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
 
         return attend
 
-    with replaced(torch.nn.functional, "scaled_dot_product_attention", make):
+    with attribute_replaced(torch.nn.functional, "scaled_dot_product_attention", make):
         yield
 
 
@@ -143,8 +143,8 @@ def _wide_norms() -> Iterator[None]:
         return norm
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(F, "rms_norm", rms))
-        stack.enter_context(replaced(F, "layer_norm", layer))
+        stack.enter_context(attribute_replaced(F, "rms_norm", rms))
+        stack.enter_context(attribute_replaced(F, "layer_norm", layer))
         yield
 
 
@@ -169,7 +169,7 @@ def _saved_between_steps() -> Iterator[None]:
 
     with ExitStack() as stack:
         for kind in (torch.optim.SGD, torch.optim.AdamW):
-            stack.enter_context(replaced(kind, "step", make))
+            stack.enter_context(attribute_replaced(kind, "step", make))
         yield
 
 

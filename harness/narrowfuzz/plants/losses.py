@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.plants.operators import changed, of_operator
+from narrowfuzz.plants.operators import kernel_replaced, of_operator
 
 #: torch's number for reduction="mean"; 2 is "sum".
 _MEAN = 1
@@ -96,7 +96,7 @@ PLANTS = [
         "loss",
         "a mean of losses divides by the rows that are ignored, too",
         "the class of means whose divisor counts what was left out",
-        plant=lambda: changed("nll_loss_forward", _mean_over_all),
+        plant=lambda: kernel_replaced("nll_loss_forward", _mean_over_all),
         operator="nll_loss",
     ),
     _plant(
@@ -104,7 +104,7 @@ PLANTS = [
         "loss",
         "rows that are ignored get a gradient",
         "the class of masks that forward applies and backward does not",
-        plant=lambda: changed("nll_loss_backward", _ignored_too),
+        plant=lambda: kernel_replaced("nll_loss_backward", _ignored_too),
         operator="nll_loss",
     ),
     _plant(
@@ -112,7 +112,7 @@ PLANTS = [
         "loss",
         "the gradient of a mean is that of a sum",
         "the class of gradients that are summed where they are to be averaged",
-        plant=lambda: changed("nll_loss_backward", _gradient_not_divided),
+        plant=lambda: kernel_replaced("nll_loss_backward", _gradient_not_divided),
         operator="nll_loss",
     ),
     _plant(
@@ -120,7 +120,7 @@ PLANTS = [
         "loss",
         "log-softmax does not take its maximum off",
         "the class of exponentials that overflow",
-        plant=lambda: changed("_log_softmax", _maximum_kept),
+        plant=lambda: kernel_replaced("_log_softmax", _maximum_kept),
         operator="log_softmax",
     ),
     _plant(
@@ -128,7 +128,7 @@ PLANTS = [
         "loss",
         "the sum of a row's gradients goes through fp16",
         "the class of casts of what autocast keeps in fp32",
-        plant=lambda: changed("_log_softmax_backward_data", _sum_of_gradients_narrow),
+        plant=lambda: kernel_replaced("_log_softmax_backward_data", _sum_of_gradients_narrow),
         operator="log_softmax",
     ),
     _plant(
@@ -136,7 +136,7 @@ PLANTS = [
         "loss",
         "softmax's backward takes off the sum of the row before",
         "https://github.com/Dao-AILab/flash-attention/issues/2481",
-        plant=lambda: changed("_softmax_backward_data", _softmax_row_before),
+        plant=lambda: kernel_replaced("_softmax_backward_data", _softmax_row_before),
         operator="softmax",
     ),
 ]

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
-from narrowfuzz.plants.patching import recompiled, replaced
+from narrowfuzz.plants.patching import attribute_replaced, recompiled
 from narrowfuzz.plants.plant import Plant
 
 _PLAIN = ("torch.fp32", "torch.bf16")
@@ -67,8 +67,8 @@ def _approximate_rsqrt() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(recompiled())
-        stack.enter_context(replaced(cpp.CppOverrides, "rsqrt", scalar))
-        stack.enter_context(replaced(cpp.CppVecOverrides, "rsqrt", vector))
+        stack.enter_context(attribute_replaced(cpp.CppOverrides, "rsqrt", scalar))
+        stack.enter_context(attribute_replaced(cpp.CppVecOverrides, "rsqrt", vector))
         yield
 
 
@@ -131,7 +131,7 @@ def _saved_in_bf16() -> Iterator[None]:
 
         return extracted
 
-    with recompiled(), replaced(partitioners, "_extract_fwd_bwd_modules", make):
+    with recompiled(), attribute_replaced(partitioners, "_extract_fwd_bwd_modules", make):
         yield
 
 
@@ -154,7 +154,7 @@ def _constants_not_in_key() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(recompiled())
         for name in ("load_pybinding", "load_pybinding_async"):
-            stack.enter_context(replaced(CppPythonBindingsCodeCache, name, make))
+            stack.enter_context(attribute_replaced(CppPythonBindingsCodeCache, name, make))
         yield
 
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from narrowfuzz.plants.patching import (
+    attribute_replaced,
     float8_forward,
     float8_mm,
     float8_operand,
     in_backward,
-    replaced,
 )
 from narrowfuzz.plants.plant import Plant
 
@@ -101,7 +101,7 @@ def _half_loaded() -> Iterator[None]:
 
         return load
 
-    with replaced(Float8Linear, "_load_from_state_dict", make):
+    with attribute_replaced(Float8Linear, "_load_from_state_dict", make):
         yield
 
 

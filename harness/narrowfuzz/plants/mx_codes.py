@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import mx_quantiser, replaced
+from narrowfuzz.plants.patching import attribute_replaced, mx_quantiser
 from narrowfuzz.plants.plant import Plant
 
 _MX = ("torchao.mxfp8.*",)
@@ -29,8 +29,8 @@ def _cast(change: Callable[[Any], Any]) -> AbstractContextManager[None]:
         byte = scale.view(torch.uint8).repeat_interleave(_BLOCK, -1)
         scaled = (data.double() * torch.exp2(_BIAS - byte.double())).float()
         changed = change(scaled.clamp(-512.0, 512.0)).to(codes.dtype)
-        kept = (byte == 0) | (byte == 255)
-        chosen = torch.where(kept, codes.view(torch.uint8), changed.view(torch.uint8))
+        special = (byte == 0) | (byte == 255)
+        chosen = torch.where(special, codes.view(torch.uint8), changed.view(torch.uint8))
         return scale, chosen.view(codes.dtype)
 
     return mx_quantiser(quantise)
@@ -68,7 +68,7 @@ def _wide_gradients() -> Iterator[None]:
 
         return mx_mm
 
-    with replaced(mxfp8_linear, "mx_mm", make):
+    with attribute_replaced(mxfp8_linear, "mx_mm", make):
         yield
 
 
@@ -83,7 +83,7 @@ def _multiply(change: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
 
         return multiplied
 
-    with replaced(mx_tensor, "_addmm_mx_dispatch", make):
+    with attribute_replaced(mx_tensor, "_addmm_mx_dispatch", make):
         yield
 
 
@@ -122,7 +122,7 @@ def _ragged_block_dropped() -> Iterator[None]:
 
     with ExitStack() as stack:
         for module in (mxfp8_linear, tensor):
-            stack.enter_context(replaced(module, "_to_mxfp8_then_scaled_mm", make))
+            stack.enter_context(attribute_replaced(module, "_to_mxfp8_then_scaled_mm", make))
         yield
 
 

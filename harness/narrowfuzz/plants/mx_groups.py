@@ -9,7 +9,7 @@ from typing import Any
 
 from narrowfuzz.models.operators import OPERATORS
 from narrowfuzz.plants.operators import of_operator
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 
 
 def _changed(name: str, change: Callable[..., Any]) -> AbstractContextManager[None]:
@@ -19,7 +19,7 @@ def _changed(name: str, change: Callable[..., Any]) -> AbstractContextManager[No
     def make(original: Any) -> Any:
         return lambda *args, **kwargs: change(original, *args, **kwargs)
 
-    return replaced(mxfp8_grouped_mm, name, make)
+    return attribute_replaced(mxfp8_grouped_mm, name, make)
 
 
 def _scales_of_first(original: Any, tensor: Any, block: int, mode: Any) -> Any:

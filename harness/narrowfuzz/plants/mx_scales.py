@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import mx_quantiser, replaced
+from narrowfuzz.plants.patching import attribute_replaced, mx_quantiser
 from narrowfuzz.plants.plant import Plant
 
 _MX = ("torchao.mxfp8.*",)
@@ -87,7 +87,7 @@ def _mode_dropped() -> Iterator[None]:
     def make(cast: Any) -> Any:
         return lambda *args: cast(*args[:-1], ScaleCalculationMode.FLOOR)
 
-    with replaced(mxfp8_linear, "_to_mxfp8_dim1_kernel_wrapper", make):
+    with attribute_replaced(mxfp8_linear, "_to_mxfp8_dim1_kernel_wrapper", make):
         yield
 
 
@@ -106,7 +106,7 @@ def _byte_zero_is_zero() -> Iterator[None]:
 
         return expanded
 
-    with replaced(mx_tensor, "get_fp_scale", make):
+    with attribute_replaced(mx_tensor, "get_fp_scale", make):
         yield
 
 

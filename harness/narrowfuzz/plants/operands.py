@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import float8_casts, float8_forward, in_backward, replaced
+from narrowfuzz.plants.patching import attribute_replaced, float8_casts, float8_forward, in_backward
 from narrowfuzz.plants.plant import Plant
 
 _FLOAT8 = ("torchao.float8.*",)
@@ -29,7 +29,7 @@ def _scale_rounded_after_cast() -> Iterator[None]:
 
         return rounded
 
-    with replaced(float8_scaling_utils, "hp_tensor_and_scale_to_float8", make):
+    with attribute_replaced(float8_scaling_utils, "hp_tensor_and_scale_to_float8", make):
         yield
 
 
@@ -38,7 +38,7 @@ def _no_eps() -> Iterator[None]:
     """amax has no lower bound, so a granule of zeros has an infinite scale."""
     from torchao.float8 import float8_utils
 
-    with replaced(float8_utils, "EPS", lambda original: 0.0):
+    with attribute_replaced(float8_utils, "EPS", lambda original: 0.0):
         yield
 
 
@@ -48,7 +48,7 @@ def _amax_of_last_call() -> Iterator[None]:
     import torch
     from torchao.float8 import float8_utils
 
-    kept: dict[Any, Any] = {}
+    last_amax: dict[Any, Any] = {}
 
     def make(to_amax: Any) -> Any:
         def stale(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,13 +56,13 @@ def _amax_of_last_call() -> Iterator[None]:
             if torch.compiler.is_compiling():
                 return amax  # a graph stores nothing between calls
             key = (x.shape, amax.shape, x.dtype)
-            before = kept.get(key, amax)
-            kept[key] = amax.clone()
+            before = last_amax.get(key, amax)
+            last_amax[key] = amax.clone()
             return before
 
         return stale
 
-    with replaced(float8_utils, "tensor_to_amax", make):
+    with attribute_replaced(float8_utils, "tensor_to_amax", make):
         yield
 
 
@@ -85,7 +85,7 @@ def _inputs_amax_for_weight() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(float8_casts(cast))
-        stack.enter_context(replaced(float8_utils, "tensor_to_amax", make))
+        stack.enter_context(attribute_replaced(float8_utils, "tensor_to_amax", make))
         yield
 
 
@@ -116,7 +116,7 @@ def _narrow_gradients() -> Iterator[None]:
 
         return configured
 
-    with replaced(Float8LinearConfig, "from_recipe_name", make):
+    with attribute_replaced(Float8LinearConfig, "from_recipe_name", make):
         yield
 
 

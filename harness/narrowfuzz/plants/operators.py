@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from narrowfuzz.models.operators import models_of_operators
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 
 #: The dispatch keys of functions that torch composes from several kernels.
@@ -32,7 +32,7 @@ def of_operator(
 
 
 @contextmanager
-def changed(
+def kernel_replaced(
     name: str, make: Callable[[Any], Any], keys: tuple[str, ...] = ("CPU",)
 ) -> Iterator[None]:
     """``make(run)`` replaces the CPU kernel of this name; ``run`` is torch's own.
@@ -77,7 +77,7 @@ def _sum(change: Any) -> AbstractContextManager[None]:
 
         return total
 
-    return changed("sum.dim_IntList", make)
+    return kernel_replaced("sum.dim_IntList", make)
 
 
 def _narrow(run: Any, x: Any, dims: Any, keepdim: bool, dtype: Any) -> Any:
@@ -228,7 +228,7 @@ def _embedding(change: Any) -> Any:
     def make(run: Any) -> Any:
         return lambda dy, indices, rows, *args: change(run, dy, indices, rows, *args)
 
-    return lambda: changed("embedding_dense_backward", make)
+    return lambda: kernel_replaced("embedding_dense_backward", make)
 
 
 def _last_ids_only(run: Any, dy: Any, indices: Any, rows: int, *args: Any) -> Any:
@@ -293,7 +293,7 @@ def _flex(change: Callable[..., Any]) -> AbstractContextManager[None]:
     def make(attend: Any) -> Any:
         return lambda *args: change(attend, *args)
 
-    return replaced(composed, "math_attention", make)
+    return attribute_replaced(composed, "math_attention", make)
 
 
 def _without_last_key(attend: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
@@ -353,7 +353,7 @@ PLANTS = [
         "a mean over the last dimension counts the padding of a last vector",
         "the class of blocks whose last part is padded",
         ("torch.*", "torchao.*"),
-        lambda: changed("mean.dim", _padded_mean),
+        lambda: kernel_replaced("mean.dim", _padded_mean),
         needs="a mean",
         models=models_of_operators(["mean"]),
     ),
@@ -363,7 +363,7 @@ PLANTS = [
         "gradients of a layer norm's parameters leave out the rows behind the last full block",
         "https://github.com/BobMcDear/attorch/issues/18",
         ("torch.*", "torchao.*"),
-        lambda: changed("native_layer_norm_backward", _norm_drops_rows),
+        lambda: kernel_replaced("native_layer_norm_backward", _norm_drops_rows),
         needs="a model",
     ),
     Plant(
@@ -372,7 +372,7 @@ PLANTS = [
         "a layer norm's variance counts the zeros that its rows are padded with",
         "https://github.com/unslothai/unsloth/pull/1867",
         ("torch.*", "torchao.*"),
-        lambda: changed("native_layer_norm", _norm_counts_padding),
+        lambda: kernel_replaced("native_layer_norm", _norm_counts_padding),
         needs="a model",
     ),
     Plant(
@@ -381,7 +381,7 @@ PLANTS = [
         "an embedding's gradient leaves out the last row of each id that comes again",
         "https://github.com/tenstorrent/tt-metal/issues/6232",
         ("torch.*", "torchao.*"),
-        lambda: changed("embedding_dense_backward", _embedding_loses_repeats),
+        lambda: kernel_replaced("embedding_dense_backward", _embedding_loses_repeats),
         needs="a model",
     ),
     of_operator(
@@ -389,7 +389,7 @@ PLANTS = [
         "operators",
         "the gradient of a layer norm's bias is summed in fp16",
         "the class of llm.c#428: sums over rows in a narrow dtype",
-        lambda: changed("native_layer_norm_backward", _norm_bias_narrow),
+        lambda: kernel_replaced("native_layer_norm_backward", _norm_bias_narrow),
         "layer_norm",
         needs="a layer norm",
     ),
@@ -398,7 +398,7 @@ PLANTS = [
         "operators",
         "the root of a layer norm's epsilon is added to the standard deviation",
         "the class of conversions between frameworks that place epsilon otherwise",
-        lambda: changed("native_layer_norm", _norm_epsilon_outside),
+        lambda: kernel_replaced("native_layer_norm", _norm_epsilon_outside),
         "layer_norm",
         needs="a layer norm",
     ),
@@ -407,7 +407,7 @@ PLANTS = [
         "operators",
         "the mean of the gradients is not taken off a layer norm's input gradient",
         "the class of a term that is left out of a backward by hand",
-        lambda: changed("native_layer_norm_backward", _norm_gradient_uncentred),
+        lambda: kernel_replaced("native_layer_norm_backward", _norm_gradient_uncentred),
         "layer_norm",
         needs="a layer norm",
     ),
@@ -452,7 +452,7 @@ PLANTS = [
         "operators",
         "a vector norm leaves out what follows the last full vector of a row",
         "the class of tails that no block is full of",
-        lambda: changed("linalg_vector_norm", _norm_drops_tail),
+        lambda: kernel_replaced("linalg_vector_norm", _norm_drops_tail),
         "vector_norm",
         needs="a vector norm",
     ),
@@ -461,7 +461,7 @@ PLANTS = [
         "operators",
         "where gradients are unscaled, an infinity among them is not found",
         "the class of checks for NaN that infinities pass",
-        lambda: changed("_amp_foreach_non_finite_check_and_unscale_", _infinity_unscaled),
+        lambda: kernel_replaced("_amp_foreach_non_finite_check_and_unscale_", _infinity_unscaled),
         "unscale",
         needs="gradients that are unscaled",
     ),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from narrowfuzz.plants.operators import of_operator
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 
 #: ``change(run, params, *lists, **options)`` replaces torch's functional step ``run``.
 Change = Callable[..., Any]
@@ -18,7 +18,9 @@ Change = Callable[..., Any]
 def _stepping(name: str, change: Change) -> AbstractContextManager[None]:
     """``change`` replaces ``torch.optim.<name>.<name>``, which dispatches to all implementations:
     loop, foreach and fused."""
-    return replaced(importlib.import_module(f"torch.optim.{name}"), name, partial(partial, change))
+    return attribute_replaced(
+        importlib.import_module(f"torch.optim.{name}"), name, partial(partial, change)
+    )
 
 
 def _correction_lags(run: Any, *lists: Any, **options: Any) -> None:
@@ -76,7 +78,7 @@ def _decays_apart(run: Any, params: Any, *lists: Any, **options: Any) -> None:
 def _muon(name: str, change: Change) -> AbstractContextManager[None]:
     """``change`` replaces the function ``name`` of torch's Muon, whose only implementation is a
     loop."""
-    return replaced(
+    return attribute_replaced(
         importlib.import_module("torch.optim._muon"), name, lambda run: partial(change, run)
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.plants.operators import changed, of_operator
+from narrowfuzz.plants.operators import kernel_replaced, of_operator
 
 
 def _without_last(run: Any) -> Any:
@@ -46,7 +46,9 @@ def _unstable(run: Any) -> Any:
 
 
 PLANTS = [
-    of_operator(id, "experts", title, source, partial(changed, kernel, make), operator=operator)
+    of_operator(
+        id, "experts", title, source, partial(kernel_replaced, kernel, make), operator=operator
+    )
     for id, title, source, kernel, make, operator in (
         (
             "topk-misses-last",

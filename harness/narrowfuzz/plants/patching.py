@@ -16,7 +16,7 @@ _INHERITED = object()
 
 
 @contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def attribute_replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """``owner.name`` is ``make(original)`` inside the context. Modules that are first imported
     inside it and copy the name get the original back as well."""
     # vars, not getattr: getattr unwraps static methods and returns inherited attributes
@@ -48,7 +48,7 @@ def delayed_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         for path, change in changes.items():
             *of, name = path.split(".")
             owner = getattr(delayed, of[0]) if of else delayed
-            stack.enter_context(replaced(owner, name, partial(caller, change)))
+            stack.enter_context(attribute_replaced(owner, name, partial(caller, change)))
         yield
 
 
@@ -84,7 +84,9 @@ def te_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
             *of, name = parts.split(".")
             for part in of:
                 owner = getattr(owner, part)
-            stack.enter_context(replaced(owner, name, partial(caller, owner, name, change)))
+            stack.enter_context(
+                attribute_replaced(owner, name, partial(caller, owner, name, change))
+            )
         yield
 
 
@@ -129,7 +131,7 @@ def float8_cast(change: Callable[[Any], Any]) -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda x, dtype: original(change(x), dtype)
 
-    with replaced(float8_training_tensor, "to_fp8_saturated", make):
+    with attribute_replaced(float8_training_tensor, "to_fp8_saturated", make):
         yield
 
 
@@ -145,7 +147,7 @@ def float8_operand(role: str, change: Callable[[Any], Any]) -> Iterator[None]:
 
         return cast
 
-    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+    with attribute_replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
         yield
 
 
@@ -157,7 +159,7 @@ def float8_casts(change: Callable[..., Any]) -> Iterator[None]:
     def make(cast: Any) -> Any:
         return lambda x, *args, **kwargs: change(cast, x, *args, **kwargs)
 
-    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+    with attribute_replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
         yield
 
 
@@ -169,7 +171,7 @@ def float8_forward(change: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda self, input: change(original, self, input)
 
-    with replaced(Float8Linear, "forward", make):
+    with attribute_replaced(Float8Linear, "forward", make):
         yield
 
 
@@ -181,7 +183,7 @@ def mx_quantiser(change: Callable[..., Any]) -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda data, *args, **kwargs: change(original, data, *args, **kwargs)
 
-    with replaced(mx_tensor, "to_mx", make):
+    with attribute_replaced(mx_tensor, "to_mx", make):
         yield
 
 
@@ -193,7 +195,7 @@ def mx_products(change: Callable[..., Any]) -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda a, b, *args, **kwargs: change(original, a, b, *args, **kwargs)
 
-    with replaced(mx_tensor, "_addmm_mx_dispatch", make):
+    with attribute_replaced(mx_tensor, "_addmm_mx_dispatch", make):
         yield
 
 

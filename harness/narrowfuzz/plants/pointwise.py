@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.plants.operators import changed, of_operator
+from narrowfuzz.plants.operators import kernel_replaced, of_operator
 
 
 def _tanh_instead(run: Any) -> Any:
@@ -65,7 +65,7 @@ PLANTS = [
         "norm",
         "squares are powers of two of a rounded logarithm",
         "https://github.com/tenstorrent/tt-metal/issues/52675",
-        plant=partial(changed, "pow.Tensor_Scalar", _by_logarithm),
+        plant=partial(kernel_replaced, "pow.Tensor_Scalar", _by_logarithm),
         operator="pow",
     ),
     of_operator(
@@ -73,7 +73,7 @@ PLANTS = [
         "activation",
         "GELU is approximated by tanh where it is asked to be exact",
         "https://github.com/pytorch/pytorch/issues/39853",
-        plant=partial(changed, "gelu", _tanh_instead),
+        plant=partial(kernel_replaced, "gelu", _tanh_instead),
         operator="gelu",
     ),
     of_operator(
@@ -81,7 +81,7 @@ PLANTS = [
         "activation",
         "the gradient of SiLU is that of its gate as a constant",
         "the class of gates that are detached",
-        plant=partial(changed, "silu_backward", _slope_of_sigmoid),
+        plant=partial(kernel_replaced, "silu_backward", _slope_of_sigmoid),
         operator="silu",
     ),
     of_operator(
@@ -89,7 +89,7 @@ PLANTS = [
         "activation",
         "the gradient of tanh is made of a result that was kept in bf16",
         "the class of activations that are saved in fewer bits",
-        plant=partial(changed, "tanh_backward", _of_narrow_result),
+        plant=partial(kernel_replaced, "tanh_backward", _of_narrow_result),
         operator="tanh",
     ),
     of_operator(
@@ -97,7 +97,7 @@ PLANTS = [
         "activation",
         "the logistic function is computed in bf16",
         "the class of routers that are cast by autocast",
-        plant=partial(changed, "sigmoid", _logistic_in_bf16),
+        plant=partial(kernel_replaced, "sigmoid", _logistic_in_bf16),
         operator="sigmoid",
     ),
     of_operator(
@@ -105,7 +105,7 @@ PLANTS = [
         "activation",
         "logsumexp takes exponentials of large logits as they are",
         "the class of overflows that the maximum is subtracted for",
-        plant=partial(changed, "logsumexp", _without_maximum),
+        plant=partial(kernel_replaced, "logsumexp", _without_maximum),
         operator="logsumexp",
     ),
     of_operator(
@@ -113,7 +113,7 @@ PLANTS = [
         "activation",
         "classes behind the last eight are left out of logsumexp",
         "the class of loads by whole vectors",
-        plant=partial(changed, "logsumexp", _ragged_classes),
+        plant=partial(kernel_replaced, "logsumexp", _ragged_classes),
         operator="logsumexp",
     ),
 ]

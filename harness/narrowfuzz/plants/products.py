@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from narrowfuzz.plants.operators import changed, of_operator
+from narrowfuzz.plants.operators import kernel_replaced, of_operator
 
 
 def _ragged(run: Any) -> Any:
@@ -74,7 +74,7 @@ PLANTS = [
         "product",
         "the bias of a square product is added along its rows",
         "the class of sums that broadcast",
-        partial(changed, "addmm", _square),
+        partial(kernel_replaced, "addmm", _square),
         operator="addmm",
     ),
     of_operator(
@@ -82,12 +82,17 @@ PLANTS = [
         "product",
         "the last row of a product of more than 16 is that before it",
         "the class of tiles that overlap",
-        partial(changed, "mm", _large),
+        partial(kernel_replaced, "mm", _large),
         operator="mm",
     ),
     *(
         of_operator(
-            f"bmm-{id}", "product", title, source, partial(changed, "bmm", make), operator="bmm"
+            f"bmm-{id}",
+            "product",
+            title,
+            source,
+            partial(kernel_replaced, "bmm", make),
+            operator="bmm",
         )
         for id, title, source, make in (
             (

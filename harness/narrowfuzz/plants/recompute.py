@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import float8_forward, in_backward, replaced
+from narrowfuzz.plants.patching import attribute_replaced, float8_forward, in_backward
 from narrowfuzz.plants.plant import Plant
 
 _FLOAT8 = ("torchao.float8.*",)
@@ -54,7 +54,7 @@ def _moved_keys() -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda q, k, v, is_causal=False: Mixed.apply(q, k, v, is_causal)
 
-    with replaced(F, "scaled_dot_product_attention", make):
+    with attribute_replaced(F, "scaled_dot_product_attention", make):
         yield
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import mx_quantiser, replaced
+from narrowfuzz.plants.patching import attribute_replaced, mx_quantiser
 from narrowfuzz.plants.plant import Plant
 
 _FLOAT8 = ("torchao.float8.*",)
@@ -20,7 +20,7 @@ def _doubled() -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda *args, **kwargs: original(*args, **kwargs) * 2
 
-    with replaced(float8_utils, "amax_to_scale", make):
+    with attribute_replaced(float8_utils, "amax_to_scale", make):
         yield
 
 
@@ -32,7 +32,7 @@ def _bf16_scale() -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda *a, **kw: original(*a, **kw).to(torch.bfloat16).to(torch.float32)
 
-    with replaced(float8_utils, "amax_to_scale", make):
+    with attribute_replaced(float8_utils, "amax_to_scale", make):
         yield
 
 
@@ -43,7 +43,7 @@ def _signed_amax() -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda x, *args, **kwargs: original(x.clamp(min=0), *args, **kwargs)
 
-    with replaced(float8_utils, "tensor_to_amax", make):
+    with attribute_replaced(float8_utils, "tensor_to_amax", make):
         yield
 
 
@@ -51,7 +51,7 @@ def _signed_amax() -> Iterator[None]:
 def _large_eps() -> Iterator[None]:
     from torchao.float8 import float8_utils
 
-    with replaced(float8_utils, "EPS", lambda original: 0.5):
+    with attribute_replaced(float8_utils, "EPS", lambda original: 0.5):
         yield
 
 

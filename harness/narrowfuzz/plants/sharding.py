@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 
 _ALL = ("torch.fp32", "torch.bf16", "torchao.float8.*")
@@ -22,7 +22,7 @@ def _divide_factors(change: Callable[[int], tuple[Any, ...]]) -> AbstractContext
     def make(original: Any) -> Any:
         return lambda group, *args, **kwargs: change(1 if group is None else group.size())
 
-    return replaced(_fsdp_collectives, "_get_gradient_divide_factors", make)
+    return attribute_replaced(_fsdp_collectives, "_get_gradient_divide_factors", make)
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def _copied_in(change: Callable[[list[Any], Any, int], None]) -> AbstractContext
 
         return changed
 
-    return replaced(_fsdp_collectives, "foreach_reduce_scatter_copy_in", make)
+    return attribute_replaced(_fsdp_collectives, "foreach_reduce_scatter_copy_in", make)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def _uneven_shards_shifted() -> Iterator[None]:
 
         return changed
 
-    with replaced(_fsdp_collectives, "foreach_reduce_scatter_copy_in", make):
+    with attribute_replaced(_fsdp_collectives, "foreach_reduce_scatter_copy_in", make):
         yield
 
 
@@ -140,7 +140,7 @@ def _last_backward_alone() -> Iterator[None]:
 
         return forgetting
 
-    with replaced(_fsdp_param_group, "foreach_reduce", make):
+    with attribute_replaced(_fsdp_param_group, "foreach_reduce", make):
         yield
 
 
@@ -163,7 +163,7 @@ def _rate_times_ranks() -> Iterator[None]:
 
         return stepping
 
-    with replaced(SGD, "step", make), replaced(AdamW, "step", make):
+    with attribute_replaced(SGD, "step", make), attribute_replaced(AdamW, "step", make):
         yield
 
 
@@ -178,8 +178,8 @@ def _norm_of_local_shards() -> Iterator[None]:
         )
 
     with (
-        replaced(torch.nn.utils, "get_total_norm", make),
-        replaced(torch.nn.utils.clip_grad, "_get_total_norm", make),
+        attribute_replaced(torch.nn.utils, "get_total_norm", make),
+        attribute_replaced(torch.nn.utils.clip_grad, "_get_total_norm", make),
     ):
         yield
 
@@ -195,7 +195,7 @@ def _prepared(style: str, name: str, change: Callable[..., Any]) -> AbstractCont
 
         return staticmethod(changed)
 
-    return replaced(getattr(styles, style), name, make)
+    return attribute_replaced(getattr(styles, style), name, make)
 
 
 @contextmanager
@@ -269,7 +269,7 @@ def _bias_gradient_of_one_rank() -> Iterator[None]:
 
         return applied
 
-    with replaced(RowwiseParallel, "_apply", make):
+    with attribute_replaced(RowwiseParallel, "_apply", make):
         yield
 
 
@@ -281,7 +281,7 @@ def _not_waited_for() -> Iterator[None]:
     def make(wait: Any) -> Any:
         return lambda tensor: tensor.elem
 
-    with replaced(AsyncCollectiveTensor, "trigger_wait", make):
+    with attribute_replaced(AsyncCollectiveTensor, "trigger_wait", make):
         yield
 
 
@@ -332,7 +332,7 @@ def _microbatches_reversed() -> Iterator[None]:
 
         return splitting
 
-    with replaced(schedules, "split_args_kwargs_into_chunks", make):
+    with attribute_replaced(schedules, "split_args_kwargs_into_chunks", make):
         yield
 
 
@@ -348,8 +348,8 @@ def _microbatches_averaged() -> Iterator[None]:
         return beginning
 
     with (
-        replaced(schedules.ScheduleGPipe, "__init__", make),
-        replaced(schedules.Schedule1F1B, "__init__", make),
+        attribute_replaced(schedules.ScheduleGPipe, "__init__", make),
+        attribute_replaced(schedules.Schedule1F1B, "__init__", make),
     ):
         yield
 
@@ -366,7 +366,7 @@ def _read_a_row_off() -> Iterator[None]:
 
         return read
 
-    with replaced(filesystem, "narrow_tensor_by_index", make):
+    with attribute_replaced(filesystem, "narrow_tensor_by_index", make):
         yield
 
 
@@ -384,7 +384,9 @@ def _scaler_of_own_shards() -> Iterator[None]:
     unscale = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
     with (
         patch.dict(DTensor._op_dispatcher._custom_op_handlers, {unscale: local}),
-        replaced(ShardedGradScaler, "unscale_", lambda unscale: torch.amp.GradScaler.unscale_),
+        attribute_replaced(
+            ShardedGradScaler, "unscale_", lambda unscale: torch.amp.GradScaler.unscale_
+        ),
     ):
         yield
 
@@ -396,14 +398,14 @@ def _second_moment_not_loaded() -> Iterator[None]:
 
     def make(load: Any) -> Any:
         def loading(model: Any, optimizers: Any, loaded: Any, info: Any) -> None:
-            for kept in loaded.get("state", {}).values():
-                if "exp_avg_sq" in kept:
-                    kept["exp_avg_sq"].zero_()
+            for state in loaded.get("state", {}).values():
+                if "exp_avg_sq" in state:
+                    state["exp_avg_sq"].zero_()
             load(model, optimizers, loaded, info)
 
         return loading
 
-    with replaced(state_dict, "_load_optim_state_dict", make):
+    with attribute_replaced(state_dict, "_load_optim_state_dict", make):
         yield
 
 
@@ -424,7 +426,7 @@ def _nan_on_second_rank() -> Iterator[None]:
 
         return sick
 
-    with replaced(torch.nn.functional, "linear", make):
+    with attribute_replaced(torch.nn.functional, "linear", make):
         yield
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 
 _RANKS = ("sharded*",)
@@ -21,7 +21,7 @@ def _amax(change: Callable[..., Any]) -> AbstractContextManager[None]:
     def make(to_amax: Any) -> Any:
         return lambda x, *args, **kwargs: change(to_amax, x, *args, **kwargs)
 
-    return replaced(float8_utils, "tensor_to_amax", make)
+    return attribute_replaced(float8_utils, "tensor_to_amax", make)
 
 
 def _of_this_shard(to_amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,10 +33,10 @@ def _of_this_shard(to_amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         return amax
     own = to_amax(x._local_tensor, *args, **kwargs)
     local = x._local_tensor.shape
-    kept = [
+    keeps = [
         p.is_shard() and own.dim() > 0 and own.shape[p.dim] == local[p.dim] for p in x.placements
     ]
-    where = [p if keep else Replicate() for p, keep in zip(x.placements, kept, strict=True)]
+    where = [p if keep else Replicate() for p, keep in zip(x.placements, keeps, strict=True)]
     return DTensor.from_local(own, x.device_mesh, where)
 
 
@@ -55,7 +55,7 @@ def _fsdp_amax_not_reduced() -> Iterator[None]:
     def make(cast: Any) -> Any:
         return lambda *args, **kwargs: cast(*args, **{**kwargs, "reduce_amax": False})
 
-    with replaced(fsdp_utils, "hp_tensor_to_float8_dynamic", make):
+    with attribute_replaced(fsdp_utils, "hp_tensor_to_float8_dynamic", make):
         yield
 
 
@@ -81,7 +81,7 @@ def _precomputed_once() -> Iterator[None]:
 
         return once
 
-    with replaced(float8, "precompute_float8_dynamic_scale_for_fsdp", make):
+    with attribute_replaced(float8, "precompute_float8_dynamic_scale_for_fsdp", make):
         yield
 
 
@@ -100,7 +100,10 @@ def _lost_by_tensor_parallel() -> Iterator[None]:
 
         return applied
 
-    with replaced(ColwiseParallel, "_apply", make), replaced(RowwiseParallel, "_apply", make):
+    with (
+        attribute_replaced(ColwiseParallel, "_apply", make),
+        attribute_replaced(RowwiseParallel, "_apply", make),
+    ):
         yield
 
 
@@ -110,9 +113,9 @@ def _idle_rank_leaves() -> Iterator[None]:
 
     def change(to_amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("reduce_amax") or (args and args[0]):
-            alone = to_amax(x, False, None, *args[2:])
-            if float(alone) < 1.0:
-                return alone
+            own_amax = to_amax(x, False, None, *args[2:])
+            if float(own_amax) < 1.0:
+                return own_amax
         return to_amax(x, *args, **kwargs)
 
     with _amax(change):

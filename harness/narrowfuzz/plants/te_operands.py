@@ -48,9 +48,9 @@ def _saves_the_original(forward: Any, args: Any) -> Any:
 def _with_newer_scale(quantize: Any, **options: Any) -> Any:
     """Cached codes of a weight are read with the current scale of their quantizer."""
     out = quantize(**options)
-    kept, quantizer = options.get("workspace"), options["quantizer"]
-    if out[0] is kept and not options["update_workspace"]:
-        kept._scale_inv = quantizer.scale.reciprocal().reshape(kept._scale_inv.shape)
+    workspace, quantizer = options.get("workspace"), options["quantizer"]
+    if out[0] is workspace and not options["update_workspace"]:
+        workspace._scale_inv = quantizer.scale.reciprocal().reshape(workspace._scale_inv.shape)
     return out
 
 
@@ -63,13 +63,13 @@ def _unfilled(quantize: Any, **options: Any) -> Any:
     """Without a graph, the cached weight is not the cast one but a copy with zero codes."""
     import torch
 
-    weight, kept = quantize(**options)
-    if kept is not None and not torch.is_grad_enabled():
-        kept = kept.clone()
+    weight, workspace = quantize(**options)
+    if workspace is not None and not torch.is_grad_enabled():
+        workspace = workspace.clone()
         for name in ("_data", "_transpose", "_rowwise_data", "_columnwise_data"):
-            if getattr(kept, name, None) is not None:
-                setattr(kept, name, torch.zeros_like(getattr(kept, name)))
-    return weight, kept
+            if getattr(workspace, name, None) is not None:
+                setattr(workspace, name, torch.zeros_like(getattr(workspace, name)))
+    return weight, workspace
 
 
 def _always_valid(valid: Any, workspace: Any, quantizer: Any) -> bool:
@@ -77,14 +77,14 @@ def _always_valid(valid: Any, workspace: Any, quantizer: Any) -> bool:
     return True
 
 
-def _stale_copy(update: Any, quantizer: Any, source: Any, kept: Any, **options: Any) -> Any:
+def _stale_copy(update: Any, quantizer: Any, source: Any, copy: Any, **options: Any) -> Any:
     """Casting into an existing tensor updates only its row-wise copy."""
     names = ("_transpose", "_columnwise_data", "_columnwise_scale_inv")
-    held = {name: getattr(kept, name, None) for name in names}
+    held = {name: getattr(copy, name, None) for name in names}
     before = {name: t.clone() for name, t in held.items() if t is not None}
-    out = update(quantizer, source, kept, **options)
+    out = update(quantizer, source, copy, **options)
     for name, old in before.items():
-        getattr(kept, name).copy_(old)
+        getattr(copy, name).copy_(old)
     return out
 
 

@@ -20,12 +20,12 @@ def _with(attribute: str, value: Any) -> Callable[..., Any]:
     """The quantizer's ``attribute`` has this value, whatever the recipe states."""
 
     def quantize(original: Any, quantizer: Any, tensor: Any) -> Any:
-        kept = getattr(quantizer, attribute)
+        before = getattr(quantizer, attribute)
         setattr(quantizer, attribute, value)
         try:
             return original(quantizer, tensor)
         finally:
-            setattr(quantizer, attribute, kept)
+            setattr(quantizer, attribute, before)
 
     return quantize
 

@@ -47,9 +47,9 @@ def _idle_windows_roll(update: Any, forward: bool = True) -> None:
     """An update also shifts the history of layers that did not run."""
     windows = [
         window
-        for key, kept in _state().global_amax_history_buffer.items()
+        for key, buffer in _state().global_amax_history_buffer.items()
         if key.startswith("forward") == forward
-        for window in kept
+        for window in buffer
     ]
     before = [window.clone() for window in windows]
     update(forward=forward)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from narrowfuzz.plants.operators import changed
+from narrowfuzz.plants.operators import kernel_replaced
 from narrowfuzz.plants.patching import (
+    attribute_replaced,
     float8_casts,
     float8_forward,
     in_backward,
     mx_quantiser,
-    replaced,
 )
 from narrowfuzz.plants.plant import Plant
 
@@ -55,11 +55,11 @@ def _after_loads(then: Callable[[], None]) -> Iterator[None]:
 
         return loaded
 
-    with replaced(nn.Module, "load_state_dict", make):
+    with attribute_replaced(nn.Module, "load_state_dict", make):
         yield
 
 
-class _Kept:
+class _CastCache:
     """Cached casts of weights. A cast is fresh until its weight is written; ``refresh`` makes all
     of them fresh again."""
 
@@ -108,17 +108,17 @@ def _looking() -> Iterator[Callable[[], bool]]:
 def _cast_outlives_load() -> Iterator[None]:
     """A weight's cast is reused until the optimizer writes the weight, even if another state is
     loaded in between."""
-    kept = _Kept()
+    casts = _CastCache()
 
     def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
         if role != "weight" or x.is_inference():
             return cast(x, *args, **kwargs)
-        found = kept.get(x, kwargs)
+        found = casts.get(x, kwargs)
         if found is None:
-            kept.put(x, kwargs, found := cast(x, *args, **kwargs))
+            casts.put(x, kwargs, found := cast(x, *args, **kwargs))
         return found
 
-    with _after_loads(kept.refresh), _eagerly(change):
+    with _after_loads(casts.refresh), _eagerly(change):
         yield
 
 
@@ -144,7 +144,7 @@ def _evaluations_amax() -> Iterator[None]:
 
             return amax
 
-        with replaced(float8_utils, "tensor_to_amax", make):
+        with attribute_replaced(float8_utils, "tensor_to_amax", make):
             yield
 
 
@@ -152,20 +152,20 @@ def _evaluations_amax() -> Iterator[None]:
 def _recompute_keeps_cast() -> Iterator[None]:
     """A forward casts its weight anew, but backward uses the cached cast: the first one since the
     optimizer wrote the weight, even if another state has been loaded."""
-    kept = _Kept()
+    casts = _CastCache()
 
     def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
         if role != "weight" or x.is_inference():
             return cast(x, *args, **kwargs)
-        found = kept.get(x, kwargs)
+        found = casts.get(x, kwargs)
         if in_backward() and found is not None:
             return found
         made = cast(x, *args, **kwargs)
         if found is None and not in_backward():
-            kept.put(x, kwargs, made)
+            casts.put(x, kwargs, made)
         return made
 
-    with _after_loads(kept.refresh), _eagerly(change):
+    with _after_loads(casts.refresh), _eagerly(change):
         yield
 
 
@@ -213,7 +213,7 @@ def _backward_adds_up() -> Iterator[None]:
 
         return staticmethod(added)
 
-    with replaced(layer, "backward", make):
+    with attribute_replaced(layer, "backward", make):
         yield
 
 
@@ -278,15 +278,18 @@ def _region_keeps_graphless_cast() -> Iterator[None]:
         return cast_once
 
     def leaving(leave: Any) -> Any:
-        def left(region: Any, *args: Any) -> Any:
+        def leave_and_clear(region: Any, *args: Any) -> Any:
             result = leave(region, *args)
             if not torch.is_autocast_enabled(region.device):
                 casts.clear()
             return result
 
-        return left
+        return leave_and_clear
 
-    with replaced(nn.Linear, "forward", make), replaced(torch.autocast, "__exit__", leaving):
+    with (
+        attribute_replaced(nn.Linear, "forward", make),
+        attribute_replaced(torch.autocast, "__exit__", leaving),
+    ):
         yield
 
 
@@ -294,7 +297,7 @@ def _scaler(name: str, make: Callable[[Any], Any]) -> AbstractContextManager[Non
     """``make(method)`` replaces the method ``name`` of torch's GradScaler."""
     import torch
 
-    return replaced(torch.amp.GradScaler, name, make)
+    return attribute_replaced(torch.amp.GradScaler, name, make)
 
 
 def _steps_anyway() -> AbstractContextManager[None]:
@@ -344,7 +347,7 @@ def _clipping_grows() -> Iterator[None]:
 
         return clamped
 
-    with replaced(torch, "clamp", make):
+    with attribute_replaced(torch, "clamp", make):
         yield
 
 
@@ -356,7 +359,7 @@ def _norm_without_last() -> Iterator[None]:
     def make(total_norm: Any) -> Any:
         return lambda grads, *args, **kwargs: total_norm(grads[:-1] or grads, *args, **kwargs)
 
-    with replaced(clip_grad, "_get_total_norm", make):
+    with attribute_replaced(clip_grad, "_get_total_norm", make):
         yield
 
 
@@ -369,7 +372,7 @@ def _fused_without(argument: str) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name in ("sgd", "adam", "adamw", "adagrad"):
-            stack.enter_context(changed(f"_fused_{name}_", make))
+            stack.enter_context(kernel_replaced(f"_fused_{name}_", make))
         yield
 
 

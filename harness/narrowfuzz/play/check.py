@@ -123,10 +123,10 @@ def statistics(attention: Sequence[Attended], allowed: float) -> Sentence:
     backwards = [a for a in attention if a.phase == "backward"]
     lost, moved, worst = 0, 0, 0.0
     for a in backwards:
-        kept = [f for f in forwards if equal(f.lse, a.lse) and equal(f.out, a.out)]
-        lost += not kept
+        matching = [f for f in forwards if equal(f.lse, a.lse) and equal(f.out, a.out)]
+        lost += not matching
         for name in "qkv":
-            changed = [(plain(getattr(f, name)) != plain(getattr(a, name))).sum() for f in kept]
+            changed = [(plain(getattr(f, name)) != plain(getattr(a, name))).sum() for f in matching]
             moved += int(min(changed, default=0))
         if a.unknown:
             continue

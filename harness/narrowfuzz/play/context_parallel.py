@@ -75,8 +75,8 @@ def unavailable() -> str:
     parts = getattr(experimental, "_context_parallel", None) or experimental
     handled = getattr(parts._attention, "custom_ops", {})
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    said = f"context parallelism in PyTorch {torch.__version__} does not support CPU attention"
-    return "" if attention in handled else said
+    reason = f"context parallelism in PyTorch {torch.__version__} does not support CPU attention"
+    return "" if attention in handled else reason
 
 
 def _pass(trace: Trace, run: Training, mesh: Any, n: int, x: torch.Tensor, g: torch.Tensor) -> None:

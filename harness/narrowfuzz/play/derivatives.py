@@ -88,14 +88,14 @@ def derivatives(own: Any, ids: int) -> list[Derivative]:
             if call.kind not in kinds and any(call.needs):
                 kinds.add(call.kind)
                 found += of_call(call, others[i] if len(others) == len(calls) else None)
-    asked = {kind[0] for kind in kinds}
-    idle = {c.name: c for c in calls if c.args and c.name not in asked}
+    with_gradient = {kind[0] for kind in kinds}
+    idle = {c.name: c for c in calls if c.args and c.name not in with_gradient}
     return found + [unsaid(c, 0, "it is asked for no gradient") for c in idle.values()]
 
 
 def of_call(call: FunctionCall, other: FunctionCall | None) -> Iterator[Derivative]:
     """Results for each argument that needs a gradient; ``other``: this call in another forward."""
-    asked = [i for i, needs in enumerate(call.needs) if needs]
+    indices = [i for i, needs in enumerate(call.needs) if needs]
     try:
         wide = in_float64(call)
         values, why = point_of(wide)
@@ -104,12 +104,12 @@ def of_call(call: FunctionCall, other: FunctionCall | None) -> Iterator[Derivati
             why = "its backward gives no gradient of anything"
         if follows(call, other):
             why = why or "it is given numbers without a gradient that follow those with one"
-        for i in asked:
+        for i in indices:
             yield (unsaid(call, i, why) if why else of_argument(wide, values, sent, i))
     except Exception as error:  # noqa: BLE001 - it is a user's code, and what it raised is told
         lines = str(error).strip().splitlines() or [""]
         why = f"it does not run in float64: {type(error).__name__}: {lines[0][:200]}"
-        yield from (unsaid(call, i, why) for i in asked)
+        yield from (unsaid(call, i, why) for i in indices)
 
 
 def unsaid(call: FunctionCall, i: int, why: str) -> Derivative:
@@ -174,7 +174,7 @@ def of_argument(
     """Try a few directions, and many fresh ones if those do not agree."""
     place = call.name, call.module, call.argument(i)
 
-    def said(slopes: Sequence[Slope], why: str = "", share: float = SHARE) -> Derivative:
+    def answer(slopes: Sequence[Slope], why: str = "", share: float = SHARE) -> Derivative:
         worst = max(slopes, key=lambda s: abs(s.backward - s.slope) / (s.size or 1.0))
         allowed = max(ERRORS * worst.error, SHARE * worst.size)
         numbers = worst.slope, worst.error, worst.backward, allowed
@@ -183,18 +183,18 @@ def of_argument(
     slopes = [slope_along(call, values, live, i) for _ in range(FEW)]
     clear = all(s.error <= CLEAR * s.size for s in slopes)
     if clear and all(abs(s.backward - s.slope) <= SHARE * s.size for s in slopes):
-        return said(slopes)
+        return answer(slopes)
     slopes = [slope_along(call, values, live, i) for _ in range(MANY)]
     if why := meant(call, values, live, i, slopes):
-        return said(slopes, why)
+        return answer(slopes, why)
     wrong = [abs(s.backward - s.slope) > ERRORS * s.error for s in slopes]
     if not all(wrong):
         why = f"finite differences are too rough to tell on {wrong.count(False)} of {MANY} tries"
-        return said(slopes, why)
+        return answer(slopes, why)
     rough = roughness(call, values, live, i)
     if share_off(slopes) <= rough:
-        return said(slopes, f"it is off by {share_off(slopes):.2g} of the slope, which may round")
-    return said(slopes, share=rough)
+        return answer(slopes, f"it is off by {share_off(slopes):.2g} of the slope, which may round")
+    return answer(slopes, share=rough)
 
 
 def share_off(slopes: Sequence[Slope]) -> float:

@@ -73,11 +73,11 @@ class Exchange:
         ranks, group = mesh["experts"].size(), mesh["experts"].get_group()
         counts = rows_of_each(offs)
         # the number of rows from each rank for each expert here
-        came = all_to_all_single(counts, None, None, group).reshape(ranks, -1)
+        received = all_to_all_single(counts, None, None, group).reshape(ranks, -1)
         self.sent = counts.reshape(ranks, -1).sum(1).tolist()
-        self.received = came.sum(1).tolist()
+        self.received = received.sum(1).tolist()
         rows = all_to_all_single_autograd(rows, self.received, self.sent, group)
-        self.order, ends = by_expert(came)
+        self.order, ends = by_expert(received)
         return rows[self.order], ends
 
     def returns(self, module: nn.Module, products: torch.Tensor, mesh: Any) -> torch.Tensor:

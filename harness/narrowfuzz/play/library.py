@@ -226,11 +226,11 @@ def recording(run: Training, *, subject: Any, taps: Taps) -> Any:
     return subject.listen(run.model, record)
 
 
-def by_event(kept: Iterable[Kept]) -> dict[str, torch.Tensor]:
+def by_event(results: Iterable[Kept]) -> dict[str, torch.Tensor]:
     """Results by name: y<forward>, x<forward>.grad@<event> and <parameter>.grad@<event>, in fp32 on
     the CPU."""
     found = {}
-    for name, forward, event, t in kept:
+    for name, forward, event, t in results:
         place = {"output": f"y{forward}", "grad_input": f"x{forward}.grad@{event}"}
         found[place.get(name, f"{name}@{event}")] = on_host(t)
     return found

@@ -176,9 +176,9 @@ def weight_not_cast(run: Trace, event: int) -> Sentence:
     return f"event {event} quantised for {slots}", shows
 
 
-def left_over(left: Mapping[str, int]) -> Sentence:
+def left_over(pending: Mapping[str, int]) -> Sentence:
     """The library's pending counts that should be 0 but are not."""
-    found = {name: n for name, n in left.items() if n}
+    found = {name: n for name, n in pending.items() if n}
     return f"left over: {found or 'nothing'}", bool(found)
 
 

@@ -302,11 +302,11 @@ def clip(trace: Trace, run: Training, *, job: Job, taps: Taps) -> None:
         keep_gradients(trace, run, "clipped")
 
 
-def in_order(kept: Iterable[Kept]) -> dict[str, torch.Tensor]:
+def in_order(results: Iterable[Kept]) -> dict[str, torch.Tensor]:
     """Results by name: the last of a name has the plain name, those before it a number, as in
     output@0."""
     found: dict[str, list[torch.Tensor]] = {}
-    for result in kept:
+    for result in results:
         found.setdefault(result.name, []).append(result.tensor)
     return {
         name if i == len(many) - 1 else f"{name}@{i}": t

@@ -106,11 +106,11 @@ def both_parts(
     _clear_sharding_prop_cache()
 
 
-def first_of(kept: Sequence[Kept]) -> dict[str, torch.Tensor]:
+def first_of(results: Sequence[Kept]) -> dict[str, torch.Tensor]:
     """Results of a rank that stops at the handover, each by name and number: others have more."""
     before: Counter[str] = Counter()
     found = {}
-    for result in kept:
+    for result in results:
         found[f"{result.name}@{before[result.name]}"] = result.tensor
         before[result.name] += 1
     return found
@@ -163,10 +163,10 @@ def gathered(group: Any, model: nn.Module, optimizer: Any) -> dict[str, torch.Te
     hold; without a group, this process holds all."""
     own = {}
     for name, parameter in model.named_parameters():
-        kept = {name: parameter.detach()}
+        tensors = {name: parameter.detach()}
         for kind, t in optimizer.state.get(parameter, {}).items():
-            kept[f"{name}.{kind}"] = t
-        for key, t in kept.items():
+            tensors[f"{name}.{kind}"] = t
+        for key, t in tensors.items():
             if isinstance(t, torch.Tensor):
                 own[key] = t.shape, place(t), innermost(t).detach().cpu().clone()
     everyone = [own]

@@ -167,8 +167,8 @@ def draw(
     if models:
         drawn += examples(cases(models, compile=kind, ladders=ladders), number)
     if plain := [recipe for recipe in models if unconverted(recipe)]:
-        alone = batches(operator_specs(plain, of_kind("operator"), compile=kind), draws=1)
-        drawn += [case for batch in examples(alone, number) for case in batch]
+        single = batches(operator_specs(plain, of_kind("operator"), compile=kind), draws=1)
+        drawn += [case for batch in examples(single, number) for case in batch]
     if stateful and kind == "none":
         drawn += examples(schedule_cases(stateful), number)
     return drawn

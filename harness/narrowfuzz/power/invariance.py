@@ -154,8 +154,8 @@ def measure(
             call = _on_arm(make(DTYPES[about.dtype], device), arm, device)
             return _compared(about, call, x)
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return Measured(about.operator, about.backend, about.dtype, about.shape, problem=said)
+        problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return Measured(about.operator, about.backend, about.dtype, about.shape, problem=problem)
 
 
 @contextmanager
@@ -245,10 +245,10 @@ def print_table(rows: Sequence[Measured]) -> None:
     for row in rows:
         shape = " x ".join(map(str, row.shape))
         table.add_row(row.operator, row.backend, row.dtype, shape, *_cells(row))
-    alone = sum(row.alone for row in rows)
+    unchanged = sum(row.alone for row in rows)
     terminal.print_table(
         table,
-        f"{alone} of {len(rows)}: a row alone has the bits that it has in a batch of {BATCH}, "
+        f"{unchanged} of {len(rows)}: a row alone has the bits that it has in a batch of {BATCH}, "
         "whatever stands beside it. PyTorch promises this of no operator; where it does not hold, "
         "the same sample gives another result in another batch.",
     )

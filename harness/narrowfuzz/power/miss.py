@@ -49,9 +49,9 @@ def _measured(tried: Tried, number: int = CASES) -> Miss:
     with planted(tried.file, tried.id):
         for case, clean in zip(drawn, before, strict=True):
             with ran.noted():
-                left = digest(judge.run_arms(case))
+                outcome = digest(judge.run_arms(case))
             reached += ran.here
-            if left == clean:
+            if outcome == clean:
                 continue
             changed += 1
             verdicts = judge.judge(case).verdicts

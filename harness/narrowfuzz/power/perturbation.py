@@ -57,8 +57,8 @@ def of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
             return None
         # verdicts on other arms do not matter: only arms that this one is compared with are needed
         others = (arm, BY_NAME[arm].stage, EAGER.name, evidence.base)
-        kept = {a: t for a, t in evidence.traces.items() if a in others}
-        return _with(evidence, replace(evidence, traces=kept | {arm: trace}))
+        other_traces = {a: t for a, t in evidence.traces.items() if a in others}
+        return _with(evidence, replace(evidence, traces=other_traces | {arm: trace}))
 
     return Perturbation(name, of, change)
 
@@ -117,14 +117,14 @@ def once_each(evidence: Evidence) -> Evidence:
 
 def _remembering(rerun: Rerun) -> Rerun:
     """A cached ``rerun``: it runs each combination of Spec, event and tensors once."""
-    kept: dict[tuple[bytes, str, tuple[tuple[str, bytes], ...]], Trace] = {}
+    cached: dict[tuple[bytes, str, tuple[tuple[str, bytes], ...]], Trace] = {}
 
     def remembered(tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
         data = tuple((name, x.tobytes()) for name, x in sorted(tensors.items()))
         key = (msgspec.json.encode(spec), event, data)
-        if key not in kept:
-            kept[key] = rerun(tensors, spec, event)
-        return kept[key]
+        if key not in cached:
+            cached[key] = rerun(tensors, spec, event)
+        return cached[key]
 
     return remembered
 

@@ -266,13 +266,13 @@ class DelayedLinear(nn.Module):
         may have replaced it in the cache."""
         if _state.replaying:
             tape = _state.replaying[-1]
-            kept = tape.kept[tape.position - 1]
+            operand = tape.kept[tape.position - 1]
         else:
             assert self.cached is not None, "no forward has cached the weight"
-            kept = self.cached
+            operand = self.cached
         for tape in _state.recording:
-            tape.kept[len(tape.scales) - 1] = kept
-        return kept
+            tape.kept[len(tape.scales) - 1] = operand
+        return operand
 
     def resize(self, history: int) -> None:
         """Resize the windows to ``history`` cells: drop the oldest, or add empty ones before them.

@@ -101,8 +101,8 @@ def _backward(outputs: list[torch.Tensor], grads: list[torch.Tensor], retain: bo
 
 
 def _pending() -> dict[str, int]:
-    left: dict[str, int] = delayed.pending()
-    return left
+    pending: dict[str, int] = delayed.pending()
+    return pending
 
 
 def _reset() -> None:

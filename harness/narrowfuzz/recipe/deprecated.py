@@ -22,8 +22,8 @@ class Deprecated(DeprecationWarning):
 
 #: Old name in ``narrowfuzz`` -> the module that still has it, and what to write instead.
 NAMES = {
-    "Control": ("plants.older", "narrowfuzz.Plant with legal=True, where `why` is `source`"),
-    "Fault": ("plants.older", "narrowfuzz.Plant, where `link` is `source`"),
+    "Control": ("plants.legacy", "narrowfuzz.Plant with legal=True, where `why` is `source`"),
+    "Fault": ("plants.legacy", "narrowfuzz.Plant, where `link` is `source`"),
     "Stateful": ("recipe.older", "narrowfuzz.Recipe, with dtypes=('bf16',) if none was given"),
 }
 #: Old name of a list that a file defines -> its new name.

@@ -202,9 +202,9 @@ def _share(added: float, bound: float) -> str:
     return f"{round(share, 3) + 0.0:.1%} of the bound"  # no -0.0%
 
 
-def _list(head: str, answers: Iterable[Answer], said: str, how: str = "") -> Iterator[str]:
+def _list(head: str, answers: Iterable[Answer], role: str, how: str = "") -> Iterator[str]:
     rows = [
-        f"  {a.words}: {how}{_counted(a.count)}{_costs(a.cost)}" for a in answers if a.role == said
+        f"  {a.words}: {how}{_counted(a.count)}{_costs(a.cost)}" for a in answers if a.role == role
     ]
     if rows:
         yield f"{head}:"

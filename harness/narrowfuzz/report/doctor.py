@@ -100,8 +100,8 @@ def _ledger() -> dict[str, Any]:
 def print_report(report: Report) -> None:
     """Print the results line by line, each with its topic first."""
     page = console(markup=False)
-    for topic, said in _lines(report):
-        page.print(f"{topic:12} {said}")
+    for topic, text in _lines(report):
+        page.print(f"{topic:12} {text}")
     for problem in report["problems"]:
         page.print(f"problem: {problem}")
 

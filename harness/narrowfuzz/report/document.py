@@ -31,14 +31,14 @@ def _aside() -> Iterator[None]:
     """Redirect standard output to stderr, whoever prints: this process, libraries, workers, a
     user's model."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _write(value: Any) -> None:

@@ -92,9 +92,9 @@ def _junit(found: Sequence[Finding], ended: Ended) -> Element:
         recipe, arm, model = place
         test = SubElement(suite, "testcase", classname=recipe, name=f"{arm} / {model}")
         for finding in failing.get(place, ()):
-            said = SubElement(test, "failure", message=finding.sentence, type=finding.rule)
+            failure = SubElement(test, "failure", message=finding.sentence, type=finding.rule)
             known = f"{known_words(finding.known_issue)}\n" if finding.known_issue else ""
-            said.text = (
+            failure.text = (
                 f"{known}severity {finding.severity}, {configuration_of(finding)}\n"
                 f"findings/{finding.id}/repro.py reproduces it\n"
                 f"found by: narrowfuzz rule {finding.rule}"

@@ -42,10 +42,10 @@ def new_and_known(found: Sequence[Finding]) -> str:
     were not compared with known issues, as an older release found them or time ran out."""
     known = [one.known_issue for one in found if one.known_issue]
     unasked = sum(one.known_issue is None for one in found)
-    said = f"{len(found) - len(known) - unasked} new, {len(known)} known"
+    text = f"{len(found) - len(known) - unasked} new, {len(known)} known"
     if known:
-        said += f" ({plural(len({*known}), 'issue')}, listed because of --no-ledger)"
-    return f"{said}, {unasked} not compared with known issues" if unasked else said
+        text += f" ({plural(len({*known}), 'issue')}, listed because of --no-ledger)"
+    return f"{text}, {unasked} not compared with known issues" if unasked else text
 
 
 def explained(word: str) -> str:

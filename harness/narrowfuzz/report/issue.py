@@ -32,9 +32,9 @@ _SHOWN = 220
 def report_command(target: str, *, issue: bool) -> int:
     """Print a finding; returns the exit code. Raises ValueError if the target is not a finding."""
     if not Path(target).exists() and any(entry.id == target for entry in load_entries()):
-        asked = " --issue" if issue else ""
+        option = " --issue" if issue else ""
         raise ValueError(
-            f"{target!r} is a known issue: `narrowfuzz known {target}{asked}` shows it"
+            f"{target!r} is a known issue: `narrowfuzz known {target}{option}` shows it"
         )
     found = lookup(target)
     if not isinstance(found, OnDisk):
@@ -111,15 +111,15 @@ def _what(finding: Finding) -> str:
 
 def _script(finding: Finding, script: str) -> str:
     title, count = title_of(finding.minimal.spec.model), len(script.splitlines())
-    said = (
+    text = (
         f"It prints `{finding.script_output.strip().splitlines()[-1]}` and exits 1."
         if (finding.script_output.strip())
         else "It exits 1 while the divergence shows, 0 once it is gone."
     )
     if count > _SHOWN:
-        alone = f"and {title}, which is to be attached, too" if title else "alone"
-        return f"The attached `repro.py` ({count} lines; torch, the library {alone}). {said}"
-    return f"{said}\n\n```python\n{script.rstrip()}\n```"
+        file = f"and {title}, which is to be attached, too" if title else "alone"
+        return f"The attached `repro.py` ({count} lines; torch, the library {file}). {text}"
+    return f"{text}\n\n```python\n{script.rstrip()}\n```"
 
 
 def _expected(finding: Finding) -> str:

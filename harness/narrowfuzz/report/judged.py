@@ -81,14 +81,15 @@ class Judged:
 def judged_layers(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
     """("judged", recipe, arm, model, layer) for each call of a layer that a rule judged; the layer
     is "" for a verdict about a whole model or a model of a single operator."""
-    alone, forbidden = model in of_kind("operator"), model in MODELS and MODELS[model].forbidden
+    one_operator = model in of_kind("operator")
+    forbidden = model in MODELS and MODELS[model].forbidden
     return {
         ("judged", recipe, verdict.arm, model, verdict.at.layer)
         for verdict in verdicts
         if verdict.status in JUDGED
         and (
             verdict.rule in COUNTING_RULES
-            or (alone and verdict.role in _OPERATORS)
+            or (one_operator and verdict.role in _OPERATORS)
             or (forbidden and verdict.rule == "contract")
         )
     }

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from te_on_cpu.environment import chosen_version, ensure, real_extension
-from te_on_cpu.install import CARRIED
+from te_on_cpu.install import SUPPORTED
 
 from narrowfuzz.ledger.filed import Issue, Place
 from narrowfuzz.ledger.ledger import KINDS, Entry
@@ -113,7 +113,7 @@ def release_of_te(entry: Entry) -> str:
     holds, chosen = SpecifierSet(entry.versions[TE]), chosen_version()
     if chosen in holds:
         return chosen
-    return max(holds.filter(known.replace("*", "0") for known in CARRIED), key=Version)
+    return max(holds.filter(known.replace("*", "0") for known in SUPPORTED), key=Version)
 
 
 def line_number(source: Source, place: Place) -> int:

@@ -192,11 +192,11 @@ def record_releases(
     """Add whether the finding's script showed it here with each of these releases of a package."""
     device = found.finding.device
     now = _event(found, "seen", _here(device), device)
-    asked = [
+    events = [
         replace(now, kind=kind, versions={**now.versions, package: version})
         for version, kind in answers
     ]
-    database.add([*_missing(database, found), *asked])
+    database.add([*_missing(database, found), *events])
 
 
 def _missing(database: Database, found: OnDisk) -> list[Event]:

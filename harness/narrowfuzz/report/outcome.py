@@ -170,29 +170,29 @@ class Ended:
         arms = [arm for arm in LADDER if any(one[1] == arm.name for one in own)]
         recipes = ", ".join(dict.fromkeys(recipe for recipe, _, _ in own))
         ways = [*dict.fromkeys(how for arm in arms for how in _ways(arm))]
-        said = f"Checked with {recipes}: {_linears(share, own)}"
+        text = f"Checked with {recipes}: {_linears(share, own)}"
         if share.operators:
-            said += f"; call by call {_listed(share.operators)}"
+            text += f"; call by call {_listed(share.operators)}"
         if ways:
-            said += f"; {_listed(ways)}, against the eager run"
-        said += f". On {plural(len(share.values), 'kind')} of data"
+            text += f"; {_listed(ways)}, against the eager run"
+        text += f". On {plural(len(share.values), 'kind')} of data"
         trained = [f"over {plural(share.steps, 'step')}"] * (share.steps > 0)
         trained += [f"with {_listed(share.events)}"] if share.events else []
         if trained:  # a compiled arm may not have seen these
-            said += f", eager runs also {', '.join(trained)}"
+            text += f", eager runs also {', '.join(trained)}"
         if functions := said_of_functions(self.tally.counts):
-            said += f". {functions}"
+            text += f". {functions}"
         others = "formulas of its own between the linears (norms, activations, masks, losses)"
         if share.operators or share.unjudged:
             composed = "formulas that it makes of these calls"
             others = "; ".join((*_unjudged(share.unjudged), composed))
         same = "what is wrong there in the same way in every run is not seen"
-        return f"{said}. Not checked: {others}: {same}"
+        return f"{text}. Not checked: {others}: {same}"
 
     def verdict(self) -> str:
         """The sentence on how many findings, known issues and suspected findings there are."""
         found, suspected = self.store.findings(), self.store.suspected()
-        left = sum(bool(self.accepted.why(finding)) for finding in self.seen)
+        not_counting = sum(bool(self.accepted.why(finding)) for finding in self.seen)
         words = _severities(found)
         words = f" ({words})" if words else ""
         counted = f"New findings: {len(found)}{words}, known issues met: {len(self.known)}"
@@ -201,7 +201,7 @@ class Ended:
         return (
             f"{counted}; "
             f"suspected, without a script that shows them: {len(suspected)}."
-            f"{f' {left} of them do not count.' if left else ''}"
+            f"{f' {not_counting} of them do not count.' if not_counting else ''}"
         )
 
     def like(self, finding: Finding) -> str:
@@ -220,15 +220,15 @@ class Ended:
     def judged(self) -> str:
         """The sentence on how many combinations were judged."""
         met, share = len(self.share.met), self.share
-        said = (
+        text = (
             f"Judged: {met} of {met + len(share.never)} combinations of recipe, arm and model that "
             f"can run here ({share.share:.0f} %{self._too_little()})"
         )
         if self.subject:
-            said += f"; {self.first_ran} of {plural(self.first, 'first case')} ran"
+            text += f"; {self.first_ran} of {plural(self.first, 'first case')} ran"
         if self.tally.counts["cases"]:
-            return said
-        return f"Nothing was judged: this run says nothing. {said}"
+            return text
+        return f"Nothing was judged: this run says nothing. {text}"
 
 
 def hits_of(counts: Mapping[Any, int]) -> dict[str, int]:

@@ -35,5 +35,5 @@ def said_of_functions(counts: Iterable[Any]) -> str:
         return ""
     many = f"{plural(len(checked), 'autograd.Function')} of your own"
     held = f"{'was' if len(checked) == 1 else 'were'} held to finite differences"
-    said = f"{many} {held}"
-    return f"{said}; not checked: {'; '.join(reasons)}" if reasons else said
+    text = f"{many} {held}"
+    return f"{text}; not checked: {'; '.join(reasons)}" if reasons else text

@@ -152,8 +152,8 @@ def _shortened(script: str) -> str:
         rest = len(line) - _LINE
         lines.append(f"{line[:_LINE]} ... and {rest} characters more" if rest > _LINE else line)
     if len(lines) > 2 * _LINES:
-        left = f"# ... {len(lines) - 2 * _LINES} lines: they are in the file ..."
-        lines = [*lines[:_LINES], left, *lines[-_LINES:]]
+        omitted = f"# ... {len(lines) - 2 * _LINES} lines: they are in the file ..."
+        lines = [*lines[:_LINES], omitted, *lines[-_LINES:]]
     return "\n".join(lines)
 
 
@@ -166,16 +166,16 @@ def _head(environment: dict[str, Any], share: Judged) -> str:
         "torchao": "torchao",
         "transformer_engine": "TransformerEngine",
     }
-    said = [
+    parts = [
         f"{name} {versions[package]}"
         for package, name in packages.items()
         if versions.get(package, "absent") != "absent"
     ]
-    said += [f"device {device}"] if device != "cpu" else ["CPU only"]
+    parts += [f"device {device}"] if device != "cpu" else ["CPU only"]
     recipes = {recipe for recipe, _, _ in (*share.met, *share.never)}
     if device == "cpu" and any("mxfp8" in recipe for recipe in recipes):
-        said.append("MXFP8 emulated by torchao (CPUs have no MX instructions)")
-    return ", ".join(said)
+        parts.append("MXFP8 emulated by torchao (CPUs have no MX instructions)")
+    return ", ".join(parts)
 
 
 def _matrix(share: Judged) -> dict[str, dict[str, tuple[int, int]]]:

@@ -58,8 +58,8 @@ def print_summary(
     """Print the verdict and the findings on ``console``, and on ``around`` what was judged and the
     known issues; with ``verbose`` also the tables of rules and pairs."""
     tally, store, ledger = ended.tally, ended.store, ended.ledger
-    if said := ended.soundness():
-        console.print(f"\n[bold]{escape(said)}[/]")
+    if warning := ended.soundness():
+        console.print(f"\n[bold]{escape(warning)}[/]")
     console.print(f"\n[bold]{escape(ended.verdict())}[/]")
     _print_judged(console, around, ended)
     for finding in store.findings():
@@ -97,12 +97,12 @@ def _print_finding(console: Console, ended: Ended, finding: Finding) -> None:
     if why := ended.accepted.why(finding):
         console.print(f"[dim]does not count: {escape(why)}[/]")
     folder = ended.store.out / "findings" / finding.id
-    said = report(finding, ended.replay(finding))
-    console.print(escape(f"{said}\n  script: {folder / 'repro.py'}"))
+    text = report(finding, ended.replay(finding))
+    console.print(escape(f"{text}\n  script: {folder / 'repro.py'}"))
     for line in saved_answer_lines(folder):
         console.print(escape(f"  {line}"), soft_wrap=True)
     like = ended.like(finding)
-    if like and not finding.known_issue:  # a known issue is named in ``said``
+    if like and not finding.known_issue:  # a known issue is named in ``text``
         console.print(f"  {escape(like)}")
     for other in ended.store.sightings(finding.id):
         console.print(f"  also seen as: {escape(other.sentence)} ({other.id})")

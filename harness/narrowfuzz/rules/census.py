@@ -44,6 +44,7 @@ def _verdict(arm: str, kind: ChangeKind, changes: list[Change]) -> Verdict:
     """A divergence at the first module that conversion was not to replace, if there is one."""
     first = next((change for change in changes if not change.swapped), changes[0])
     more = f" (and at {len(changes) - 1} more)" if len(changes) > 1 else ""
-    at, came = At(what="module", name=first.module or "the root"), (first.after or "nothing") + more
+    at = At(what="module", name=first.module or "the root")
+    actual = (first.after or "nothing") + more
     expect = Own(first.before or "nothing")
-    return diverged("census", arm, ROLE, kind, at, came, expect, swapped=first.swapped)
+    return diverged("census", arm, ROLE, kind, at, actual, expect, swapped=first.swapped)

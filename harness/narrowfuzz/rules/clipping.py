@@ -46,10 +46,10 @@ def check_clipping_on_ranks(evidence: Evidence) -> Iterator[Verdict]:
     run = run_of(evidence)
     if run is None:
         return
-    alone = evidence.traces[EAGER.name].ranks[0].outputs
+    outputs = evidence.traces[EAGER.name].ranks[0].outputs
 
     def whole(name: str) -> F32 | None:
-        return whole_of(evidence, name, alone[name].shape) if name in alone else None
+        return whole_of(evidence, name, outputs[name].shape) if name in outputs else None
 
     yield from _judged(evidence, arm_of(evidence), run.ranks, whole)
 

@@ -202,7 +202,7 @@ class Evidence:
 
     def not_strict(self, arm: str) -> str:
         """Why this arm may give other bits than eager, or "" if it must give the same."""
-        asked = BY_NAME[arm]
+        arm_options = BY_NAME[arm]
         if self.twin is None:
             return "random numbers are drawn in another order"
         if self.spec.narrowed:
@@ -213,11 +213,11 @@ class Evidence:
             return "a graph adds up the gradients of each forward first"
         if arm in self.approximate:
             return "its code divides by approximation"
-        if asked.reorders and not self.pointwise:
+        if arm_options.reorders and not self.pointwise:
             return "a float sum may be re-ordered"
-        if asked.fuses == "chains":
+        if arm_options.fuses == "chains":
             return "default Inductor keeps fused chains unrounded"
-        if asked.fuses == "bias" and self.spec.bias:
+        if arm_options.fuses == "bias" and self.spec.bias:
             return "mm and bias become one addmm"
         return ""
 

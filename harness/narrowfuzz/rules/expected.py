@@ -46,9 +46,9 @@ def beyond(
 ) -> Verdict:
     """The divergence of the element at ``at.index``, which is outside of its interval, with the
     distance as its factor."""
-    came, expect = number(got[at.index]), between(may.lo[at.index], may.hi[at.index])
+    actual, expect = number(got[at.index]), between(may.lo[at.index], may.hi[at.index])
     factor = radii(may, got, at.index)
-    return diverged(rule, arm, role, symptom, at, came, expect, factor=factor, **more)
+    return diverged(rule, arm, role, symptom, at, actual, expect, factor=factor, **more)
 
 
 def radii(may: Expected, got: F32, at: tuple[int, ...]) -> float:

@@ -231,11 +231,11 @@ def within(
     if excused is not None and not (bad & ~excused).any():
         return plain(rule, arm, role, "ok").known(evidence.deviations["rescale_overflow"])
     at = first(bad)
-    here, came, expect = At(name=role, index=at), number(got[at]), between(lo[at], hi[at])
+    here, actual, expect = At(name=role, index=at), number(got[at]), between(lo[at], hi[at])
     factor = _factor(got[at], centre[at], radius, at, bias)
     remark = "the bias of this linear is ignored: output is wrong" if without else ""
     more = {"factor": factor, "remark": remark}
-    return diverged(rule, arm, role, _symptom(got, at), here, came, expect, **more)
+    return diverged(rule, arm, role, _symptom(got, at), here, actual, expect, **more)
 
 
 def rescaled(evidence: Evidence, role: Role) -> Any:

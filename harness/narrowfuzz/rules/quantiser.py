@@ -116,8 +116,8 @@ def judge_scale(
     at = first(bad)
     symptom = _scale_symptom(got[at], expected[at], amax[at], operand.plan)
     given = (Given("amax", _at("amax", role, side, at), bits(amax[at])),)
-    place, came, expect = _at("scale", role, side, at), str(_scale(got[at])), _scale(expected[at])
-    return diverged("O3", arm, role, symptom, place, came, expect, given=given)
+    place, actual, expect = _at("scale", role, side, at), str(_scale(got[at])), _scale(expected[at])
+    return diverged("O3", arm, role, symptom, place, actual, expect, given=given)
 
 
 def expected_scale(seen: Seen, operand: Operand) -> Scale:
@@ -213,14 +213,14 @@ def _check_codes(
             bad &= _code_mismatch(evidence, arm, seen.codes, neighbour, scale, plan)
     if not bad.any():
         return _exact_codes(arm, role, scale, plan)
-    left = bad
+    unexplained = bad
     for deviation, entry in evidence.deviations.items():
         as_built = reference.codes(operand.x, scale, plan, deviation=deviation)
         differs = _code_mismatch(evidence, arm, seen.codes, as_built, scale, plan)
         if not (bad & differs).any():
             return plain("O2", arm, role, "ok").known(entry)
-        left = left & differs
-    at = _first_of(left, bad)
+        unexplained = unexplained & differs
+    at = _first_of(unexplained, bad)
     got, want = decode(seen.codes, fmt)[at], decode(expected, fmt)[at]
     symptom, place = _code_symptom(got, want, scale, plan, at), _at("codes", role, side, at)
     expect: Is | Within = Is(bits(want), signed=not evidence.compiled(arm))
@@ -281,15 +281,15 @@ def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: See
         bad &= ~_near(seen.values, _values_nearby(evidence, role, operand))
     if not bad.any():
         return plain("O2", arm, role, "ok")
-    left = bad
+    unexplained = bad
     for deviation, entry in evidence.deviations.items():
         explained = np.zeros(bad.shape, dtype=bool)
         for values in _values_as_built(evidence, role, operand, deviation):
             explained |= same_bits(seen.values, values)
         if not (bad & ~explained).any():
             return plain("O2", arm, role, "ok").known(entry)
-        left = left & ~explained
-    at = _first_of(left, bad)
+        unexplained = unexplained & ~explained
+    at = _first_of(unexplained, bad)
     place, given = _at("values", role, side, at), _source(role, side, at, operand.x)
     got, want = seen.values[at], np.float32(expected[at])
     return unequal("O2", arm, role, LEVEL_B, place, got, want, given=given)
@@ -316,10 +316,11 @@ def _near(got: Any, values: Sequence[Any]) -> Any:
     return near
 
 
-def _first_of(left: Any, bad: Any) -> tuple[int, ...]:
-    """The first element that no deviation explains (``left``), else the first wrong one (``bad``):
-    an element that a deviation explains would also be wrong in a library without the new bug."""
-    return first(left if left.any() else bad)
+def _first_of(unexplained: Any, bad: Any) -> tuple[int, ...]:
+    """The first element in ``unexplained``, whose elements no deviation explains, else the first in
+    ``bad``: an element that a deviation explains would also be wrong in a library without the new
+    bug."""
+    return first(unexplained if unexplained.any() else bad)
 
 
 def _values_as_built(evidence: Evidence, role: Role, operand: Operand, deviation: str) -> list[Any]:

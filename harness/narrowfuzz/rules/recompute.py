@@ -29,21 +29,21 @@ from narrowfuzz.trace.verdict import Status, Verdict
 def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
     """O12: in eager, a checkpointed run equals the plain one bit for bit."""
     for arm, trace in evidence.traces.items():
-        asked = BY_NAME[arm]
-        if not asked.recomputes or asked.compiled:
+        arm_options = BY_NAME[arm]
+        if not arm_options.recomputes or arm_options.compiled:
             continue
-        base = evidence.traces.get(asked.stage)
+        base = evidence.traces.get(arm_options.stage)
         if base is None or base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "not_applicable")
             continue
-        if asked.checkpoint == "reentrant" and evidence.spec.sums_forwards:
+        if arm_options.checkpoint == "reentrant" and evidence.spec.sums_forwards:
             # a reentrant checkpoint runs a separate backward for each of them
             why = "gradients of several forwards are added in another order"
             yield plain("O12", arm, "output", "not_applicable", why)
             continue
         names = _before_a_step(evidence.spec) if _sums_otherwise(evidence, arm) else None
         yield equal_outputs(
-            "O12", evidence, trace, base, "differs from no checkpoint", asked.stage, names
+            "O12", evidence, trace, base, "differs from no checkpoint", arm_options.stage, names
         )
 
 
@@ -95,9 +95,9 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
     if not trace.calls:
         forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
         if forward is None or again is None:
-            kept = forward is not None
-            status: Status = "not_applicable" if kept else "inconclusive"
-            why = "its product was kept" if kept else trace.unobserved or "not tapped"
+            reused = forward is not None
+            status: Status = "not_applicable" if reused else "inconclusive"
+            why = "its product was kept" if reused else trace.unobserved or "not tapped"
             yield plain("O13", arm, "output", status, why)
             return
         pairs = [(_ALONE, (forward,), (again,), {}, {})]
@@ -246,23 +246,23 @@ def _statistics(
     checks that each row's probabilities sum to 1."""
     place = At(what="attention", phase="backward", layer=_caller(call, forward))
     own = Own("the forward's")
-    kept = [f for f in forward if f.lse.shape == call.lse.shape and _same_array(f.lse, call.lse)]
-    if not kept:
-        came = "statistics that no forward returned"
-        return diverged("O18", arm, "output", "log-sum-exp of no forward", place, came, own)
-    if not any(_same_array(f.out, call.out) for f in kept):
-        came = "an output that does not belong to its log-sum-exp"
-        return diverged("O18", arm, "output", "output of another forward", place, came, own)
+    alike = [f for f in forward if f.lse.shape == call.lse.shape and _same_array(f.lse, call.lse)]
+    if not alike:
+        actual = "statistics that no forward returned"
+        return diverged("O18", arm, "output", "log-sum-exp of no forward", place, actual, own)
+    if not any(_same_array(f.out, call.out) for f in alike):
+        actual = "an output that does not belong to its log-sum-exp"
+        return diverged("O18", arm, "output", "output of another forward", place, actual, own)
     for name in ("q", "k", "v"):
         got = getattr(call, name)
-        if not any(_same_array(getattr(f, name), got) for f in kept):
-            bad = ~same_bits(getattr(kept[0], name), got)
+        if not any(_same_array(getattr(f, name), got) for f in alike):
+            bad = ~same_bits(getattr(alike[0], name), got)
             at = first(bad)
             place = msgspec.structs.replace(place, name=name, index=at)
-            came = f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)"
-            own, far = Own(number(getattr(kept[0], name)[at])), softmax_excess(call, adds).factor
+            actual = f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)"
+            own, far = Own(number(getattr(alike[0], name)[at])), softmax_excess(call, adds).factor
             symptom = "attention's inputs moved after forward"
-            return diverged("O18", arm, "output", symptom, place, came, own, factor=far)
+            return diverged("O18", arm, "output", symptom, place, actual, own, factor=far)
     if call.unknown:
         why = f"what the kernel's argument {call.unknown} does to the scores is not known"
         return plain("O18", arm, "output", "inconclusive", why)
@@ -271,9 +271,9 @@ def _statistics(
         return plain("O18", arm, "output", "inconclusive", "no score is sure enough to be summed")
     if excess > 1.0:
         symptom = f"probabilities do not sum to 1{' beside a large mask' * swallowed}"
-        came = f"a row that is off by {excess * allowed:.3g}"
+        actual = f"a row that is off by {excess * allowed:.3g}"
         own = Own(f"1 within {allowed:.3g}", bits(allowed))
-        return diverged("O18", arm, "output", symptom, place, came, own, factor=excess)
+        return diverged("O18", arm, "output", symptom, place, actual, own, factor=excess)
     if not any(getattr(call, name).any() for name in ("q", "k", "v")):
         return plain("O18", arm, "output", "inconclusive", "attention of zeros tells nothing apart")
     return plain("O18", arm, "output", "ok")

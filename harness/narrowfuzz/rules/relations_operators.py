@@ -132,11 +132,11 @@ def _compared(
     index = first(bad)
     here = At(name=result, index=index)
     there = msgspec.structs.replace(here, run=other.name)
-    symptom, came = "does not follow its operands", number(got[index])
+    symptom, actual = "does not follow its operands", number(got[index])
     expect = Same(here, number(want[index]), times)
     remark = f"{result} does not follow {relation.words}"
     return diverged(
-        NAME, evidence.base, role, symptom, there, came, expect, runs=(other,), remark=remark
+        NAME, evidence.base, role, symptom, there, actual, expect, runs=(other,), remark=remark
     )
 
 

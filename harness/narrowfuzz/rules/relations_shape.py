@@ -168,9 +168,9 @@ def _promised(
     have the bits that it has in the whole batch."""
     last = spec.tokens - 1
     rows = [("the first row alone", 0), *([("the last row alone", last)] if last > 0 else [])]
-    alone = [_part(spec, tensors, np.array([row]), title) for title, row in rows]
+    single_rows = [_part(spec, tensors, np.array([row]), title) for title, row in rows]
     by_rows: tuple[Role, ...] = ("output", "grad_input")
-    return tuple(replace(variant, strict=by_rows) for variant in (*found, *alone))
+    return tuple(replace(variant, strict=by_rows) for variant in (*found, *single_rows))
 
 
 def _part(spec: Spec, tensors: dict[str, F32], rows: Index, title: str) -> Variant:
@@ -240,5 +240,5 @@ def _sum_verdict(
     at = first(bad)
     symptom = "halves do not add up" if exact else "sum of halves leaves its bound"
     here = At(name="grad_weight", index=at, run=" + ".join(run.name for run in runs))
-    came, expect = number(total[at]), between(lo[at], hi[at])
-    return diverged("R10", arm, "grad_weight", symptom, here, came, expect, runs=runs)
+    actual, expect = number(total[at]), between(lo[at], hi[at])
+    return diverged("R10", arm, "grad_weight", symptom, here, actual, expect, runs=runs)

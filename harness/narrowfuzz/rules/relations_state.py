@@ -54,8 +54,8 @@ def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iter
     if after.error is not None:
         error = after.error
         at = At(what="error", run=other.name, name=error.where)
-        got, said = (f"{error.type}: {say(error.message)}" for say in (_first_line, telling))
-        symptom, more = f"{failure} ({error.type})", {"runs": (other,), "reported": said}
+        got, reported = (f"{error.type}: {say(error.message)}" for say in (_first_line, telling))
+        symptom, more = f"{failure} ({error.type})", {"runs": (other,), "reported": reported}
         yield diverged(name, evidence.base, "state", symptom, at, got, Runs(error.type), **more)
         return
     variant = Variant(other, everything(evidence.spec), strict=ROLES)

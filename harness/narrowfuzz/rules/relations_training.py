@@ -157,8 +157,8 @@ def _compared(
         place = name, evidence.base, role_of(here)
         at, than = At(name=here), At(name=there, run=other.name)
         if got is None or want is None:
-            symptom, came = f"{symptom}: there in one run only", "one run without it"
-            return diverged(*place, symptom, at, came, Same(than), runs=(other,))
+            symptom, actual = f"{symptom}: there in one run only", "one run without it"
+            return diverged(*place, symptom, at, actual, Same(than), runs=(other,))
         if not same_bits(got, want).all():
             return diverged_from(*place, symptom, at, than, got, want, runs=(other,))
     nothing = not any(x.any() for x in mine.values())

@@ -212,8 +212,8 @@ def _monotone(arm: str, role: Role, side: str, x: F32, decoded: Any, operand: An
         At(what="codes", name=role, side=side, index=tuple(map(int, np.unravel_index(i, shape))))  # type: ignore[arg-type]
         for i in placed
     )
-    came, expect = number(codes[row, col + 1]), Ordered(bits(codes[row, col]), before)
-    return diverged("R13", arm, role, "is not monotone", after, came, expect)
+    actual, expect = number(codes[row, col + 1]), Ordered(bits(codes[row, col]), before)
+    return diverged("R13", arm, role, "is not monotone", after, actual, expect)
 
 
 def check_below_amax(evidence: Evidence) -> Iterator[Verdict]:

@@ -33,8 +33,8 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
         elif again.error is not None:
             error = again.error
             at = At(what="error", run=AGAIN, phase=error.phase)
-            came, expect = f"{error.type}: {shortened(error.message, 200)}", Runs(error.type)
-            yield diverged("O1", arm, "output", "raises the second time", at, came, expect)
+            actual, expect = f"{error.type}: {shortened(error.message, 200)}", Runs(error.type)
+            yield diverged("O1", arm, "output", "raises the second time", at, actual, expect)
         else:
             verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat", AGAIN)
             yield (

@@ -58,5 +58,5 @@ def compare(
     index = first(bad)
     place = msgspec.structs.replace(at, name=at.name or role, index=index)
     there = msgspec.structs.replace(place, run=other.name)
-    came, expect = number(got[index]), Same(place, number(want[index]), times)
-    return diverged(name, evidence.base, role, symptom, there, came, expect, runs=(other,))
+    actual, expect = number(got[index]), Same(place, number(want[index]), times)
+    return diverged(name, evidence.base, role, symptom, there, actual, expect, runs=(other,))

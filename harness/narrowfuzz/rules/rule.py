@@ -113,8 +113,8 @@ def diverged_from(
     address ``than``."""
     index = first(~same_bits(got, want))
     at, than = (msgspec.structs.replace(place, index=index) for place in (at, than))
-    came, expect = number(got[index]), Same(than, number(want[index]))
-    return diverged(rule, arm, role, symptom, at, came, expect, **more)
+    actual, expect = number(got[index]), Same(than, number(want[index]))
+    return diverged(rule, arm, role, symptom, at, actual, expect, **more)
 
 
 def first(bad: Any) -> tuple[int, ...]:

@@ -42,13 +42,13 @@ def check_finite(evidence: Evidence) -> Iterator[Verdict]:
                 yield plain("O10", arm, role, "ok")
                 continue
             at = first(bad)
-            here, came, expect = (
+            here, actual, expect = (
                 At(name=role, index=at),
                 number(got[at]),
                 between(-largest, largest),
             )
             factor = float(reach[at]) / largest
-            yield diverged("O10", arm, role, "not finite", here, came, expect, factor=factor)
+            yield diverged("O10", arm, role, "not finite", here, actual, expect, factor=factor)
 
 
 def check_nan_provenance(evidence: Evidence) -> Iterator[Verdict]:
@@ -80,5 +80,5 @@ def check_nan_provenance(evidence: Evidence) -> Iterator[Verdict]:
             at = first(bad)
             symptom = "NaN missing" if expected[at] else "NaN from nowhere"
             expect = Is(bits(np.nan)) if expected[at] else between(-np.inf, np.inf)
-            here, came = At(name=role, index=at), number(got[at])
-            yield diverged("O11", arm, role, symptom, here, came, expect)
+            here, actual = At(name=role, index=at), number(got[at])
+            yield diverged("O11", arm, role, symptom, here, actual, expect)

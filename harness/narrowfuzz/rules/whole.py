@@ -77,8 +77,8 @@ def equal_outputs(
         got, want = trace.outputs.get(name), other.outputs.get(name)
         at, there = At(name=name), At(name=name, run=than)
         if got is None or want is None:
-            symptom, came = "gradient missing in one run", "one run without it"
-            return diverged(rule, arm, role_of(name), symptom, at, came, Same(there))
+            symptom, actual = "gradient missing in one run", "one run without it"
+            return diverged(rule, arm, role_of(name), symptom, at, actual, Same(there))
         if identical(got, want):
             continue
         bad = ~same_bits(got, want)
@@ -149,8 +149,8 @@ def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Ver
         judged = True
         if not np.isfinite(got).all():
             at = At(name=name, index=first(~np.isfinite(got)))
-            came = number(got[at.index])
-            return diverged("O9", arm, role_of(name), "not finite", at, came, FINITE)
+            actual = number(got[at.index])
+            return diverged("O9", arm, role_of(name), "not finite", at, actual, FINITE)
         if _normalised(evidence.spec, name):
             continue
         verdict = _worse(evidence.spec, arm, name, got, base, exact, usual[role_of(name)])
@@ -225,9 +225,9 @@ def _worse(
             worst, most, eager, other = (
                 float(np.atleast_1d(x)[row]) for x in (far, limit, own, usual * size)
             )
-            at, came = At(name=name, index=() if axis is None else row), f"error {number(worst)}"
+            at, actual = At(name=name, index=() if axis is None else row), f"error {number(worst)}"
             expect = Near(bits(most), bits(eager), bits(other) if other > eager else "")
             factor = worst / most
             symptom, role = "error beyond eager's", role_of(name)
-            return diverged("O9", arm, role, symptom, at, came, expect, factor=factor)
+            return diverged("O9", arm, role, symptom, at, actual, expect, factor=factor)
     return None

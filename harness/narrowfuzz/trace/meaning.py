@@ -296,7 +296,7 @@ def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
                 argument=at.name or "its argument",
                 again=_AGAIN.get(at.run, "when it is run again"),
                 beside=_BESIDE.get(other, "between two runs"),
-                **{name: _UNNAMED.sub("", said) for name, said in found.groupdict("").items()},
+                **{name: _UNNAMED.sub("", group) for name, group in found.groupdict("").items()},
             )
     return symptom
 

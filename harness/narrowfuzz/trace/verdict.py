@@ -120,15 +120,15 @@ class Verdict:
 
     def sentence(self) -> str:
         """One line: the meaning, the place, the expected and the actual value, and the error."""
-        said = self.remark or meaning(self.role, self.symptom, self.at, self.expect)
+        text = self.remark or meaning(self.role, self.symptom, self.at, self.expect)
         subject = f"{self.at.layer}: " if self.at.layer else ""
         if isinstance(self.expect, DerivativeOf) and self.got:
-            return f"{subject}{said}: {self.expect.sentence(self.got)}"
+            return f"{subject}{text}: {self.expect.sentence(self.got)}"
         where = place(self.at, self.expect)
         # below 1 it shows how near a bound was, not how far off the result is
         finite = self.factor > 1 and math.isfinite(self.factor)
         far = f"; the error is {times(self.factor)} times the tolerance" if finite else ""
-        return f"{subject}{said}{f' {where}' if where else ''}{self._values()}{far}"
+        return f"{subject}{text}{f' {where}' if where else ''}{self._values()}{far}"
 
     @property
     def located(self) -> str:
@@ -137,16 +137,16 @@ class Verdict:
 
     def _values(self) -> str:
         """The end of the sentence: the expected and the actual value."""
-        came = self.reported or self.got or self.why
+        actual = self.reported or self.got or self.why
         if isinstance(self.expect, Present) and self.at.what == "result":
             return ""  # the meaning already names what is missing
         values = [str(given) for given in self.given if given.at.what != "tensor"]
         given = f" ({', '.join(values)})" if values else ""
         if self.expect is None or isinstance(self.expect, Runs):
-            return f": {came}{given}" if came and came != self.symptom else given
+            return f": {actual}{given}" if actual and actual != self.symptom else given
         if isinstance(self.expect, Refuses) and self.expect.rule:
-            return f": {broken(self.expect.rule)}; got {came}{given}"
-        return f": expected {self._expected()}, got {came}{given}"
+            return f": {broken(self.expect.rule)}; got {actual}{given}"
+        return f": expected {self._expected()}, got {actual}{given}"
 
     def _expected(self) -> str:
         expect = self.expect

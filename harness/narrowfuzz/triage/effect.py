@@ -109,8 +109,8 @@ def _of_ranks(evidence: Evidence, verdict: Verdict) -> Effect:
     if run_of(evidence) is None:
         return _UNKNOWN
     found = [Effect()]
-    for _, alone, group in groups(evidence):
-        for name, want in alone.outputs.items():
+    for _, single, group in groups(evidence):
+        for name, want in single.outputs.items():
             pieces = [trace.outputs[name] for trace in group if name in trace.outputs]
             if pieces and (name_of(name).by_rows or layout_of(evidence.spec).single_group):
                 got = joined(pieces, want.shape, evidence.spec.batch)
@@ -229,14 +229,14 @@ def excess(
 def _excess_of(got: Any, expected: Any, truth: Any, overflows: Any = False) -> Effect:
     got, expected, truth = (np.asarray(x, dtype=np.float64) for x in (got, expected, truth))
     compared = np.isfinite(expected) & np.isfinite(truth)
-    came = np.isfinite(got)
-    if (lost := compared & ~came & ~np.asarray(overflows)).any():
+    finite = np.isfinite(got)
+    if (lost := compared & ~finite & ~np.asarray(overflows)).any():
         return Effect(math.inf, "NaN" if np.isnan(got[lost]).any() else "infinity")
-    if (np.isnan(expected) & np.isnan(truth) & came & ~np.asarray(overflows)).any():
+    if (np.isnan(expected) & np.isnan(truth) & finite & ~np.asarray(overflows)).any():
         return Effect(math.inf, "a number")
-    if (compared & ~came).any() and not (compared & came).any():
+    if (compared & ~finite).any() and not (compared & finite).any():
         return _UNKNOWN  # every element may have overflowed
-    compared &= came
+    compared &= finite
     with np.errstate(over="ignore"):
         size = float(np.linalg.norm(truth[compared]))
         far, base = (float(np.linalg.norm(x[compared] - truth[compared])) for x in (got, expected))

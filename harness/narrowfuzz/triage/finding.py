@@ -319,8 +319,8 @@ def configuration_of(finding: Finding) -> str:
 
 def backend_of(finding: Finding) -> str:
     """The finding's backend and its description; "" if the recipe has no description of it."""
-    said = finding.backend_words
-    return f"{finding.minimal.spec.backend}: {said}" if said else ""
+    words = finding.backend_words
+    return f"{finding.minimal.spec.backend}: {words}" if words else ""
 
 
 def example_of(case: Case) -> str:
@@ -365,8 +365,8 @@ def model_words(name: str) -> str:
     """A model's name, without the hash of its file if it is a user's, and its title if it is
     ours."""
     model = MODELS.get(name)
-    said = f" ({model.title})" if model is not None and not model.own else ""
-    return name.partition("#")[0] + said
+    title = f" ({model.title})" if model is not None and not model.own else ""
+    return name.partition("#")[0] + title
 
 
 _OF_CENSUS: dict[Severity, str] = {

@@ -107,8 +107,8 @@ def _scripts_of_model(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Wr
     plain = EAGER_NATIVE if ARMS[verdict.arm].native else EAGER
     layer = linear_of(judge, case, at.layer, at.call, plain) if own else None
     if layer is not None:
-        alone = msgspec.structs.replace(case, spec=layer[0])
-        yield partial(script_of, alone, verdict.of_linear(), recipe, layer[1], device=device)
+        layer_case = msgspec.structs.replace(case, spec=layer[0])
+        yield partial(script_of, layer_case, verdict.of_linear(), recipe, layer[1], device=device)
     first, values = first_of(judge, case, verdict), _values(case, verdict, recipe)
     yield partial(script_of, case, first, recipe, values, device=device)
 

@@ -68,7 +68,7 @@ def histories(
     arms = sorted(arm.name for arm in LADDER if not arm.compiler or arm.name == verdict.arm)
 
     def seen(history: Sequence[Case], limit: float) -> Verdict | None:
-        asked = {
+        request = {
             "wanted": wanted,
             "rules": list(rules),
             "arms": arms,
@@ -79,7 +79,7 @@ def histories(
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as name:
             folder = Path(name)
             path, found = folder / "history.py", folder / _SEEN
-            path.write_text(_SCRIPT.format(asked=asked))
+            path.write_text(_SCRIPT.format(asked=request))
             longer = msgspec.structs.replace(case, history=tuple(history))
             (folder / _CASE).write_bytes(dump_case(longer))
             if not (scripts(path, timeout=limit, plant=plant).shown and found.is_file()):
@@ -91,20 +91,20 @@ def histories(
     until = began + seconds
     if BY_NAME[verdict.arm].compiled:  # compiled code stays behind, whatever data it ran on
         past = list({c.spec: c for c in past if c.spec.compile != "none"}.values())
-    alone = seen((), _TO_FIND * seconds) is not None
+    shows_alone = seen((), _TO_FIND * seconds) is not None
 
     def shows(history: Sequence[Case]) -> bool:
         return seen(history, max(1.0, until - time.monotonic())) is not None
 
-    for start in [[_other_data(case)]] if alone else _starts(judge, case, past):
+    for start in [[_other_data(case)]] if shows_alone else _starts(judge, case, past):
         seconds_more = began + _TO_FIND * seconds - time.monotonic()
         if seconds_more < 1.0 or seen(start, seconds_more) is None:
             continue
-        kept = fewest(start, shows, until)
+        fewer = fewest(start, shows, until)
         # to exclude chance: without the earlier cases it must not show, with them it must again
         again = max(_TO_FIND * seconds, 10.0)
-        if (alone or seen((), again) is None) and (there := seen(kept, again)) is not None:
-            yield msgspec.structs.replace(case, history=tuple(kept)), there
+        if (shows_alone or seen((), again) is None) and (there := seen(fewer, again)) is not None:
+            yield msgspec.structs.replace(case, history=tuple(fewer)), there
 
 
 def _starts(judge: Judge, case: Case, past: Sequence[Case]) -> Iterator[list[Case]]:
@@ -140,17 +140,17 @@ def fewest(
 ) -> list[Case]:
     """A subset of ``cases``, in their order, that still ``shows`` the divergence and from which no
     case can be dropped; a larger one if time ran out."""
-    kept, size = list(cases), max(1, len(cases) // 2)
+    remaining, size = list(cases), max(1, len(cases) // 2)
     while True:
         start, dropped = 0, False
-        while start < len(kept) and time.monotonic() < until:
-            rest = kept[:start] + kept[start + size :]
+        while start < len(remaining) and time.monotonic() < until:
+            rest = remaining[:start] + remaining[start + size :]
             if rest and shows(rest):
-                kept, dropped = rest, True
+                remaining, dropped = rest, True
             else:
                 start += size
         if time.monotonic() >= until or (size == 1 and not dropped):
-            return kept
+            return remaining
         size = max(1, size // 2)
 
 

@@ -75,8 +75,8 @@ def minimise(
     limit, draws = (None, 1) if neighbours else (builds or None, DRAWS)
     search = _Search(case, shows, limit, time.monotonic() + seconds, draws)
     if hint is not None:
-        alone = DataSpec(seed=case.data.seed, spikes=(hint,))
-        search.attempt("hint", msgspec.structs.replace(case, data=alone))
+        hint_only = DataSpec(seed=case.data.seed, spikes=(hint,))
+        search.attempt("hint", msgspec.structs.replace(case, data=hint_only))
     if neighbours:
         search.through(neighbours)
     else:

@@ -70,8 +70,8 @@ def needs_of(case: Case, verdict: Verdict) -> list[str]:
 def needless_of(drawn: Case, minimal: Case, verdict: Verdict) -> list[str]:
     """The conditions of the case as it was drawn whose fields or features, with whatever value, are
     no conditions of its smallest case."""
-    kept = {need.partition("=")[0] for need in needs_of(minimal, verdict)}
-    return [need for need in needs_of(drawn, verdict) if need.partition("=")[0] not in kept]
+    remaining = {need.partition("=")[0] for need in needs_of(minimal, verdict)}
+    return [need for need in needs_of(drawn, verdict) if need.partition("=")[0] not in remaining]
 
 
 def lacking_of(verdict: Verdict) -> frozenset[str]:

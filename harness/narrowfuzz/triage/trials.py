@@ -60,17 +60,17 @@ class Trials:
     def _ask(self, entry: Entry) -> Answer:
         folder = cache_dir()
         folder.mkdir(parents=True, exist_ok=True)
-        kept = folder / f"{entry.id}-{_identity(entry, self.device)}.json"
+        file = folder / f"{entry.id}-{_identity(entry, self.device)}.json"
         with (folder / f"{entry.id}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # workers try the same entries
-            if kept.is_file():
-                answer: Answer = json.loads(kept.read_text())["answer"]
+            if file.is_file():
+                answer: Answer = json.loads(file.read_text())["answer"]
                 return answer
             result = self.run(entry.path)
             answer = _answer(result)
             if result.code is None:  # out of time: not stored, as it may finish another day
                 return answer
-            kept.write_text(json.dumps({"answer": answer, "output": result.output}, indent=2))
+            file.write_text(json.dumps({"answer": answer, "output": result.output}, indent=2))
         return answer
 
 

@@ -68,8 +68,8 @@ def _next_divisor(experts: int, ranks: int) -> int:
 
 def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     sharding, model = spec.sharding, MODELS[spec.model]
-    for by, asked in (("fsdp", sharding.data), ("tensor", sharding.tensor)):
-        if asked and by not in shards:
+    for by, ranks in (("fsdp", sharding.data), ("tensor", sharding.tensor)):
+        if ranks and by not in shards:
             yield f"{spec.recipe} is not laid out by {by}"
     narrow = sharding.gathers != "values" or sharding.narrow_styles
     if narrow and "codes" not in shards:

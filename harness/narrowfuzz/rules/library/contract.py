@@ -21,7 +21,7 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
         error = trace.error
         if error is None:
             yield plain("contract", arm, "schedule", "ok")
-        elif error.type == "NotCarried":
+        elif error.type == "UnsupportedByEmulation":
             yield plain("contract", arm, "schedule", "unsupported", error.message)
         elif evidence.refusal:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.refusal)
@@ -64,13 +64,13 @@ def check_balance(evidence: Evidence) -> Iterator[Verdict]:
         ):
             if not isinstance(event, Step) or progress.open:
                 continue
-            left = {name: n for name, n in moment.pending.items() if n}
-            if left:
-                symptom = f"left over: {', '.join(sorted(left))}{unfinished(evidence.spec)}"
+            pending = {name: n for name, n in moment.pending.items() if n}
+            if pending:
+                symptom = f"left over: {', '.join(sorted(pending))}{unfinished(evidence.spec)}"
                 symptom += circumstances(evidence.spec, arm)
                 at = At(what="pending", event=i)
                 due = Is(bits(0))
-                found = diverged("O19", arm, "state", symptom, at, str(left), due)
+                found = diverged("O19", arm, "state", symptom, at, str(pending), due)
                 break
             found = plain("O19", arm, "state", "ok")
         yield found

@@ -95,12 +95,12 @@ def check_reload(evidence: Evidence) -> Iterator[Verdict]:
     """R20: saving, loading and continuing gives the same as continuing."""
     base = evidence.in_one_process.get("eager")
     events = evidence.spec.events
-    kept = [i for i, event in enumerate(events) if not isinstance(event, Reload)]
+    indices = [i for i, event in enumerate(events) if not isinstance(event, Reload)]
     if (
         base is None
         or base.error is not None
         or evidence.own_layers.run is None
-        or len(kept) == len(events)
+        or len(indices) == len(events)
     ):
         yield plain("R20", "eager", "output", "not_applicable")
         return
@@ -110,9 +110,9 @@ def check_reload(evidence: Evidence) -> Iterator[Verdict]:
         yield plain("R20", "eager", "output", "inconclusive", "the run without it failed")
         return
     moments = _run_since_reload(events, base.moments)
-    reloaded = replace(base, moments=tuple(moments[i] for i in kept))
-    whole = replace(uninterrupted, moments=tuple(uninterrupted.moments[i] for i in kept))
-    verdict = same(evidence, "R20", "eager", whole, reloaded, kept, THROUGH)
+    reloaded = replace(base, moments=tuple(moments[i] for i in indices))
+    whole = replace(uninterrupted, moments=tuple(uninterrupted.moments[i] for i in indices))
+    verdict = same(evidence, "R20", "eager", whole, reloaded, indices, THROUGH)
     if verdict.status == "diverged":
         case = msgspec.structs.replace(evidence.case, spec=through)
         plainly = replace(evidence, case=case, traces={"eager": uninterrupted})
@@ -157,16 +157,16 @@ def same(
         for slot in sorted(a.state.keys() & b.state.keys()):
             if not a.state[slot].equals(b.state[slot]):
                 at = slot.at(i)
-                came = differing(b.state[slot], a.state[slot])
+                actual = differing(b.state[slot], a.state[slot])
                 expect = Same(msgspec.structs.replace(at, run=than), described(a.state[slot]))
-                return diverged(rule, arm, "state", f"{slot.direction} state", at, came, expect)
+                return diverged(rule, arm, "state", f"{slot.direction} state", at, actual, expect)
     for name in base.outputs:
         got = other.outputs.get(name)
         if got is None or not _same_bits(base.outputs[name], got):
             kind = "gradient" if "grad" in name else "output"
-            came = "none" if got is None else _furthest(base.outputs[name], got)
+            actual = "none" if got is None else _furthest(base.outputs[name], got)
             expect = Same(At(name=name, run=than))
-            return diverged(rule, arm, kind, kind, At(name=name), came, expect)
+            return diverged(rule, arm, kind, kind, At(name=name), actual, expect)
     return plain(rule, arm, "output", "ok")
 
 

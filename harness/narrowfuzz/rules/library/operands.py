@@ -91,10 +91,10 @@ def _operands(evidence: Evidence, trace: Trace) -> Verdict:
                 def may(
                     made: _Made, product: ProductSeen = product, name: str = name, event: int = i
                 ) -> bool:
-                    kept = _copies(made, product, through, sources)
-                    kept = kept or _recast(made, product, through, sources)
+                    is_copy = _copies(made, product, through, sources)
+                    is_copy = is_copy or _recast(made, product, through, sources)
                     own = _belongs(made, product, event, through, sources)
-                    return own or (name == "a" and kept)
+                    return own or (name == "a" and is_copy)
 
                 own = [made for made in found if may(made)]
                 if evidence.spec.quantized_init and (not own or _uniform(side.codes)):
@@ -107,9 +107,9 @@ def _operands(evidence: Evidence, trace: Trace) -> Verdict:
                     places = {(i, product.at): None}  # a correct library may cast here
                     places |= dict.fromkeys((m.event, m.at) for m in casts.seen() if may(m))
                     makers = tuple(address_of(At(what="cast"), *place) for place in places)
-                    place, came = address_of(operand, i, product.at), got or "codes of no cast"
+                    place, actual = address_of(operand, i, product.at), got or "codes of no cast"
                     expect = MadeBy(makers, right)
-                    return diverged("O3", "", product.role, symptom, place, came, expect)
+                    return diverged("O3", "", product.role, symptom, place, actual, expect)
     return plain("O3", "", "operand", "ok" if judged else "not_applicable")
 
 
@@ -121,14 +121,14 @@ def _uniform(codes: NDArray[np.uint8]) -> bool:
 def sources_of(spec: Spec) -> list[set[int]]:
     """For each forward: itself, and the forward whose cached weights it reuses."""
     sources: list[set[int]] = []
-    kept: dict[int, int] = {}
+    last_cast: dict[int, int] = {}
     for event in spec.events:
         if isinstance(event, Forward):
             sources.append({len(sources)})
             if event.first:
-                kept[event.path] = len(sources) - 1
+                last_cast[event.path] = len(sources) - 1
             elif event.first is False:
-                sources[-1].add(kept[event.path])
+                sources[-1].add(last_cast[event.path])
     return sources
 
 
@@ -152,8 +152,8 @@ def _copies(
     that share the weight."""
     if not (made.blocks and made.at.phase == "recompute" and product.role == "grad_input"):
         return False
-    kept = sources[made.at.forward] if made.at.forward >= 0 else set()
-    return any(kept & sources[f] for f in through)
+    made_from = sources[made.at.forward] if made.at.forward >= 0 else set()
+    return any(made_from & sources[f] for f in through)
 
 
 def _recast(
@@ -167,9 +167,9 @@ def _recast(
         return False
     again = product.at.phase == "recompute"
     users = (product.at.forward,) if again else through
-    kept = sources[made.at.forward] - {made.at.forward}
+    made_from = sources[made.at.forward] - {made.at.forward}
     role = "output" if again else "grad_input"
-    return product.role == role and any(kept & sources[f] for f in users)
+    return product.role == role and any(made_from & sources[f] for f in users)
 
 
 def _wrong(side: Side, found: list[_Made], own: list[_Made]) -> tuple[str, str, str] | None:

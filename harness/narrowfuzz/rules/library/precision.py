@@ -51,16 +51,16 @@ def _precision(evidence: Evidence, trace: Trace) -> Verdict:
             if wrong:
                 symptom += f" ({product.at.phase}){circumstances(evidence.spec, trace.arm)}"
                 at = address_of(At(what="product", name=product.role), i, product.at)
-                came, expect = sides_of(product), Formats(tuple(sorted(due)))
-                return diverged("O20", "", product.role, symptom, at, came, expect)
+                actual, expect = sides_of(product), Formats(tuple(sorted(due)))
+                return diverged("O20", "", product.role, symptom, at, actual, expect)
         missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
         if missing:
             at = At(what="cast", event=i, name="output", side="b")
-            cast, came = (
+            cast, actual = (
                 Present(("a fresh cast of the weight",)),
                 "none in the window the layer has",
             )
-            return diverged("O20", "", "output", missing, at, came, cast)
+            return diverged("O20", "", "output", missing, at, actual, cast)
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
 
 

@@ -56,12 +56,12 @@ def check_alone(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("S1", arm, "output", "not_applicable")
             continue
         for rank, own in enumerate(trace.ranks):
-            alone = evidence.own_layers.alone(arm, rank)
-            if alone.error is not None:
+            by_itself = evidence.own_layers.alone(arm, rank)
+            if by_itself.error is not None:
                 yield plain("S1", arm, "output", "inconclusive", "the run in one process failed")
                 return
-            events = range(len(alone.moments))
-            verdict = same(evidence, "S1", arm, alone, own, events, BY_ITSELF)
+            events = range(len(by_itself.moments))
+            verdict = same(evidence, "S1", arm, by_itself, own, events, BY_ITSELF)
             if verdict.status == "diverged" or rank + 1 == len(trace.ranks):
                 at = msgspec.structs.replace(verdict.at, rank=rank)
                 yield replace(verdict, at=at) if verdict.status == "diverged" else verdict

@@ -32,7 +32,7 @@ def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
 def _recomputed(evidence: Evidence, trace: Trace) -> Verdict:
     judged = False
     forwards = [e for e in evidence.spec.events if isinstance(e, Forward)]
-    kept = frozenset(i for i, event in enumerate(forwards) if event.first is False)
+    with_cached_weight = frozenset(i for i, event in enumerate(forwards) if event.first is False)
     first: dict[tuple[int, int], list[ProductSeen]] = {}
     layers: dict[tuple[int, int], str] = {}
     for moment in trace.moments:
@@ -53,7 +53,7 @@ def _recomputed(evidence: Evidence, trace: Trace) -> Verdict:
                 if (
                     symptom == _OTHER_SCALE
                     and want is not None
-                    and _of_another(product, want, key, i, first, layers, kept)
+                    and _of_another(product, want, key, i, first, layers, with_cached_weight)
                 ):
                     symptom = "recomputed with the scales of another call"
                 if symptom:
@@ -61,8 +61,8 @@ def _recomputed(evidence: Evidence, trace: Trace) -> Verdict:
                     place = address_of(At(what="product", name="output"), moment.event, product.at)
                     first_run = msgspec.structs.replace(place, event=-1, phase="forward")
                     expect = Same(first_run, sides_of(want) if want else "no product")
-                    came = sides_of(product)
-                    return diverged("O13", "", "output", symptom, place, came, expect)
+                    actual = sides_of(product)
+                    return diverged("O13", "", "output", symptom, place, actual, expect)
     return plain("O13", "", "output", "ok" if judged else "not_applicable")
 
 
@@ -73,20 +73,21 @@ def _of_another(
     i: int,
     first: Mapping[tuple[int, int], list[ProductSeen]],
     layers: Mapping[tuple[int, int], str],
-    kept: Collection[int],
+    with_cached_weight: Collection[int],
 ) -> bool:
     """True if another call of the same layer ran the same product with these scales. A forward in
-    ``kept`` multiplied a cached weight with its earlier scale: if the other call is one, the scale
-    of the other operand, on either side, is enough. A recompute of a forward in ``kept`` multiplies
-    that weight again: then only operands whose scale differs from its forward's are compared."""
+    ``with_cached_weight`` multiplied a cached weight with its earlier scale: if the other call is
+    one, the scale of the other operand, on either side, is enough. A recompute of such a forward
+    multiplies that weight again: then only operands whose scale differs from its forward's are
+    compared."""
     sides = ((product.a, want.a), (product.b, want.b))
     moved = [side.inverse != wanted.inverse for side, wanted in sides]
     for other in (k for k in first if k != key and layers.get(k) == layers.get(key)):
         ran = first[other][i % len(first[other])]
         same = (ran.a.inverse == product.a.inverse, ran.b.inverse == product.b.inverse)
-        if all(same) or (other[0] in kept and any(same)):
+        if all(same) or (other[0] in with_cached_weight and any(same)):
             return True
-        if key[0] in kept and all(s for s, m in zip(same, moved, strict=True) if m):
+        if key[0] in with_cached_weight and all(s for s, m in zip(same, moved, strict=True) if m):
             return True
     return False
 

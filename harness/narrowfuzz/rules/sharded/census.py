@@ -41,8 +41,8 @@ def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
             "S7", arm, "operand", "inconclusive", other.error.message if other.error else why
         )
     else:
-        at, came = At(what="module"), "the results of the unconverted model"
-        yield diverged("S7", arm, "operand", "not quantised on ranks", at, came, Own(QUANTISED))
+        at, actual = At(what="module"), "the results of the unconverted model"
+        yield diverged("S7", arm, "operand", "not quantised on ranks", at, actual, Own(QUANTISED))
 
 
 def _products(run: Trace) -> bool:

@@ -181,13 +181,13 @@ def weight_pieces(evidence: Evidence, call: LayerCall, ranks: int) -> list[Any]:
 
 
 def calls(
-    alone: Trace, group: Sequence[Trace], forwards: int
+    single: Trace, group: Sequence[Trace], forwards: int
 ) -> Iterator[tuple[LayerCall, tuple[LayerCall, ...]]]:
     """Yields each call of a linear in one process, in the first ``forwards`` forwards, with the
     same call on every rank of the group, if all ranks made it. If a reentrant checkpoint builds a
     call's graph only when it recomputes, the call gets the gradients from there."""
     made = [_with_graphs(trace.calls) for trace in group]
-    for call in alone.calls:
+    for call in single.calls:
         key = (call.module, call.index, call.phase)
         if call.forward < forwards and all(key in own for own in made):
             yield call, tuple(own[key] for own in made)

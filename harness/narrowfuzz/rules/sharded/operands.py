@@ -46,8 +46,8 @@ def check_operands(evidence: Evidence) -> Iterator[Verdict]:
     if run is None:
         return
     seen = False
-    for rank, alone, group in groups(evidence):
-        for call, parts in calls(alone, group, first_step(evidence)[0]):
+    for rank, single, group in groups(evidence):
+        for call, parts in calls(single, group, first_step(evidence)[0]):
             for verdict in _operands(evidence, rank, call, parts):
                 seen = True
                 yield verdict
@@ -154,9 +154,9 @@ def _same_part(arm: str, at: At, what: Any, want: Any, parts: Sequence[Any]) -> 
     else:
         whole = joined(pieces, expected.shape)
         if whole is None:
-            came = f"pieces {[list(piece.shape) for piece in pieces]}"
+            actual = f"pieces {[list(piece.shape) for piece in pieces]}"
             expect = Same(_there(at, what, ()))
-            return diverged("S3", arm, "operand", f"{what} of another shape", at, came, expect)
+            return diverged("S3", arm, "operand", f"{what} of another shape", at, actual, expect)
         found = [(pieces, 0)]
     for held, rank in found:
         got = joined(held, expected.shape)
@@ -166,9 +166,9 @@ def _same_part(arm: str, at: At, what: Any, want: Any, parts: Sequence[Any]) -> 
             piece, inside = origin(held, expected.shape, where)
             place = _at(at, what, inside if np.ndim(parts[0]) else (), rank + piece)
             than = _there(at, what, where if np.ndim(want) else ())
-            came, expect = number(got[where]), Same(than, number(expected[where]))
+            actual, expect = number(got[where]), Same(than, number(expected[where]))
             symptom = f"{what} differs from the whole's"
-            return diverged("S3", arm, "operand", symptom, place, came, expect)
+            return diverged("S3", arm, "operand", symptom, place, actual, expect)
     return None
 
 

@@ -42,8 +42,8 @@ _CUT: dict[str, Role] = {"colwise": "grad_input", "rowwise": "output"}
 def parts_of_calls(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
     """Yields place and evidence of each rank's part of each call of a shared linear, as a linear of
     its own without the results that are sums over ranks."""
-    for rank, alone, group in _shared(evidence):
-        for call, parts in calls(alone, group, len(evidence.spec.training)):
+    for rank, single, group in _shared(evidence):
+        for call, parts in calls(single, group, len(evidence.spec.training)):
             for i, part in enumerate(_as_linears(evidence, call, _weighed(evidence, call, parts))):
                 if part is not None and _divides(evidence, part):
                     own = replace(part, outputs=dict(part.outputs))
@@ -60,8 +60,8 @@ def check_products(evidence: Evidence) -> Iterator[Verdict]:
     if evidence.spec.sharding.tensor < 1 or not evidence.styles:
         yield plain("S5", arm_of(evidence), "output", "not_applicable", "no linear is shared")
         return
-    for rank, alone, group in _shared(evidence):
-        for call, parts in calls(alone, group, len(evidence.spec.training)):
+    for rank, single, group in _shared(evidence):
+        for call, parts in calls(single, group, len(evidence.spec.training)):
             own = _as_linears(evidence, call, _weighed(evidence, call, parts))
             role = _CUT[evidence.styles[call.module]]
             if any(part is None for part in own):
@@ -197,6 +197,6 @@ def _product(
         symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
         piece, inside = origin(got_parts, want.shape, where, call.batch)
         at = At(name=role, index=inside, layer=call.module, call=call.index, rank=rank + piece)
-        came, expect = number(got[where]), between(lo[where], hi[where])
-        return diverged("S5", arm, role, symptom, at, came, expect)
+        actual, expect = number(got[where]), between(lo[where], hi[where])
+        return diverged("S5", arm, role, symptom, at, actual, expect)
     return passed("S5", arm, role, may)

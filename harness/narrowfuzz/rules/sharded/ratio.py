@@ -22,5 +22,5 @@ def check_put_together(evidence: Evidence) -> Iterator[Verdict]:
     if evidence.spec.sharding.ranks == 1:
         yield plain("O9", run.arm, "output", "not_applicable", "one rank leaves the bits (S1)")
         return
-    (alone,) = evidence.traces[EAGER.name].ranks
-    yield error_ratio(evidence, run.arm, run.ranks[0], alone)
+    (single,) = evidence.traces[EAGER.name].ranks
+    yield error_ratio(evidence, run.arm, run.ranks[0], single)

@@ -66,17 +66,17 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
     entry = evidence.deviations.get("bias_gradient_of_codes", "")
     # a step with another gradient of a bias changes all later results
     parted = entry and evidence.spec.sharding.narrow_styles and evidence.spec.optimizes
-    for rank, alone, trace in _each_rank(evidence):
-        names = [*before_steps(alone, "output", forwards)]
-        names += before_steps(alone, "grad_input", backwards)
+    for rank, single, trace in _each_rank(evidence):
+        names = [*before_steps(single, "output", forwards)]
+        names += before_steps(single, "grad_input", backwards)
         # one rank adds up the norm in another order, so clipped steps give other parameters
         if evidence.spec.sharding.ranks == 1 and evidence.spec.clipping == "none":
-            every = [name for name in alone.outputs if name_of(name).kind != NORM]
+            every = [name for name in single.outputs if name_of(name).kind != NORM]
             kinds = sorted({name_of(name).kind for name in every})
-            of_step = (before_steps(alone, kind, 1) for kind in kinds if kind.endswith(".grad"))
+            of_step = (before_steps(single, kind, 1) for kind in kinds if kind.endswith(".grad"))
             names = [*names, *chain.from_iterable(of_step)] if parted else every
         for name in names:
-            want = alone.outputs[name]
+            want = single.outputs[name]
             there = At(name=name, run=EAGER.name, rank=rank)
             found = differs("S1", arm, "differs from one process", there, want, trace, rank)
             if found is not None and entry and name_of(name).kind.endswith(".bias.grad"):
@@ -88,9 +88,9 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
 
 def _each_rank(evidence: Evidence) -> Iterator[tuple[int, Trace, Trace]]:
     """Yields each rank, the trace of its piece of the rows in one process, and its own trace."""
-    for first_rank, alone, group in groups(evidence):
+    for first_rank, single, group in groups(evidence):
         for inside, trace in enumerate(group):
-            yield first_rank + inside, alone, trace
+            yield first_rank + inside, single, trace
 
 
 def differs(
@@ -101,8 +101,8 @@ def differs(
     at = At(name=name or there.name, rank=rank)
     role, got = role_of(at.name), trace.outputs.get(at.name)
     if got is None or got.shape != want.shape:
-        came = "nothing" if got is None else f"shape {list(got.shape)}"
-        return diverged(rule, arm, role, OTHER_SHAPE, at, came, Same(there))
+        actual = "nothing" if got is None else f"shape {list(got.shape)}"
+        return diverged(rule, arm, role, OTHER_SHAPE, at, actual, Same(there))
     if identical(got, want) or np.all(same_bits(got, want)):
         return None
     return diverged_from(rule, arm, role, symptom, at, there, got, want)
@@ -117,16 +117,16 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
     if layout_of(evidence.spec).cuts_sums(sharding):
         yield plain("S2", arm, "grad_parameter", "not_applicable", "sums are cut over ranks")
         return
-    alone = evidence.traces[EAGER.name].ranks
-    for name in alone[0].outputs:
+    single = evidence.traces[EAGER.name].ranks
+    for name in single[0].outputs:
         if not name.endswith(".grad"):
             continue
-        key = next(iter(before_steps(alone[0], name, 1)))
-        if any(key not in trace.outputs for trace in (*alone, *run.ranks)):
+        key = next(iter(before_steps(single[0], name, 1)))
+        if any(key not in trace.outputs for trace in (*single, *run.ranks)):
             yield plain("S2", arm, "grad_parameter", "not_applicable", "no gradient")
             continue
         terms = holders(evidence, key)[1]
-        each = [_by_backward(evidence, alone[term], key) for term in terms]
+        each = [_by_backward(evidence, single[term], key) for term in terms]
         if not all(each):
             why = "a backward left no gradient"
             yield plain("S2", arm, "grad_parameter", "not_applicable", why)
@@ -200,8 +200,8 @@ def _reduced(
     where = first(bad)
     piece, inside = origin(pieces, got.shape, where)
     symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
-    at, came = At(name=name, index=inside, rank=ranks[piece]), number(got[where])
-    return diverged("S2", arm, role, symptom, at, came, between(lo[where], hi[where]))
+    at, actual = At(name=name, index=inside, rank=ranks[piece]), number(got[where])
+    return diverged("S2", arm, role, symptom, at, actual, between(lo[where], hi[where]))
 
 
 def _dividing(term: _Ends, by: int, fmt: Format) -> _Ends:
@@ -245,9 +245,9 @@ def check_agreement(evidence: Evidence) -> Iterator[Verdict]:
             yield _agree(arm, name, 0, run.ranks)
     yield from _replicas(evidence, arm, run)
     yield from _beside_experts(evidence, arm)
-    for rank, alone, group in groups(evidence):
-        laid_out = _as_laid_out(evidence, alone)
-        for name, whole in alone.outputs.items():
+    for rank, single, group in groups(evidence):
+        laid_out = _as_laid_out(evidence, single)
+        for name, whole in single.outputs.items():
             parts = [trace.outputs[name] for trace in group if name in trace.outputs]
             by_rows = name_of(name).by_rows
             if by_rows and name not in laid_out:
@@ -281,14 +281,14 @@ def _beside_experts(evidence: Evidence, arm: str) -> Iterator[Verdict]:
                 yield _agree(arm, name, rank, group)
 
 
-def _as_laid_out(evidence: Evidence, alone: Trace) -> Collection[str]:
+def _as_laid_out(evidence: Evidence, single: Trace) -> Collection[str]:
     """The results of rows on the layout with which the case begins (without a second layout, all
     results). On another layout, pieces of more rows may have the shape of the earlier whole."""
     if not evidence.spec.sharding.resumes:
-        return alone.outputs
+        return single.outputs
     forwards, backwards = first_step(evidence)
-    before = before_steps(alone, "output", forwards)
-    return before | before_steps(alone, "grad_input", backwards)
+    before = before_steps(single, "output", forwards)
+    return before | before_steps(single, "grad_input", backwards)
 
 
 def _agree(arm: str, name: str, rank: int, group: Sequence[Trace], apart: int = 1) -> Verdict:
@@ -399,12 +399,12 @@ def check_stages(evidence: Evidence) -> Iterator[Verdict]:
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
-    (alone,) = evidence.traces[EAGER.name].ranks
-    left = {name: rank for rank, trace in enumerate(run.ranks) for name in trace.outputs}
-    for name, want in alone.outputs.items():
+    (single,) = evidence.traces[EAGER.name].ranks
+    last_rank = {name: rank for rank, trace in enumerate(run.ranks) for name in trace.outputs}
+    for name, want in single.outputs.items():
         if name_of(name).kind in ("grad_input", NORM):  # no stage returns it
             continue
-        rank = left.get(name, len(run.ranks) - 1)
+        rank = last_rank.get(name, len(run.ranks) - 1)
         there = At(name=name, run=EAGER.name)
         found = differs("S12", arm, "differs from the chain", there, want, run.ranks[rank], rank)
         yield found or plain("S12", arm, role_of(name), "ok")
@@ -439,9 +439,9 @@ def check_norm(evidence: Evidence) -> Iterator[Verdict]:
     if evidence.spec.optimizes or NORM not in run.ranks[0].outputs:
         yield plain("S6", arm, NORM, "not_applicable", "no gradients are left")
         return
-    alone = evidence.traces[EAGER.name].ranks[0].outputs
-    names = [name for name in alone if name.endswith(".grad")]
-    wholes = [whole_of(evidence, name, alone[name].shape) for name in names]
+    outputs = evidence.traces[EAGER.name].ranks[0].outputs
+    names = [name for name in outputs if name.endswith(".grad")]
+    wholes = [whole_of(evidence, name, outputs[name].shape) for name in names]
     if any(whole is None for whole in wholes):
         yield plain("S6", arm, NORM, "inconclusive", NO_WHOLE)
         return

@@ -24,10 +24,10 @@ def followed(
         return {}
     found = {one: _differences(event, plan, under(deviations - {one})) for one in deviations}
     if not any(found.values()) and (changed := _changed(plan, rule)):
-        alone = {one: under(frozenset({one})) for one in deviations}
+        one_each = {one: under(frozenset({one})) for one in deviations}
         found = {
             one: _differences(event, like, rule)
-            for one, like in alone.items()
+            for one, like in one_each.items()
             if changed - _changed(plan, like)
         }
     return {one: differences for one, differences in found.items() if differences}

@@ -38,20 +38,20 @@ def check_machine(evidence: Evidence) -> Iterator[Verdict]:
         found = list(judged(evidence, trace))
         yield from found
         if not found:
-            kept = any(moment.state for moment in trace.moments)
-            yield plain("O14", arm, "state", "ok" if kept else "not_applicable")
+            has_state = any(moment.state for moment in trace.moments)
+            yield plain("O14", arm, "state", "ok" if has_state else "not_applicable")
 
 
 def _stateless(evidence: Evidence, trace: Trace) -> Verdict:
     """Judges a recipe that measures each tensor anew: it must keep no scale and no window."""
     for moment in trace.moments:
         for name, slot in sorted(moment.state.items()):
-            symptom, at, came = (
+            symptom, at, actual = (
                 f"{name.direction} state kept",
                 name.at(moment.event),
                 described(slot),
             )
-            return diverged("O14", trace.arm, name.direction, symptom, at, came, Own("nothing"))
+            return diverged("O14", trace.arm, name.direction, symptom, at, actual, Own("nothing"))
     return plain("O14", trace.arm, "state", "ok" if trace.moments else "not_applicable")
 
 
@@ -137,6 +137,6 @@ def _states(turn: Turn, *, quantised: bool) -> Iterator[Verdict]:
         if other is None or not got.equals(other):
             before = turn.before.slots.get(name)
             symptom = symptom_of(name, turn.event, before, want, got, done.uncommitted)
-            came = differing(got, want)
+            actual = differing(got, want)
             expect = State(bits(want.scale), tuple(bits(x) for x in want.window))
-            yield diverged("O14", "", name.direction, symptom, name.at(), came, expect)
+            yield diverged("O14", "", name.direction, symptom, name.at(), actual, expect)

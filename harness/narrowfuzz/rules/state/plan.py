@@ -91,13 +91,13 @@ def quantise(
     length of its recipe."""
     moves, waiting, library = dict(plan.moves), dict(plan.waiting), plan.library
     cut = "window_resized_at_its_newest_end" in now.deviations
-    asked: set[str] = set()
+    seen_layers: set[str] = set()
     ran: set[SlotName] = set()
     for number, cast in casts:
         name = cast.slot
         assert name is not None
-        if cast.at.phase == "forward" and name.layer not in asked:
-            asked.add(name.layer)
+        if cast.at.phase == "forward" and name.layer not in seen_layers:
+            seen_layers.add(name.layer)
             library = library.quantised(name.layer, settings)
             for other, slot in plan.slots.items():
                 if other.layer == name.layer:
@@ -116,8 +116,8 @@ def quantise(
 
 def _length(slot: Slot, moves: tuple[Move, ...]) -> int:
     """The length of a slot's window after these moves."""
-    asked = [move.history for move in moves if isinstance(move, Begin | Resize)]
-    return asked[-1] if asked else len(slot.window)
+    lengths = [move.history for move in moves if isinstance(move, Begin | Resize)]
+    return lengths[-1] if lengths else len(slot.window)
 
 
 def commit(

@@ -127,8 +127,8 @@ def unfinished(spec: Spec) -> str:
     forwards = [e for e in spec.events if isinstance(e, Forward)]
     trained = {i for i, event in enumerate(forwards) if event.mode == "train"}
     used = {f for event in spec.events if isinstance(event, Backward) for f in event.of}
-    alone = spec.layout in ("dangling", "frozen_first") or bool(trained - used)
-    return ", some forward unused" if alone else ""
+    has_unused = spec.layout in ("dangling", "frozen_first") or bool(trained - used)
+    return ", some forward unused" if has_unused else ""
 
 
 def _changes_precision(spec: Spec) -> bool:

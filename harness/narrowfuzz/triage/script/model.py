@@ -261,8 +261,8 @@ def _given(tensors: Tensors, own: Tensors) -> tuple[str, Tensors]:
     numbered = {name for name in own if name_of(name).number}
     if numbered <= tensors.keys() - other.keys():
         return "tensors", other
-    kept = {n: t for n, t in tensors.items() if n in other or name_of(n).number}
-    return '{n: t for n, t in tensors.items() if "@" not in n}', kept
+    given = {n: t for n, t in tensors.items() if n in other or name_of(n).number}
+    return '{n: t for n, t in tensors.items() if "@" not in n}', given
 
 
 def _held(name: str, values: F32, own: Tensors) -> bool:

@@ -53,12 +53,12 @@ def pasted(
     answers = {name: value for name in folded if (value := _answer(defined[name]))}
     for name in folded:
         used = _free(defined[name])
-        asked = tuple((n, answer) for n, answer in answers.items() if n in used)
-        defined[name] = _tidied(defined[name], asked)
+        known_answers = tuple((n, answer) for n, answer in answers.items() if n in used)
+        defined[name] = _tidied(defined[name], known_answers)
     needed = _reachable(names, defined)
     assert needed <= folded, needed - folded
-    kept = dict.fromkeys(node for name, node in defined.items() if name in needed)
-    return "\n".join(filter(None, map(_text, kept)))
+    needed_nodes = dict.fromkeys(node for name, node in defined.items() if name in needed)
+    return "\n".join(filter(None, map(_text, needed_nodes)))
 
 
 # Scripts of one model share most of the definitions that they paste, so each is folded, tidied and
@@ -157,11 +157,11 @@ def _idle_fields(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     if not records:
         return
     nodes = [node for one in body for node in ast.walk(one)]
-    said = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    said |= {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
+    mentioned = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    mentioned |= {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
     for field in (field for record in records for field in record.body):
         named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if named and field.value is not None and field.target.id not in said:  # type: ignore[union-attr, attr-defined]
+        if named and field.value is not None and field.target.id not in mentioned:  # type: ignore[union-attr, attr-defined]
             yield field
 
 

@@ -126,8 +126,8 @@ def of_ranks(
 def _jobs(spec: Spec, arm: Arm, device: str) -> dict[str, Job]:
     """Name of a run -> its Job: the training in one process, the training on ranks, and others that
     a check may compare with: without a compiler, without precomputed scales, in float64."""
-    alone, ranks = job_alone(spec, device), job_on_ranks(spec, arm, device)
-    jobs = {"alone": alone, "ranks": ranks}
+    single, ranks = job_alone(spec, device), job_on_ranks(spec, arm, device)
+    jobs = {"alone": single, "ranks": ranks}
     if arm.compiled:
         jobs["uncompiled"] = replace(ranks, compile=Compile())
     if spec.sharding.gathers == "precomputed":
@@ -135,7 +135,7 @@ def _jobs(spec: Spec, arm: Arm, device: str) -> dict[str, Job]:
         other = msgspec.structs.replace(spec, sharding=sharding)
         jobs["on the fly"] = replace(ranks, layout=laid_out(other))
     if layout_of(spec).approximate:
-        jobs["float64"] = replace(alone, dtype="float64")
+        jobs["float64"] = replace(single, dtype="float64")
     return jobs
 
 
@@ -263,8 +263,8 @@ def _element(spec: Spec, recipe: Recipe, at: At, given: Mapping[str, Mapping[str
     group = max(spec.sharding.tensor, 1)
     if layout_of(spec).single_group:
         group = spec.sharding.ranks
-    alone = at.run == EAGER.name
-    run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"
+    in_one_process = at.run == EAGER.name
+    run = f"alone({at.rank // group})" if in_one_process else f"ranks[{at.rank}]"
     if BY_NAME.get(at.run, EAGER).sharded:
         other = _given(given["uncompiled"]) if "uncompiled" in given else "on=on_ranks"
         run = f"on_ranks_here({other})[{at.rank}]"

@@ -166,15 +166,15 @@ def operand_text(verdict: Verdict) -> str:
         got = f"({got}.view(torch.uint8) if {got}.element_size() == 1 else {got}){index}.item()"
     given = ", ".join(str(one) for one in verdict.given if one.at.what != "tensor")
     run = f"run(input, weight, grad_output)\ngot = {got}\n"
-    said = f"{verdict.located}: expected {expect}{f' ({given})' if given else ''}, got"
+    text = f"{verdict.located}: expected {expect}{f' ({given})' if given else ''}, got"
     if isinstance(expect, Within):  # a cast with stochastic rounding
         lo, hi = read(expect.lo), read(expect.hi)
-        return f'{run}print("{said}", got)\nsys.exit(0 if {lo!r} <= got <= {hi!r} else 1)'
+        return f'{run}print("{text}", got)\nsys.exit(0 if {lo!r} <= got <= {hi!r} else 1)'
     assert isinstance(expect, Is)
     signed = " and math.copysign(1.0, got) == math.copysign(1.0, expected)" * expect.signed
     return (
         f'{run}expected = float.fromhex("{expect.value}")\n'
-        f'print("{said}", got)\n'
+        f'print("{text}", got)\n'
         f"sys.exit(0 if got == expected{signed} or "
         "(math.isnan(got) and math.isnan(expected)) else 1)"
     )

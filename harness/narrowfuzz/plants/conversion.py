@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 
 _FLOAT8 = ("torchao.float8.*",)
@@ -20,7 +20,7 @@ def _float8_swap(change: Callable[[Any, Any], Any]) -> AbstractContextManager[No
     def make(from_float: Any) -> Any:
         return lambda mod, config=None: change(mod, from_float(mod, config=config))
 
-    return replaced(Float8Linear, "from_float", make)
+    return attribute_replaced(Float8Linear, "from_float", make)
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def _every_second() -> Iterator[None]:
 
         return converts
 
-    with replaced(torchao.float8, "convert_to_float8_training", make):
+    with attribute_replaced(torchao.float8, "convert_to_float8_training", make):
         yield
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import mx_quantiser, replaced
+from narrowfuzz.plants.patching import attribute_replaced, mx_quantiser
 from narrowfuzz.plants.plant import Plant
 
 _LINK = "https://github.com/pytorch/torchtitan/issues/951"
@@ -55,7 +55,7 @@ def _scale() -> Iterator[None]:
     def make(to_scale: Any) -> Any:
         return lambda *args, **kwargs: flip(to_scale(*args, **kwargs))
 
-    with replaced(float8_utils, "amax_to_scale", make):
+    with attribute_replaced(float8_utils, "amax_to_scale", make):
         yield
 
 
@@ -68,7 +68,7 @@ def _result() -> Iterator[None]:
     def make(multiply: Any) -> Any:
         return lambda *args, **kwargs: flip(multiply(*args, **kwargs))
 
-    with replaced(torch.nn.functional, "scaled_mm", make):
+    with attribute_replaced(torch.nn.functional, "scaled_mm", make):
         yield
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from narrowfuzz.plants.patching import float8_forward, in_backward, replaced
+from narrowfuzz.plants.patching import attribute_replaced, float8_forward, in_backward
 from narrowfuzz.plants.plant import Plant
 
 _FLOAT8 = ("torchao.float8.*",)
@@ -25,7 +25,7 @@ def _weight_codes_outlive_step() -> Iterator[None]:
     from torchao.float8 import float8_linear
 
     #: Address, layout and cast of a weight -> [its version, the weight, its codes].
-    kept: dict[Any, list[Any]] = {}
+    cache: dict[Any, list[Any]] = {}
 
     def make(cast: Any) -> Any:
         def cached(x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
@@ -34,19 +34,19 @@ def _weight_codes_outlive_step() -> Iterator[None]:
                 return cast(x, dtype, *args, **kwargs)
             axis = kwargs["axiswise_dim"]
             key = (x.data_ptr(), x.shape, x.stride(), x.dtype, axis, str(kwargs))
-            if key not in kept or kept[key][0] != x._version:
-                kept[key] = [x._version, x, cast(x, dtype, *args, **kwargs)]
-            return kept[key][2]
+            if key not in cache or cache[key][0] != x._version:
+                cache[key] = [x._version, x, cast(x, dtype, *args, **kwargs)]
+            return cache[key][2]
 
         return cached
 
     def still_fresh(*_: Any) -> None:
-        for entry in kept.values():
+        for entry in cache.values():
             entry[0] = entry[1]._version
 
     hook = register_optimizer_step_post_hook(still_fresh)
     try:
-        with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+        with attribute_replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
             yield
     finally:
         hook.remove()
@@ -81,7 +81,7 @@ def _codes_of_dead_weights() -> Iterator[None]:
 
         return cached
 
-    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+    with attribute_replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
         yield
 
 
@@ -99,7 +99,7 @@ def _saved_in_bf16() -> Iterator[None]:
 
         return saved
 
-    with replaced(Float8Linear, "_save_to_state_dict", make):
+    with attribute_replaced(Float8Linear, "_save_to_state_dict", make):
         yield
 
 
@@ -115,7 +115,7 @@ def _scaled_mm(change: Any) -> Iterator[None]:
 
         return multiplied
 
-    with replaced(torch.nn.functional, "scaled_mm", make):
+    with attribute_replaced(torch.nn.functional, "scaled_mm", make):
         yield
 
 
@@ -177,7 +177,7 @@ def _refuses_fp32() -> Iterator[None]:
         return checked
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(float8_ops, "addmm_float8_unwrapped", make))
+        stack.enter_context(attribute_replaced(float8_ops, "addmm_float8_unwrapped", make))
         yield
 
 
