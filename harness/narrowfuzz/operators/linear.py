@@ -199,7 +199,7 @@ class Draws:
 
 
 class Reference:
-    """The reference of draw ``number`` among ``draws``; ``alone`` makes that of a single case."""
+    """The reference of draw ``number``; ``single_reference`` makes that of a single case."""
 
     def __init__(self, draws: Draws, number: int = 0) -> None:
         self.draws, self.number, self.plan = draws, number, draws.plan

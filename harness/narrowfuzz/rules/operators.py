@@ -29,7 +29,7 @@ NAME = "O25"
 
 def check_operators(evidence: Evidence) -> Iterator[Verdict]:
     """O25 for every arm, with a verdict for each operator that is not judged there; with a focus
-    only some calls are judged (``some``). A call that passed on one arm passes on others if its
+    only ``focused_calls`` are judged. A call that passed on one arm passes on others if its
     arguments and results have the same bits."""
     right: dict[tuple[str, int], tuple[OperatorCall, list[Verdict]]] = {}
     for arm, trace in evidence.traces.items():
