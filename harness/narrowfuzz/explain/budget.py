@@ -39,7 +39,7 @@ class _Found:
 
 def budget(judge: Judge, case: Case, verdict: Verdict, arm: str) -> Budget | None:
     """The budget of the result of this case on ``arm`` that ``verdict`` is about; after a recompute
-    went wrong, of the result with the largest error. None where nothing can be compared with an
+    went wrong, of the result that the arm changes most. None where nothing can be compared with an
     exact result: cases on ranks or with a history, a library's own layers, random numbers, verdicts
     about something else than a linear's or a model's result, results that are not finite."""
     if kind_of(case.spec) not in CONVERTED or case.history:
@@ -58,10 +58,12 @@ def budget(judge: Judge, case: Case, verdict: Verdict, arm: str) -> Budget | Non
             found = [*_of_model(evidence, verdict, base, arm)]
     except Undivided:  # the plan does not define what ran all the same
         return None
+    if verdict.at.phase == "recompute":
+        found = [replace(one, score=one.budget.parts[-1].size) for one in found]
     return max(found, key=lambda one: one.score).budget if found else None
 
 
-def is_about(verdict: Verdict, result: str) -> bool:
+def _is_about(verdict: Verdict, result: str) -> bool:
     """Is the verdict about this result, be it by an operand of its product? What a recompute made
     wrong may be in any of them."""
     return verdict.at.phase == "recompute" or result == (verdict.at.name or verdict.role)
@@ -97,7 +99,7 @@ def _of_linear(evidence: Evidence, verdict: Verdict, base: str, arm: str) -> Ite
         before, got = (evidence.traces[name].outputs.get(role) for name in (base, arm))
         if before is None or got is None or evidence.plan.gemms[role].transformed:
             continue
-        if not is_about(verdict, role):
+        if not _is_about(verdict, role):
             continue
         exact = exact_of[role]
         steps = list(_steps(evidence, role, base, exact, before.astype(np.float64)))
@@ -157,7 +159,7 @@ def _of_model(evidence: Evidence, verdict: Verdict, base: str, arm: str) -> Iter
     run, and what the arm changes."""
     for name, exact in exact_results(evidence).items():
         before, got = (evidence.traces[one].outputs.get(name) for one in (base, arm))
-        if not is_about(verdict, name) or before is None or got is None:
+        if not _is_about(verdict, name) or before is None or got is None:
             continue
         if before.shape == exact.shape:
             steps = [("eager, against the float64 run", _minus(before, exact))]

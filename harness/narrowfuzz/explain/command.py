@@ -101,7 +101,8 @@ def _explained(question: Question, found: OnDisk) -> Explained:
     # the recipe with the backends that run here, if it is among them
     others = alternatives(case, able.get(recipe.name, recipe), able)
     arm = counter.rung(case.spec)
-    prices = Prices(session.judge, case, arm, verdict) if same else None
+    result = errors.result if errors is not None else verdict.at.name or verdict.role
+    prices = Prices(session.judge, case, arm, result) if same else None
     switches, last = _answers(counter, own, others, prices)
     variables, rest = _variables(counter, found.folder, finding.device, question.planted)
     return Explained(

@@ -12,13 +12,12 @@ import numpy as np
 from narrowfuzz.case.kind import CONVERTED, kind_of
 from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case
-from narrowfuzz.explain.budget import exact_results, is_about
+from narrowfuzz.explain.budget import exact_results
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.report.causes import Cost
-from narrowfuzz.trace.verdict import Verdict
 
 #: Data draws whose errors are averaged, and runs of which the fastest counts.
 _DRAWS, _RUNS = 5, 5
@@ -31,7 +30,8 @@ class Prices:
     judge: Judge
     case: Case
     arm: str
-    verdict: Verdict
+    #: The result whose error is compared.
+    result: str
 
     def of(self, changed: Case, arm: str) -> Cost | None:
         """Error and running time of the changed case on its arm beside those of the case itself.
@@ -39,16 +39,14 @@ class Prices:
         finite, or are not the same: of another model, or of parameters in another dtype, whose
         rounding a float64 run of the rounded ones does not show."""
         same = (changed.spec.model, changed.spec.dtype) == (self.case.spec.model, self._dtype)
-        if not same or not self._errors:
-            return None
-        after = _errors(self.judge, changed, arm)
-        name = max(self._errors, key=lambda name: self._errors[name])
-        if name not in after:
+        before = self._errors.get(self.result) if same else None
+        after = None if before is None else _errors(self.judge, changed, arm).get(self.result)
+        if before is None or after is None:
             return None
         return Cost(
-            result=name,
-            error=after[name],
-            error_before=self._errors[name],
+            result=self.result,
+            error=after,
+            error_before=before,
             times=_seconds(self.judge, changed, arm) / self._seconds,
         )
 
@@ -58,9 +56,7 @@ class Prices:
 
     @cached_property
     def _errors(self) -> dict[str, float]:
-        """The errors of the results that the verdict is about."""
-        found = _errors(self.judge, self.case, self.arm)
-        return {name: error for name, error in found.items() if is_about(self.verdict, name)}
+        return _errors(self.judge, self.case, self.arm)
 
     @cached_property
     def _seconds(self) -> float:
