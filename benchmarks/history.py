@@ -131,10 +131,10 @@ def every_fate(
 
 def ask(package: Package, script: Script, version: str) -> VersionAnswer:
     try:
-        place = releases.place_of(package.name, version, ())
+        environment = releases.release_environment(package.name, version, ())
     except ValueError as error:
         return VersionAnswer(version, "cannot tell", str(error))
-    return script.ask(version, place.environment)
+    return script.ask(version, environment.changed_variables)
 
 
 def table(found: Sequence[Row], out: Path, versions: Sequence[str]) -> Iterator[str]:

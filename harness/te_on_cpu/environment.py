@@ -55,6 +55,8 @@ def worker_environment(version: str, environ: Mapping[str, str]) -> dict[str, st
 DEFAULT = "2.20.2"
 #: Environment variable that carries the choice to worker processes and scripts.
 VERSION_VARIABLE = "TE_ON_CPU_VERSION"
+#: Its former name, which scripts of earlier findings import.
+CHOICE = VERSION_VARIABLE
 
 
 def chosen_version() -> str:

@@ -12,7 +12,7 @@ import pytest
 from fresh import ends
 from narrowfuzz.bisect import command, releases
 from narrowfuzz.bisect.command import Question, bisect
-from narrowfuzz.bisect.releases import Place
+from narrowfuzz.bisect.releases import ReleaseEnvironment
 from narrowfuzz.bisect.script import FLAKY_RUNS, script_of
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case
 
@@ -24,18 +24,18 @@ def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A package whose releases, each in a folder of its own, hold one number."""
 
     def offer(numbers: Sequence[int | None], installed: str = VERSIONS[-1]) -> Path:
-        def place(package: str, version: str, others: Sequence[str]) -> Place:
+        def environment(package: str, version: str, others: Sequence[str]) -> ReleaseEnvironment:
             number = numbers[VERSIONS.index(version)]
             if number is None:
                 raise ValueError("pip could not install it: no wheel")
             folder = tmp_path / version
             (folder / "thing").mkdir(parents=True, exist_ok=True)
             (folder / "thing" / "__init__.py").write_text(f"number = {number}\n")
-            return Place((folder,))
+            return ReleaseEnvironment((folder,))
 
         monkeypatch.setattr(releases, "releases", lambda package: VERSIONS)
         monkeypatch.setattr(releases, "here", lambda package: installed)
-        monkeypatch.setattr(command, "place_of", place)
+        monkeypatch.setattr(command, "release_environment", environment)
         script = tmp_path / "script.py"
         script.write_text("import sys, thing\nsys.exit(thing.number)\n")
         return script
@@ -65,7 +65,7 @@ def test_releases_that_cannot_tell_are_named(index: Any) -> None:
     script = index([None, 0, 125, 125, 1, 1])
     found = bisect(Question(str(script), "thing"))
     assert found.sentences[0].startswith("thing 0.13.0 is the first that shows it, 0.10.0")
-    assert found.sentences[1] == "between them cannot tell: 0.11.0, 0.12.0"
+    assert found.sentences[1] == "could not be tested in between: 0.11.0, 0.12.0"
 
 
 def test_what_every_release_shows_is_said(index: Any) -> None:
@@ -118,9 +118,12 @@ def test_the_index_is_asked_by_pip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_release_that_is_installed_needs_no_folder() -> None:
-    assert releases.place_of("torchao", releases.here("torchao"), ()) == Place()
-    with pytest.raises(ValueError, match="does not carry transformer_engine"):
-        releases.place_of("transformer_engine", "1.6.0", ())
+    assert (
+        releases.release_environment("torchao", releases.here("torchao"), ())
+        == ReleaseEnvironment()
+    )
+    with pytest.raises(ValueError, match="does not support transformer_engine"):
+        releases.release_environment("transformer_engine", "1.6.0", ())
     assert releases.here("no-such-package") == ""
     compared = releases.compared("torchao", "0.17.0", "0.18.0")
     assert compared.endswith("/ao/compare/v0.17.0...v0.18.0")

@@ -380,7 +380,9 @@ def test_what_raises_only_once_is_said_without_what_was_drawn(tmp_path: Path) ->
     assert run.code == 3, run.output
     before, said = run.output.split("Traceback (innermost 12 calls):")
     assert "Error" not in before and "Case(" not in run.output
-    assert said.index("RuntimeError: a mistake in a plan") < said.index("worker 0 raised on or")
+    assert said.index("RuntimeError: a mistake in a plan") < said.index(
+        "worker 0 raised an exception; last case begun: "
+    )
     assert "(mine.raises, " in said and len(run.output.splitlines()) < 80
 
 
@@ -418,7 +420,7 @@ def test_a_case_that_takes_long_is_said_with_its_arm_and_its_seconds(tmp_path: P
     case, journal = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec()), Journal.of(tmp_path, 0)
     journal.file.parent.mkdir()
     writing = Writing(journal)
-    assert journal.running() is None and str(journal) == "before its first case"
+    assert journal.running() is None and str(journal) == "no case begun"
     writing.begin(case)
     writing.note_arm("eager+checkpoint")
     assert journal.running() is None and case.id in str(journal)

@@ -254,7 +254,7 @@ def test_what_is_gone_with_b_is_not_accepted(run: Any, tmp_path: Path) -> None:
     [
         (Accepting(Path("a.toml")), "say by --reason"),
         (Accepting(Path("a.toml"), "why", "soon"), "is no day"),
-        (Accepting(Path("a.toml"), "why", "2020-01-01"), "has come already"),
+        (Accepting(Path("a.toml"), "why", "2020-01-01"), "is not in the future"),
         (Accepting(Path("nowhere/a.toml"), "why"), "folder does not exist"),
         (Accepting(None, "why"), "--accept FILE"),
     ],
@@ -282,7 +282,7 @@ def test_a_side_is_a_python_an_environment_or_packages(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_used_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="exists already"):
         compare_command(sys.executable, sys.executable, CompareOptions(tmp_path))
 
 

@@ -32,7 +32,7 @@ def drawn(slices: int, a_slice: int) -> list[Spec]:
     of = generator()
     for _ in range(slices):
         until = len(found) + a_slice
-        of.layers(
+        of.converted_models(
             "aot_eager_decomp_partition", "small", lambda until=until: len(found) < until,
             lambda batch: found.append(batch[0].spec),
         )  # fmt: skip
@@ -63,7 +63,7 @@ def test_the_simplest_spec_is_left_to_others() -> None:
 )  # fmt: skip
 def test_what_came_close_is_compiled_in_a_slice_of_its_model(wanted: Models, taken: str) -> None:
     of, models = generator(), tuple[ModelName, ...](("linear", "mlp_gelu", "two_blocks"))
-    of.close = [
+    of.near_bound = [
         (0.1 * i, Case(spec=Spec(recipe=PLAIN, model=model), data=DataSpec()))
         for i, model in enumerate(models)
     ]
@@ -71,7 +71,7 @@ def test_what_came_close_is_compiled_in_a_slice_of_its_model(wanted: Models, tak
     assert [(case.spec.model, case.spec.compile) for case in batch] == (
         [(taken, "inductor")] if taken else []
     )
-    assert len(of.close) == (2 if taken else 3)
+    assert len(of.near_bound) == (2 if taken else 3)
 
 
 def test_where_no_linear_is_drawn_a_model_is_whatever_a_slice_holds_still() -> None:
@@ -82,7 +82,7 @@ def test_where_no_linear_is_drawn_a_model_is_whatever_a_slice_holds_still() -> N
     )  # fmt: skip
     of.vary -= {"model"}
     found: list[str] = []
-    of.layers(
+    of.converted_models(
         "aot_eager", "either", lambda: not found, lambda batch: found.append(batch[0].spec.model)
     )
     assert set(found) == {"mlp_gelu"}

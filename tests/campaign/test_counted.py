@@ -37,7 +37,7 @@ def drawn(config: Config, clock: Callable[[], float], factor: float) -> list[str
             of.remember(case, near)
 
     for kind, wanted in (("none", "linears"), ("none", "models"), ("inductor", "linears")) * 2:
-        of.layers(kind, wanted, lambda: True, serve)  # type: ignore[arg-type]
+        of.converted_models(kind, wanted, lambda: True, serve)  # type: ignore[arg-type]
     return found
 
 

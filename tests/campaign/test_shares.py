@@ -43,7 +43,7 @@ def spent(dear: float, *, cases: int = 0) -> dict[str, float]:
         lambda spec: RECIPES[spec.recipe].plan(spec), clock,
     )  # fmt: skip
     for _ in range(5):
-        generator.layers("none", "linears", lambda: True, serve)
+        generator.converted_models("none", "linears", lambda: True, serve)
     return seconds
 
 

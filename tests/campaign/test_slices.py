@@ -1,4 +1,4 @@
-"""A deck deals all of its cards before it deals one again."""
+"""A deck gives all of its cards before it gives one again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from narrowfuzz.campaign.slices import Deck
 @pytest.mark.parametrize(("cards", "size"), [(14, 4), (5, 4), (4, 4), (3, 1)])
 def test_all_cards_come_before_one_comes_again(cards: int, size: int) -> None:
     deck = Deck(list(range(cards)), random.Random(1))
-    hands = [deck.hand(size) for _ in range(60)]
+    hands = [deck.take(size) for _ in range(60)]
     assert all(len(set(hand)) == size for hand in hands)
     seen = [card for hand in hands for card in hand]
     for card in range(cards):
@@ -22,22 +22,22 @@ def test_all_cards_come_before_one_comes_again(cards: int, size: int) -> None:
 
 
 def test_a_hand_is_no_larger_than_the_deck() -> None:
-    assert sorted(Deck("ab", random.Random(1)).hand(4)) == ["a", "b"]
-    assert Deck((), random.Random(1)).hand(4) == []
+    assert sorted(Deck("ab", random.Random(1)).take(4)) == ["a", "b"]
+    assert Deck((), random.Random(1)).take(4) == []
 
 
 def test_what_nobody_played_comes_first_again() -> None:
     deck = Deck("abcdef", random.Random(1))
-    hand = deck.hand(4)
+    hand = deck.take(4)
     deck.unused(hand[1:])
-    assert deck.hand(3) == hand[1:]
-    rest = deck.hand(2)
+    assert deck.take(3) == hand[1:]
+    rest = deck.take(2)
     assert sorted([*hand, *rest]) == list("abcdef")
 
 
 def test_what_comes_first_again_comes_once() -> None:
     deck = Deck("abc", random.Random(1))
-    deck.hand(2)
-    late = deck.hand(2)  # the second is of a new order
+    deck.take(2)
+    late = deck.take(2)  # the second is of a new order
     deck.unused(late)
-    assert sorted(deck.hand(3)) == list("abc")
+    assert sorted(deck.take(3)) == list("abc")

@@ -204,7 +204,7 @@ def test_a_worker_draws_ladders_where_its_device_adds_otherwise() -> None:
                 Config(out=Path()), [recipe], [], random.Random(number),
                 lambda spec: recipe.plan(spec).added_by(table, spec.dtype),
             )  # fmt: skip
-            generator.layers("none", "linears", lambda: True, lambda batch: found.append(
+            generator.converted_models("none", "linears", lambda: True, lambda batch: found.append(
                 batch[0].data.regime == "ladder"))  # fmt: skip
         return sum(found) / len(found)
 

@@ -109,7 +109,9 @@ def test_what_other_slices_draw_does_not_hang_on_them(tmp_path: Any) -> None:
         found: list[Spec] = []
         if before:
             made.operators_alone("none", lambda: True, lambda batch: None)
-        made.layers("none", "models", lambda: True, lambda batch: found.append(batch[0].spec))
+        made.converted_models(
+            "none", "models", lambda: True, lambda batch: found.append(batch[0].spec)
+        )
         return found
 
     assert specs_of(before=True) == specs_of(before=False)

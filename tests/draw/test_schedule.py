@@ -29,7 +29,7 @@ from narrowfuzz.case.events import (
 )
 from narrowfuzz.case.features import FEATURES
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
-from narrowfuzz.draw.events import FACTORS, schedules
+from narrowfuzz.draw.library_specs import FACTORS, schedules
 from narrowfuzz.draw.stimulus import census, histogram, repair, weakness
 from narrowfuzz.models.catalog import LIBRARY
 from narrowfuzz.recipe.carries import Carries

@@ -18,8 +18,8 @@ from narrowfuzz.explain.budget import budget, exact_results
 from narrowfuzz.explain.cost import Prices
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.report.causes import Budget, Part
-from narrowfuzz.report.causes import budget_lines as lines_of
+from narrowfuzz.report.explanation import Budget, Part
+from narrowfuzz.report.explanation import budget_lines as lines_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.session import SessionOptions, open_session

@@ -21,7 +21,7 @@ from narrowfuzz.explain.counting import role
 from narrowfuzz.explain.switches import Switch, alternatives, conditions, together
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.recipe.recipe import load_every, load_recipes
-from narrowfuzz.report.causes import Count, Explained, Role, lines, load, saved_answer_lines
+from narrowfuzz.report.explanation import Count, Explained, Role, lines, load, saved_answer_lines
 from narrowfuzz.report.store import Store
 from narrowfuzz.triage.session import SessionOptions, open_session
 from narrowfuzz.triage.triage import unconfirmed

@@ -19,7 +19,7 @@ from narrowfuzz.case.events import (
     Switch,
 )
 from narrowfuzz.case.spec import Case, DataSpec, Dtype, Spec
-from narrowfuzz.draw.events import schedules
+from narrowfuzz.draw.library_specs import schedules
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.plant import Plant

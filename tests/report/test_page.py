@@ -13,7 +13,7 @@ import pytest
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.report.accepted import Accepted
-from narrowfuzz.report.causes import Answer, Count, Explained, save
+from narrowfuzz.report.explanation import Answer, Count, Explained, save
 from narrowfuzz.report.glossary import WORDS, explained
 from narrowfuzz.report.judged import Judged
 from narrowfuzz.report.page import write_page

@@ -268,7 +268,7 @@ def test_its_finding_is_minimal_and_its_script_shows_it(model: str, scripts: Run
 WRONG_ATTENTION = """
 from contextlib import contextmanager
 from narrowfuzz import Plant
-from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.patching import attribute_replaced
 from samples import recipes
 
 @contextmanager
@@ -282,7 +282,7 @@ def plant():
             return y if torch._C._get_mkldnn_enabled() else y * 1.5
         return attended
 
-    with replaced(functional, "scaled_dot_product_attention", make):
+    with attribute_replaced(functional, "scaled_dot_product_attention", make):
         yield
 
 PLANTS = [Plant("wrong-attention", "attention", "too large", "x", ("torch.bf16",), plant)]

@@ -410,7 +410,7 @@ def test_no_training_is_taken_to_a_compiler_as_it_is() -> None:
     for events, kept in ((FULL, 0), ((), 1)):
         case = case_of(events)
         generator.remember(case, judge().judge(case))
-        assert len(generator.close) == kept
+        assert len(generator.near_bound) == kept
 
 
 def test_a_reload_that_loses_something_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from narrowfuzz.case.events import (
     Switch,
 )
 from narrowfuzz.case.spec import Case, DataSpec, Spec
-from narrowfuzz.draw.events import schedules
+from narrowfuzz.draw.library_specs import schedules
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.delayed_operands import PLANTS as OPERANDS

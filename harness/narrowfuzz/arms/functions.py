@@ -28,7 +28,7 @@ def derivatives_of(spec: Spec, device: str) -> tuple[Derivative, ...]:
             _FOUND[key] = tuple(Derivative(*one) for one in derivatives(own, ids_of(spec)))
         except Exception as error:  # noqa: BLE001 - a user's code; its error is reported
             message = f"{type(error).__name__}: {shortened(message_of(error).strip(), 200)}"
-            why = f"a forward on normal numbers raised {message}"
+            why = f"the forward failed on normally distributed inputs: {message}"
             _FOUND[key] = (Derivative("the model", "", "", why, *(math.nan,) * 6, 0),)
     return _FOUND[key]
 

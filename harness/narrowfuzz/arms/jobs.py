@@ -77,26 +77,26 @@ def events_of_layers(spec: Spec) -> tuple[Event, ...]:
 
 
 def _events(
-    spec: Spec, hand: Callable[[Settings], tuple[library.Settings, ...]]
+    spec: Spec, settings_of: Callable[[Settings], tuple[library.Settings, ...]]
 ) -> Iterator[Event]:
-    forwards = backwards = turn = steps = 0
+    forwards = backwards = row_shift = steps = 0
     early = spec.sharding.resumes == "early"
     if early:
         yield ("handover",)
     for event, used in with_settings(spec.training, spec.settings):
-        handed = hand(used)
+        own_settings = settings_of(used)
         match event:
             case Open(enabled=enabled):
-                yield "open", (*handed, True)[0] if enabled else None
+                yield "open", (*own_settings, True)[0] if enabled else None
             case Close():
                 yield ("close",)
             case Forward(mode=mode, inside=inside):
-                narrow = not handed and (spec.autocast or inside)
-                yield "forward", forwards, turn, mode, narrow
+                narrow = not own_settings and (spec.autocast or inside)
+                yield "forward", forwards, row_shift, mode, narrow
                 forwards += 1
                 # each microbatch of a model has the same rows, rotated by one more; forwards that
                 # do not train use the current rotation
-                turn += mode == "train" and not handed
+                row_shift += mode == "train" and not own_settings
             case Backward(of=of, retain=retain):
                 yield "backward", backwards, of, retain
                 backwards += 1
@@ -106,7 +106,7 @@ def _events(
                     yield ("handover",)
                 steps += 1
             case Reload(back=back):
-                yield ("rollback",) if back else ("reload", False, *handed)
+                yield ("rollback",) if back else ("reload", False, *own_settings)
             case Switch():
                 yield ("switch",)
 
@@ -166,7 +166,7 @@ def job_of_layers(spec: Spec, device: str, *, recomputed: bool, caching: bool) -
     layers = Layers(
         order=tuple(names * 2 if spec.layout == "twice" else names),
         layout=spec.layout,
-        hows=_hows(spec),
+        hows=_forward_options(spec),
         frozen=spec.layout == "frozen_first",
         recomputed=recomputed,
         each=spec.region in ("each", "nested"),
@@ -185,8 +185,8 @@ def plain(settings: Settings) -> library.Settings:
     return library.Settings(*(getattr(settings, name) for name in library.Settings._fields))
 
 
-def _hows(spec: Spec) -> dict[int, dict[str, Any]]:
-    """Number of a forward -> how it calls the library's layers."""
+def _forward_options(spec: Spec) -> dict[int, dict[str, Any]]:
+    """Number of a forward -> the options with which it calls the library's layers."""
     events = with_settings(spec.training, spec.settings)
     forwards = [(event, used) for event, used in events if isinstance(event, Forward)]
     return {

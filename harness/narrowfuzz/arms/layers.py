@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.arms.taps import seen_of
+from narrowfuzz.arms.recordings import seen_of
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
 from narrowfuzz.case.spec import TensorName
 from narrowfuzz.numerics.formats import F32

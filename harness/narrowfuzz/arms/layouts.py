@@ -39,14 +39,14 @@ def job_on_ranks(spec: Spec, arm: Arm, device: str) -> Job:
 def job_alone(spec: Spec, device: str) -> Job:
     """The same training in one process, on the rows of one data-parallel rank or, where ranks share
     experts, on those of all these ranks."""
-    own = spec if copies_of(spec) else on_its_own(spec)
+    own = spec if copies_of(spec) else single_process_spec(spec)
     job = replace(job_of(own, EAGER, device), tied=_filled_from(spec, prefixes(spec)))
     if spec.sharding.experts:  # the caller has already rotated each rank's rows
-        job = replace(job, events=tuple(map(_unturned, job.events)))
+        job = replace(job, events=tuple(map(_without_row_shift, job.events)))
     return job
 
 
-def _unturned(event: Event) -> Event:
+def _without_row_shift(event: Event) -> Event:
     name, *how = event
     return (name, how[0], 0, *how[2:]) if name == "forward" else event
 
@@ -86,10 +86,10 @@ def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     return recipe.convert(model, spec)  # type: ignore[no-any-return]
 
 
-def made_alone(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
+def reference_model(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     """The converted model that one process trains for comparison; where ranks share experts, one
     model for each rank, in a single module."""
-    model = made(spec if copies_of(spec) else on_its_own(spec), recipe, device)
+    model = made(spec if copies_of(spec) else single_process_spec(spec), recipe, device)
     experts, parts = spec.sharding.experts, max(spec.sharding.tensor, 1)
     return ExpertParallelReference(model, experts, parts) if experts else model
 
@@ -98,7 +98,7 @@ def linear_specs_on_ranks(spec: Spec) -> tuple[Spec, ...]:
     """Specs of the linears that a rank may run, on the rows of its data-parallel group: with K and
     N whole, and with K or N divided by the number of tensor-parallel ranks, both of the first
     layout and of the one on which the training resumes."""
-    own, layouts = on_its_own(spec), (spec.sharding, spec.sharding.resumed)
+    own, layouts = single_process_spec(spec), (spec.sharding, spec.sharding.resumed)
     cut = [
         msgspec.structs.replace(own, **{name: getattr(own, name) // max(layout.tensor, 1)})
         for layout in layouts
@@ -107,7 +107,7 @@ def linear_specs_on_ranks(spec: Spec) -> tuple[Spec, ...]:
     return own, *cut
 
 
-def on_its_own(spec: Spec) -> Spec:
+def single_process_spec(spec: Spec) -> Spec:
     """The Spec of a run in one process on the rows of one data-parallel rank; where ranks share
     experts, on the rows of all these ranks."""
     size = "batch" if spec.batch else "m"
@@ -116,8 +116,8 @@ def on_its_own(spec: Spec) -> Spec:
 
 
 def tensors_of_group(spec: Spec, tensors: Mapping[str, F32], group: int) -> dict[str, F32]:
-    """The tensors for ``on_its_own``: all parameters, and the rows of inputs and output gradients
-    of this data-parallel group."""
+    """The tensors for ``single_process_spec``: all parameters, and the rows of inputs and output
+    gradients of this data-parallel group."""
 
     def cut(name: str, x: F32) -> F32:
         rows = name_of(name).kind in ("input", "grad_output")

@@ -18,7 +18,7 @@ from narrowfuzz.arms.event_records import see_cast, see_product
 from narrowfuzz.arms.events_data import filled, of_rank, stimuli
 from narrowfuzz.arms.frames import in_libraries
 from narrowfuzz.arms.jobs import job_of_layers
-from narrowfuzz.arms.lost import Unread, raise_if_lost
+from narrowfuzz.arms.lost import CannotRecord, raise_if_lost
 from narrowfuzz.arms.tensors import host
 from narrowfuzz.case.events import Backward, Reload, numbered
 from narrowfuzz.case.spec import Case, Spec
@@ -77,7 +77,7 @@ def run_library(
     taps = Taps(listens=True, states=True, pending=True)
     try:
         play_layers(played, fill, tensors, subject=_verbs(subject, spec), job=job, taps=taps)
-    except Unread:
+    except CannotRecord:
         raise
     except Exception as raised:
         raise_if_lost(raised, subject.device)
@@ -105,13 +105,15 @@ def run_library(
 
 def _verbs(subject: Subject, spec: Spec) -> Subject:
     """The subject with the Spec's layers; an error in reading the library's state becomes
-    Unread."""
+    CannotRecord."""
 
     def read(verb: Callable[[], T]) -> T:
         try:
             return verb()
         except Exception as error:
-            raise Unread(f"the recipe {spec.recipe} cannot read the library's state") from error
+            raise CannotRecord(
+                f"the recipe {spec.recipe} cannot read the library's state"
+            ) from error
 
     return replace(
         subject,

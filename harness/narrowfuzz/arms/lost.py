@@ -17,21 +17,21 @@ class DeviceLost(BaseException):
     Exception`` catches it."""
 
 
-class Unread(Exception):
-    """A library's call or state cannot be read: a mistake of ours or of a recipe, never an error of
-    the library, even if it is raised through the library's code."""
+class CannotRecord(Exception):
+    """Our recorder failed to read a library's call or state: a mistake of ours or of a recipe, not
+    an error of the library, even if it is raised through the library's code."""
 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turns exceptions inside into Unread, except for a ValueError, which states why a call is not
-    judged."""
+    """Turns exceptions inside into CannotRecord, except for a ValueError, which states why a call
+    is not judged."""
     try:
         yield
     except ValueError:
         raise
     except Exception as error:
-        raise Unread(f"{what} cannot be read: {error!r}") from error
+        raise CannotRecord(f"{what} cannot be read: {error!r}") from error
 
 
 def out_of_memory(error: BaseException) -> bool:

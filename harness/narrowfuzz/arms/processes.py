@@ -56,7 +56,7 @@ class _Rank:
     process: Any
     channel: Connection
     #: Shared memory with the name of the last collective that the rank entered.
-    last: Any
+    last_collective: Any
     runs: int = 0
 
 
@@ -92,7 +92,7 @@ def in_processes(
         for rank in new:
             _come_up(rank)
         for rank in range(ranks):
-            _ranks[rank].last.value = b"no collective"
+            _ranks[rank].last_collective.value = b"no collective"
             _ranks[rank].runs += 1
             _ranks[rank].channel.send_bytes(task)
         results, where = _wait(ranks)
@@ -121,13 +121,13 @@ def _start(number: int, device: str) -> _Rank:
         modules.append("campaign.preload_torchao")
     context.set_forkserver_preload([f"narrowfuzz.{name}" for name in modules])
     here, there = context.Pipe()
-    last = context.Array("c", 200)
+    last_collective = context.Array("c", 200)
     enters = cloudpickle.dumps(tuple(_entered))
-    serve = (number, there, last, enters, device)
+    serve = (number, there, last_collective, enters, device)
     process = context.Process(target=_serve, args=serve, daemon=True)
     process.start()
     there.close()
-    return _Rank(process, here, last)
+    return _Rank(process, here, last_collective)
 
 
 def _come_up(number: int) -> None:
@@ -144,12 +144,14 @@ def _come_up(number: int) -> None:
         how = f"ended with exit code {rank.process.exitcode} before it began"
     end()
     raise RuntimeError(
-        f"the process of rank {number} {how}; what it said is above. A script whose cases run on "
+        f"the process of rank {number} {how}; see its output above. A script whose cases run on "
         'ranks does so under `if __name__ == "__main__":`, as multiprocessing asks'
     )
 
 
-def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: str) -> None:
+def _serve(
+    number: int, channel: Connection, last_collective: Any, enters: bytes, device: str
+) -> None:
     """The loop of a rank's process: run what the channel delivers until it is closed."""
     import torch
 
@@ -158,7 +160,7 @@ def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: s
 
     torch.set_num_threads(1)
     quieten()
-    processes.entering.append(partial(_note, last))
+    processes.entering.append(partial(_note, last_collective))
     with contextlib.ExitStack() as stack:
         for enter in cloudpickle.loads(enters):
             stack.enter_context(enter())
@@ -177,8 +179,8 @@ def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: s
             channel.send_bytes(cloudpickle.dumps(results))
 
 
-def _note(last: Any, name: str) -> None:
-    last.value = name.encode()[:199]
+def _note(last_collective: Any, name: str) -> None:
+    last_collective.value = name.encode()[:199]
 
 
 def _wait(ranks: int) -> tuple[dict[int, Any], str]:
@@ -203,5 +205,5 @@ def _wait(ranks: int) -> tuple[dict[int, Any], str]:
 
 
 def _last(rank: int) -> str:
-    name: bytes = _ranks[rank].last.value
+    name: bytes = _ranks[rank].last_collective.value
     return name.decode()

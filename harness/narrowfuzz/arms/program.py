@@ -23,11 +23,11 @@ from narrowfuzz.arms.compilers import CompiledTap, tapped_backend
 from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.jobs import job_of, with_model_names
 from narrowfuzz.arms.layers import calls_of, layers_of
-from narrowfuzz.arms.lost import Unread, out_of_memory, raise_if_lost
+from narrowfuzz.arms.lost import CannotRecord, out_of_memory, raise_if_lost
 from narrowfuzz.arms.model_names import linear_names, tied_names
 from narrowfuzz.arms.operators import EagerWatch, LiveCall, operators_of
+from narrowfuzz.arms.recordings import attention_of, multiplied_of, seen_of
 from narrowfuzz.arms.sites import name_sites
-from narrowfuzz.arms.taps import attention_of, multiplied_of, seen_of
 from narrowfuzz.arms.tensors import as_rows, fp32_array
 from narrowfuzz.arms.transfer import on_host
 from narrowfuzz.case.arm import Arm
@@ -202,18 +202,9 @@ class _Run:
         self.layers: LayerWatch | None = None
         self.running = Running()
         self.watch: EagerWatch | None = None
-        if tap and not self.arm.compiler and kind_of(spec).one_by_one:
+        if tap and not self.arm.compiler and kind_of(spec).judges_each_linear:
             self.layers = LayerWatch(self.training)
-            # a dispatch mode runs Python for every kernel, and emulated formats run thousands. So
-            # it is entered on a Spec's first draw (which has no focus), on every fourth if the
-            # model has attention, and always for a model that is one operator. A checkpointed arm
-            # runs the same kernels as the plain one: it is entered there only for these two kinds
-            # of models
-            attends, single_operator = program.description.attends, spec.single_operator
-            # on a GPU always with attention: the order of its sums may not be fixed
-            fourth = program.device != "cpu" or (focus or 0) % 4 == 0
-            every = focus is None or single_operator or (attends and fourth)
-            if every and (attends or single_operator or not self.arm.checkpoint):
+            if _watches_operators(program, spec, focus):
                 self.watch = EagerWatch(self.running, program._linears)
 
     def trace(self) -> Trace:
@@ -230,7 +221,7 @@ class _Run:
                 self._train()
             if program.device != "cpu":
                 torch.cuda.synchronize()  # errors of kernels are raised asynchronously
-        except Unread:
+        except CannotRecord:
             raise
         except Exception as error:
             raise_if_lost(error, program.device)
@@ -324,7 +315,7 @@ class _Run:
             )
         multiplied = multiplied_of(recorded.products)
         trace = Trace(self.arm.name, outputs, multiplied=multiplied, census=census)
-        if not self.tap or not plan.quantised or kind_of(spec).one_by_one:
+        if not self.tap or not plan.quantised or kind_of(spec).judges_each_linear:
             return replace(trace, attention=attention, operators=operators)
         seen = [seen_of(gemm, inverse=program.recipe.inverse_scales) for gemm in recorded.gemms]
         if self.arm.compiler:
@@ -376,6 +367,23 @@ class _Run:
             return as_rows(t, spec, widths[kind])
         # the next draw overwrites parameters, and may add to their gradients
         return fp32_array(t).copy()
+
+
+def _watches_operators(program: Program, spec: Spec, focus: int | None) -> bool:
+    """Does this run of an eager model record the calls of attention and other operators?
+
+    That takes a dispatch mode, which runs Python for every kernel, and emulated formats run
+    thousands of kernels. So it is entered on a Spec's first draw, which has no ``focus``. If the
+    model has attention, it is also entered on every fourth draw, and on a GPU on every draw, as
+    the order of attention's sums may not be fixed there. A model that is one operator always runs
+    in it. An arm with checkpoints runs the same kernels as the plain one, so it is entered there
+    only for models that have attention or are one operator.
+    """
+    attends, single_operator = program.description.attends, spec.single_operator
+    if program.arm.checkpoint and not attends and not single_operator:
+        return False
+    fourth = program.device != "cpu" or (focus or 0) % 4 == 0
+    return focus is None or single_operator or (attends and fourth)
 
 
 def _graphs(event: Event) -> int:

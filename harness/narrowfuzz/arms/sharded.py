@@ -23,9 +23,9 @@ from narrowfuzz.arms.layouts import (
     job_alone,
     job_on_ranks,
     made,
-    made_alone,
-    on_its_own,
     prefixes,
+    reference_model,
+    single_process_spec,
     tensors_of_group,
 )
 from narrowfuzz.arms.lost import raise_if_lost
@@ -84,7 +84,7 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
         try:
             play(
                 played,
-                partial(made_alone, spec, recipe, device),
+                partial(reference_model, spec, recipe, device),
                 given,
                 job=job_alone(spec, device),
                 taps=replace(taps, watch=watch, adds=spec.microbatches > 1),
@@ -93,7 +93,7 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
             raise_if_lost(error, device)
             return Trace(EAGER.name, error=run_error(error, played.phase))  # type: ignore[arg-type]
         ranks += split_by_rank(played, shared) if shared else [played]
-    own = on_its_own(spec)
+    own = single_process_spec(spec)
     return Trace(
         EAGER.name, ranks=tuple(_trace_of(EAGER.name, own, recipe, played) for played in ranks)
     )

@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from narrowfuzz.bisect import releases
 from narrowfuzz.bisect.commits import Checkout
-from narrowfuzz.bisect.releases import Place, place_of
+from narrowfuzz.bisect.releases import ReleaseEnvironment, release_environment
 from narrowfuzz.bisect.script import Script, script_of
 from narrowfuzz.bisect.search import Change, Line, VersionAnswer, change, oldest
 from narrowfuzz.report.lifetime import Database, Kind, record_releases
@@ -95,10 +95,10 @@ def _of_releases(question: Question, script: Script, say: Callable[[str], None])
 
     def ask(version: str) -> VersionAnswer:
         try:
-            place = place_of(package, version, question.others)
+            environment = release_environment(package, version, question.others)
         except ValueError as error:
             return VersionAnswer(version, "cannot tell", str(error))
-        return script.ask(version, place.environment)
+        return script.ask(version, environment.changed_variables)
 
     line = Line(versions, _heard(package, say, ask))
     if all(ends):
@@ -172,7 +172,7 @@ def _said(package: str, line: Line, changes: list[Change]) -> Iterator[str]:
             yield f"{package} {after} no longer shows it, {before} is the last that does"
         if one.between:
             names = ", ".join(skipped.version for skipped in one.between)
-            yield f"between them cannot tell: {names}"
+            yield f"could not be tested in between: {names}"
     if not any(one.appears for one in changes):
         shows = [line.answers[place] for place in sorted(line.answers)]
         first = next((one.version for one in shows if one.answer == "shows"), "")
@@ -194,8 +194,8 @@ def _of_commits(
             except ValueError as error:
                 return VersionAnswer(commit, "cannot tell", str(error))
             # a file of two commits a second apart may have the size and time of a stale cache
-            place = Place((folder,), {"PYTHONDONTWRITEBYTECODE": "1"})
-            return script.ask(commit, place.environment)
+            environment = ReleaseEnvironment((folder,), {"PYTHONDONTWRITEBYTECODE": "1"})
+            return script.ask(commit, environment.changed_variables)
 
         line = Line(commits, _heard(question.package, say, ask))
         found = _between(line, 0, len(commits) - 1)
@@ -209,7 +209,8 @@ def _of_commit(found: Change, subjects: Mapping[str, str]) -> Iterator[str]:
     yield f"first commit that {'shows' if found.appears else 'no longer shows'} it: {after}"
     yield f"the one before it that can tell: {before}"
     if found.between:
-        yield f"between them cannot tell: {', '.join(one.version[:12] for one in found.between)}"
+        names = ", ".join(one.version[:12] for one in found.between)
+        yield f"could not be tested in between: {names}"
 
 
 def _found(

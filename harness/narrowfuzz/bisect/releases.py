@@ -21,15 +21,15 @@ _OFFERED = "Available versions: "
 
 
 @dataclass(frozen=True)
-class Place:
-    """The folders that come first on the path of a script's process, and its environment
-    variables."""
+class ReleaseEnvironment:
+    """How a script's process imports a release: the folders that come first on its path, and its
+    environment variables."""
 
     folders: tuple[Path, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def environment(self) -> dict[str, str]:
+    def changed_variables(self) -> dict[str, str]:
         """The variables that differ from those of this process."""
         inherited = os.environ.get("PYTHONPATH", "")
         path = os.pathsep.join(filter(None, [*map(str, self.folders), inherited]))
@@ -69,9 +69,10 @@ def here(package: str) -> str:
         return ""
 
 
-def place_of(package: str, version: str, others: Sequence[str]) -> Place:
-    """The place where this release runs, over ``others`` (PACKAGE==VERSION) and what is installed.
-    Raises ValueError if it cannot be installed, or the emulated extension does not carry it."""
+def release_environment(package: str, version: str, others: Sequence[str]) -> ReleaseEnvironment:
+    """The environment in which this release runs, over ``others`` (PACKAGE==VERSION) and what is
+    installed. Raises ValueError if it cannot be installed, or the emulated extension does not
+    support it."""
     folders = tuple(folder_of(other) for other in others)
     variables = {}
     if any((folder / "triton").is_dir() for folder in folders) or package == "triton":
@@ -79,13 +80,14 @@ def place_of(package: str, version: str, others: Sequence[str]) -> Place:
     if package == TRANSFORMER_ENGINE:
         if not is_supported(version):
             raise ValueError(
-                f"the emulation does not carry transformer_engine {version}: {', '.join(SUPPORTED)}"
+                f"the emulation does not support transformer_engine {version}; supported: "
+                f"{', '.join(SUPPORTED)}"
             )
         worker_environment(version, {})  # this installs it
-        return Place(folders, {**variables, VERSION_VARIABLE: version})
+        return ReleaseEnvironment(folders, {**variables, VERSION_VARIABLE: version})
     if version == here(package):
-        return Place(folders, variables)
-    return Place((release_folder(package, version), *folders), variables)
+        return ReleaseEnvironment(folders, variables)
+    return ReleaseEnvironment((release_folder(package, version), *folders), variables)
 
 
 def compared(package: str, before: str, after: str) -> str:

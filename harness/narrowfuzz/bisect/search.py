@@ -76,8 +76,8 @@ def oldest(line: Line, high: int) -> int | None:
     """The place of an older version that does not show what the one at ``high`` shows, found by
     bisection; None if every tried one that can tell shows it.
 
-    Old releases lack functions that a script calls: a version that cannot tell is taken for the end
-    of those that can, and a few below it are tried all the same.
+    Old releases lack functions that a script calls. So a version on which the script cannot run is
+    taken as older than all usable ones; ``_BELOW`` versions below it are tried anyway.
     """
     floor = -1
     while floor + 1 < high:

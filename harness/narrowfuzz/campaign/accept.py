@@ -11,6 +11,7 @@ from pathlib import Path
 
 from narrowfuzz.campaign.comparison import LETTERS, Comparison, Difference
 from narrowfuzz.report.accepted import suppressions
+from narrowfuzz.trace.words import plural
 
 #: Days for which an intended change is accepted if --until is not given.
 _DAYS = 90
@@ -57,8 +58,8 @@ def write_accepted(comparison: Comparison, options: Accepting) -> tuple[Comparis
     why = f"accepted until {until}: {options.reason}"
     differences = [replace(d, accepted=why) if d in wanted else d for d in comparison.differences]
     return replace(comparison, differences=differences), [
-        f"accepted in {options.file}: {len(wanted)} that B alone shows, until {until}; "
-        f"later: narrowfuzz compare --suppress {options.file}, or run"
+        f"accepted in {options.file}: {plural(len(wanted), 'difference')} that only B shows, until "
+        f"{until}; pass --suppress {options.file} to compare or run"
     ]
 
 
@@ -71,7 +72,7 @@ def _until(options: Accepting) -> datetime.date:
     except ValueError:
         raise ValueError(f"--until {options.until!r} is no day: write it like {today}") from None
     if until <= today:
-        raise ValueError(f"--until {until} has come already: name a later day")
+        raise ValueError(f"--until {until} is not in the future: name a later day")
     return until
 
 

@@ -95,7 +95,7 @@ def compare_command(first: str, second: str, options: CompareOptions) -> tuple[i
     check_accepting(options.accepting)
     sides = [side_of(first), side_of(second)]
     if options.out.exists():
-        raise ValueError(f"--out {options.out} is there already: name another folder")
+        raise ValueError(f"--out {options.out} exists already: choose another folder")
     if options.cases < 1:
         raise ValueError(f"--cases must be at least 1, got {options.cases}")
     console = terminal.console()

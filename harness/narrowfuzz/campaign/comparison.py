@@ -50,7 +50,8 @@ class SideRun:
         return self.folder.name
 
     @cached_property
-    def turns(self) -> dict[tuple[str, int], CaseSeen]:
+    def by_draw(self) -> dict[tuple[str, int], CaseSeen]:
+        """The results by case id and number of the draw of this case: see ``numbered``."""
         return numbered(self.seen)
 
     @cached_property
@@ -154,8 +155,8 @@ class Comparison:
     rules: Mapping[str, int]
     #: Combinations of recipe, arm and model that were judged on both sides, and all others, in
     #: words.
-    met: Sequence[Combination]
-    never: Sequence[str]
+    judged_on_both: Sequence[Combination]
+    not_judged_on_both: Sequence[str]
     bits: Bits
     #: Those that count come first, then the most severe.
     differences: Sequence[Difference]
@@ -205,18 +206,18 @@ def side_run(title: str, folder: Path) -> SideRun:
 
 def compared(a: SideRun, b: SideRun) -> Comparison:
     """Compare one side's run with the other's, case by case."""
-    pairs = [(one, b.turns[key]) for key, one in a.turns.items() if key in b.turns]
-    met = sorted({c for one, other in pairs for c in _combinations(one) & _combinations(other)})
+    pairs = [(one, b.by_draw[key]) for key, one in a.by_draw.items() if key in b.by_draw]
+    both = sorted({c for one, other in pairs for c in _combinations(one) & _combinations(other)})
     wanted = {*a.summary["never_judged"], *b.summary["never_judged"]}
     wanted |= {" ".join(c) for side in (a, b) for one in side.seen for c in _combinations(one)}
     return Comparison(
         sides=(a, b),
-        cases=(len(pairs), len(a.turns) - len(pairs), len(b.turns) - len(pairs)),
+        cases=(len(pairs), len(a.by_draw) - len(pairs), len(b.by_draw) - len(pairs)),
         rules=_rules(pairs),
-        met=met,
-        never=sorted(wanted - {" ".join(c) for c in met}),
+        judged_on_both=both,
+        not_judged_on_both=sorted(wanted - {" ".join(c) for c in both}),
         bits=_bits(pairs),
-        differences=sorted((*_alone(a, b), *_alone(b, a)), key=_grave),
+        differences=sorted((*_alone(a, b), *_alone(b, a)), key=_by_severity),
         common=[*_common(a, b), *_known_on_one(a, b), *_known_on_one(b, a)],
         known=_known(a, b, pairs),
         notes=[
@@ -228,7 +229,7 @@ def compared(a: SideRun, b: SideRun) -> Comparison:
     )
 
 
-def _grave(one: Difference) -> tuple[Any, ...]:
+def _by_severity(one: Difference) -> tuple[Any, ...]:
     return not one.counts, SEVERITIES.index(one.severity), one.side == "A", one.fingerprint  # type: ignore[arg-type]
 
 
@@ -340,9 +341,9 @@ def _both(name: str, a: SideRun, b: SideRun) -> Common:
 def _by_ledger(side: SideRun, other: SideRun) -> Iterator[tuple[str, CaseSeen, frozenset[str]]]:
     """Each fingerprint that this side shows and only the other side's ledger explains, on the same
     bits; the case; and the ids of the entries that explain it."""
-    for key, one in side.turns.items():
+    for key, one in side.by_draw.items():
         for name in one.causes:
-            if entries := known_there(one, name, other.turns.get(key)):
+            if entries := known_there(one, name, other.by_draw.get(key)):
                 yield name, one, entries
 
 

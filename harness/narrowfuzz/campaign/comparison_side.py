@@ -115,13 +115,13 @@ class SideRecorder:
         that show them. Waits until the other side has judged as far, or until the ``deadline``, and
         calls ``alive`` meanwhile."""
         self._end.touch()
-        while not self._met() and time.monotonic() < deadline:
+        while not self._other_side_caught_up() and time.monotonic() < deadline:
             alive()
             time.sleep(_POLL_SECONDS)
         one_sided = shown_alone(read_seen(self.own), read_seen(self.other))
         return [(name, waiting) for name, waiting in self.pending.items() if name in one_sided]
 
-    def _met(self) -> bool:
+    def _other_side_caught_up(self) -> bool:
         """Has the same worker of the other side judged as far, or has that side's run ended?"""
         ended = (self.other / _FOLDER).glob(f"{self.place.number}.*{_END}")
         reached = (int(path.name.split(".")[1]) for path in ended)
@@ -182,13 +182,13 @@ def _seen(
 
 
 def numbered(seen: Iterable[CaseSeen]) -> dict[tuple[str, int], CaseSeen]:
-    """The results by case id and turn, counted from 0: a case may be drawn twice, and other rules
-    may judge it the second time."""
-    turns: Counter[str] = Counter()
+    """The results by case id and number of the draw, from 0: a case may be drawn twice, and other
+    rules may judge it the second time."""
+    draws: Counter[str] = Counter()
     found: dict[tuple[str, int], CaseSeen] = {}
     for one in seen:
-        found[one.case, turns[one.case]] = one
-        turns[one.case] += 1
+        found[one.case, draws[one.case]] = one
+        draws[one.case] += 1
     return found
 
 

@@ -19,8 +19,9 @@ from narrowfuzz.trace.words import few, plural
 
 #: Format version of ``compare.json``; raised if a field changes its meaning, not if one is added.
 SCHEMA = 1
-#: How many never judged combinations, and how many divergences of both sides, are named.
-_NEVER, _COMMON = 6, 10
+#: How many combinations that were not judged on both sides are named, and how many divergences of
+#: both sides.
+_NOT_JUDGED, _COMMON = 6, 10
 _KINDS: dict[Kind, str] = {
     "results": "outputs and gradients",
     "operands": "operands of multiplies",
@@ -32,7 +33,7 @@ _KINDS: dict[Kind, str] = {
 def verdict(comparison: Comparison) -> str:
     """One sentence: do they differ?"""
     if comparison.empty:
-        return "Nothing was judged on both sides: this comparison says nothing"
+        return "No rule judged a case on both sides, so nothing was compared"
     found, one_sided = comparison.counting, comparison.known_on_one_side
     if not found and not one_sided:
         count = len(comparison.differences)
@@ -72,11 +73,11 @@ def bits_said(bits: Bits) -> str:
 def judged_said(comparison: Comparison) -> str:
     """How much was compared."""
     both, only_a, only_b = comparison.cases
-    met, never = len(comparison.met), len(comparison.never)
+    judged, not_judged = len(comparison.judged_on_both), len(comparison.not_judged_on_both)
     apart = f", {only_a} on A alone, {only_b} on B alone" if only_a or only_b else ""
     return (
         f"Compared: {plural(both, 'case')} on both sides{apart}; {len(comparison.rules)} rules "
-        f"judged on both; {met} of {met + never} combinations of recipe, arm and model"
+        f"judged on both; {judged} of {judged + not_judged} combinations of recipe, arm and model"
     )
 
 
@@ -85,7 +86,7 @@ def lines_of(comparison: Comparison, out: Path) -> Iterator[str]:
     then differences, known issues, and the divergences that both sides show."""
     yield f"\n[bold]{escape(verdict(comparison))}[/]"
     yield escape(bits_said(comparison.bits))
-    yield escape(judged_said(comparison)) + _never_said(comparison.never)
+    yield escape(judged_said(comparison)) + _not_judged_said(comparison.not_judged_on_both)
     if any(comparison.cases[1:]):
         yield (
             "[yellow]the two did not judge the same cases[/]: recipes or arms that run on one do "
@@ -158,8 +159,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         ],
         "cases": {"both": both, "only A": only_a, "only B": only_b},
         "rules": dict(comparison.rules),
-        "combinations": [" ".join(one) for one in comparison.met],
-        "never_judged": list(comparison.never),
+        "combinations": [" ".join(one) for one in comparison.judged_on_both],
+        "never_judged": list(comparison.not_judged_on_both),
         "bits": asdict(comparison.bits),
         "differences": [asdict(one) | {"counts": one.counts} for one in comparison.differences],
         "both": [asdict(one) for one in comparison.common],
@@ -187,8 +188,8 @@ def write_page(comparison: Comparison, out: Path, document: dict[str, Any]) -> N
         common=[common_said(one) for one in comparison.common],
         known=[known_said(one) for one in comparison.known],
         rules=[(name, title_of(name), n) for name, n in comparison.rules.items()],
-        met=[" / ".join(one) for one in comparison.met],
-        never=comparison.never,
+        judged_on_both=[" / ".join(one) for one in comparison.judged_on_both],
+        not_judged_on_both=comparison.not_judged_on_both,
         notes=comparison.notes,
         same_cases=not any(comparison.cases[1:]),
     )
@@ -213,13 +214,13 @@ def _parts(comparison: Comparison) -> Iterator[str]:
     ):
         if lines:
             yield f"{head}:\n\n{bullets(lines)}"
-    if never := comparison.never:
-        names = bullets([*never[:100], *([f"and {len(never) - 100} more"] * (len(never) > 100))])
-        head = f"<summary>Never judged on both: {len(never)}</summary>"
+    if rest := comparison.not_judged_on_both:
+        names = bullets([*rest[:100], *([f"and {len(rest) - 100} more"] * (len(rest) > 100))])
+        head = f"<summary>Not judged on both: {len(rest)}</summary>"
         yield f"<details>\n{head}\n\n{names}\n\n</details>"
 
 
-def _never_said(never: Sequence[str]) -> str:
-    if not never:
+def _not_judged_said(combinations: Sequence[str]) -> str:
+    if not combinations:
         return ""
-    return f"; never: {escape(few(never, _NEVER))}"
+    return f"; not judged on both: {escape(few(combinations, _NOT_JUDGED))}"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's place in a campaign, at the start of one of its processes."""
+    """A worker's number and what is left of its task; its process may be replaced, and each process
+    gets such a record."""
 
     number: int
-    #: Number of processes that had the place before, and of cases that these have judged.
+    #: Number of processes that had this number before, and of cases that these have judged.
     generation: int
     judged: int
     #: Time on the monotonic clock, which all processes share.

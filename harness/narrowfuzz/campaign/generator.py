@@ -1,7 +1,7 @@
 """Draws a worker's cases: batches of cases that share a Spec, slice by slice, and schedules.
 
 Hypothesis is used for generation only; by itself it favours some recipes and models for hours. So
-each slice is dealt only a few of them, some factors stay constant in it, and of several drawn
+each slice takes only a few of them, some factors stay constant in it, and of several drawn
 batches the one with the most pairs of features that are new to this worker is taken.
 """
 
@@ -31,7 +31,7 @@ from narrowfuzz.case.kind import ON_RANKS, kind_of
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, ModelName, Spec, compile_key, load_case
 from narrowfuzz.draw.coverage import Pair, pairs
-from narrowfuzz.draw.events import ALWAYS, RARELY
+from narrowfuzz.draw.library_specs import ALWAYS, RARELY
 from narrowfuzz.draw.neighbours import again, near
 from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.sharded_specs import SHARDABLE, sharded_specs
@@ -56,9 +56,9 @@ from narrowfuzz.recipe.recipe import Recipe, unconverted
 MODEL_DRAWS = 4
 #: Number of drawn batches of models of which the most novel one is taken: compiled, and eager.
 _CANDIDATES, _EAGER_CANDIDATES = 6, 3
-#: How many eager cases with results close to their bounds are remembered for compiled rungs, and
-#: the chance that one of them is taken in place of a drawn batch.
-_CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
+#: Eager cases near their error bound are tried again compiled: how many of them are remembered,
+#: and the chance that one of them is taken in place of a drawn batch.
+_NEAR_BOUND_KEPT, _NEAR_BOUND_CHANCE = 8, 0.25
 #: Chance that a factor may vary in a slice: rare pairs need the other factors to stay constant.
 _SWARM = 0.6
 #: Examples in a slice where the number of cases is given: few, as many slices see many models. The
@@ -160,7 +160,7 @@ class Generator:
         self.served: set[str] = set()
         self.played: set[str] = set()
         #: Eager cases whose results came closest to their bounds: (share of the radius, case).
-        self.close: list[tuple[float, Case]] = []
+        self.near_bound: list[tuple[float, Case]] = []
 
     def _operator_decks(self) -> dict[Compile, Deck[Any]]:
         """Per rung, a deck of the pairs of a recipe and a model of one operator that run there."""
@@ -203,7 +203,7 @@ class Generator:
         }
         able = {rung for rung in rungs if rung == "none" or self.decks[rung][0].cards}
         kinds = {*able, *(["sharded"] if self.shardable else [])}
-        layers = [
+        playable = [
             s
             for s in order
             if s.kind in kinds
@@ -213,11 +213,13 @@ class Generator:
                 else self.recipes and few.get(s.models, True)
             )
         ]
-        return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
+        return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *playable]
 
-    def layers(self, kind: Compile, wanted: Models, more: Callable[[], bool], serve: Serve) -> None:
-        """Draw one slice's batches on the rung ``kind``, and pass them to ``serve`` while
-        ``more()``."""
+    def converted_models(
+        self, kind: Compile, wanted: Models, more: Callable[[], bool], serve: Serve
+    ) -> None:
+        """Draw one slice's batches of linears and models, which a recipe converts, on the rung
+        ``kind``, and pass them to ``serve`` while ``more()``."""
         eager = kind == "none"
         draws = MODEL_DRAWS if eager and wanted != "linears" else self.config.draws
         vary = self.vary - {"model"} if wanted == "linears" else self.vary
@@ -230,7 +232,7 @@ class Generator:
         wider = wanted in ("models", "small") or "model" in vary or not self.linears
         candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
         deck, several = self._models(kind, wanted, wider)
-        models = tuple(deck.hand(several))
+        models = tuple(deck.take(several))
         some_specs = self._specs(kind, wanted, vary, models, largest)
         batch = batches(some_specs, draws=draws, ladders=self._ladders)
         met: set[str] = set()
@@ -247,7 +249,7 @@ class Generator:
                 return
             chosen = max(drawn, key=worth)
             if not eager:
-                if self.rng.random() < _CLOSE_CHANCE:
+                if self.rng.random() < _NEAR_BOUND_CHANCE:
                     chosen = self._closest(kind, wanted) or chosen
                 key = compile_key(chosen[0].spec)
                 if key in self.served:
@@ -265,33 +267,33 @@ class Generator:
             deck.unused([model for model in models if model not in met])
 
     def operators_alone(self, kind: Compile, more: Callable[[], bool], serve: Serve) -> None:
-        """As ``layers``, with Specs of one operator, one Spec for each recipe and operator while
-        ``more()``: there are many of them, and each is small."""
+        """As ``converted_models``, with Specs of one operator, one Spec for each recipe and
+        operator while ``more()``: there are many of them, and each is small."""
         eager = kind == "none"
         many = _COUNTED_OPERATORS if self.counted else len(self.operator_decks[kind].cards)
-        hand = self.operator_decks[kind].hand(many if eager else 1)
+        chosen = self.operator_decks[kind].take(many if eager else 1)
 
         def take(drawn: list[tuple[Case, ...]]) -> None:
             if more() and drawn.count(drawn[0]) < len(drawn):  # else it repeats the simplest
                 serve(max(drawn, key=self._novelty))
 
-        while hand and more():
-            recipe, model = hand.pop(0)
+        while chosen and more():
+            recipe, model = chosen.pop(0)
             specs = operator_specs([recipe], (model,), compile=kind, vary=self.vary)
             batch = batches(specs, draws=_OPERATOR_DRAWS if eager else self.config.draws)
             several = st.lists(batch, min_size=_EAGER_CANDIDATES, max_size=_EAGER_CANDIDATES)
             self._generate(several, take, _FEW_OPERATORS, self.independent_rng)
-        self.operator_decks[kind].unused(hand)
+        self.operator_decks[kind].unused(chosen)
 
     def corpus(self, kind: str, more: Callable[[], bool], serve: Serve) -> None:
-        """As ``layers``, with cases of the corpus: each unchanged, then its neighbours. A case that
-        is compiled, or runs on ranks, has its neighbours when its turn comes again."""
+        """As ``converted_models``, with cases of the corpus: each unchanged, then its neighbours. A
+        case that is compiled, or runs on ranks, has its neighbours when its turn comes again."""
         deck, eager = self.corpus_decks[kind], kind == "none"
         draws = _SHARDED_DRAWS if kind == "sharded" else _OPERATOR_DRAWS
         recipes = {recipe.name: recipe for recipe in self.recipes}
-        hand = deck.hand(_COUNTED_CORPUS if self.counted else len(deck.cards))
-        while hand and more():
-            case = hand.pop(0)
+        cases = deck.take(_COUNTED_CORPUS if self.counted else len(deck.cards))
+        while cases and more():
+            case = cases.pop(0)
             recipe = recipes.get(case.spec.recipe)
             known = case.id in self.tried
             if not known or recipe is None:
@@ -300,7 +302,7 @@ class Generator:
             if recipe is not None and (eager or known):
                 some = near(case, recipe, draws=draws)
                 self._near(case, some, _NEAR if eager else _FEW_NEAR, more, serve)
-        deck.unused(hand)
+        deck.unused(cases)
 
     def _near(
         self,
@@ -317,7 +319,7 @@ class Generator:
         self._generate(some, take, many + 1, self.independent_rng)
 
     def sharded(self, more: Callable[[], bool], serve: Serve) -> None:
-        """As ``layers``, with models on ranks."""
+        """As ``converted_models``, with models on ranks."""
         specs = sharded_specs(self.shardable, self.shared, gpus=self.gpus)
         some = batches(specs, draws=_SHARDED_DRAWS)
 
@@ -328,7 +330,7 @@ class Generator:
         self._generate(some, take, _FEW_SHARDED if self.counted else 40)
 
     def schedules(self, more: Callable[[], bool], serve: Serve) -> None:
-        """As ``layers``, with stateful cases, one at a time."""
+        """As ``converted_models``, with stateful cases, one at a time."""
         vary = SCHEDULE_FACTORS
         if not self.counted and self.rng.random() < 0.5:
             vary = self._swarm(vary)
@@ -351,14 +353,14 @@ class Generator:
             return  # a graph cannot play every event
         shares = (v.factor for v in judgement.verdicts if v.rule == "O6" and v.status == "ok")
         share = max(shares, default=0.0)
-        if share <= 0.0 or any(c.spec == case.spec for _, c in self.close):
+        if share <= 0.0 or any(c.spec == case.spec for _, c in self.near_bound):
             return
-        self.close.append((share, case))
-        if len(self.close) > _CLOSE_KEPT:
-            self.close.remove(min(self.close, key=lambda item: item[0]))
+        self.near_bound.append((share, case))
+        if len(self.near_bound) > _NEAR_BOUND_KEPT:
+            self.near_bound.remove(min(self.near_bound, key=lambda item: item[0]))
 
     def _models(self, kind: Compile, wanted: Models, wider: bool) -> tuple[Deck[ModelName], int]:
-        """The deck that a slice's models are dealt from, and how many are dealt."""
+        """The deck that a slice takes its models from, and how many it takes."""
         _, every, small, fragile = self.decks[kind]
         if wanted == "recomputed":
             return fragile, 1
@@ -376,11 +378,11 @@ class Generator:
         models: tuple[ModelName, ...],
         largest: int,
     ) -> st.SearchStrategy[Spec]:
-        hand = self.decks[kind][0].hand(_TOGETHER)
+        recipes = self.decks[kind][0].take(_TOGETHER)
         if wanted == "recomputed":
-            return partly_recomputed(hand, largest=largest, vary=vary, blocks=models)
+            return partly_recomputed(recipes, largest=largest, vary=vary, blocks=models)
         return specs(
-            hand,
+            recipes,
             compile=kind,
             largest=largest,
             vary=vary,
@@ -445,13 +447,13 @@ class Generator:
         able = {"linears": ("linear",), "small": self.small, "models": self.quick}
         some = (*self.quick, "linear") if wanted == "either" else able.get(wanted, ())
         near = max(
-            (one for one in self.close if one[1].spec.model in some),
+            (one for one in self.near_bound if one[1].spec.model in some),
             key=lambda one: one[0],
             default=None,
         )
         if near is None:
             return ()
-        self.close.remove(near)
+        self.near_bound.remove(near)
         spec = msgspec.structs.replace(near[1].spec, compile=kind, kernels="default")
         return (msgspec.structs.replace(near[1], spec=spec),)
 

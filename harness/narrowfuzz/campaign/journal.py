@@ -70,8 +70,8 @@ class Journal:
     def __str__(self) -> str:
         """How far the worker has come, in words."""
         if (case := self.case) is None:
-            return "before its first case"
-        return f"on or after case {case.id} ({case.spec.recipe}, {case.spec.model}), {self.file}"
+            return "no case begun"
+        return f"last case begun: {case.id} ({case.spec.recipe}, {case.spec.model}), {self.file}"
 
 
 class Writing:

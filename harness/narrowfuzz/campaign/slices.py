@@ -1,4 +1,5 @@
-"""The slices of a worker's time, and the decks from which recipes and models are dealt to them."""
+"""The slices of a worker's time, and the decks of recipes and models, which are round-robin queues
+that are reshuffled when used up."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Slice(NamedTuple):
 
 _LINEARS, _MODELS = Slice("none", 5.0, "linears"), Slice("none", 2.5, "models")
 _OPERATORS = Slice("none", 2.5, "operators")
-#: A few of these have time for sixty operators in three dtypes.
+#: A few of these slices cover sixty operators in three dtypes.
 _MORE_OPERATORS = Slice("none", 5.0, "operators")
 #: On ranks a case takes as long as ten cases in one process.
 _SHARDED = Slice("sharded", 3.0, "ranks")
@@ -115,25 +116,25 @@ AGAIN = (*_IN_TURN, *(Slice(word, 4.0) for word in COMPILERS if word not in _NAM
 
 @dataclass
 class Deck(Generic[T]):
-    """Cards in a drawn order, shuffled anew when all have been dealt."""
+    """A round-robin queue: cards in a drawn order, shuffled anew when all have been taken."""
 
     cards: Sequence[T]
     rng: random.Random
     remaining: list[T] = field(default_factory=list)
 
-    def hand(self, size: int) -> list[T]:
+    def take(self, size: int) -> list[T]:
         """The next ``size`` cards, no card twice; all cards if the deck has no more than that."""
         size = min(size, len(self.cards))
-        hand, self.remaining = self.remaining[:size], self.remaining[size:]
-        if len(hand) < size:
-            # what was just dealt comes last in the new order
+        taken, self.remaining = self.remaining[:size], self.remaining[size:]
+        if len(taken) < size:
+            # what was just taken comes last in the new order
             again = self.rng.sample(self.cards, len(self.cards))
-            fresh = [card for card in again if card not in hand]
-            missing = size - len(hand)
-            self.remaining = fresh[missing:] + hand
-            hand = hand + fresh[:missing]
-        return hand
+            fresh = [card for card in again if card not in taken]
+            missing = size - len(taken)
+            self.remaining = fresh[missing:] + taken
+            taken = taken + fresh[:missing]
+        return taken
 
     def unused(self, cards: Sequence[T]) -> None:
-        """Put back cards that were dealt but not used: they are dealt first again."""
+        """Put back cards that were taken but not used: they are taken first again."""
         self.remaining = [*cards, *(card for card in self.remaining if card not in cards)]

@@ -104,7 +104,7 @@ def work(config: Config, place: Place, out: Connection) -> None:
         _work(config, place, out)
     except Exception as error:
         journal = Journal.of(config.out, place.number)
-        message = f"{innermost(error)}\nworker {place.number} raised {journal}"
+        message = f"{innermost(error)}\nworker {place.number} raised an exception; {journal}"
         print(message, file=sys.stderr, flush=True)
         raise SystemExit(1) from error
 
@@ -273,7 +273,7 @@ class Worker:
             self.generator.operators_alone(now.kind, more, serve)
         else:
             serve = partial(self._batch, now=now, until=until)
-            self.generator.layers(now.kind, now.models, more, serve)
+            self.generator.converted_models(now.kind, now.models, more, serve)
 
     @property
     def worn_out(self) -> bool:

@@ -21,7 +21,7 @@ class Kind:
     matches: Callable[[Spec], bool]
     #: True: the linears of the model are observed and judged one by one. False: the case is a
     #: single linear, run once, and every rule applies to it.
-    one_by_one: bool = True
+    judges_each_linear: bool = True
     #: Its layout over ranks.
     layout: Layout = ONE
 
@@ -35,7 +35,7 @@ LAYERS = Kind("layers", lambda spec: bool(spec.layer))
 #: Converted models on ranks, one kind per layout.
 ON_RANKS = tuple(_on_ranks(layout) for layout in LAYOUTS if layout is not ONE)
 #: Converted models in one process: a single linear, and all others.
-LINEAR = Kind("linear", lambda spec: spec.direct, one_by_one=False)
+LINEAR = Kind("linear", lambda spec: spec.direct, judges_each_linear=False)
 MODEL = Kind("model", lambda spec: True)
 
 KINDS = (LAYERS, *ON_RANKS, LINEAR, MODEL)

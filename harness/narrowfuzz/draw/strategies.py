@@ -18,9 +18,9 @@ from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.data import TAME
 from narrowfuzz.case.spec import Case, DataSpec, Gemm, Regime, Spec, Spike, ValueClass
 from narrowfuzz.draw.choices import between, sampled
-from narrowfuzz.draw.events import FACTORS as SCHEDULE_FACTORS
-from narrowfuzz.draw.events import RARELY as RARELY_ON_RANKS
-from narrowfuzz.draw.events import schedules
+from narrowfuzz.draw.library_specs import FACTORS as SCHEDULE_FACTORS
+from narrowfuzz.draw.library_specs import RARELY as RARELY_ON_RANKS
+from narrowfuzz.draw.library_specs import schedules
 from narrowfuzz.draw.specs import DIRECT, FACTORS, of_rung
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import heads_of

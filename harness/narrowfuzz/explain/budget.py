@@ -19,7 +19,7 @@ from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.numerics.scales import Fp32Scale
 from narrowfuzz.operators.linear import single_reference
-from narrowfuzz.report.causes import Budget, Part
+from narrowfuzz.report.explanation import Budget, Part
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import interval, observed
 from narrowfuzz.rules.layers import layer_evidence

@@ -24,7 +24,7 @@ from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import LIBRARY, MODELS
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import Recipe, load_every
-from narrowfuzz.report.causes import DRAWS, Answer, Count, Explained, Role, lines, save
+from narrowfuzz.report.explanation import DRAWS, Answer, Count, Explained, Role, lines, save
 from narrowfuzz.report.lookup import OnDisk, lookup
 from narrowfuzz.report.nearest import nearest, resemblance
 from narrowfuzz.report.replay import obstacles_to, register_own

@@ -17,7 +17,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.reference import Undivided
-from narrowfuzz.report.causes import Cost
+from narrowfuzz.report.explanation import Cost
 
 #: Data draws whose errors are averaged, and runs of which the fastest counts.
 _DRAWS, _RUNS = 5, 5

@@ -15,7 +15,7 @@ from narrowfuzz.case.ladder import base_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.explain.switches import Switch
 from narrowfuzz.judge.judge import Judge
-from narrowfuzz.report.causes import DRAWS, Answer, Count, Role
+from narrowfuzz.report.explanation import DRAWS, Answer, Count, Role
 from narrowfuzz.rules.table import rules_of
 from narrowfuzz.trace.verdict import BAD, Verdict
 

@@ -110,7 +110,7 @@ class Observer:
         """Prepare the cases of one Spec that are judged next: make the tensors and references of a
         linear for all of them at once."""
         spec = cases[0].spec
-        if not kind_of(spec).one_by_one:
+        if not kind_of(spec).judges_each_linear:
             make = partial(tensors_of, recipe=self.recipe(spec))
             same = [case for case in cases if case.spec == spec]
             self._drawn = drawn_together(same, self.plan(spec), make)
@@ -150,8 +150,8 @@ class Observer:
         recipe.check(case.spec)
         extent = _Extent(only, focus, repeat)
         evidence = _OBSERVED[kind_of(case.spec)](self, case, recipe, extent)
-        if (unseen := evidence.unseen) is not None:
-            self.tap_failures.setdefault(recipe.name, unseen)
+        if (failure := evidence.tap_failure) is not None:
+            self.tap_failures.setdefault(recipe.name, failure)
         return evidence
 
     def run_arms(self, case: Case) -> Mapping[str, Trace]:

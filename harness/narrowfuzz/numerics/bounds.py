@@ -1,5 +1,8 @@
 """Proven error bounds of a quantised GEMM; none of them has a constant to tune.
 
+Bounds 3.1 to 3.3 are listed in docs/rules.md: 3.1 is ``quantise_bound``, 3.2 ``gemm_radius`` and
+3.3 ``layer_radius``.
+
 Notation: u_q unit roundoff of the element format, eta half its smallest subnormal, s the
 multiplicative scale, u = 2^-24 of the fp32 accumulator, gamma_n = n u / (1 - n u).
 Sources: Higham, "Accuracy and Stability", section 3.1; Blanchard, Higham, Lopez, Mary, Pranesh 2020

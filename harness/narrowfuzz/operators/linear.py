@@ -1,5 +1,6 @@
 """The reference of a linear layer and its gradients under a recipe's plan: operands, products and
-bounds against which rules check a run. Everything is computed once, and only if it is used.
+bounds against which rules check a run. It calls ``numerics/bounds.py`` for the bounds. Everything
+is computed once, and only if it is used.
 
 Draws of one Spec are computed together. Their operands have one shape and one plan, and for small
 operands most of the cost is that of the calls.
@@ -209,7 +210,8 @@ class Reference:
         return self.plan is plan and self.draws.tensors[self.number] is tensors
 
     def divides(self, role: Role, side: str) -> bool:
-        """True if the operand's granules fill it: the plan does not define a remainder."""
+        """True if the operand's shape is a multiple of the plan's scaling blocks: the plan does not
+        define what a block at the edge with fewer elements is."""
         gemm = self.plan.gemms[role]
         tensors = self.draws.tensors[self.number]
         x = reference.canonical_operands(role, tensors)[side == "b"]

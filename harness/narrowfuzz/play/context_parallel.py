@@ -49,7 +49,7 @@ def play_context_parallel(
         trace, device = Trace(), torch.device(mesh.device_type)
         dtype = getattr(torch, job.dtype)
 
-        def turn(numbers: range) -> None:
+        def run_microbatches(numbers: range) -> None:
             for n in numbers:
                 x, g = microbatch(tensors, n, job=job)
                 _pass(trace, run, mesh, n, x.to(device, dtype), g.to(device, dtype))
@@ -64,7 +64,7 @@ def play_context_parallel(
             run = Training(model, backward=torch.autograd.backward)
             run.call = called(run, job=job, taps=taps)
             set_rotate_method(job.layout.rotates)
-            by_steps(trace, run, turn, job=job, taps=taps)
+            by_steps(trace, run, run_microbatches, job=job, taps=taps)
         return trace
 
     return on({"context": job.layout.ranks}, main)

@@ -12,9 +12,10 @@ from functools import cached_property
 from typing import Any
 
 #: ("open", how) and ("close",): a region, in high precision if ``how`` is None. ("forward", number,
-#: turn, mode, narrow): on an input of its own or on the common one, with rows rolled by ``turn``;
-#: ``narrow``: in a region of its own. ("backward", number, of, retain): through the outputs of the
-#: forwards ``of``. ("step", to_none): the optimizer steps, then gradients are None, or zero.
+#: row_shift, mode, narrow): on an input of its own or on the common one, with rows rolled by
+#: ``row_shift``; ``narrow``: in a region of its own. ("backward", number, of, retain): through the
+#: outputs of the forwards ``of``. ("step", to_none): the optimizer steps, then gradients are None,
+#: or zero.
 #: ("reload", weights_only, *settings): a new model loads the state, from a file that may hold only
 #: weights, or anything. ("rollback",): the model loads the state that it began with. ("switch",):
 #: later events state their settings themselves. ("handover",): the state goes to another model, or

@@ -43,8 +43,9 @@ class Call:
     #: The number of this call among the module's calls in the same phase.
     index: int
     phase: str
-    #: The forward that it belongs to, and the checkpointed call in that; 0: none.
+    #: Number of the forward that it belongs to.
     forward: int
+    #: Number of the checkpoint() region of that forward in which it runs; 0: none.
     segment: int = 0
     weight: Any = None
     bias: Any = None

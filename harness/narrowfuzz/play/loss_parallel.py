@@ -33,7 +33,7 @@ def play_loss_parallel(
         trace, device = Trace(), torch.device(mesh.device_type)
         dtype = getattr(torch, job.dtype)
 
-        def turn(numbers: range) -> None:
+        def run_microbatches(numbers: range) -> None:
             for n in numbers:
                 x, g = microbatch(tensors, n, job=job)
                 _pass(trace, run, mesh, n, x.to(device, dtype), g.to(device, dtype))
@@ -47,7 +47,7 @@ def play_loss_parallel(
                     setattr(model, name, nn.Parameter(share))
             run = Training(model, backward=torch.autograd.backward)
             run.call = called(run, job=job, taps=taps)
-            by_steps(trace, run, turn, job=job, taps=taps)
+            by_steps(trace, run, run_microbatches, job=job, taps=taps)
             shares = {
                 result: share
                 for name, share in run.model.named_parameters()

@@ -53,7 +53,7 @@ def play_pipeline(
         trace, own = Trace(), [str(number) for number in range(rank, job.layout.stages, ranks)]
         device = torch.device(mesh.device_type)
 
-        def turn(numbers: range) -> None:
+        def run_microbatches(numbers: range) -> None:
             pairs = [microbatch(tensors, n, job=job) for n in numbers]
             x, g = zip(*pairs, strict=True)
             fed = (torch.cat(x).to(device, dtype),) if rank == 0 else ()
@@ -85,13 +85,13 @@ def play_pipeline(
             }[job.layout.schedule]
             mine = made if per_rank > 1 else made[0]
             many = job.layout.microbatches
-            pipeline = kind(mine, many, loss_fn=_sent_back, scale_grads=False)
-            by_steps(trace, run, turn, job=job, taps=taps)
+            pipeline = kind(mine, many, loss_fn=_loss_with_gradient, scale_grads=False)
+            by_steps(trace, run, run_microbatches, job=job, taps=taps)
         return trace
 
     return on({"stage": ranks}, main)
 
 
-def _sent_back(output: torch.Tensor, grad_output: torch.Tensor) -> torch.Tensor:
+def _loss_with_gradient(output: torch.Tensor, grad_output: torch.Tensor) -> torch.Tensor:
     """A loss whose gradient is ``grad_output``."""
     return (output.float() * grad_output.float()).sum()

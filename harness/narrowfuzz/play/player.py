@@ -350,16 +350,17 @@ def microbatch(
 
 
 def by_steps(
-    trace: Trace, run: Training, turn: Callable[[range], None], *, job: Any, taps: Taps
+    trace: Trace, run: Training, run_microbatches: Callable[[range], None], *, job: Any, taps: Taps
 ) -> None:
-    """Train in plain steps on ranks: ``turn`` runs forward and backward of these microbatches."""
+    """Train in plain steps on ranks: ``run_microbatches`` runs forward and backward of the
+    microbatches of a range."""
     if job.optimizer:
         run.optimizer = optimizing(run.model, job=job)
     if job.loss_scaling != "none":
         run.scaler = scaling(job=job)
     trace.phase, many = "forward", job.layout.microbatches
     for number in range(job.layout.steps):
-        turn(range(number * many, (number + 1) * many))
+        run_microbatches(range(number * many, (number + 1) * many))
         if job.optimizer:
             step(trace, run, True, job=job, taps=taps)
     keep_state(trace, run, job=job)
@@ -371,7 +372,7 @@ def forward(
     run: Training,
     tensors: Mapping[str, torch.Tensor],
     number: int,
-    turn: int,
+    row_shift: int,
     mode: str,
     narrow: bool,
     *,
@@ -379,7 +380,7 @@ def forward(
     taps: Taps,
 ) -> None:
     """Run the model; in mode train, with a graph."""
-    x = given(tensors, "input", number).roll(turn, 0)
+    x = given(tensors, "input", number).roll(row_shift, 0)
     if job.ids:
         x = x.to(job.device).long().reshape(run.shapes[0][:-1])
     else:

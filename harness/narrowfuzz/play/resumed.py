@@ -70,33 +70,33 @@ def both_parts(
     rest, state, first = events[end:], {}, dist.group.WORLD
     scale: dict[str, Any] = {}
 
-    def leaves(run: Training) -> None:
+    def save_state(run: Training) -> None:
         state.update(gathered(first, run.model, run.optimizer))
         scale.update({} if run.scaler is None else run.scaler.state_dict())
         save(names[0], run.model, run.optimizer)
 
-    def enters(run: Training) -> None:
+    def load_state(run: Training) -> None:
         load(names[0], group, run.model, run.optimizer)
         found.update(under("loaded", gathered(group, run.model, run.optimizer)))
-        goes_on(run)
+        finish_load(run)
 
-    def begins(run: Training) -> None:
+    def write_state(run: Training) -> None:
         put(state, run.model, run.optimizer)
-        goes_on(run)
+        finish_load(run)
 
-    def goes_on(run: Training) -> None:
+    def finish_load(run: Training) -> None:
         if scale:
             run.scaler.load_state_dict(scale)
         if run.stepped is not None:
             run.stepped(run.model)
 
-    first_part = OnMesh(before, mesh, events[: end + 1], leaves, ends=False)
+    first_part = OnMesh(before, mesh, events[: end + 1], save_state, ends=False)
     play(trace, make, tensors, job=job, taps=taps, layout=first_part)
     found, first_kept = under("saved", state), len(trace.kept)
     # an equal mesh has new groups, and DTensor's cache for operators holds those of the old one
     _clear_sharding_prop_cache()
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
-        loads, writes = (OnMesh(after, here, rest, begin) for begin in (enters, begins))
+        loads, writes = (OnMesh(after, here, rest, begin) for begin in (load_state, write_state))
         play(trace, make, tensors, job=job, taps=Taps(), layout=loads)
         found |= under("resumed", in_order(trace.kept[first_kept:]))
         again = play(Trace(), make, tensors, job=job, taps=Taps(), layout=writes)

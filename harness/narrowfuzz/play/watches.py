@@ -1,5 +1,6 @@
 """Dispatch modes that record the operands of kernels in eager runs and inside compiled code:
 ``AttentionWatch`` those of attention, ``KernelWatch`` those of matrix multiplies as well.
+``AttentionWatch.note`` recognises a kernel of attention and copies its operands and results.
 
 A dispatch mode entered inside a compiled artefact's call sees the kernels with their operands, and
 the generated code stays as it was. (A mode around torch.compile would change what is traced.)

@@ -21,7 +21,7 @@ from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.draw.choices import examples
-from narrowfuzz.draw.events import ALWAYS
+from narrowfuzz.draw.library_specs import ALWAYS
 from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.sharded_specs import sharded_specs
 from narrowfuzz.draw.strategies import (

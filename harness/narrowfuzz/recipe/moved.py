@@ -26,7 +26,7 @@ _ALIKE = {
         fold judge observe_library programs
     """,
     ("", "ledger"): """
-        advice causes exits facts filed ledger severity verified
+        advice exits facts filed ledger severity verified
     """,
     ("", "machine"): """
         device environment gpu machine overlay policy simulated simulated_memory
@@ -70,6 +70,7 @@ MOVED = {
     "campaign.words": "report.glossary",
     "case": "case.spec",
     "catalog": "models.catalog",
+    "causes": "ledger.by_patch",
     "controls.control": "plants.legacy",
     "cures": "ledger.mitigations",
     "drawn": "judge.batch",
@@ -89,7 +90,7 @@ MOVED = {
     "oracles.reference": "operators.linear",
     "results": "trace.hashes",
     "schedule.carries": "recipe.carries",
-    "schedule.draw": "draw.events",
+    "schedule.draw": "draw.library_specs",
     "schedule.rules": "case.event_rules",
     "schedule.simplify": "triage.simplify",
     "schedule.story": "case.features",

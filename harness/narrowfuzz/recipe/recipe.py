@@ -126,7 +126,23 @@ def everywhere(backend: str, device: str) -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to train in low precision: how a library converts a model, and what it promises."""
+    """One way to train in low precision: how a library converts a model, and what it promises.
+
+    A recipe must provide its ``name``, ``family`` and ``title``; and either ``plan`` and
+    ``convert``, or, for a library's own layers, ``subject`` and ``carries``. All other fields have
+    defaults:
+
+    * what it needs: ``backends``, ``package``, ``unavailable``, ``provide``, ``prepare``,
+      ``process``
+    * what is observed: ``tap``, ``inverse_scales``, ``converted``, ``convertible``, ``may_change``
+    * what it promises: ``refusal``, ``batch_invariant``
+    * what it is tried with: ``alignment``, ``multiples``, ``dtypes``, ``autocast``, ``shards``,
+      ``models_of``, ``eager``, ``leaves_out``
+    * what findings and scripts say: ``functional``, ``based_on``, ``backend_words``,
+      ``environment``
+
+    Fields may be given by position, so a new one comes last.
+    """
 
     name: str
     #: The family in fingerprints: recipes of one family share them.

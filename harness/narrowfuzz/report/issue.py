@@ -10,7 +10,7 @@ from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import LARGE
 from narrowfuzz.models.catalog import title_of
-from narrowfuzz.report.causes import saved_answer_lines
+from narrowfuzz.report.explanation import saved_answer_lines
 from narrowfuzz.report.glossary import explained
 from narrowfuzz.report.lookup import OnDisk, lookup
 from narrowfuzz.rules import own_functions
@@ -100,7 +100,7 @@ def _what(finding: Finding) -> str:
         lines.append(f"Required to reproduce: {needs}.")
     if finding.first_bad:
         places = "\n".join(finding.first_bad)
-        lines.append(f"Where its first bad value stands:\n\n```\n{places}\n```\n")
+        lines.append(f"First NaN/Inf:\n\n```\n{places}\n```\n")
     lines += [f"It does not happen with: {what}." for what in finding.avoided]
     if finding.flake != "always":
         lines.append(f"It reproduces {FLAKE_WORDS[finding.flake]}.")

@@ -16,7 +16,7 @@ from narrowfuzz.case.ladder import BY_NAME, climb
 from narrowfuzz.ledger.ledger import KINDS, Entry
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.models.catalog import title_of
-from narrowfuzz.report.causes import saved_answer_lines
+from narrowfuzz.report.explanation import saved_answer_lines
 from narrowfuzz.report.glossary import NOT_FILTERED, explained, new_and_known
 from narrowfuzz.report.judged import Judged
 from narrowfuzz.report.nearest import Near, looks_like, nearest

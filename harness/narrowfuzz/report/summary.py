@@ -15,7 +15,7 @@ from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.draw.coverage import Pair, missing, table
 from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.report.causes import saved_answer_lines
+from narrowfuzz.report.explanation import saved_answer_lines
 from narrowfuzz.report.glossary import NOT_FILTERED
 from narrowfuzz.report.judged import JUDGED, Judged
 from narrowfuzz.report.outcome import Ended

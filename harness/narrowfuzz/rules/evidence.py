@@ -231,7 +231,7 @@ class Evidence:
         return census is not None and bool(self.layers) and layer not in census.converted
 
     @property
-    def unseen(self) -> str | None:
+    def tap_failure(self) -> str | None:
         """Why the eager run's tap saw nothing of what the plan quantises; "" if it saw some of it,
         None if there was nothing to see."""
         trace = self.traces.get(self.base)

@@ -54,7 +54,9 @@ def _not_exact(evidence: Evidence) -> str:
     """Why another kernel may give other bits, or "" if it must give the same: if sums are exact,
     only the result is rounded."""
     roles = ROLES if evidence.spec.trains else ROLES[:1]
-    if kind_of(evidence.spec).one_by_one or not all(on_lattice(evidence, role) for role in roles):
+    if kind_of(evidence.spec).judges_each_linear or not all(
+        on_lattice(evidence, role) for role in roles
+    ):
         return "kernels sum in their own order"
     return "the bias may be fused" if evidence.spec.bias else ""
 
@@ -125,7 +127,7 @@ def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
         if eager is None or eager.error is not None or trace.error is not None:
             yield plain("O9", arm, "output", "not_applicable")
             continue
-        if not kind_of(evidence.spec).one_by_one:
+        if not kind_of(evidence.spec).judges_each_linear:
             yield plain("O9", arm, "output", "not_applicable", "bounds judge a single linear")
             continue
         if evidence.twin is None:

@@ -60,7 +60,7 @@ class Verdict:
 
     rule: str
     arm: str
-    #: Class of place, part of the fingerprint.
+    #: Which tensor: output, grad_weight, scale ...; part of the fingerprint.
     role: str
     status: Status
     #: Class of symptom, part of the fingerprint: no shapes, no values.

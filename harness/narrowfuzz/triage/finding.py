@@ -141,7 +141,8 @@ class Finding(msgspec.Struct, kw_only=True):
     scaled: bool = True
     #: The backend of its configuration in words; "" if the recipe does not describe it.
     backend_words: str = ""
-    #: What came out in place of the worst result's numbers, if a share cannot express it.
+    #: The kind of wrong result in place of the worst result's numbers that no relative error
+    #: expresses; "" if ``effect`` does.
     came: Came = ""
     #: The steps that led to its severity, in words; "" in findings of older releases.
     why_severity: str = ""
@@ -456,6 +457,6 @@ def report(finding: Finding, replay: str) -> str:
 #: How reliably a finding reproduces, in words.
 FLAKE_WORDS: dict[Flake, str] = {
     "always": "every time",
-    "per process": "in every new process, but not twice in one",
+    "per process": "once in each new process, not on repetition",
     "flaky": "sometimes",
 }

@@ -12,7 +12,7 @@ from narrowfuzz.numerics.formats import F64, Format
 
 @dataclass(frozen=True)
 class Compared:
-    """A tensor that came beside the expected one."""
+    """The actual and the expected tensor, and the unit of their difference."""
 
     #: The tensor, and what it is compared with, in words.
     tensor: str
@@ -24,7 +24,7 @@ class Compared:
     named: str
     #: True: no difference is allowed; False: one unit is.
     exact: bool = True
-    #: Mask of the elements of which nothing is expected.
+    #: True at elements that are not compared.
     skip: Any = False
 
 

@@ -26,7 +26,7 @@ class Proof:
     why: str
 
 
-def unseen(why: str) -> bool:
+def never_shown(why: str) -> bool:
     """True for the ``why`` of a Proof whose script never showed the divergence, neither with the
     planted fault nor without."""
     return why not in ("", _ANYWAY)

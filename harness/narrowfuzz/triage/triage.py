@@ -40,7 +40,7 @@ from narrowfuzz.triage.history import histories
 from narrowfuzz.triage.known import known_issue
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import lacking_of, needless_of, needs_of
-from narrowfuzz.triage.prove import Proof, proven, unseen
+from narrowfuzz.triage.prove import Proof, never_shown, proven
 from narrowfuzz.triage.script.recipe_source import conversion_of
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.triage.view import view_of
@@ -86,7 +86,7 @@ def triage(
     if not drawn.proof.why:
         shown(_triaged(judge, drawn, None))
     small = _smallest(judge, drawn, confirm, seconds)
-    if not unseen(small.proof.why):
+    if not never_shown(small.proof.why):
         return _triaged(judge, small, unfiltered_ledger)
     if (chance := _differs_on_repeat(judge, case, verdict)) is not None:
         other = _drawn(judge, *chance, confirm)

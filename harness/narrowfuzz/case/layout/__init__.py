@@ -1,7 +1,22 @@
 """Layouts: how ranks share a training, or one process runs it. Each is a record in its own module.
 
-A new layout needs a field of ``Sharding``, a module here, a place in ``LAYOUTS`` before MESH (which
-takes every Sharding that no earlier layout takes), and a player, ``play/<name>.py``.
+=====================  =====================================  ======================================
+module of the record   what it lays out                       player, in ``play/``
+=====================  =====================================  ======================================
+one.py                 one process, without ranks             converted.py
+mesh.py                FSDP, DDP, tensor and expert           mesh.py; experts.py shares the experts
+                       parallelism, and their combinations
+pipeline.py            stages of a pipeline                   pipeline.py
+context_parallel.py    rows of a sequence: context            context_parallel.py
+                       parallelism
+loss_parallel.py       classes of a loss                      loss_parallel.py
+resumed.py             a mesh whose training is saved and     resumed.py
+                       resumed in another mesh
+=====================  =====================================  ======================================
+
+``layout.py`` has the class of these records. A new layout needs a field of ``Sharding``, a module
+here, a place in ``LAYOUTS`` before MESH (which takes every Sharding that no earlier layout takes),
+and a player, ``play/<name>.py``.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def check_casts(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _wrong(kind: str, cast: CastSeen) -> Wrong | None:
-    """The first code or scale of a cast that is not the definition's; None if all are."""
+    """The first code or scale of a cast that differs from the expected cast; None if none does."""
     if kind == "current" and cast.scale is not None:
         right = current_scale(cast)
         if cast.scale != right:

@@ -16,7 +16,7 @@ from narrowfuzz.case.events import Backward, Forward, numbered
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics import delayed, follow
-from narrowfuzz.play import check, dtypes, layers, library, notes, player, processes
+from narrowfuzz.play import check, check_layers, dtypes, layers, library, player, processes
 from narrowfuzz.play.job import Job
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.evidence import Evidence
@@ -39,7 +39,7 @@ SOURCES = (
     layers,
     player,
     library,
-    notes,
+    check_layers,
     processes,
 )
 #: Arguments of the layers that may differ from one forward to the next.
@@ -80,7 +80,7 @@ def of_layers(
     runs = [*_earlier(case, recipe, verdict.arm), *_compared(evidence, verdict, own_check)]
     caching = recipe.subject(device).caching
     caching = caching and any(how["first"] is not None for how in _forwards(runs))
-    names, forwards = _named(runs), _hows(runs)
+    names, forwards = _named(runs), _forward_options_text(runs)
     # each run has its events in the lines before it; its ``hows`` are empty if no forwards differ
     whole = [
         fields_as_text("job", run.job(device, caching=caching))
@@ -97,8 +97,8 @@ def of_layers(
     constants |= {f"subject.{name}": called for name, called in verbs.items()}
     constants |= {"subject": "None", "subject.layer": "layer"}
     reset = "" if own_check.other == "before" else f"{verbs['reset']}()"
-    if own_check.edges:
-        constants["subject.listen"] = "edges"
+    if own_check.linears_only:
+        constants["subject.listen"] = "record_linear_tensors"
     one = _alike(runs)
     ready = [f"{verbs['enter']}()"] if "enter" in verbs else []
     made = "None" if one else "spec"
@@ -154,7 +154,7 @@ def _compared(evidence: Evidence, verdict: Verdict, own_check: Check) -> Iterato
     yield own
 
 
-def _hows(runs: Sequence[Run]) -> dict[str, str]:
+def _forward_options_text(runs: Sequence[Run]) -> dict[str, str]:
     """The arguments with which all forwards call the layers alike, as source text."""
     values = {name: {repr(how[name]) for how in _forwards(runs)} for name in _HOW}
     return {n: v.pop() for n, v in values.items() if len(v) == 1 and "Settings" not in str(v)}
@@ -233,8 +233,8 @@ def _named(runs: Sequence[Run]) -> dict[Any, str]:
     found: dict[Any, str] = {}
     for run in runs:
         spec = run.case.spec
-        handed = (x for _, *how in events_of_layers(spec) for x in how)
-        opened = [x for x in handed if isinstance(x, library.Settings)]
+        given_settings = (x for _, *how in events_of_layers(spec) for x in how)
+        opened = [x for x in given_settings if isinstance(x, library.Settings)]
         inside = [how["inside"] for how in run.hows.values() if how["inside"] is not None]
         for settings in (plain(spec.settings), *opened, *inside):
             found.setdefault(settings, f"settings_{len(found)}" if found else "settings")

@@ -42,7 +42,7 @@ class Check:
     constants: Mapping[str, str] = field(default_factory=dict)
     taps: Taps = _NOTHING
     #: True: only inputs, weights and gradients of linears are recorded, nothing inside the library.
-    edges: bool = False
+    linears_only: bool = False
     #: The run to compare with. "": none; plain: without recompute; through: without reloads;
     #: before: an earlier model in the same process; alone: a rank's rows in one process.
     other: str = ""
@@ -190,7 +190,7 @@ def _state(evidence: Evidence, verdict: Verdict) -> Check:
     assert usual is not None
     kind = usual.forward if slot.direction == "forward" else usual.backward
     held, scales = _held(evidence, verdict), at.what == "cast"
-    edges = _at_edges(evidence, slot, cast=scales, moves=bool(owed))
+    linears_only = _linears_suffice(evidence, slot, cast=scales, moves=bool(owed))
     # a schedule that runs in high precision records nothing, and that is right
     unheard = _UNRECORDED if any(m.casts or m.products for m in trace.moments) else ""
     check = unheard + (
@@ -202,7 +202,9 @@ def _state(evidence: Evidence, verdict: Verdict) -> Check:
     kinds = sorted({kind for some in owed.values() for kind, *_ in some})
     constants = {"kinds": repr(tuple(kinds)), "scales": repr(scales)}
     constants["history"] = repr(usual.history)
-    return Check(check, constants, Taps(keeps=False, listens=True, states=True), edges=edges)
+    return Check(
+        check, constants, Taps(keeps=False, listens=True, states=True), linears_only=linears_only
+    )
 
 
 _HELD = (
@@ -228,7 +230,7 @@ def _trace(evidence: Evidence, verdict: Verdict) -> Trace:
     return evidence.traces[verdict.arm]
 
 
-def _at_edges(evidence: Evidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:
+def _linears_suffice(evidence: Evidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:
     """True if the inputs, weights and gradients of linears are the tensors that the slot's casts
     quantise, so that nothing inside the library need be recorded."""
     spec = evidence.spec

@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from narrowfuzz.play.job import Job, Layers, Taps
-from narrowfuzz.play.library import Cast, Product, Side, Where, copied, play_layers
-from narrowfuzz.play.notes import (
-    edges,
+from narrowfuzz.play.check_layers import (
     in_time,
     left_over,
     maxima,
@@ -22,10 +19,13 @@ from narrowfuzz.play.notes import (
     other_bits,
     other_formats,
     recomputed_with,
+    record_linear_tensors,
     seen_at,
     weight_not_cast,
     wrong_casts,
 )
+from narrowfuzz.play.job import Job, Layers, Taps
+from narrowfuzz.play.library import Cast, Product, Side, Where, copied, play_layers
 from narrowfuzz.play.player import Trace
 
 FORWARD, BACKWARD = Where("forward", 0, 0), Where("backward")
@@ -137,11 +137,11 @@ def test_two_runs_are_compared_bit_by_bit() -> None:
     assert other_bits(torch.tensor(math.inf), torch.tensor(3.0e38))[1]
 
 
-def test_a_linears_edges_show_what_it_quantises() -> None:
+def test_the_tensors_that_a_linear_quantises_are_recorded() -> None:
     layers = torch.nn.ModuleDict({"0": torch.nn.Linear(4, 2, bias=False)})
     recorded: list[Cast] = []
     x = torch.ones(3, 4, requires_grad=True)
-    with edges(layers, recorded.append):
+    with record_linear_tensors(layers, recorded.append):
         layers["0"](x).backward(2 * torch.ones(3, 2))
     layers["0"](x)
     assert [seen.slot for seen in recorded] == [

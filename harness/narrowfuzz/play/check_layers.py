@@ -1,4 +1,4 @@
-"""Checks that a script makes of a training of a library's layers.
+"""Checks of a training of a library's own layers. Scripts are pasted from this module.
 
 Each check returns a sentence that describes the result, and whether the divergence shows.
 """
@@ -21,7 +21,7 @@ _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 @contextlib.contextmanager
-def edges(layers: Any, record: Callable[[Any], None]) -> Iterator[None]:
+def record_linear_tensors(layers: Any, record: Callable[[Any], None]) -> Iterator[None]:
     """Record what linears quantise, at their own boundary and not inside the library: input, weight
     and output gradient, whether they are quantised or not."""
 
@@ -87,7 +87,9 @@ def wrong_casts(casts: Sequence[Any], *, kind: str) -> Sentence:
         got = cast.codes.view(fp8).reshape(want.shape)
         other = want.view(torch.uint8) != got.view(torch.uint8)
         codes += int((other & ~(want.float().isnan() & got.float().isnan())).sum())
-    sentence = f"{len(casts)} casts: {scales} scales and {codes} codes are not the definition's"
+    sentence = (
+        f"{len(casts)} casts: {scales} scales and {codes} codes differ from the expected cast"
+    )
     return sentence, bool(scales or codes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from narrowfuzz.arms.lost import Unread
+from narrowfuzz.arms.lost import CannotRecord
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
@@ -25,7 +25,7 @@ def test_a_call_that_cannot_be_read_ends_the_run(
     assert not judge.judge(CASE).causes
     broken = replace(BY_KERNEL[kernel], read=lambda named, result: named["an argument of 2030"])
     monkeypatch.setitem(BY_KERNEL, kernel, broken)  # type: ignore[arg-type]
-    with pytest.raises(Unread, match=r"layer_norm.*cannot be read: KeyError.*2030"):
+    with pytest.raises(CannotRecord, match=r"layer_norm.*cannot be read: KeyError.*2030"):
         judge.judge(CASE)
 
 
@@ -49,5 +49,5 @@ def test_a_step_that_cannot_be_read_ends_the_run(monkeypatch: pytest.MonkeyPatch
     judge = Judge(recipes(), Ledger([]), frozenset({"eager"}))
     assert not judge.judge(Case(spec=spec, data=DataSpec())).causes
     monkeypatch.setattr("narrowfuzz.arms.operators.read_step", absent)
-    with pytest.raises(Unread, match=r"a step of SGD cannot be read: KeyError.*2030"):
+    with pytest.raises(CannotRecord, match=r"a step of SGD cannot be read: KeyError.*2030"):
         judge.judge(Case(spec=spec, data=DataSpec()))

@@ -1,8 +1,9 @@
 """The recordings of taps and watches (``play/watches.py``) as plain data: numpy arrays.
 
 In eager runs ``program.py`` records linears through the recipe's tap, and attention and other
-operators through ``EagerWatch`` (``operators.py``); attention's q, k, v and log-sum-exp are copied
-in ``AttentionWatch.note``. In compiled code all are recorded by the tap of ``compilers.py``.
+operators through ``EagerWatch`` (``operators.py``), in the runs that ``_watches_operators`` there
+selects; attention's q, k, v and log-sum-exp are copied in ``AttentionWatch.note``. In compiled
+code all are recorded by the tap of ``compilers.py``.
 """
 
 from __future__ import annotations
