@@ -63,10 +63,14 @@ def budget(judge: Judge, case: Case, verdict: Verdict, arm: str) -> Budget | Non
     return max(found, key=lambda one: one.score).budget if found else None
 
 
+def result_of(verdict: Verdict) -> str:
+    """The name of the result that a verdict is about, be it by an operand of its product."""
+    return verdict.at.name or verdict.role
+
+
 def _is_about(verdict: Verdict, result: str) -> bool:
-    """Is the verdict about this result, be it by an operand of its product? What a recompute made
-    wrong may be in any of them."""
-    return verdict.at.phase == "recompute" or result == (verdict.at.name or verdict.role)
+    """May this result be wrong by what the verdict is about? A recompute may spoil any."""
+    return verdict.at.phase == "recompute" or result == result_of(verdict)
 
 
 def exact_results(evidence: Evidence) -> dict[str, F64]:

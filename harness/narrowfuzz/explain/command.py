@@ -12,7 +12,7 @@ from narrowfuzz.arms.available import select_arms
 from narrowfuzz.bisect.script import FLAKY_RUNS, Script
 from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case
-from narrowfuzz.explain.budget import budget
+from narrowfuzz.explain.budget import budget, result_of
 from narrowfuzz.explain.compiler import starts_in
 from narrowfuzz.explain.cost import Prices
 from narrowfuzz.explain.counting import DrawCounter, effect_of, role
@@ -94,14 +94,14 @@ def _explained(question: Question, found: OnDisk) -> Explained:
     # the verdict is about a result of the smallest case: another model has others
     same = case.spec.model == finding.minimal.spec.model
     example = counter.example(case) if same else None
-    errors = budget(session.judge, example, verdict, counter.rung(case.spec)) if example else None
+    arm = counter.rung(case.spec)
+    parts = budget(session.judge, example, verdict, arm) if example is not None else None
     several = list(conditions(case, recipe))
     needs, later = _answers(counter, own, several)
     any_of = _any_of(counter, own, case, recipe, several, needs)
     # the recipe with the backends that run here, if it is among them
     others = alternatives(case, able.get(recipe.name, recipe), able)
-    arm = counter.rung(case.spec)
-    result = errors.result if errors is not None else verdict.at.name or verdict.role
+    result = parts.result if parts is not None else result_of(verdict)
     prices = Prices(session.judge, case, arm, result) if same else None
     switches, last = _answers(counter, own, others, prices)
     variables, rest = _variables(counter, found.folder, finding.device, question.planted)
@@ -117,7 +117,7 @@ def _explained(question: Question, found: OnDisk) -> Explained:
         nearest=finding.known_issue or resemblance(nearest(finding, load_entries())),
         untried=(*skipped, *later, *last, *rest),
         compiler=compiler,
-        budget=errors,
+        budget=parts,
     )
 
 

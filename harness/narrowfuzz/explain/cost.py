@@ -16,7 +16,6 @@ from narrowfuzz.explain.budget import exact_results
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.numerics.formats import F32, F64
-from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.report.explanation import Cost
 
 #: Data draws whose errors are averaged, and runs of which the fastest counts.
@@ -38,7 +37,8 @@ class Prices:
         None where its results have no float64 counterpart (on ranks, with random numbers), are not
         finite, or are not the same: of another model, or of parameters in another dtype, whose
         rounding a float64 run of the rounded ones does not show."""
-        same = (changed.spec.model, changed.spec.dtype) == (self.case.spec.model, self._dtype)
+        spec = self.case.spec
+        same = (changed.spec.model, changed.spec.dtype) == (spec.model, spec.dtype)
         before = self._errors.get(self.result) if same else None
         after = None if before is None else _errors(self.judge, changed, arm).get(self.result)
         if before is None or after is None:
@@ -49,10 +49,6 @@ class Prices:
             error_before=before,
             times=_seconds(self.judge, changed, arm) / self._seconds,
         )
-
-    @property
-    def _dtype(self) -> str:
-        return self.case.spec.dtype
 
     @cached_property
     def _errors(self) -> dict[str, float]:
@@ -77,11 +73,7 @@ def _errors(judge: Judge, case: Case, arm: str) -> dict[str, float]:
         trace = evidence.traces.get(arm)
         if trace is None or trace.error is not None:
             return {}
-        try:
-            exact_of = exact_results(evidence)
-        except Undivided:
-            return {}
-        for name, exact in exact_of.items():
+        for name, exact in exact_results(evidence).items():
             got = trace.outputs.get(name)
             if got is not None and got.shape == exact.shape:
                 squares.setdefault(name, []).append(_relative(got, exact) ** 2)
