@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from narrowfuzz.play.ranks import Disagree, on_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     is_in_any_mode_without_ignore_compile_internals,
@@ -109,6 +111,27 @@ def test_ranks_that_leave_their_modes_in_another_order_leave_none() -> None:
     on_ranks({"data": 2}, main)
     assert not is_in_torch_dispatch_mode()
     assert not is_in_any_mode_without_ignore_compile_internals()
+
+
+def test_replicas_that_leave_their_forwards_in_another_order_leave_none() -> None:
+    """Models that are no replicas would be compiled for its buckets, as long as the process."""
+    first, entered, left = (threading.Event() for _ in range(3))
+
+    def main(rank: int, mesh: Any) -> None:
+        replica = DistributedDataParallel(nn.Linear(2, 2))
+        if rank == 0:
+            with replica._inside_ddp_forward():
+                first.set()
+                entered.wait(10)
+            left.set()
+        else:
+            first.wait(10)
+            with replica._inside_ddp_forward():
+                entered.set()
+                left.wait(10)
+
+    on_ranks({"data": 2}, main)
+    assert DistributedDataParallel._get_active_ddp_module() is None
 
 
 def test_no_garbage_is_collected_while_ranks_run() -> None:

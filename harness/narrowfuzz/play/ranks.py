@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 from torch.utils import _pytree as pytree
 
@@ -149,19 +150,22 @@ def _without_collector() -> Iterator[None]:
 
 @contextmanager
 def _modes_as_before() -> Iterator[None]:
-    """torch records for all threads together whether one is in a dispatch mode, and on leaving
-    restores what it found on entering: of several threads the last to leave may leave it wrong for
-    good, and compiled code is then recompiled at every call inside a mode."""
+    """torch records for all threads together whether one is in a dispatch mode and which
+    DistributedDataParallel runs, and on leaving restores what it found on entering: of several
+    threads the last to leave may leave it wrong for good. Compiled code is then recompiled at every
+    call inside a mode, and models that are no replicas are compiled for one's buckets."""
     from torch._C._dynamo import guards
     from torch.utils import _python_dispatch as modes
 
     before = {name: value for name, value in vars(modes).items() if name.startswith("_is_in_")}
+    replica = DistributedDataParallel._active_ddp_module
     try:
         yield
     finally:
         vars(modes).update(before)
         inside = modes.is_in_any_mode_without_ignore_compile_internals()
         guards.set_is_in_mode_without_ignore_compile_internals(inside)
+        DistributedDataParallel._active_ddp_module = replica
 
 
 def _release() -> None:
