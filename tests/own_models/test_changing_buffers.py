@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from narrowfuzz.case.events import Backward, Event, Forward, Step
+from narrowfuzz.case.events import Backward, Event, Forward, Reload, Step
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge, Judgement
@@ -27,10 +27,10 @@ import torch, torch.nn.functional as F
 from torch import nn
 class Counts(nn.Module):
     '''Its router sends no more tokens to the experts that had most of them so far.'''
-    def __init__(self, biased):
+    def __init__(self, biased, saved=True):
         super().__init__()
         self.gate, self.experts, self.biased = nn.Linear(8, 4), nn.Linear(8, 32), biased
-        self.register_buffer("tokens", torch.zeros(4))
+        self.register_buffer("tokens", torch.zeros(4), persistent=saved)
     def forward(self, x):
         scores = torch.sigmoid(self.gate(x))
         chosen = (scores.float() - self.tokens * self.biased).argmax(-1)
@@ -40,6 +40,12 @@ class Counts(nn.Module):
         y = parts.gather(-2, chosen[..., None, None].expand(*chosen.shape, 1, 8)).squeeze(-2)
         return y * scores.amax(-1, keepdim=True)
 def counted(): return Counts(0.0), torch.randn(16, 8)
+def unsaved(): return Counts(0.0, False), torch.randn(16, 8)
+class Forgets(Counts):
+    def _load_from_state_dict(self, state, prefix, *how):
+        state[prefix + "tokens"] = torch.zeros(4)
+        super()._load_from_state_dict(state, prefix, *how)
+def forgets(): return Forgets(0.0), torch.randn(16, 8)
 def biased(): return Counts(0.25), torch.randn(16, 8)
 def normed():
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(16, 8)
@@ -63,13 +69,20 @@ def judged(tmp_path: Path) -> Judged:
     file.write_text(SOURCE)
 
     def judge(
-        build: str, events: tuple[Event, ...], how: str = "none", *, known: bool = False
+        build: str,
+        events: tuple[Event, ...],
+        how: str = "none",
+        *,
+        known: bool = False,
+        microbatches: int = 1,
     ) -> Judgement:
         (model,) = register(f"{file}:{build}")
         spec = fixed(
             Spec(recipe="torch.fp32", model=model.name, dtype="fp32"), RECIPES["torch.fp32"]
         )
-        spec = msgspec.structs.replace(spec, events=events, checkpoint=how)
+        spec = msgspec.structs.replace(
+            spec, events=events, checkpoint=how, microbatches=microbatches
+        )
         arms = {"eager", *ARMS[how]}
         ledger = load_ledger() if known else Ledger([])
         return Judge(RECIPES, ledger, frozenset(arms)).judge(Case(spec=spec, data=DataSpec(seed=2)))
@@ -88,18 +101,23 @@ def test_every_run_begins_with_what_is_built(judged: Judged, build: str) -> None
 
 @pytest.mark.parametrize("how", ["full", "reentrant", "selective"])
 @pytest.mark.parametrize(
-    ("build", "events", "shows"),
-    [("counted", TWO_STEPS, False), ("normed", TWO_STEPS, False), ("normed", EVALUATED, True)],
+    ("build", "events", "role"),
+    [
+        ("counted", TWO_STEPS, "buffer"),
+        ("normed", TWO_STEPS, "buffer"),
+        ("normed", EVALUATED, "output"),
+        ("unsaved", TWO_STEPS, ""),
+    ],
 )
 def test_what_a_recompute_changes_once_more_is_known(
-    judged: Judged, build: str, events: tuple[Event, ...], shows: bool, how: str
+    judged: Judged, build: str, events: tuple[Event, ...], role: str, how: str
 ) -> None:
-    """It shows in an evaluation; gradients and trainings are as ever."""
-    assert bool(judged(build, events, how).causes) == shows
+    """It shows in an evaluation and in the buffer itself, if that is saved; gradients are right."""
+    assert {verdict.role for verdict in judged(build, events, how).causes} == {role} - {""}
     judgement = judged(build, events, how, known=True)
     assert [fingerprint(v, "torch") for v in judgement.causes] == []
     entries = {verdict.explained_by for verdict in judgement.known}
-    assert entries == ({"checkpoint-changes-buffers-twice"} if shows else set())
+    assert entries == ({"checkpoint-changes-buffers-twice"} if role else set())
 
 
 def test_a_recompute_that_chooses_other_experts_is_a_finding(judged: Judged) -> None:
@@ -107,6 +125,40 @@ def test_a_recompute_that_chooses_other_experts_is_a_finding(judged: Judged) -> 
     judgement = judged("biased", TWO_STEPS, "full", known=True)
     assert {verdict.rule for verdict in judgement.causes} == {"O12"}
     assert "as in its forward" in judgement.causes[0].sentence()
+
+
+def test_microbatches_of_what_remembers_are_not_added(judged: Judged) -> None:
+    """A microbatch by itself chooses other experts than behind another one."""
+    found = {}
+    for build in ("biased", "counted", "normed"):
+        judgement = judged(build, (), microbatches=3)
+        (verdict,) = (v for v in judgement.verdicts if v.rule == "R23")
+        found[build] = verdict.status, MODELS[judgement.case.spec.model].remembers
+    assert found.pop("biased") == ("not_applicable", True)
+    assert set(found.values()) == {("ok", False)}
+
+
+def test_what_an_evaluation_counts_is_no_finding(judged: Judged) -> None:
+    between = (
+        Forward(),
+        Forward(mode="eval"),
+        Backward(of=(0,)),
+        Step(),
+        Forward(),
+        Backward(of=(2,)),
+    )
+    judgement = judged("counted", between)
+    assert {v.status for v in judgement.verdicts if v.rule == "R24"} == {"ok"}
+    assert not judgement.causes
+
+
+def test_a_reload_that_loses_a_buffer_is_a_finding(judged: Judged) -> None:
+    reloaded = Forward(), Backward(of=(0,)), Step(), Reload(), Forward(), Backward(of=(1,))
+    assert not judged("counted", reloaded).causes
+    (verdict,) = judged("forgets", reloaded).causes
+    assert (verdict.rule, verdict.role) == ("R25", "buffer")
+    begins = "buffer model.tokens of a training is changed by a save and reload"
+    assert verdict.sentence().startswith(begins)
 
 
 def test_another_fault_of_a_recompute_is_no_known_one(

@@ -147,6 +147,7 @@ def _job(
         autocast=True in narrow,
         input_layout=spec.input_layout,
         grad_layout=spec.grad_layout,
+        buffers=MODELS[spec.model].saved_buffers,
     )
 
 

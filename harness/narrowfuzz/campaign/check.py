@@ -299,7 +299,7 @@ def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
         more = "" if one.checkpoint == "none" else "; a checkpoint's recompute changes them again"
         lines.append(
             f"note: each forward changes its buffers {names}: every run begins with what it is "
-            f"built with, and what becomes of them is not compared{more}"
+            f"built with, and those that a state_dict holds are compared at the end{more}"
         )
     if model.unreached:
         names = few(model.unreached, _NAMED)

@@ -83,6 +83,10 @@ class Model:
     unrepeatable: str = ""
     #: Buffers of a user's own model that each forward changes: counters, running statistics.
     changing: tuple[str, ...] = ()
+    #: Those of them that a state_dict holds: results at the end of a training.
+    saved_buffers: tuple[str, ...] = ()
+    #: True: what its forward computes depends on the forwards before, which changed buffers.
+    remembers: bool = False
     #: Number of scalar multiplications in the linears of a user's own model in one forward.
     multiplications: int = 0
     #: The tensors that a user's own model is called with, as text.

@@ -55,6 +55,7 @@ def tried(source: Source) -> Model:
         answers, unreached, operators = _answers(source, own, example, called)
         _check_buffers(source, module, own, example, changing)
         count = _vocabulary(example, found, called) if ids else 0
+        remembers = bool(changing.names) and _remembers(own, example, answers[0])
     fixed = _sizes(source, example, sum(t.numel() for t in answers[0].floats), count) | {
         "heads": 1,
         "attention": "flash",
@@ -86,6 +87,8 @@ def tried(source: Source) -> Model:
         inputs=_inputs(given),
         unrepeatable=unrepeatable,
         changing=tuple(f"model.{name}" for name in sorted(changing.names)),
+        saved_buffers=_saved(module, changing.names),
+        remembers=remembers,
         multiplications=multiplications(own, lambda: called(example.clone())),
         operators=operators,
     )
@@ -186,6 +189,18 @@ def _built(source: Source) -> tuple[nn.Module, dict[Any, Any]]:
     if not any(isinstance(value, torch.Tensor) for value in given.values()):
         raise source.refused(f"{source.build}() gives no tensor to call the model with; {_HOW}")
     return made[0], given
+
+
+def _remembers(own: OwnModel, example: torch.Tensor, first: Answer) -> bool:
+    """True if a forward computes something else after forwards that have changed buffers."""
+    later = (observe_call(own.model, lambda: own.called(example.clone())) for _ in range(CALLS))
+    return any(digest(answer.floats) != digest(first.floats) for answer in later)
+
+
+def _saved(module: nn.Module, names: set[str]) -> tuple[str, ...]:
+    """Those of the buffers of these names that a state_dict holds, and that are real numbers."""
+    saved = names & module.state_dict().keys()
+    return tuple(f"model.{n}" for n in sorted(saved) if not module.get_buffer(n).is_complex())
 
 
 @dataclass

@@ -114,7 +114,8 @@ class Job:
     """One training: its events, the shapes of its data, the optimizer ("" for none) and its
     options, how the model is recomputed and compiled, and the ``layout`` over ranks, as the player
     of that layout needs it. Without ``input_grad`` the input needs no gradient. ``tied``: parameter
-    -> the tensor that fills it, if that has another name. ``dtype`` is torch's name of it."""
+    -> the tensor that fills it, if that has another name. ``buffers`` are changed by forwards, and
+    results at the end. ``dtype`` is torch's name of it."""
 
     events: tuple[Event, ...]
     dtype: str
@@ -133,6 +134,7 @@ class Job:
     lifecycle: str = "none"
     kernels: str = "default"
     tied: Mapping[str, str] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
     recompute: Recompute = Recompute()
     compile: Compile = field(default_factory=Compile)
     layers: Layers | None = None

@@ -43,13 +43,18 @@ class Name(NamedTuple):
         """The parameter whose gradient it is after one of several backwards, "" if it is none."""
         return self._before(".added")
 
+    @property
+    def buffer(self) -> str:
+        """The buffer whose value it is at the end, "" if it is none."""
+        return self._before(".buffer")
+
     def _before(self, ending: str) -> str:
         return self.kind.removesuffix(ending) if self.kind.endswith(ending) else ""
 
     @property
     def module(self) -> str:
         """The module that has the parameter."""
-        return (self.gradient_of or self.kind).rpartition(".")[0]
+        return (self.gradient_of or self.buffer or self.kind).rpartition(".")[0]
 
 
 @lru_cache(4096)

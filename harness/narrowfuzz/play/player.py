@@ -231,12 +231,17 @@ def keep_gradients(trace: Trace, run: Training, called: str = "grad") -> None:
 
 
 def keep_state(trace: Trace, run: Training, *, job: Job) -> None:
-    """Record the gradients that exist at the end, and the parameters if steps have moved them."""
+    """Record the gradients that exist at the end, the parameters if steps have moved them, and
+    buffers that forwards change."""
     for name, parameter in run.model.named_parameters():
         if parameter.grad is not None:
             keep(trace, run, f"{name}.grad", parameter.grad)
         if job.moves:
             keep(trace, run, name, parameter.detach())
+    if job.buffers:
+        for name in job.buffers:
+            buffer = run.model.get_buffer(name).to(torch.float32, copy=True)
+            keep(trace, run, f"{name}.buffer", buffer)
 
 
 def innermost(t: Any) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import BY_CHANCE, Evidence
@@ -158,6 +159,8 @@ def _why_not_added(evidence: Evidence) -> str:
     spec = evidence.spec
     if spec.microbatches == 1 or spec.steps > 1 or not spec.trains:
         return "not several microbatches of one step"
+    if MODELS[spec.model].remembers:
+        return "what a forward computes depends on the forwards before it"
     return "a random model draws anew for each" if evidence.twin is None else ""
 
 

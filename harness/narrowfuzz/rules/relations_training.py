@@ -169,11 +169,15 @@ def _compared(
 def _pairs(
     events: tuple[Event, ...], others: tuple[Event, ...], results: dict[str, F32]
 ) -> Iterator[tuple[str, str]]:
-    """Names of the same result in both runs, in the order they are computed."""
+    """Names of the same result in both runs, in the order they are computed. Buffers may count
+    evaluations, so they are the same only after as many forwards."""
     mine, theirs = _names(events), _names(others)
     yield from ((mine[key], theirs[key]) for key in mine if key in theirs)
+    roles = {"grad_parameter", "clipped", "parameter", "loss_scale", "norm"}
+    if _forwards(events) == _forwards(others):
+        roles.add("buffer")
     for name in results:
-        if role_of(name) in ("grad_parameter", "clipped", "parameter", "loss_scale", "norm"):
+        if role_of(name) in roles:
             yield name, name
 
 
@@ -186,6 +190,10 @@ def _names(events: tuple[Event, ...]) -> dict[_Key, str]:
     for i, key in enumerate(backwards):
         found[key] = _called("grad_input", i, len(backwards))
     return found
+
+
+def _forwards(events: tuple[Event, ...]) -> int:
+    return sum(isinstance(event, Forward) for event in events)
 
 
 def _called(kind: str, which: int, of: int) -> str:

@@ -109,6 +109,8 @@ def role_of(name: str) -> str:
         return name
     if clipped:
         return "clipped"
+    if name.endswith(".buffer"):
+        return "buffer"
     return "grad_parameter" if name.endswith(".grad") else "parameter"
 
 

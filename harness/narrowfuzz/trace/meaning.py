@@ -25,6 +25,7 @@ _RESULTS = {
     "clipped": "clipped gradient",
     "state": "optimizer state",
     "loss_scale": "scale of the loss",
+    "buffer": "buffer",
     "parameter": "parameter",
 }
 _TENSORS = {
@@ -308,6 +309,8 @@ def _result(role: str, at: At) -> str:
         return f"gradient of {name.gradient_of}"
     if name.clipped_of:
         return f"clipped gradient of {name.clipped_of}"
+    if name.buffer:
+        return f"buffer {name.buffer}"
     if role in ("parameter", "state") and "." in name.kind:
         return f"{_RESULTS[role]} {name.kind}"
     which = f" {name.number}" if name.number and role in ("output", "grad_input") else ""
