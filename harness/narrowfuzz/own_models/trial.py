@@ -111,6 +111,15 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
     if not dtype:
         dtype_name = str(kind).removeprefix("torch.")
         raise source.refused(f"its first linear is {dtype_name}: fp32, bf16 and fp16 can be judged")
+    before = _buffers(module)
+    for name, linear in linears.items():
+        _ = linear.weight
+        if _buffers(module) != before:
+            raise source.refused(
+                f"each time that the weight of {name} is read, a buffer changes, as "
+                "torch.nn.utils.parametrizations.spectral_norm changes it in training mode: "
+                "narrowfuzz reads weights to judge products. Build it without, or in eval()"
+            )
     return linears, dtype
 
 

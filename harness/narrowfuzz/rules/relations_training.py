@@ -13,6 +13,7 @@ import msgspec
 from narrowfuzz.case.altered import evaluations_dropped, in_order, reloads_dropped
 from narrowfuzz.case.event_data import with_events
 from narrowfuzz.case.events import Backward, Event, Forward, Open, Step, numbered
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import BY_CHANCE, Evidence, same_bits
@@ -31,8 +32,10 @@ _Key = tuple[int, int]
 def check_evaluations(evidence: Evidence) -> Iterator[Verdict]:
     """R24: forwards without an autograd graph (evaluations) change no result of a training."""
     spec = evidence.spec
-    draws = any(isinstance(e, Forward) and e.mode == "no_grad" for e in spec.events)
-    why = "its forwards draw random numbers" if evidence.twin is None and draws else ""
+    without_graph = any(isinstance(e, Forward) and e.mode == "no_grad" for e in spec.events)
+    why = "its forwards draw random numbers" if evidence.twin is None and without_graph else ""
+    if without_graph and MODELS[spec.model].remembers:
+        why = "a forward in training mode is one that later forwards remember"
     if any(isinstance(event, Open) for event in spec.events) and _three_addends(evidence):
         # the region's forwards share the cast of a weight that the evaluation made
         why = "in a region an evaluation changes the order in which a weight's gradients are added"
