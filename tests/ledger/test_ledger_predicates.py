@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from narrowfuzz.ledger.facts import FACTS
+from narrowfuzz.case.spec import Case, Clipping, DataSpec, Spec, ValueClass
+from narrowfuzz.ledger.facts import FACTS, Context
 from narrowfuzz.ledger.ledger import Entry, Match, load_entries
+from narrowfuzz.machine.machine import Machine
 
 ENTRIES = load_entries()
 #: The pieces of a fingerprint: rule, role, arm, symptom, family.
@@ -50,3 +52,18 @@ def test_the_same_symptom_for_another_reason_is_not_explained(entry: Entry, matc
         asks = "message" in conditions or not any("(" in g for g in match.fingerprints)
         assert asks, "a crash of one type in one function may have another reason"
     assert set(conditions) <= set(FACTS)
+
+
+@pytest.mark.parametrize(
+    ("clipping", "values", "explained"),
+    [("norm_inf", "inf_nan", True), ("norm_inf", "gaussian", False), ("norm", "inf_nan", False)],
+)
+def test_a_norm_on_gloo_is_known_only_where_it_may_be_nan(
+    clipping: Clipping, values: ValueClass, explained: bool
+) -> None:
+    case = Case(spec=Spec(recipe="torch.bf16", clipping=clipping), data=DataSpec(values=values))
+    (entry,) = (entry for entry in ENTRIES if entry.id == "gloo-max-drops-nan")
+    found = "S10--norm--sharded_processes--differs from threads--torch"
+    context = Context(case, Machine((), "3.12.0", {}, {}))
+    assert entry.explains(found, context) is explained
+    assert not entry.explains(found.replace("norm", "output"), context)

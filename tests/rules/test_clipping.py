@@ -165,3 +165,17 @@ def test_a_rank_without_a_part_of_a_gradient_is_known_not_to_clip() -> None:
     judged = Judge(recipes(), load_ledger()).judge(drawn)
     assert not judged.causes
     assert {v.explained_by for v in judged.known} == {"clip-norm-inf-empty-shard"}
+
+
+def test_the_largest_of_no_gradients_is_refused_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight of no inputs has no largest gradient, and torch says so. Others are reported."""
+    nothing = case("torch.fp32", m=1, k=0, n=1, clipping="norm_inf")
+    judged = judge().judge(nothing)
+    assert ("contract", "backward", "ok") in statuses(judged) and not judged.causes
+
+    def norm(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("numel() == 0")
+
+    monkeypatch.setattr(torch.nn.utils.clip_grad, "_get_total_norm", norm)
+    (verdict,) = judge().judge(nothing).causes
+    assert verdict.symptom.startswith("unclear refusal of an empty dimension")

@@ -103,9 +103,17 @@ def _as_a_loop() -> Iterator[None]:
 
         return step
 
+    def make_init(original: Any) -> Any:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            self._step_supports_amp_scaling = False  # GradScaler then divides, not the step
+
+        return init
+
     with ExitStack() as stack:
         for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
             stack.enter_context(attribute_replaced(kind, "step", make))
+            stack.enter_context(attribute_replaced(kind, "__init__", make_init))
         yield
 
 

@@ -34,6 +34,8 @@ _UNTRACED = "Triton's interpreter takes no fake tensors"
 _INTERPRETED = "without a GPU no compiler traces the Triton kernels that this model calls"
 #: Matches a refusal whose rule is not about sizes.
 _NO_SIZE = re.compile(r"only .{0,80}\bsupported", re.I)
+#: How torch refuses the norm of order infinity of gradients that have no elements: clearly.
+_NO_NORM = "norm on an empty tensor because the operation does not have an identity"
 #: Matches torch's errors about tensors without elements, such as those of an expert to which no row
 #: is sent.
 _EMPTY = re.compile(r"numel\(\) == 0|to have non-zero size|tensor of 0 elements")
@@ -167,6 +169,8 @@ def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) ->
         stage = evidence.traces.get(BY_NAME[arm].stage)
         native = evidence.native(arm) and (stage is None or stage.error is not None)
         return f"fails only {'on other kernels' if native else other}", ""
+    if spec.clipping == "norm_inf" and _NO_NORM in error.message:
+        return None
     states_rule = RULE.search(error.message)
     empty = 0 in (spec.tokens, spec.k, spec.n) or _EMPTY.search(error.message)
     if empty and not (evidence.refusal and states_rule):
