@@ -46,6 +46,14 @@ class Forgets(Counts):
         state[prefix + "tokens"] = torch.zeros(4)
         super()._load_from_state_dict(state, prefix, *how)
 def forgets(): return Forgets(0.0), torch.randn(16, 8)
+class Once(Counts):
+    def forward(self, x):
+        if self.tokens.sum() > 16: raise IndexError("no room")
+        return super().forward(x)
+def once(): return Once(0.0), torch.randn(16, 8)
+def spectral():
+    linear = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+    return nn.Sequential(linear), torch.randn(16, 8)
 def biased(): return Counts(0.25), torch.randn(16, 8)
 def normed():
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(16, 8)
@@ -125,6 +133,18 @@ def test_a_recompute_that_chooses_other_experts_is_a_finding(judged: Judged) -> 
     judgement = judged("biased", TWO_STEPS, "full", known=True)
     assert {verdict.rule for verdict in judgement.causes} == {"O12"}
     assert "as in its forward" in judgement.causes[0].sentence()
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        ("once", "calling it several times in a row raised IndexError: no room"),
+        ("spectral", "each time that the weight of 0 is read, a buffer changes"),
+    ],
+)
+def test_what_cannot_be_repeated_is_refused(judged: Judged, build: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        judged(build, TWO_STEPS)
 
 
 def test_microbatches_of_what_remembers_are_not_added(judged: Judged) -> None:

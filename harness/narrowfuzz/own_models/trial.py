@@ -55,7 +55,7 @@ def tried(source: Source) -> Model:
         answers, unreached, operators = _answers(source, own, example, called)
         _check_buffers(source, module, own, example, changing)
         count = _vocabulary(example, found, called) if ids else 0
-        remembers = bool(changing.names) and _remembers(own, example, answers[0])
+        remembers = bool(changing.names) and _remembers(source, own, example, answers[0])
     fixed = _sizes(source, example, sum(t.numel() for t in answers[0].floats), count) | {
         "heads": 1,
         "attention": "flash",
@@ -200,9 +200,13 @@ def _built(source: Source) -> tuple[nn.Module, dict[Any, Any]]:
     return made[0], given
 
 
-def _remembers(own: OwnModel, example: torch.Tensor, first: Answer) -> bool:
-    """True if a forward computes something else after forwards that have changed buffers."""
-    later = (observe_call(own.model, lambda: own.called(example.clone())) for _ in range(CALLS))
+def _remembers(source: Source, own: OwnModel, example: torch.Tensor, first: Answer) -> bool:
+    """True if a forward computes something else after forwards that have changed buffers. Raises
+    ValueError if it fails after them."""
+    try:
+        later = [observe_call(own.model, lambda: own.called(example.clone())) for _ in range(CALLS)]
+    except Exception as error:
+        raise source.refused(raised("calling it several times in a row", error)) from error
     return any(digest(answer.floats) != digest(first.floats) for answer in later)
 
 
