@@ -119,6 +119,7 @@ def job_of(spec: Spec, arm: Arm, device: str, events: tuple[Event, ...] | None =
     return replace(
         _job(spec, device, events_of(spec) if events is None else events, stepping),
         lifecycle=spec.lifecycle,
+        buffers=MODELS[spec.model].saved_buffers,
         kernels="native" if arm.native else "default",
         recompute=Recompute(arm.checkpoint, *MODELS[spec.model].recomputed(spec)),
         compile=_compiled(spec, arm, device) if arm.compiler else Compile(),
@@ -147,7 +148,6 @@ def _job(
         autocast=True in narrow,
         input_layout=spec.input_layout,
         grad_layout=spec.grad_layout,
-        buffers=MODELS[spec.model].saved_buffers,
     )
 
 
