@@ -172,6 +172,15 @@ def test_what_an_evaluation_counts_is_no_finding(judged: Judged) -> None:
     assert not judgement.causes
 
 
+def test_a_forward_in_training_mode_is_no_evaluation_to_what_remembers(judged: Judged) -> None:
+    """Its counts choose other experts afterwards, with a graph or without."""
+    dropped = Forward(), Backward(of=(0,)), Forward(mode="no_grad"), Forward(), Backward(of=(2,))
+    for build, status in (("biased", "not_applicable"), ("counted", "ok")):
+        judgement = judged(build, dropped)
+        assert {v.status for v in judgement.verdicts if v.rule == "R24"} == {status}
+        assert not judgement.causes
+
+
 def test_a_reload_that_loses_a_buffer_is_a_finding(judged: Judged) -> None:
     reloaded = Forward(), Backward(of=(0,)), Step(), Reload(), Forward(), Backward(of=(1,))
     assert not judged("counted", reloaded).causes
