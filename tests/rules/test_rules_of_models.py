@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz.case.spec import OPTIMIZERS, Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
 from narrowfuzz.operators.attention_statistics import OFF_BESIDE_A_MASK
@@ -677,3 +679,22 @@ class TestRatio:
         got = exact + np.float32(2.0**-9)
         assert self.judge(got, eager=exact).status == "ok"
         assert self.judge(exact + np.float32(2.0**-5), eager=exact).status == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("lifecycle", "layout", "status"),
+    [
+        ("deepcopy", "strided", "not_applicable"),
+        ("deepcopy", "contiguous", "ok"),
+        ("none", "strided", "ok"),
+    ],
+)
+def test_a_reload_into_another_memory_layout_is_not_compared(
+    lifecycle: Any, layout: Any, status: str
+) -> None:
+    """A deep copy has dense weights, and torch's fp16 kernels may add up in another order."""
+    spec = Spec(recipe="torch.fp16", dtype="fp16", m=16, k=8, n=16,
+                lifecycle=lifecycle, weight_layout=layout)  # fmt: skip
+    judgement = Judge(recipes(), Ledger([])).judge(Case(spec=spec, data=DataSpec(seed=4)))
+    assert {v.status for v in judgement.verdicts if v.rule == "R20"} == {status}
+    assert not judgement.causes

@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import ROLES
@@ -41,10 +42,20 @@ def check_reload(evidence: Evidence) -> Iterator[Verdict]:
     if base_of(evidence) is None:
         yield plain("R20", evidence.base, "output", "not_applicable")
         return
+    if why := other_layout(evidence.spec):
+        yield plain("R20", evidence.base, "output", "not_applicable", why)
+        return
     verdicts = list(_same_after(evidence, "R20", "reload", "cannot be loaded"))
     yield from verdicts
     if [v.role for v in verdicts] == ["state"]:
         yield from _same_after(evidence, "R20", "reload_trusted", "cannot be restored")
+
+
+def other_layout(spec: Spec) -> str:
+    """Why a new model that loads the state has its weights in another memory layout, for which
+    kernels may add up in another order; "" if it has not."""
+    copied = spec.lifecycle == "deepcopy" and spec.weight_layout == "strided"
+    return "a deep copy has dense weights, the model that is built anew strided ones" * copied
 
 
 def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iterator[Verdict]:

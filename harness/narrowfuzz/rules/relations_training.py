@@ -17,6 +17,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import BY_CHANCE, Evidence, same_bits
+from narrowfuzz.rules.relations_state import other_layout
 from narrowfuzz.rules.rule import diverged, diverged_from, plain
 from narrowfuzz.rules.whole import role_of
 from narrowfuzz.trace.address import At
@@ -48,7 +49,8 @@ def check_evaluations(evidence: Evidence) -> Iterator[Verdict]:
 def check_reloads(evidence: Evidence) -> Iterator[Verdict]:
     """R25: a training that is saved, and loaded into a new model, continues with the same bits."""
     changed = reloads_dropped(evidence.spec.events)
-    why = "a new model draws random numbers" if evidence.twin is None else ""
+    why = other_layout(evidence.spec)
+    why = "a new model draws random numbers" if evidence.twin is None else why
     yield _same_training(
         evidence, "R25", changed, "without its reloads", "changed by a reload", why
     )
