@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import get_args
 import pytest
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
-from narrowfuzz.campaign.slices import FIRST, Models
+from narrowfuzz.campaign.slices import AGAIN, FIRST, Models, Slice, in_turn
 from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
 from narrowfuzz.recipe.recipe import load_recipes
@@ -95,3 +96,33 @@ def test_what_no_compiler_sees_has_no_slice_on_a_compiled_rung() -> None:
         of = Generator(Config(out=Path()), [recipe], [], random.Random(1), recipe.plan)
         kinds = {one.kind for one in of.slices(FIRST, get_args(Compile))}
         assert "none" in kinds and bool(kinds - {"none", "sharded"}) == compiled
+
+
+def served(first: list[Slice], again: list[Slice], seconds: float, end: float) -> list[Slice]:
+    """The slices that are served in this time, if each compiled one takes ``seconds`` and the
+    compiler may have half of the time."""
+    spent, found = {True: 0.0, False: 0.0}, []
+    for now in in_turn(first, again, lambda: spent[True] > spent[False]):
+        found.append(now)
+        spent[now.compiled] += seconds if now.compiled else now.seconds
+        if sum(spent.values()) > end:
+            return found
+    raise AssertionError("slices come for ever")
+
+
+def test_compiled_slices_wait_while_the_compiler_has_had_its_share() -> None:
+    """However long they take; and of each kind every slice has its turn, in order."""
+    quick, slow = (served([*FIRST], [*AGAIN], seconds, 3000.0) for seconds in (0.5, 60.0))
+    in_order = itertools.islice(itertools.chain(FIRST, itertools.cycle(AGAIN)), len(quick))
+    assert quick == [*in_order]
+    assert 24 <= sum(one.compiled for one in slow) <= 26, "half of fifty minutes"
+    for compiled in (True, False):
+        mine = [one for one in slow if one.compiled == compiled]
+        order = itertools.chain(FIRST, itertools.cycle(AGAIN))
+        kind = (one for one in order if one.compiled == compiled)
+        assert mine == [*itertools.islice(kind, len(mine))]
+
+
+def test_compiled_slices_do_not_wait_for_others_that_do_not_come() -> None:
+    alone = [one for one in AGAIN if one.compiled]
+    assert len(served([], alone, 60.0, 3000.0)) == 51

@@ -52,6 +52,24 @@ def test_a_slow_machine_draws_the_same_cases() -> None:
     assert len(set(fast)) > 50
 
 
+def test_no_eager_case_runs_twice() -> None:
+    """Though Hypothesis draws half of them again: it changes one part of an example at a time."""
+    recipe, found = RECIPES[PLAIN], list[str]()
+    of = Generator(COUNTED, [recipe], [], random.Random(3), recipe.plan)
+    judgement: Any = SimpleNamespace(verdicts=[])
+
+    def serve(batch: tuple[Case, ...]) -> None:
+        for case in batch:
+            found.append(case.id)
+            of.remember(case, judgement)
+
+    for _ in range(4):
+        of.converted_models("none", "linears", lambda: True, serve)
+        of.converted_models("none", "models", lambda: True, serve)
+        of.sharded(lambda: True, serve)
+    assert len(found) == len(set(found)) > 100
+
+
 @pytest.mark.heavy
 def test_with_a_time_to_fill_results_steer_what_is_compiled() -> None:
     """Else the test above could not fail."""

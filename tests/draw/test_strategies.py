@@ -392,10 +392,6 @@ def test_a_forward_alone_has_a_ladder_of_its_output() -> None:
     assert {d.gemm for d in forward if d.regime == "ladder"} == {"output"}
 
 
-def test_hardly_any_case_is_drawn_twice() -> None:
-    assert len({c.id for c in many_cases()}) > 0.75 * len(many_cases())
-
-
 def test_a_batch_shares_one_spec_and_varies_its_data() -> None:
     found = drawn(batches(specs(ALL), draws=5), 30)
     for batch in found:

@@ -155,6 +155,9 @@ class Generator:
         self.garbage = Collector()
         #: Pairs of features that have run.
         self.seen: set[Pair] = set()
+        #: Ids of the cases that have run: Hypothesis changes one part of an example and keeps the
+        #: others, so half of what it draws has been drawn before.
+        self.ran: set[str] = set()
         #: Keys of the compiled Specs that have been drawn, and of the schedules that have been
         #: played.
         self.served: set[str] = set()
@@ -247,6 +250,10 @@ class Generator:
             # long as any other, and shows least
             if not more() or (not eager and drawn.count(drawn[0]) == len(drawn)):
                 return
+            if eager:
+                drawn = [*filter(None, map(self._new, drawn))]
+            if not drawn:
+                return
             chosen = max(drawn, key=worth)
             if not eager:
                 if self.rng.random() < _NEAR_BOUND_CHANCE:
@@ -324,8 +331,8 @@ class Generator:
         some = batches(specs, draws=_SHARDED_DRAWS)
 
         def take(batch: tuple[Case, ...]) -> None:
-            if more():
-                serve(batch)
+            if more() and (new := self._new(batch)):
+                serve(new)
 
         self._generate(some, take, _FEW_SHARDED if self.counted else 40)
 
@@ -349,6 +356,7 @@ class Generator:
         """Record the case's pairs of features, which are not novel any more, and the case itself if
         it came close to its bound: it may be worth compiling."""
         self.seen.update(pairs(case))
+        self.ran.add(case.id)
         if self.counted or case.spec.compile != "none" or case.spec.events:
             return  # a graph cannot play every event
         shares = (v.factor for v in judgement.verdicts if v.rule == "O6" and v.status == "ok")
@@ -433,6 +441,11 @@ class Generator:
         if not eager:
             return _FEW_COMPILED
         return _FEW_LINEARS if wanted == "linears" else _FEW_MODELS
+
+    def _new(self, batch: tuple[Case, ...]) -> tuple[Case, ...]:
+        """The cases of the batch that have not run, each once."""
+        cases = {case.id: case for case in batch}
+        return tuple(case for key, case in cases.items() if key not in self.ran)
 
     def _novelty(self, batch: tuple[Case, ...]) -> int:
         """Number of the batch's pairs of features that this worker has not run yet; -1 for a

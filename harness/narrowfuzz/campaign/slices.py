@@ -3,8 +3,9 @@ that are reshuffled when used up."""
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -31,6 +32,11 @@ class Slice(NamedTuple):
     data: float = 0.75
     #: It serves at least this number of draws, however fast it was compiled.
     least: int = 20
+
+    @property
+    def compiled(self) -> bool:
+        """True if the slice's models are compiled."""
+        return self.kind not in ("none", "schedule", "sharded")
 
 
 _LINEARS, _MODELS = Slice("none", 5.0, "linears"), Slice("none", 2.5, "models")
@@ -112,6 +118,35 @@ _IN_TURN: tuple[Slice, ...] = (
 _NAMED = {one.kind for one in (*FIRST, *_IN_TURN)}
 #: The slices above, and one for each other compiler.
 AGAIN = (*_IN_TURN, *(Slice(word, 4.0) for word in COMPILERS if word not in _NAMED))
+
+#: Compiled slices that came while compiling had taken too much time, and are served later: at most
+#: this number of them, so that they do not come all at once then.
+_OWED = 4
+
+
+def in_turn(
+    first: Sequence[Slice], again: Sequence[Slice], overspent: Callable[[], bool]
+) -> Iterator[Slice]:
+    """The slices of ``first``, then those of ``again`` over and over. Compiled ones wait while
+    compiling has ``overspent`` its time, and others take their place: one compiled model may
+    outlast its slice ten times."""
+    order = itertools.chain(first, itertools.cycle(again))
+    if all(one.compiled for one in again):
+        yield from order
+        return
+    compiled = itertools.chain(
+        [one for one in first if one.compiled],
+        itertools.cycle([one for one in again if one.compiled]),
+    )
+    owed = 0
+    for now in order:
+        if now.compiled:
+            owed = min(owed + 1, _OWED)
+        else:
+            yield now
+        while owed and not overspent():
+            owed -= 1
+            yield next(compiled)
 
 
 @dataclass

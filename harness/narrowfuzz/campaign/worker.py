@@ -36,7 +36,7 @@ from narrowfuzz.campaign.first import dealt
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
 from narrowfuzz.campaign.journal import Journal, Writing
 from narrowfuzz.campaign.raised import innermost
-from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
+from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice, in_turn
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.kind import LAYERS, kind_of
 from narrowfuzz.case.spec import Case, Spec, load_case
@@ -64,6 +64,9 @@ _CORE = tuple(o for o in RULES if not o.reruns)
 #: Resident memory, in bytes, above which a worker is replaced by a fresh process.
 _LARGE = 3 * 2**30
 _REPORT_EVERY = 0.5
+#: Compiled slices take at most this share of the time that slices take. The compiler would take
+#: most of a run's first minute.
+_COMPILED_SHARE = 0.5
 #: Seconds, in all, for making smaller what only one side of a comparison shows.
 _TOGETHER_SECONDS = 20.0
 #: The share of a run's time that triage may take before the requested configuration has been
@@ -191,13 +194,15 @@ class Worker:
         #: seconds.
         self.waiting: list[tuple[Case, Any, tuple[Case, ...]]] = []
         self.holding, self.triage_at_once = False, _AT_ONCE * 60.0 * config.minutes
+        #: Seconds spent on slices: on compiled ones (True), and on others.
+        self.spent = {True: 0.0, False: 0.0}
         self.generator = Generator(
             config,
             self.recipes,
             self.stateful,
             rng,
             self.judge.plan,
-            lambda: time.monotonic() - self.triage_seconds,
+            self._clock,
         )
         self.counts: Counter[Any] = Counter()
         #: Keys that are counted once only, such as recipe, arm, model and layer that were judged.
@@ -225,11 +230,23 @@ class Worker:
         again = self.generator.slices(AGAIN, rungs)
         # a process that replaces a worn-out one continues after the first slices
         first = [] if self.place.generation else self.generator.slices(FIRST, rungs)
-        for now in itertools.chain(first, itertools.cycle(again)):
+        for now in in_turn(first, again, self._compiled_overspent):
             if time.monotonic() >= self.deadline or self.over:
                 break
             seconds = math.inf if self.config.cases else now.seconds
+            started = self._clock()
             self.serve(now, min(self.deadline, time.monotonic() + seconds))
+            self.spent[now.compiled] += self._clock() - started
+
+    def _clock(self) -> float:
+        """Seconds, without those of triage."""
+        return time.monotonic() - self.triage_seconds
+
+    def _compiled_overspent(self) -> bool:
+        """Have compiled slices taken more than their share of the time so far? Never if the number
+        of cases is given: then no clock steers what is drawn."""
+        compiled, others = self.spent[True], self.spent[False]
+        return not self.config.cases and compiled > _COMPILED_SHARE * (compiled + others)
 
     def _begin(self) -> None:
         """Judge this worker's part of the cases that come before any is drawn. Their divergences
