@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 from narrowfuzz.case.events import Backward, Event, Forward, Reload, Step
-from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
@@ -18,6 +18,7 @@ from narrowfuzz.ledger.mitigations import CURES
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.report.judged import blocked_arms
 from narrowfuzz.trace.verdict import fingerprint
 from torch.utils.checkpoint import checkpoint
 
@@ -55,6 +56,11 @@ def spectral():
     linear = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
     return nn.Sequential(linear), torch.randn(16, 8)
 def biased(): return Counts(0.25), torch.randn(16, 8)
+class Assigns(Counts):
+    def forward(self, x):
+        self.tokens = self.tokens + 1.0
+        return self.experts(x)
+def assigns(): return Assigns(0.0), torch.randn(16, 8)
 def normed():
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(16, 8)
 """
@@ -105,6 +111,37 @@ def test_every_run_begins_with_what_is_built(judged: Judged, build: str) -> None
     model = MODELS[judgement.case.spec.model]
     assert model.changing[-1] in ("model.tokens", "model.1.running_var")
     assert model.operators is not None, "its backward was tried, too"
+
+
+def test_ranks_count_rows_of_their_own() -> None:
+    """So their counts are not compared, neither with one process's nor with one another's."""
+    spec = Spec(recipe="torch.fp32", model="balanced_experts", dtype="fp32")
+    spec = fixed(msgspec.structs.replace(spec, m=16, k=16, n=16), RECIPES["torch.fp32"])
+    name, data = "router.counts.buffer", DataSpec(seed=2)
+    judge = Judge(RECIPES, Ledger([]), frozenset({"eager"}))
+    alone = judge.observe(Case(spec=spec, data=data)).traces["eager"].outputs
+    assert alone[name].sum() == 2 * 16, "two experts for each row"
+    spread = msgspec.structs.replace(spec, sharding=Sharding(data=2))
+    judge = Judge(RECIPES, Ledger([]), frozenset({"eager", "sharded"}))
+    judgement = judge.judge(Case(spec=spread, data=data))
+    assert [v.sentence() for v in judgement.causes] == [] and judgement.ran
+    made = judge.observe(Case(spec=spread, data=data)).traces["sharded"].ranks
+    assert len(made) == 2
+    assert all(one.outputs and name not in one.outputs for one in made)
+
+
+def test_a_checkpoint_that_dynamo_leaves_out_is_never_judged_and_says_so(tmp_path: Path) -> None:
+    """It compiles no checkpoint of a function that assigns to a buffer."""
+    (file := tmp_path / "assigns.py").write_text(SOURCE)
+    (model,) = register(f"{file}:assigns")
+    spec = fixed(Spec(recipe="torch.fp32", model=model.name, dtype="fp32"), RECIPES["torch.fp32"])
+    spec = msgspec.structs.replace(spec, compile="aot_eager", checkpoint="full")
+    arms = frozenset({"eager", "eager+checkpoint", "aot_eager+checkpoint"})
+    verdicts = Judge(RECIPES, Ledger([]), arms).judge(Case(spec=spec, data=DataSpec())).verdicts
+    why = "0 of 2 compiled graphs ran; Dynamo ran the rest in eager mode"
+    assert blocked_arms(verdicts, spec.recipe, spec.model) == {
+        ("blocked", spec.recipe, "aot_eager+checkpoint", spec.model, why)
+    }
 
 
 @pytest.mark.parametrize("how", ["full", "reentrant", "selective"])

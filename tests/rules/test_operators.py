@@ -99,6 +99,17 @@ def test_a_mode_is_entered_at_the_first_draw_and_for_attention_at_every_fourth(
         assert seen == want, model
 
 
+@pytest.mark.parametrize("focus", [None, 0, 3])
+def test_sums_without_an_order_are_known_on_every_draw(
+    recipes: dict[str, Any], focus: int | None
+) -> None:
+    """Else later draws on several threads would compare bits that differ by chance."""
+    for threads in (1, 2):
+        case = case_of("chosen_experts", m=16, k=16, n=16, threads=threads)
+        evidence = judge_of(recipes).observe(case, focus=focus)
+        assert evidence.by_chance("output") == (threads == 2)
+
+
 def test_an_aot_eager_graph_calls_sums_too(recipes: dict[str, Any]) -> None:
     case = case_of("mlp_swiglu", compile="aot_eager")
     judge = judge_of(recipes, "eager", "aot_eager")

@@ -26,6 +26,8 @@ from narrowfuzz.recipe.recipe import Recipe
 
 #: The name prefixes where there is a single model: one, which is empty.
 _ONE_MODEL = ("",)
+#: Buffers are not compared: each rank has its own, which its own rows change.
+_NO_BUFFERS: tuple[str, ...] = ()
 
 
 def job_on_ranks(spec: Spec, arm: Arm, device: str) -> Job:
@@ -33,14 +35,16 @@ def job_on_ranks(spec: Spec, arm: Arm, device: str) -> Job:
     job, scales = job_of(spec, arm, device), layout_of(spec).scales
     if job.loss_scaling == "grad_scaler" and scales:
         job = replace(job, loss_scaling=scales)
-    return replace(job, tied=_filled_from(spec, _stages(spec)), layout=laid_out(spec))
+    tied, layout = _filled_from(spec, _stages(spec)), laid_out(spec)
+    return replace(job, tied=tied, layout=layout, buffers=_NO_BUFFERS)
 
 
 def job_alone(spec: Spec, device: str) -> Job:
     """The same training in one process, on the rows of one data-parallel rank or, where ranks share
     experts, on those of all these ranks."""
     own = spec if copies_of(spec) else single_process_spec(spec)
-    job = replace(job_of(own, EAGER, device), tied=_filled_from(spec, prefixes(spec)))
+    job = job_of(own, EAGER, device)
+    job = replace(job, tied=_filled_from(spec, prefixes(spec)), buffers=_NO_BUFFERS)
     if spec.sharding.experts:  # the caller has already rotated each rank's rows
         job = replace(job, events=tuple(map(_without_row_shift, job.events)))
     return job

@@ -239,7 +239,8 @@ class _Run:
         ran, needed = program._tap.calls, sum(map(_graphs, self.job.events))
         if self.arm.compiler and ran < needed:
             # Dynamo falls back to eager without a word; such a run would pass every comparison
-            return Trace(self.arm.name, unusable_because=f"{ran} of {needed} compiled graphs ran")
+            why = f"{ran} of {needed} compiled graphs ran; Dynamo ran the rest in eager mode"
+            return Trace(self.arm.name, unusable_because=why)
         watch = program._tap.watch if self.watch is None else self.watch
         recorded = _Recorded(
             player.in_order(self.played.kept),
@@ -373,17 +374,18 @@ def _watches_operators(program: Program, spec: Spec, focus: int | None) -> bool:
     """Does this run of an eager model record the calls of attention and other operators?
 
     That takes a dispatch mode, which runs Python for every kernel, and emulated formats run
-    thousands of kernels. So it is entered on a Spec's first draw, which has no ``focus``. If the
-    model has attention, it is also entered on every fourth draw, and on a GPU on every draw, as
-    the order of attention's sums may not be fixed there. A model that is one operator always runs
-    in it. An arm with checkpoints runs the same kernels as the plain one, so it is entered there
-    only for models that have attention or are one operator.
+    thousands of kernels. So it is entered on a Spec's first draw, which has no ``focus``, and if
+    the model has attention on every fourth draw. A model that is one operator always runs in it,
+    and so does every model on a GPU or on several threads, where kernels may add up in no fixed
+    order: only a recorded call says so. An arm with checkpoints runs the same kernels as the plain
+    one, so it is entered there only for models that have attention or are one operator.
     """
     attends, single_operator = program.description.attends, spec.single_operator
     if program.arm.checkpoint and not attends and not single_operator:
         return False
-    fourth = program.device != "cpu" or (focus or 0) % 4 == 0
-    return focus is None or single_operator or (attends and fourth)
+    if focus is None or single_operator or program.device != "cpu" or spec.threads > 1:
+        return True
+    return attends and focus % 4 == 0
 
 
 def _graphs(event: Event) -> int:

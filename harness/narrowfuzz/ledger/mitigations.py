@@ -90,7 +90,8 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
     from torch.nn.modules import module as hooks
     from torch.utils._python_dispatch import _disable_current_modes as unseen
 
-    before: list[dict[str, Tensor]] = []
+    # by module: on ranks that are threads, modules of several models are called at a time
+    before: dict[Any, dict[str, Tensor]] = {}
 
     def recomputing(module: Any) -> bool:
         return bool(module._buffers) and _C._current_graph_task_id() != -1
@@ -99,12 +100,12 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
         if recomputing(module):
             with unseen():  # a selective checkpoint knows only operations that the forward ran
                 buffers = module._buffers.items()
-                before.append({name: b.clone() for name, b in buffers if b is not None})
+                before[module] = {name: b.clone() for name, b in buffers if b is not None}
 
     def restore(module: Any, args: Any, output: Any) -> None:
         if recomputing(module):
             with unseen():
-                for name, buffer in before.pop().items():
+                for name, buffer in before.pop(module).items():
                     module._buffers[name].data.copy_(buffer)
 
     handles = (

@@ -136,6 +136,29 @@ class Router(nn.Module):
         return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), chosen
 
 
+class BalancedRouter(Router):
+    """A router that balances its experts, as trainers of large mixtures do: a bias, of which no
+    weight depends, helps to choose; rows are counted; and an auxiliary loss adds to the gradient
+    what evens the experts' shares out."""
+
+    def __init__(self, dim: int, experts: int, top_k: int) -> None:
+        super().__init__(dim, experts, top_k)
+        self.register_buffer("bias", torch.linspace(-0.125, 0.125, experts))
+        self.register_buffer("counts", torch.zeros(experts, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = F.linear(x, self.weight).float().sigmoid()
+        chosen = (scores + self.bias).topk(self.top_k, dim=-1).indices
+        rows = (chosen[..., None] == torch.arange(len(self.bias), device=x.device)).sum((0, 1))
+        if self.training:
+            with torch.no_grad():
+                self.counts.add_(rows)
+        weights = scores.gather(-1, chosen)
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        loss = (scores.mean(0) * rows).sum() / max(chosen.numel(), 1)
+        return (weights + (loss - loss.detach())).to(x.dtype), chosen
+
+
 class LoopedExperts(nn.Module):
     """A mixture of experts, one after the other: each gets the rows that chose it, if any, padded
     with zeros to whole blocks of ``block`` rows."""
@@ -211,6 +234,14 @@ class GroupedExperts(nn.Module):
         """The experts' outputs, added up in their original rows, plus the shared expert's."""
         y = torch.zeros_like(rows).index_add(0, row, h if self.before else h * weight)
         return y + self.shared(rows)
+
+
+class BalancedExperts(GroupedExperts):
+    """``GroupedExperts`` with a router that balances them."""
+
+    def __init__(self, dim: int, hidden: int, experts: int, top_k: int) -> None:
+        super().__init__(dim, hidden, experts, top_k, False)
+        self.router = BalancedRouter(dim, experts, top_k)
 
 
 class CapacityExperts(nn.Module):

@@ -36,7 +36,7 @@ COUNTING_RULES = frozenset(
     if not rule.reruns and (rule.level == "A" or rule.name.startswith("S"))
 )
 #: Statuses that the rule "contract" gives to an arm that does not run.
-_NOT_RUN = frozenset({"not_applicable", "known", "crashed"})
+_NOT_RUN = frozenset({"not_applicable", "inconclusive", "known", "crashed"})
 JUDGED = frozenset({"ok", "diverged", "crashed", "known"})
 #: Role of a verdict on a call of an operator -> the operator, in words.
 _OPERATORS = {
@@ -113,7 +113,7 @@ def _in_the_way(one: Combination, whys: Mapping[Combination, str]) -> str:
 
 
 def _why_blocked(verdict: Verdict) -> str:
-    if verdict.status == "not_applicable":
+    if verdict.status in ("not_applicable", "inconclusive"):
         return verdict.why
     by = verdict.explained_by
     return known_issue(by) if by else "it fails: see findings"
