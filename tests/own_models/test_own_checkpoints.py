@@ -129,3 +129,90 @@ def test_a_weight_that_autocast_casts_once_is_nothing_kept(tmp_path: Path) -> No
     body = "return self.up(x)"
     (tmp_path / "mine.py").write_text(BLOCKS.format(body=body, autocast=True))
     assert not register(f"{tmp_path / 'mine.py'}:build")[0].unrepeatable
+
+
+CHUNKS = """
+import torch, torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Chunked(nn.Module):
+    '''Its head is checkpointed chunk by chunk, as for the loss of a large vocabulary.'''
+    def __init__(self, drifts):
+        super().__init__()
+        self.up, self.head, self.drifts, self.calls = nn.Linear(16, 16), nn.Linear(16, 8), drifts, 0
+
+    def loss(self, x):
+        self.calls += 1
+        x = x * (1.0 + self.drifts * self.calls)
+        return self.head(x).logsumexp(-1).sum()
+
+    def forward(self, x):
+        self.calls, parts = 0, self.up(x).chunk(4)
+        return torch.stack([checkpoint(self.loss, one, use_reentrant=False) for one in parts])
+
+class Halves(torch.autograd.Function):
+    '''y1 = x1 + f(x2), y2 = x2; backward computes x1 from y, and f once more.'''
+    @staticmethod
+    def forward(ctx, x1, x2, f, g, *weights):
+        with torch.no_grad():
+            y1 = x1 + f(x2)
+            y2 = x2 + g(y1)
+        ctx.save_for_backward(y1, y2)
+        ctx.f, ctx.g = f, g
+        return y1, y2
+
+    @staticmethod
+    def backward(ctx, d1, d2):
+        y1, y2 = (t.detach() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            y1.requires_grad_()
+            g = ctx.g(y1)
+            g.backward(d2)
+            d1 = d1 + y1.grad
+        with torch.no_grad():
+            x2 = y2 - g
+        with torch.enable_grad():
+            x2.requires_grad_()
+            ctx.f(x2).backward(d1)
+        return d1, d2 + x2.grad, None, None, *[None] * len(ctx.needs_input_grad[4:])
+
+class Reversible(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f, self.g = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        x1, x2 = x.chunk(2, -1)
+        return torch.cat(Halves.apply(x1, x2, self.f, self.g, *self.parameters()), -1)
+
+def chunked(): return Chunked(0.0), torch.randn(16, 16)
+def drifting(): return Chunked(0.5), torch.randn(16, 16)
+def reversible(): return Reversible(), torch.randn(16, 32)
+"""
+
+
+def recomputes(folder: Path, build: str) -> dict[str, set[str]]:
+    """Status -> the layers of which O13 says so, with the whole model checkpointed in full."""
+    (folder / "chunks.py").write_text(CHUNKS)
+    model = register(f"{folder / 'chunks.py'}:{build}")[0]
+    spec = _specs(model, [RECIPES["torch.fp32"]], "none", "full")[0]
+    judgement = Judge(RECIPES, load_ledger()).judge(Case(spec=spec, data=DataSpec()))
+    assert judgement.ran
+    found: dict[str, set[str]] = {}
+    for one in judgement.verdicts:
+        if one.rule == "O13":
+            found.setdefault(one.status, set()).add(one.at.layer)
+    return found
+
+
+def test_each_call_of_a_layer_is_compared_with_its_own_recompute(tmp_path: Path) -> None:
+    """A model's own checkpoints are recomputed last first."""
+    assert recomputes(tmp_path, "chunked") == {"ok": {"model.up", "model.head"}}
+    found = recomputes(tmp_path, "drifting")
+    assert found["diverged"] == {"model.head"}, "its recompute sees another factor"
+
+
+def test_what_a_reversible_layer_computes_anew_is_no_recompute(tmp_path: Path) -> None:
+    """Its input comes out of its output, with rounding errors; where it does not, it is judged."""
+    assert "diverged" not in recomputes(tmp_path, "reversible")

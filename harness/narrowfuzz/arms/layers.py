@@ -78,6 +78,7 @@ def _close(call: Call, plan: Plan, rounds: frozenset[TensorName], inverse: bool)
         rounds,
         call.forward,
         call.segment,
+        call.checkpointed,
     )
 
 

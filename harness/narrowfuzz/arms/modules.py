@@ -29,7 +29,8 @@ def at_its_module(program: Program, tensors: dict[str, F32], verdict: Verdict) -
     """
     calls = program.watched(tensors)[1]
     again = verdict.expect.at.run if isinstance(verdict.expect, Same) else ""
-    pairs = repeated(calls) if program.arm.recomputes else _same_calls(calls, program, tensors)
+    recomputes = program.arm.recomputes
+    pairs = repeated(calls, _alike) if recomputes else _same_calls(calls, program, tensors)
     for first, later in sorted(pairs, key=lambda pair: pair[1].ended):
         index = _difference(first, later)
         if index is not None:
@@ -66,13 +67,20 @@ def _difference(first: Call, later: Call) -> tuple[int, ...] | None:
     x, y = first.outputs.get("output"), later.outputs.get("output")
     if x is None or y is None or x.shape != y.shape or not x.is_floating_point():
         return None
+    if not _alike(first, later):
+        return None
+    bad = ~_same(_rows(x), _rows(y))
+    return tuple(bad.nonzero()[0].tolist()) if bad.any() else None
+
+
+def _alike(first: Call, later: Call) -> bool:
+    """Do two calls of a module get the same tensors?"""
     given = first.tensors.keys() | later.tensors.keys()
     for name in given - {"grad_output"}:
         a, b = first.tensors.get(name), later.tensors.get(name)
         if a is None or b is None or a.shape != b.shape or not _same(a, b).all():
-            return None
-    bad = ~_same(_rows(x), _rows(y))
-    return tuple(bad.nonzero()[0].tolist()) if bad.any() else None
+            return False
+    return True
 
 
 def _same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

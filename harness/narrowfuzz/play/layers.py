@@ -8,10 +8,12 @@ the operands of its GEMMs. Nothing the library computes changes.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -47,6 +49,8 @@ class Call:
     forward: int
     #: Number of the checkpoint() region of that forward in which it runs; 0: none.
     segment: int = 0
+    #: False for a recompute that not torch's checkpoint makes, but a function of the model's own.
+    checkpointed: bool = True
     weight: Any = None
     bias: Any = None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -130,8 +134,8 @@ class LayerWatch:
     def _begun(self, name: str) -> Call:
         """Record that a call of this module begins."""
         phase = "recompute" if in_backward() else "forward"
-        number = self._counts[name, phase]
-        call = Call(name, number, phase, self.place.forward, self.place.segment)
+        number, own = self._counts[name, phase], phase == "recompute" and not in_checkpoint()
+        call = Call(name, number, phase, self.place.forward, self.place.segment, not own)
         self._counts[name, phase] += 1
         self.calls.append(call)
         return call
@@ -285,3 +289,13 @@ def kept(parameter: torch.Tensor) -> torch.Tensor:
 def in_backward() -> bool:
     """True while autograd runs a backward, recomputation included."""
     return torch._C._current_graph_task_id() != -1
+
+
+def in_checkpoint() -> bool:
+    """True while torch's checkpoint recomputes for the backward that runs."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back
+    return False

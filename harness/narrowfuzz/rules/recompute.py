@@ -7,6 +7,7 @@ output and log-sum-exp) must belong to that forward.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from narrowfuzz.rules.rule import diverged, first, number, plain
 from narrowfuzz.rules.whole import equal_outputs
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Own, Same, bits
-from narrowfuzz.trace.trace import AttentionCall, Multiplied, Seen, Trace, repeated
+from narrowfuzz.trace.trace import AttentionCall, LayerCall, Multiplied, Seen, Trace, repeated
 from narrowfuzz.trace.verdict import Status, Verdict
 
 
@@ -88,10 +89,12 @@ def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
-    pairs = [
-        ((f.module, f.index, r.index), f.sites, r.sites, f.tensors, r.tensors)
-        for f, r in repeated(trace.calls)
-    ]
+    pairs = []
+    for f, r in repeated(trace.calls, same_input):
+        if r.checkpointed or same_input(f, r):
+            pairs.append(((f.module, f.index, r.index), f.sites, r.sites, f.tensors, r.tensors))
+        else:  # as in reversible layers, which compute their input from their output
+            yield plain("O13", arm, "output", "inconclusive", "the model computes its input anew")
     if not trace.calls:
         forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
         if forward is None or again is None:
@@ -120,6 +123,14 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
             yield _same_seen(arm, place, side, x, y)
 
 
+def same_input(one: LayerCall, other: LayerCall) -> bool:
+    """Did two calls of a layer get the same input, bit for bit?"""
+    x, y = one.tensors.get("input"), other.tensors.get("input")
+    if x is None or y is None or x.shape != y.shape:
+        return False
+    return bool(same_bits(x, y).all())
+
+
 #: A layer, the number of its forward call, and the number of its recompute.
 _Place = tuple[str, int, int]
 _ALONE: _Place = ("", 0, 0)
@@ -133,7 +144,11 @@ def _same_seen(arm: str, place: _Place, side: str, x: Seen, y: Seen) -> Verdict:
                 return verdict
     if x.values is not None and not _says(x.values):
         return plain("O13", arm, "output", "inconclusive", _NOTHING)
-    return plain("O13", arm, "output", "ok")
+    return _ok(arm, place)
+
+
+def _ok(arm: str, place: _Place) -> Verdict:
+    return replace(plain("O13", arm, "output", "ok"), at=At(layer=place[0]))
 
 
 _NOTHING = "nothing but zeros and NaN"
@@ -165,7 +180,7 @@ def _same(arm: str, place: _Place, what: str, before: Any, after: Any, side: str
     same = before.shape == after.shape and before.dtype == after.dtype
     bad = ~same_bits(before, after) if same else None
     if bad is not None and not bad.any():
-        return plain("O13", arm, "output", "ok")
+        return _ok(arm, place)
     at = first(bad) if bad is not None else ()
     named = what if what in ("scale", "codes") else "operands"
     # without a side it is an argument of the layer, an operand before it is quantised

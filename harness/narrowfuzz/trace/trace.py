@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import cycle
 from typing import Any, Literal, Protocol, TypeVar
 
 from numpy.typing import NDArray
@@ -88,6 +87,8 @@ class LayerCall:
     #: 0 is outside any checkpoint.
     forward: int = 0
     segment: int = 0
+    #: False for a recompute that not torch's checkpoint makes, but a function of the model's own.
+    checkpointed: bool = True
 
     @property
     def plain(self) -> bool:
@@ -113,21 +114,31 @@ class ModuleCall(Protocol):
 C = TypeVar("C", bound=ModuleCall)
 
 
-def repeated(calls: Iterable[C]) -> Iterator[tuple[C, C]]:
+def repeated(calls: Iterable[C], same_input: Callable[[C, C], bool]) -> Iterator[tuple[C, C]]:
     """Pairs of a forward call and the recomputed call that repeats it.
 
-    Calls are matched in order within the same module, forward and checkpointed segment. A graph
-    whose backward runs again recomputes again, so one forward call may be in several pairs.
+    Calls are matched in order within the same module, forward and checkpointed segment. Checkpoints
+    that a model makes by itself have no segment, and are recomputed last call first: a call that
+    has another input than the one in order is matched with any that has the same, if there is one.
+    One forward call may be in several pairs, as a graph whose backward runs again recomputes again.
     """
     first: defaultdict[tuple[str, int, int], list[C]] = defaultdict(list)
     again: defaultdict[tuple[str, int, int], list[C]] = defaultdict(list)
+    of_module: defaultdict[str, list[C]] = defaultdict(list)
     for call in calls:
-        (again if call.phase == "recompute" else first)[
-            call.module, call.forward, call.segment
-        ].append(call)
-    for place, repeats in again.items():
-        in_order = sorted(repeats, key=lambda call: call.index)
-        yield from zip(cycle(first[place]), in_order, strict=False)
+        place = call.module, call.forward, call.segment
+        if call.phase == "recompute":
+            again[place].append(call)
+        else:
+            first[place].append(call)
+            of_module[call.module].append(call)
+    for (module, forward, segment), repeats in again.items():
+        originals = first[module, forward, segment] if segment else of_module[module]
+        for n, call in enumerate(sorted(repeats, key=lambda call: call.index)):
+            if originals:
+                in_order = originals[n % len(originals)]
+                same = (one for one in (in_order, *originals) if same_input(one, call))
+                yield (next(same, in_order) if len(originals) > 1 else in_order), call
 
 
 @dataclass(frozen=True)

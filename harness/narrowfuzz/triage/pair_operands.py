@@ -11,6 +11,7 @@ from narrowfuzz.numerics.formats import FORMATS, Format, decode
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.quantiser import expected_codes, expected_scale
+from narrowfuzz.rules.recompute import same_input
 from narrowfuzz.trace.meaning import operand as operand_words
 from narrowfuzz.trace.trace import Seen, Trace, repeated
 from narrowfuzz.trace.verdict import Verdict
@@ -95,7 +96,7 @@ def recomputed(evidence: Evidence, trace: Trace, verdict: Verdict) -> Recomputed
             return None
         tensors = evidence.tensors
         return Recomputed(getattr(forward, side), getattr(again, side), tensors, tensors)
-    for first, later in repeated(trace.calls):
+    for first, later in repeated(trace.calls, same_input):
         if (later.module, later.index) == (at.layer, at.call):
             before, after = (
                 getattr(c.sites[0], side) if c.sites else Seen() for c in (first, later)
