@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
-from narrowfuzz.report.judged import blocked_arms
+from narrowfuzz.report.judged import blocked_arms, judged, judged_layers
 from narrowfuzz.rules.contract import CHANGED_IN_PLACE
 from narrowfuzz.trace.verdict import Verdict
 from torch import nn
@@ -216,3 +217,42 @@ def test_each_call_of_a_layer_is_compared_with_its_own_recompute(tmp_path: Path)
 def test_what_a_reversible_layer_computes_anew_is_no_recompute(tmp_path: Path) -> None:
     """Its input comes out of its output, with rounding errors; where it does not, it is judged."""
     assert "diverged" not in recomputes(tmp_path, "reversible")
+
+
+IDS = """
+import torch
+from torch import nn
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(64, 32)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(2))
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def blocks(): return Blocks(), (torch.randint(0, 64, (2, 16)),)
+def whole(): return nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32)), (torch.arange(32),)
+"""
+
+
+def test_a_reentrant_checkpoint_needs_an_input_with_a_gradient(tmp_path: Path) -> None:
+    """Token ids have none, but what a model's blocks are given has one."""
+    (file := tmp_path / "ids.py").write_text(IDS)
+    with pytest.raises(ValueError, match=r"cannot recompute .*: token ids carry no gradient"):
+        _configuration(RunOptions(models=(f"{file}:whole",)), "cpu", "none", "reentrant", ())
+    one = _configuration(RunOptions(models=(f"{file}:blocks",)), "cpu", "none", "reentrant", ())
+    spec = _specs(one.model, one.recipes, one.compile, one.checkpoint)[0]
+    judgement = Judge(RECIPES, load_ledger()).judge(Case(spec=spec, data=DataSpec()))
+    arm, name = "eager+checkpoint_reentrant", one.model.name
+    found = judged_layers(judgement.verdicts, "torch.fp32", name)
+    layers = {layer for *_, here, _, layer in found if here == arm} - {""}
+    assert layers == {"model.blocks.0.0", "model.blocks.1.0"}
+    share = judged(
+        Counter(found), {"torch.fp32": RECIPES["torch.fp32"]}, ["eager", arm], [name], "cpu"
+    )
+    assert len(share.met) == 2 and not share.never

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
 from narrowfuzz.recipe.recipe import load_every
-from narrowfuzz.report.judged import COUNTING_RULES, Judged, called, happened, judged, judged_layers
+from narrowfuzz.report.judged import (
+    COUNTING_RULES,
+    Judged,
+    called,
+    happened,
+    how_arms_ran,
+    judged,
+    judged_layers,
+)
 from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.store import Store
 from narrowfuzz.trace.address import At
@@ -51,7 +60,7 @@ def test_what_a_rule_could_not_decide_was_not_judged(status: Status, counts: boo
 
 def test_the_share_is_of_what_can_run() -> None:
     counts = judged_layers([verdict("O5", "ok", "proj")], "torch.bf16", "mlp_gelu")
-    share = judged(counts, BF16, EAGER, ["mlp_gelu", "tied_embedding"], "cpu")
+    share = judged(Counter(counts), BF16, EAGER, ["mlp_gelu", "tied_embedding"], "cpu")
     # token ids carry no gradient: there is no reentrant checkpoint of that model
     assert share.met == {("torch.bf16", "eager", "mlp_gelu")}
     assert share.never == (
@@ -60,18 +69,18 @@ def test_the_share_is_of_what_can_run() -> None:
     )
     assert share.share == pytest.approx(100 / 3)
     assert share.layers["torch.bf16", "eager", "mlp_gelu"] == {"proj"}
-    assert judged([], {}, EAGER, [], "cpu").share == 100.0
+    assert judged({}, {}, EAGER, [], "cpu").share == 100.0
 
 
 def test_a_device_without_an_arm_is_not_asked_for_it() -> None:
     names = [arm for arm in BY_NAME if arm.startswith("inductor")]
-    assert not judged([], BF16, names, ["linear"], "simulated").never
+    assert not judged({}, BF16, names, ["linear"], "simulated").never
 
 
 def test_a_librarys_own_layers_are_judged_and_said(tmp_path: Path) -> None:
     seen = judged_layers([verdict("O2", "ok")], "reference.delayed", "library_linear")
     counts: Counter[Any] = Counter({**dict.fromkeys(seen, 1), "cases": 3})
-    share = judged(counts, LIBRARY, [*BY_NAME], [], "cpu")
+    share = judged(Counter(counts), LIBRARY, [*BY_NAME], [], "cpu")
     assert share.met == {("reference.delayed", "eager", "library_linear")}
     assert said(tmp_path, share, counts).startswith(
         "New findings: 0, known issues met: 0; suspected"
@@ -119,7 +128,7 @@ def test_the_verdict_says_what_was_compared_and_no_more(tmp_path: Path, own: Mod
     spec = Spec(recipe="torch.bf16", model=own.name)
     cases = [Case(spec=spec, data=DataSpec(values=v)) for v in ("gaussian", "outlier")]
     counts = counted(own, arms, cases)
-    share = judged(counts, BF16, arms, [own.name], "cpu")
+    share = judged(Counter(counts), BF16, arms, [own.name], "cpu")
     said = ended(tmp_path, share, dict.fromkeys(counts, 1)).soundness()
     assert "sound" not in said and said.startswith("No problems found in mine.py:build. ")
     assert "1 of 2 linears one by one" in said and "2 kinds of data" in said
@@ -129,7 +138,7 @@ def test_the_verdict_says_what_was_compared_and_no_more(tmp_path: Path, own: Mod
     calls = [Verdict("O25", "eager", role, "ok") for role in ("sum", "layer_norm.output")]
     others = {"silu": "no reference", "cos": "no reference", "attention": "dropout", "sum": "empty"}
     calls += [Verdict("O25", "eager", x, "not_applicable", why=why) for x, why in others.items()]
-    share = judged(counts | called(calls), BF16, arms, [own.name], "cpu")
+    share = judged(Counter(counts | called(calls)), BF16, arms, [own.name], "cpu")
     said = ended(tmp_path, share, dict.fromkeys(counts, 1)).soundness()
     assert "; call by call layer norms and sums; " in said
     assert (
@@ -141,7 +150,7 @@ def test_the_verdict_says_what_was_compared_and_no_more(tmp_path: Path, own: Mod
         spec, events=(Forward(), Backward(of=(0,)), Step(), Reload(), Forward(mode="eval"))
     )
     counts = counted(own, ["eager"], [Case(spec=trained, data=DataSpec(regime="lattice"))])
-    share = judged(counts, BF16, ["eager"], [own.name], "cpu")
+    share = judged(Counter(counts), BF16, ["eager"], [own.name], "cpu")
     said = ended(tmp_path, share, dict.fromkeys(counts, 1)).soundness()
     assert "1 kind of data" in said and "over 1 step" in said and "a reload" in said
     assert "compiled" not in said and "recomputed" not in said
@@ -161,7 +170,7 @@ def test_what_did_not_happen_is_said_and_is_not_enough(
 ) -> None:
     spec = Spec(recipe="torch.bf16", model=own.name)
     seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])
-    share = judged(seen, BF16, arms, [own.name], "cpu")
+    share = judged(Counter(seen), BF16, arms, [own.name], "cpu")
     one = ended(tmp_path, share, counts | dict.fromkeys(seen, 1), **more)
     assert bool(one.lacking) is bool(says) and says in one.soundness()
     assert one.soundness().startswith("No problems found in mine.py:build so far, but") is bool(
@@ -174,7 +183,7 @@ def test_why_an_arm_was_never_judged_is_said(tmp_path: Path, own: Model) -> None
     seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])
     seen |= {("blocked", "torch.bf16", "eager+checkpoint", own.name, "it may not")}
     arms = ["eager", "eager+checkpoint", "inductor"]
-    share = judged(seen, BF16, arms, [own.name], "cpu")
+    share = judged(Counter(seen), BF16, arms, [own.name], "cpu")
     assert set(share.why.values()) == {"it may not"}
     assert ended(tmp_path, share, dict.fromkeys(seen, 1)).lacking == [
         "never judged on inductor: give it more --minutes",
@@ -182,9 +191,46 @@ def test_why_an_arm_was_never_judged_is_said(tmp_path: Path, own: Model) -> None
     ]
 
 
+def test_the_commonest_reason_is_said_and_none_that_a_run_refutes(
+    tmp_path: Path, own: Model
+) -> None:
+    """A case of few raises for another reason than most."""
+    name, arms = own.name, ["eager", "eager+checkpoint"]
+    seen = {
+        ("blocked", "torch.bf16", "eager", name, "its rarest error"): 4,
+        ("blocked", "torch.bf16", "eager", name, "its usual error"): 36,
+    }
+    assert {*judged(seen, BF16, arms, [name], "cpu").why.values()} == {"its usual error"}
+    spec = Spec(recipe="torch.bf16", model=name)
+    seen = Counter(counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])) | {
+        ("blocked", "torch.bf16", "eager+checkpoint", name, "an error of some cases"): 10,
+        ("ran", "torch.bf16", "eager+checkpoint", name): 44,
+    }
+    assert not judged(seen, BF16, arms, [name], "cpu").why, "more cases may help"
+    seen["undecided", "torch.bf16", "eager+checkpoint", name, "no call was recomputed"] = 44
+    share = judged(seen, BF16, arms, [name], "cpu")
+    assert {*share.why.values()} == {"no call was recomputed"}
+    one = ended(tmp_path, share, seen | {"first stopped": 1})
+    assert "2 of 3 first cases ran, others did not: an error of some cases" in one.judged()
+
+
+def test_what_verdicts_say_of_how_their_arms_ran() -> None:
+    def because(rule: str, status: Status, why: str) -> Verdict:
+        return replace(verdict(rule, status), why=why)
+
+    def said(*verdicts: Verdict) -> set[tuple[str, ...]]:
+        return {(kind, *why) for kind, _, _, _, *why in how_arms_ran(verdicts, "r", "m")}
+
+    assert said(verdict("contract", "ok"), because("O13", "inconclusive", "no call")) == {
+        ("ran",), ("undecided", "no call"),
+    }  # fmt: skip
+    assert said(because("contract", "ok", "clear refusal")) == set()
+    assert said(because("contract", "inconclusive", "no memory")) == {("blocked", "no memory")}
+
+
 def test_a_model_that_raises_does_not_run_and_it_is_said_why(tmp_path: Path, own: Model) -> None:
     seen = {("blocked", "torch.bf16", "eager", own.name, "known issue linear-output-in-place")}
-    share = judged(seen, BF16, ["eager", "eager+checkpoint"], [own.name], "cpu")
+    share = judged(Counter(seen), BF16, ["eager", "eager+checkpoint"], [own.name], "cpu")
     counts = dict.fromkeys(seen, 1) | {"first stopped": 3}
     one = ended(tmp_path, share, counts | {("known", "linear-output-in-place"): 3})
     assert one.soundness().startswith("mine.py:build does not run: 3 of its first 3 cases raised; ")
@@ -197,7 +243,7 @@ def test_a_model_whose_backward_always_raises_does_not_run(tmp_path: Path, own: 
     spec = Spec(recipe="torch.bf16", model=own.name)
     seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])
     seen |= {("blocked", "torch.bf16", "eager", own.name, "it raises ValueError")}
-    share = judged(seen, BF16, ["eager"], [own.name], "cpu")
+    share = judged(Counter(seen), BF16, ["eager"], [own.name], "cpu")
     assert not share.never
     one = ended(tmp_path, share, dict.fromkeys(seen, 1) | {"first stopped": 3})
     said = "3 of its first 3 cases raised: it raises ValueError"

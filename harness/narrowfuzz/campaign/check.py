@@ -18,7 +18,9 @@ from narrowfuzz.case.arm import Arm, Compile
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.ladder import climb
 from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec, ValueClass
+from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.specs import fixed
+from narrowfuzz.draw.strategies import WILD
 from narrowfuzz.ledger.advice import of_models
 from narrowfuzz.ledger.facts import Fact
 from narrowfuzz.machine.device import torch_name
@@ -152,6 +154,8 @@ def _configuration(
     (text,) = options.models
     prepare(options.plant)
     (model, *others) = register(text)
+    if checkpoint == "reentrant" and (why := not_reentrant(model.name, autocast=False)):
+        raise ValueError(f"--checkpoint reentrant cannot recompute {model.title}: {why}")
     wanted = options.recipes or (f"torch.{model.fixed['dtype']}",)
     if only:
         wanted = _filtered(model, select(load_recipes(options.recipe_files), wanted), only)
@@ -280,7 +284,7 @@ def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
         f"{model.title}: {linears}; {', '.join(wanted)}, --compile {one.compile}, --checkpoint "
         f"{one.checkpoint}",
         f"first {plural(first, 'case')} of this configuration and near it, on {len(_VALUES)} kinds "
-        f"of data; then random ones around it, on all {len(get_args(ValueClass))} kinds, for "
+        f"of data; then random ones around it, on all {len(WILD)} kinds, for "
         f"{then} in all",
     ]
     if one.compile != "none":

@@ -47,7 +47,7 @@ from narrowfuzz.machine.environment import prepare, resident, return_memory
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import processes
 from narrowfuzz.recipe.source import split_by_source
-from narrowfuzz.report.judged import blocked_arms, called, happened, judged_layers
+from narrowfuzz.report.judged import called, happened, how_arms_ran, judged_layers
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release
 from narrowfuzz.rules import RULES
@@ -444,7 +444,7 @@ class Worker:
         looked |= called(verdicts)
         looked |= happened(case) if looked else set()
         looked |= functions_seen(verdicts)
-        looked |= blocked_arms((*verdicts, *known), case.spec.recipe, case.spec.model)
+        self.counts.update(how_arms_ran((*verdicts, *known), case.spec.recipe, case.spec.model))
         self.counts.update(looked - self.looked)
         self.looked |= looked
         for verdict in known:

@@ -105,6 +105,30 @@ def blocked_arms(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tu
     }
 
 
+def how_arms_ran(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
+    """What this case's verdicts say of each arm: ("ran", recipe, arm, model) if it ran to its end,
+    ("undecided", ..., why) for what no rule could decide, and what ``blocked_arms`` says."""
+    verdicts = [*verdicts]
+    return {
+        ("ran", recipe, verdict.arm, model)
+        for verdict in verdicts
+        if verdict.rule == "contract" and verdict.status == "ok" and not verdict.why
+    } | {
+        ("undecided", recipe, verdict.arm, model, verdict.why)
+        for verdict in verdicts
+        if verdict.rule in COUNTING_RULES and verdict.status == "inconclusive" and verdict.why
+    } | blocked_arms(verdicts, recipe, model)  # fmt: skip
+
+
+def commonest(counts: Mapping[Any, int], kind: str) -> dict[tuple[Any, ...], Any]:
+    """Of the counts' keys of this kind, from all elements but the last to the last element that was
+    counted most."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for key in sorted(counted(counts, kind), key=lambda key: counts[kind, *key]):
+        found[key[:-1]] = key[-1]
+    return found
+
+
 def _in_the_way(one: Combination, whys: Mapping[Combination, str]) -> str:
     """What stops this combination, or its eager run (the other arms run only after it); "" if
     nothing is known to."""
@@ -159,7 +183,7 @@ def called(verdicts: Iterable[Verdict]) -> set[tuple[Any, ...]]:
 
 
 def judged(
-    counts: Collection[Any],
+    counts: Mapping[Any, int],
     recipes: Mapping[str, Recipe],
     arms: Collection[str],
     models: Collection[str],
@@ -172,7 +196,11 @@ def judged(
         seen[tuple(one)].add(layer)
     met, layers = set(seen), {one: frozenset(names - {""}) for one, names in seen.items()}
     whole = set(_asked(recipes, arms, models, device))
-    whys = {tuple(one): why for *one, why in counted(counts, "blocked")}
+    blocked, undecided = commonest(counts, "blocked"), commonest(counts, "undecided")
+    ran = {*counted(counts, "ran")}
+    whys = {
+        one: undecided.get(one, "") if one in ran else _in_the_way(one, blocked) for one in whole
+    }
     with_what = [what for (what,) in counted(counts, "met")]
     operators = tuple(sorted(what for kind, what in with_what if kind == "operator"))
     unjudged: defaultdict[str, set[str]] = defaultdict(set)
@@ -188,7 +216,7 @@ def judged(
         unjudged={what: " or ".join(sorted(whys)) for what, whys in sorted(unjudged.items())},
         steps=max((what for kind, what in with_what if kind == "steps"), default=0),
         events=tuple(_EVENTS[kind] for kind in _EVENTS if ("event", kind) in with_what),
-        why={one: why for one in whole - met if (why := _in_the_way(one, whys))},
+        why={one: why for one in whole - met if (why := whys[one])},
     )
 
 

@@ -146,8 +146,12 @@ class Ended:
         return self.tally.counts["first"] - self.tally.counts["first stopped"]
 
     def _errors(self) -> list[str]:
-        """Why runs raised, from the rule "contract"; known issues only if that is all there is."""
-        whys = sorted({why for *_, why in counted(self.tally.counts, "blocked")})
+        """Why runs raised, the commonest reason first, from the rule "contract"; known issues only
+        if that is all there is."""
+        times = Counter[str]()
+        for *one, why in counted(self.tally.counts, "blocked"):
+            times[why] += self.tally.counts["blocked", *one, why]
+        whys = [why for why, _ in sorted(times.items(), key=lambda item: (-item[1], item[0]))]
         return [why for why in whys if not why.startswith(known_issue(""))] or whys
 
     def _never_judged(self) -> Iterator[str]:
@@ -226,6 +230,8 @@ class Ended:
         )
         if self.subject:
             text += f"; {self.first_ran} of {plural(self.first, 'first case')} ran"
+            if self.tally.counts["first stopped"] and (errors := self._errors()):
+                text += f", others did not: {errors[0]}"
         if self.tally.counts["cases"]:
             return text
         return f"Nothing was judged: this run says nothing. {text}"
