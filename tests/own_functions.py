@@ -331,6 +331,40 @@ def straight(forward, backward=lambda ctx, g: g):
     })  # fmt: skip
 
 
+def clamped(bound, change):
+    """A clamp whose backward is ``change`` of the gradient and of where nothing was clamped."""
+
+    class Clamped(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.clamp(-bound, bound)
+
+        @staticmethod
+        def backward(ctx, g):
+            return change(g, ctx.saved_tensors[0].abs() <= bound)
+
+    return Clamped
+
+
+def neuron(change):
+    """A membrane's next potential, and whether it spikes, which takes a potential of 99; backward
+    is ``change`` of both gradients and of the potential."""
+
+    class Neuron(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return 0.9 * x + x.sin(), (x > 99).to(x.dtype)
+
+        @staticmethod
+        def backward(ctx, g, spiked):
+            (x,) = ctx.saved_tensors
+            return change(g, spiked, x) + g * x.cos()
+
+    return Neuron
+
+
 def grid(x, levels, dim=None):
     """Rounded to a grid that its largest magnitude makes."""
     scale = (x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)) / levels

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import own_functions as zoo
 import pytest
@@ -17,7 +18,8 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.own_models import register
-from narrowfuzz.play.derivatives import derivatives
+from narrowfuzz.play.derivatives import derivatives, of_call
+from narrowfuzz.play.functions import FunctionCall
 from narrowfuzz.play.own import OwnModel
 from narrowfuzz.power.probe import falsifying, probe
 from narrowfuzz.power.reads import FALSIFIES
@@ -68,6 +70,48 @@ def test_a_right_backward_passes_on_every_argument(name: str, dtype: torch.dtype
 def test_what_may_be_meant_is_left_alone_with_a_reason(name: str, dtype: torch.dtype) -> None:
     found = tried(f"left: {name}", dtype)
     assert any(one.why for one in found) and not any(one.wrong for one in found), found
+
+
+def of_one(function: Any, *args: torch.Tensor) -> Derivative:
+    """The result for the first argument of one call."""
+    call = FunctionCall(function, "model", args, {}, tuple(True for _ in args))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Derivative(*next(of_call(call, call)))
+
+
+def halved(g: torch.Tensor) -> torch.Tensor:
+    return torch.cat([g[:1] / 2, g[1:]])
+
+
+#: How the backward of a clamp treats the few elements that it clamps, and whether that is wrong.
+CLAMPS = {
+    "passed through": (lambda g, inside: g, False),
+    "passed through by a factor": (lambda g, inside: g * (1 + 0.1 * ~inside), False),
+    "dropped": (lambda g, inside: g * inside, False),
+    "dropped, and too much elsewhere": (lambda g, inside: 1.05 * g * inside, True),
+    "dropped, and a row halved": (lambda g, inside: halved(g * inside), True),
+}
+
+
+@pytest.mark.parametrize(("change", "wrong"), CLAMPS.values(), ids=[*CLAMPS])
+def test_few_clamped_elements_of_many_are_found(change: Any, wrong: bool) -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    one = of_one(zoo.clamped(2.9, change), x)
+    assert one.wrong is wrong
+    passes = change(torch.ones(1), torch.zeros(1, dtype=torch.bool)) != 0
+    assert wrong or ("straight through" in one.why) is bool(passes)
+
+
+def test_a_result_of_zeros_is_not_what_the_function_was_given() -> None:
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+    one = of_one(zoo.straight(lambda x: (x > 99).to(x.dtype)), x)
+    assert not one.wrong and "does not move with it" in one.why
+    # no spike: only the other result tells whether the backward is right
+    beside = of_one(zoo.neuron(lambda g, spiked, x: g * 0.9 + spiked), x)
+    assert not beside.wrong and "one result does not move with it" in beside.why
+    assert of_one(zoo.neuron(lambda g, spiked, x: g * 0.9), x).why == ""
+    assert of_one(zoo.neuron(lambda g, spiked, x: g * 0.8), x).wrong
 
 
 def test_a_wrong_argument_is_named_and_the_others_are_not() -> None:
@@ -209,8 +253,18 @@ def test_a_run_can_say_what_was_checked_and_what_was_not(file: Path) -> None:
                       expect=verdict.expect, why="it rounds")  # fmt: skip
     assert functions_seen([verdict]) == {("function", "mine_with_functions.Tanh", "ok", "")}
     assert said_of_functions(functions_seen([verdict])) == (
-        "1 autograd.Function of your own was held to finite differences"
+        "Backward compared with finite differences: 1 of 1 autograd.Function of your own"
     )
     said = said_of_functions(functions_seen([unclear]))
-    assert said.startswith("0 autograd.Functions") and "it rounds" in said
+    assert "0 of 1 autograd.Function of your own" in said and "it rounds" in said
     assert said_of_functions(set()) == ""
+
+
+def test_an_errors_full_stop_is_none_of_the_sentence() -> None:
+    keys = {("function", "mine.F", "inconclusive", "F(x): it raised Error: one dtype.")}
+    assert said_of_functions([*keys]).endswith("; not compared: F(x): it raised Error: one dtype")
+
+
+def test_what_is_given_without_a_gradient_is_named() -> None:
+    why, *_ = {one.why for one in tried("left: given statistics", torch.float32)}
+    assert "its input r has no gradient, but is another one with other data" in why

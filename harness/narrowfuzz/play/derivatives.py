@@ -60,8 +60,8 @@ CLEAR = 2.0**-10
 STEEP = 8.0
 #: A single element is moved by LEAST and then by FAR, as shares of the root mean square.
 LEAST, FAR = 2.0**-12, (0.25, -0.25, 1.0, -1.0, 4.0, -4.0, 16.0, -16.0)
-#: The number of elements that are moved one at a time.
-ELEMENTS = 48
+#: The number of elements that are moved one at a time, and of those that are found by halving.
+ELEMENTS, FOUND = 48, 4
 #: The share that a backward may be off by if an object is among the arguments.
 HIDDEN = 0.25
 #: A call with more numbers in its arguments takes too long to be tried.
@@ -102,8 +102,7 @@ def of_call(call: FunctionCall, other: FunctionCall | None) -> Iterator[Derivati
         sent = {} if why else live_of(wide, values)
         if not (sent or why):
             why = "its backward gives no gradient of anything"
-        if follows(call, other):
-            why = why or "it is given numbers without a gradient that follow those with one"
+        why = why or follows(call, other)
         for i in indices:
             yield (unsaid(call, i, why) if why else of_argument(wide, values, sent, i))
     except Exception as error:  # noqa: BLE001 - it is a user's code, and what it raised is told
@@ -120,20 +119,29 @@ def unsaid(call: FunctionCall, i: int, why: str) -> Derivative:
     )
 
 
-def follows(call: FunctionCall, other: FunctionCall | None) -> bool:
-    """True if floats that need no gradient differ between forwards: they may depend on arguments
-    that need one, and the backward may include that. True if the other call is unknown, too."""
+def follows(call: FunctionCall, other: FunctionCall | None) -> str:
+    """Why the backward may be more than the derivative of this forward, or "": floats that need no
+    gradient differ between two forwards of the model, so they may be computed from arguments that
+    need one, and the backward may include that."""
     if other is None or other.name != call.name:
-        return True
-    for needs, mine, theirs in zip(call.needs, call.args, other.args, strict=False):
+        return (
+            "two forwards of the model call different Functions, so it is unknown which of its "
+            "inputs depend on each other"
+        )
+    for i, needs in enumerate(call.needs[: len(other.args)]):
+        mine, theirs = call.args[i], other.args[i]
         if isinstance(mine, torch.Tensor):
             floats = mine.is_floating_point() or mine.is_complex()
             same = isinstance(theirs, torch.Tensor) and torch.equal(mine, theirs)
-            if not needs and floats and not same:
-                return True
-        elif isinstance(mine, float) and mine != theirs:
-            return True
-    return False
+            changes = not needs and floats and not same
+        else:
+            changes = isinstance(mine, float) and mine != theirs
+        if changes:
+            return (
+                f"its input {call.argument(i)} has no gradient, but is another one with other "
+                "data: it may depend on the inputs that have one, and the backward may include that"
+            )
+    return ""
 
 
 def point_of(call: FunctionCall) -> tuple[dict[int, torch.Tensor], str]:
@@ -241,6 +249,10 @@ def meant(
         return "its forward returns what it is given, so its gradient is changed on purpose"
     if any(s.constant for s in slopes):
         return "its result does not move with it, and a gradient passes: straight through"
+    for one in ({j: g} for j, g in live.items() if len(live) > 1):
+        passed = backward_of(call, values, one)[list(values).index(i)]
+        if nonzero(passed) and slope_along(call, values, one, i).constant:
+            return "one result does not move with it, and a gradient passes: straight through"
     if max(s.leap for s in slopes) > STEEP:
         return "its result moves in leaps: it rounds, or it is steep"
     for j in others_of(call, i):
@@ -272,10 +284,11 @@ def others_of(call: FunctionCall, i: int) -> list[int]:
 def multiple_of(
     results: Sequence[Any], live: Mapping[int, Any], values: Mapping[int, torch.Tensor]
 ) -> bool:
-    """True if a result is an argument times a constant (which may be 1), in any shape."""
+    """True if a result is an argument times a constant (which may be 1, and is not 0), in any
+    shape."""
     for y in (vector([results[j]]) for j in live):
         for x in (vector([x]) for x in values.values()):
-            if y.numel() == x.numel() and nonzero(x):
+            if y.numel() == x.numel() and nonzero(x) and nonzero(y):
                 # a single number is a multiple of any other
                 factor = y.dot(x) / x.dot(x) if x.numel() > 1 else 1.0
                 if (y - factor * x).norm() <= 1e-6 * y.norm():
@@ -291,11 +304,13 @@ def passes_through(
     gradient: torch.Tensor,
 ) -> bool:
     """True if an element has a gradient although the results do not change at all close to its
-    value, but do farther away: it is clamped, or rounded to a grid."""
+    value, but do farther away: it is clamped, or rounded to a grid. Few of many elements may be:
+    those where the backward is off are tried first."""
     x, here = values[i], moved(call, values, live, i, torch.zeros_like(values[i]))
     sizes = gradient.detach().abs().reshape(-1)
+    off = torch.tensor([off_at(call, values, live, i) for _ in range(FOUND)]).to(sizes.device)
     some = torch.randperm(sizes.numel())[: ELEMENTS // 2].to(sizes.device)
-    chosen = torch.cat([sizes.topk(min(ELEMENTS // 2, sizes.numel())).indices, some])
+    chosen = torch.cat([off, sizes.topk(min(ELEMENTS // 2, sizes.numel())).indices, some])
 
     def moves(element: int, step: float) -> bool:
         by = torch.zeros(x.numel(), dtype=x.dtype, device=x.device)
@@ -307,6 +322,32 @@ def passes_through(
         if still and any(moves(element, step) for step in FAR):
             return True
     return False
+
+
+def off_at(
+    call: FunctionCall,
+    values: Mapping[int, torch.Tensor],
+    live: Mapping[int, torch.Tensor],
+    i: int,
+) -> int:
+    """The index of an element where the backward is not the slope: of a random direction's elements
+    the half is kept along which the two differ more, until one element is left."""
+    x, sent = values[i], {j: drawn(g) for j, g in live.items()}
+    g, way = vector([*sent.values()]), way_from(x).reshape(-1)
+    gradient = backward_of(call, values, sent)[list(values).index(i)]
+
+    def off(elements: torch.Tensor) -> float:
+        part = torch.zeros_like(way)
+        part[elements] = way[elements]
+        part = part.reshape(x.shape)
+        up, down = (moved(call, values, sent, i, step * part) for step in (LEAST, -LEAST))
+        along = 0.0 if gradient is None else vector([gradient]).dot(vector([part])).item()
+        return abs(along - g.dot(up - down).item() / (2 * LEAST))
+
+    left = torch.randperm(way.numel()).to(way.device)
+    while left.numel() > 1:
+        left = max(left.tensor_split(2), key=off)
+    return int(left.item())
 
 
 def wrong_backward(

@@ -28,12 +28,12 @@ def functions_seen(verdicts: Iterable[Verdict]) -> set[tuple[str, ...]]:
 def said_of_functions(counts: Iterable[Any]) -> str:
     """The sentence for a run with these counts; "" if there was no Function."""
     keys = counted(counts, _KEY)
-    reasons = sorted({why for _, _, why in keys if why})
     unclear = {function for function, _, why in keys if why}
     checked = {function for function, _, why in keys if not why} - unclear
+    # an error's text may end in a full stop, and the sentence goes on
+    reasons = sorted({why.rstrip(".") for _, _, why in keys if why})
     if not keys:
         return ""
-    many = f"{plural(len(checked), 'autograd.Function')} of your own"
-    held = f"{'was' if len(checked) == 1 else 'were'} held to finite differences"
-    text = f"{many} {held}"
-    return f"{text}; not checked: {'; '.join(reasons)}" if reasons else text
+    of = plural(len(checked | unclear), "autograd.Function")
+    text = f"Backward compared with finite differences: {len(checked)} of {of} of your own"
+    return f"{text}; not compared: {'; '.join(reasons)}" if reasons else text
