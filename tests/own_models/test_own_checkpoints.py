@@ -16,6 +16,7 @@ from narrowfuzz.case.spec import Case, DataSpec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.own_models import register
+from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.report.judged import blocked_arms, judged, judged_layers
 from narrowfuzz.rules.contract import CHANGED_IN_PLACE
@@ -124,6 +125,41 @@ def test_a_block_that_keeps_something_is_no_checkpoint_of_its_own(
         spec = _specs(model, [RECIPES["torch.fp32"]], "none", "full")[0]
         judgement = Judge(RECIPES, load_ledger()).judge(Case(spec=spec, data=DataSpec()))
         assert judgement.ran and not judgement.causes
+
+
+LINEARS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x):
+        for linear in self.linears:
+            x = nn.functional.dropout(linear(x).relu(), 0.5, self.training)
+        return x
+
+def build():
+    return Model(), torch.randn(16, 32)
+"""
+
+
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_a_list_of_bare_linears_is_recomputed_with_the_model_and_judged(
+    tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "mine.py").write_text(LINEARS)
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    spec = _specs(model, [RECIPES["torch.fp32"]], "none", how)[0]
+    judge, case = Judge(RECIPES, load_ledger()), Case(spec=spec, data=DataSpec())
+    right = judge.judge(case)
+    arms = {arm for _, _, arm, *_ in judged_layers(right.verdicts, spec.recipe, model.name)}
+    assert not right.causes and arms == {"eager", with_checkpoint(EAGER, how).name}
+    with planted("", "checkpoint-forgets-generator"):
+        wrong = Judge(RECIPES, load_ledger()).judge(case)
+    assert {cause.arm for cause in wrong.causes} == arms - {"eager"}
 
 
 def test_a_weight_that_autocast_casts_once_is_nothing_kept(tmp_path: Path) -> None:

@@ -84,6 +84,12 @@ def eager() -> Judge:
         ("def build(): pass", "build() gives nothing; it must return a module and"),
         ("def build(): return nn.Linear(4, 4)", "build() gives a Linear; it must return a module"),
         ("def build(): return nn.Linear(4, 4), 'x'", "gives no tensor to call the model with"),
+        (
+            "def build(): return nn.Linear(4, 4), ((torch.ones(2, 4),), {})",
+            "build() gives its tensors inside of other tuples or dicts, as ((args), {kwargs}) does; "
+            "it must return a module and what that is called with: a tensor, a tuple of arguments, "
+            "or a dict of arguments by name",
+        ),
         ("def build(): return nn.Conv1d(3, 3, 1), torch.ones(2, 3, 4)", "it has no nn.Linear"),
         ("def build(): return nn.Linear(4, 4), torch.ones(2, 5)", "raised RuntimeError: mat1"),
         ("def build(): return nn.Linear(4, 4, device='meta'), torch.ones(2, 4)", "built on meta"),
@@ -708,6 +714,15 @@ def test_a_users_classes_have_the_names_that_their_user_knows(own: Own) -> None:
         ("nn.ModuleList([Block(), Block()])", ("model.layers.0", "model.layers.1")),
         ("nn.ModuleList([nn.LayerNorm(8), nn.LayerNorm(8)])", ("model.rest.0",)),
         ("nn.ModuleList()", ("model.rest.0",)),
+        # of a linear itself no hook sees the recompute
+        ("nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])", ("model.rest.0",)),
+        ("nn.ModuleList([nn.Linear(8, 8), nn.ReLU()])", ("model.rest.0",)),
+        ("nn.ModuleList([nn.ModuleList([nn.Linear(8, 8)])])", ("model.rest.0",)),
+        # nobody calls a list
+        (
+            "nn.ModuleList([nn.ModuleList([Block(), Block()]), nn.ModuleList([Block()])])",
+            ("model.layers.0.0", "model.layers.0.1", "model.layers.1.0"),
+        ),
     ],
 )
 def test_what_is_recomputed_one_by_one(own: Own, parts: str, blocks: tuple[str, ...]) -> None:
@@ -725,7 +740,8 @@ class Model(nn.Module):
         self.layers, self.rest = {parts}, nn.ModuleList([Block()])
     def forward(self, x):
         for part in (*self.layers, *self.rest):
-            x = part(x)
+            for one in part if isinstance(part, nn.ModuleList) else [part]:
+                x = one(x)
         return x
 def build(): return Model(), torch.ones(4, 8)
 """)

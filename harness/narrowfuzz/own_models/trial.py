@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +32,12 @@ from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
 from narrowfuzz.own_models.source import Source, raised
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import eagerly
-from narrowfuzz.play.own import OwnModel, by_place, imported
+from narrowfuzz.play.own import OwnModel, by_place, imported, tensors_in
 
-_HOW = "it must return a module and what that is called with: a tensor, a tuple, or a dict by name"
+_HOW = (
+    "it must return a module and what that is called with: a tensor, a tuple of arguments, or a "
+    "dict of arguments by name"
+)
 
 
 def tried(source: Source) -> Model:
@@ -196,7 +199,10 @@ def _built(source: Source) -> tuple[nn.Module, dict[Any, Any]]:
         raise source.refused(f"{source.build}() gives {_kind(made)}; {_HOW}")
     given = by_place(made[1])
     if not any(isinstance(value, torch.Tensor) for value in given.values()):
-        raise source.refused(f"{source.build}() gives no tensor to call the model with; {_HOW}")
+        gives = "no tensor to call the model with"
+        if tensors_in(made[1]):
+            gives = "its tensors inside of other tuples or dicts, as ((args), {kwargs}) does"
+        raise source.refused(f"{source.build}() gives {gives}; {_HOW}")
     return made[0], given
 
 
@@ -345,13 +351,29 @@ def _sizes(source: Source, example: torch.Tensor, given: int, ids: int) -> dict[
 
 def _blocks(module: Any) -> tuple[str, ...]:
     """Names of the blocks in the first ModuleList that contains linears, which training code
-    recomputes one by one. An earlier list without linears, of norms for example, does not count."""
+    recomputes one by one. An earlier list without linears, of norms for example, does not count.
+    Neither does one of bare linears: what a checkpoint repeats is a module's ``forward``, and what
+    a linear is given there is seen by hooks around it, which are not called again."""
     for name, part in module.named_modules():
-        if isinstance(part, nn.ModuleList) and any(
-            isinstance(m, nn.Linear) for m in part.modules()
-        ):
-            return tuple(f"model.{name}.{i}" for i in range(len(part)))
+        if isinstance(part, nn.ModuleList) and _holds_linears(part):
+            blocks = dict(_members(name, part))
+            if not any(isinstance(block, nn.Linear) for block in blocks.values()):
+                return tuple(f"model.{block}" for block in blocks)
     return ()
+
+
+def _holds_linears(module: nn.Module) -> bool:
+    return any(isinstance(m, nn.Linear) for m in module.modules())
+
+
+def _members(name: str, part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Name and module of what such a list holds, and of what lists in it hold: nobody calls a list
+    itself."""
+    for key, member in part.named_children():
+        if isinstance(member, (nn.ModuleList, nn.ModuleDict)):
+            yield from _members(f"{name}.{key}", member)
+        else:
+            yield f"{name}.{key}", member
 
 
 def _buffers(module: nn.Module) -> dict[str, bytes]:
