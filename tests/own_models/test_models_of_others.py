@@ -49,6 +49,8 @@ FASTEST = {
     "clip.py:build": "torchao.float8.rowwise",
     "cross_attention.py:build": "torchao.float8.rowwise",
     "ema_teacher.py:build": "torchao.float8.rowwise",
+    "gated_delta.py:build": "torchao.float8.rowwise",
+    "gnn.py:build": "torchao.float8.rowwise",
     "gradient_reversal.py:build": "torchao.mxfp8.rceil",
     "llama_complex_rope.py:build": "torchao.mxfp8.rceil",
     "lora.py:build": "torchao.mxfp8.rceil",
@@ -57,6 +59,7 @@ FASTEST = {
     "parallel_block.py:build": "torchao.mxfp8.rceil",
     "residual_scaling.py:build": "torchao.mxfp8.rceil",
     "softcap.py:build": "torchao.mxfp8.rceil",
+    "swin.py:build": "torchao.float8.rowwise",
     # its evaluations have a path of their own, that torch leaves where a module has hooks
     "torch_encoder.py:build": "torchao.float8.rowwise",
 }

@@ -86,7 +86,7 @@ def eager() -> Judge:
         ("def build(): return nn.Linear(4, 4), 'x'", "gives no tensor to call the model with"),
         (
             "def build(): return nn.Linear(4, 4), ((torch.ones(2, 4),), {})",
-            "build() gives its tensors inside of other tuples or dicts, as ((args), {kwargs}) does; "
+            "gives its tensors inside of other tuples or dicts, as ((args), {kwargs}) does; "
             "it must return a module and what that is called with: a tensor, a tuple of arguments, "
             "or a dict of arguments by name",
         ),
