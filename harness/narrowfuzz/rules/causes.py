@@ -75,10 +75,19 @@ def _gave(call: Verdict, verdict: Verdict) -> bool:
 
 
 def _beneath(root: Verdict, verdict: Verdict) -> bool:
-    """Is the root cause on the same arm as the verdict, or on eager, with which the verdict
-    compares PyTorch's own kernels?"""
-    other = BY_NAME[verdict.arm].native and verdict.rule in ("O8", "O9")
-    return root.arm == verdict.arm or (other and root.arm == EAGER)
+    """Is the root cause on the same arm as the verdict, on eager, with which the verdict compares
+    PyTorch's own kernels, or in the same recompute of eager, when the verdict compares a compiled
+    recompute with eager?"""
+    if root.arm == verdict.arm:
+        return True
+    if verdict.rule not in ("O8", "O9"):
+        return False
+    arm, other = BY_NAME[verdict.arm], BY_NAME[root.arm]
+    if arm.native:
+        return root.arm == EAGER
+    # what is known of the recompute in eager may hide another problem of the compiled one
+    alike = arm.recomputes and arm.checkpoint == other.checkpoint and root.status != "known"
+    return alike and arm.compiled and not other.compiled
 
 
 def _on_ranks(root: Verdict, verdict: Verdict) -> bool:

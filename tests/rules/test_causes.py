@@ -1,0 +1,32 @@
+"""What explains a divergence of a compiled recompute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.rules.causes import root_of
+from narrowfuzz.trace.verdict import Verdict
+
+#: A compiled run with a selective checkpoint differs from eager.
+COMPILED = Verdict("O8", "aot_eager+checkpoint_selective", "grad_input", "diverged")
+RECOMPUTED = Verdict("O13", "eager+checkpoint_selective", "output", "diverged")
+
+
+def test_the_same_recompute_in_eager_explains_it() -> None:
+    assert root_of(COMPILED, [RECOMPUTED], BY_NAME) == RECOMPUTED
+    by_ratio = replace(COMPILED, rule="O9", arm="inductor+checkpoint_selective")
+    assert root_of(by_ratio, [RECOMPUTED], BY_NAME) == RECOMPUTED
+
+
+@pytest.mark.parametrize(
+    ("compiled", "root"),
+    [
+        (COMPILED, replace(RECOMPUTED, arm="eager+checkpoint")),  # another kind of checkpoint
+        (COMPILED, replace(RECOMPUTED, status="known")),  # which may hide something else
+        (replace(COMPILED, arm="aot_eager"), RECOMPUTED),  # nothing is recomputed there
+    ],
+)
+def test_another_one_does_not(compiled: Verdict, root: Verdict) -> None:
+    assert root_of(compiled, [root], BY_NAME) is None
