@@ -133,7 +133,8 @@ class Ended:
         if stopped and (self.share.never or not self.first_ran):
             raised = f"{stopped} of its first {plural(self.first, 'case')} raised"
             # if rules judged calls before the error, no arm is unjudged and so none gives a reason
-            found.append(raised if self.share.never else f"{raised}: {', '.join(self._errors())}")
+            whys = "; ".join(map(self._titled, self._errors()))
+            found.append(raised if self.share.never else f"{raised}: {whys}")
         if not self.share.met and not self.share.why:
             found.append("no rule could judge any of it: narrowfuzz check -v says which tried")
         elif self.share.share < self.min_judged:
@@ -160,11 +161,13 @@ class Ended:
         more = f"give it more --{'cases' if self.counted else 'minutes'}"
         for one in self.share.never:
             by_reason[self.share.why.get(one, more)].add(one[1])
-        titles = {
-            known_issue(e.id): f": {e.title}. What helps: {e.workaround}" for e, _ in self.known
-        }
         for why, arms in sorted(by_reason.items()):
-            yield f"never judged on {', '.join(sorted(arms))}: {why}{titles.get(why, '')}"
+            yield f"never judged on {', '.join(sorted(arms))}: {self._titled(why)}"
+
+    def _titled(self, why: str) -> str:
+        """The reason; if it is a known issue, with its title and what helps."""
+        entry = next((e for e, _ in self.known if known_issue(e.id) == why), None)
+        return why if entry is None else f"{why}: {entry.title}. What helps: {entry.workaround}"
 
     def compared(self) -> str:
         """Sentences on what of the user's model was compared, with what and on which data, and on
