@@ -156,3 +156,65 @@ def sums_in_fp32() -> Iterator[None]:
         config.patch(force_disable_caches=True),
     ):
         yield
+
+
+@contextmanager
+def alpha_in_patterns() -> Iterator[None]:
+    """A pattern of Inductor that does not name alpha or beta matches no operator that scales an
+    operand by one."""
+    from torch._inductor import config, pattern_matcher
+
+    home: Any = pattern_matcher._TargetArgsExpr
+    usual = home._match
+
+    def match(self: Any, node: Any, context: Any) -> Any:
+        given = getattr(node, "kwargs", {})  # a constant has none
+        if any(given.get(name, 1) != 1 for name in {"alpha", "beta"} - set(self.kwargs)):
+            return pattern_matcher.FailedMatch("scaled: {}", node)
+        return usual(self, node, context)
+
+    with patch.object(home, "_match", match), config.patch(force_disable_caches=True):
+        yield
+
+
+@contextmanager
+def gradients_with_the_strides_of_eager() -> Iterator[None]:
+    """While a graph is traced, gradients of activations and losses have the strides that their
+    kernels will give them; those of the decompositions depend on other operands."""
+    import torch
+    from torch._decomp import meta_table
+    from torch._inductor import config
+    from torch._subclasses.fake_impls import op_implementations_dict
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    aten = torch.ops.aten
+
+    def elementwise(mode: Any, operator: Any, *given: Any, **named: Any) -> Any:
+        grad, x = (t for t in (*given, *named.values()) if isinstance(t, torch.Tensor))
+        with mode:
+            return grad + x
+
+    def contiguous(mode: Any, operator: Any, grad: Any, x: Any, *given: Any, **named: Any) -> Any:
+        with mode:
+            return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    activations = (
+        aten.elu_backward,
+        aten.hardsigmoid_backward,
+        aten.hardswish_backward,
+        aten.hardtanh_backward,
+        aten.logit_backward,
+        aten.softplus_backward,
+    )
+    losses = (aten.huber_loss_backward, aten.mse_loss_backward, aten.smooth_l1_loss_backward)
+    traced = {
+        **{operator.default: elementwise for operator in activations},
+        **{operator.default: contiguous for operator in losses},
+    }
+    with (
+        patch.dict(op_implementations_dict, traced),
+        patch.dict(meta_table, traced),  # what is there is not decomposed
+        patch.object(FakeTensorMode, "cache", {}),  # of what was traced before
+        config.patch(force_disable_caches=True),
+    ):
+        yield
