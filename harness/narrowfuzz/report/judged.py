@@ -109,15 +109,19 @@ def how_arms_ran(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tu
     """What this case's verdicts say of each arm: ("ran", recipe, arm, model) if it ran to its end,
     ("undecided", ..., why) for what no rule could decide, and what ``blocked_arms`` says."""
     verdicts = [*verdicts]
-    return {
-        ("ran", recipe, verdict.arm, model)
-        for verdict in verdicts
-        if verdict.rule == "contract" and verdict.status == "ok" and not verdict.why
-    } | {
-        ("undecided", recipe, verdict.arm, model, verdict.why)
-        for verdict in verdicts
-        if verdict.rule in COUNTING_RULES and verdict.status == "inconclusive" and verdict.why
-    } | blocked_arms(verdicts, recipe, model)  # fmt: skip
+    return (
+        {
+            ("ran", recipe, verdict.arm, model)
+            for verdict in verdicts
+            if verdict.rule == "contract" and verdict.status == "ok" and not verdict.why
+        }
+        | {
+            ("undecided", recipe, verdict.arm, model, verdict.why)
+            for verdict in verdicts
+            if verdict.rule in COUNTING_RULES and verdict.status == "inconclusive" and verdict.why
+        }
+        | blocked_arms(verdicts, recipe, model)
+    )
 
 
 def commonest(counts: Mapping[Any, int], kind: str) -> dict[tuple[Any, ...], Any]:
