@@ -338,12 +338,20 @@ class TestRecompute:
 
     def test_each_call_is_held_to_its_own_forward(self) -> None:
         """The second call of a layer used twice is not the first one's recompute."""
-        forward = [call(index=i, seed=i) for i in (0, 1)]
-        again = [call(index=i, seed=i, phase="recompute") for i in (1, 0)]
+        forward = [replace(call(index=i, seed=i), segment=1) for i in (0, 1)]
+        again = [replace(one, phase="recompute") for one in reversed(forward)]
         assert {v.status for v in self.judge(*forward, *again)} == {"ok"}
-        swapped = [call(index=i, seed=1 - i, phase="recompute") for i in (0, 1)]
+        swapped = [replace(one, index=1 - one.index) for one in again]
         bad = [v for v in self.judge(*forward, *swapped) if v.status == "diverged"]
         assert len(bad) == 2
+
+    def test_a_models_own_checkpoints_are_recomputed_in_any_order(self) -> None:
+        """But each recompute must be that of a call."""
+        forward = [call(index=i, seed=i) for i in (0, 1)]
+        swapped = [call(index=i, seed=1 - i, phase="recompute") for i in (0, 1)]
+        assert {v.status for v in self.judge(*forward, *swapped)} == {"ok"}
+        other = call(index=2, seed=7, phase="recompute")
+        assert "diverged" in {v.status for v in self.judge(*forward, *swapped, other)}
 
     def test_without_a_recompute_nothing_is_known(self) -> None:
         assert [v.status for v in self.judge(call())] == ["inconclusive"]

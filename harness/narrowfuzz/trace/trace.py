@@ -118,9 +118,9 @@ def repeated(calls: Iterable[C], same_input: Callable[[C, C], bool]) -> Iterator
     """Pairs of a forward call and the recomputed call that repeats it.
 
     Calls are matched in order within the same module, forward and checkpointed segment. Checkpoints
-    that a model makes by itself have no segment, and are recomputed last call first: a call that
-    has another input than the one in order is matched with any that has the same, if there is one.
-    One forward call may be in several pairs, as a graph whose backward runs again recomputes again.
+    that a model makes by itself have no segment, and are recomputed last call first: there a call
+    is matched with any of its module that has the same input, if there is one. One forward call may
+    be in several pairs, as a graph whose backward runs again recomputes again.
     """
     first: defaultdict[tuple[str, int, int], list[C]] = defaultdict(list)
     again: defaultdict[tuple[str, int, int], list[C]] = defaultdict(list)
@@ -137,8 +137,9 @@ def repeated(calls: Iterable[C], same_input: Callable[[C, C], bool]) -> Iterator
         for n, call in enumerate(sorted(repeats, key=lambda call: call.index)):
             if originals:
                 in_order = originals[n % len(originals)]
-                same = (one for one in (in_order, *originals) if same_input(one, call))
-                yield (next(same, in_order) if len(originals) > 1 else in_order), call
+                several = () if segment else (in_order, *originals)
+                same = (one for one in several if same_input(one, call))
+                yield next(same, in_order), call
 
 
 @dataclass(frozen=True)
