@@ -350,6 +350,10 @@ class TestRecompute:
         forward = [call(index=i, seed=i) for i in (0, 1)]
         swapped = [call(index=i, seed=1 - i, phase="recompute") for i in (0, 1)]
         assert {v.status for v in self.judge(*forward, *swapped)} == {"ok"}
+        # of two forwards on the same input the weight has changed in between
+        later = [replace(call(index=2, weight=numbers(6, 4, seed=3)), forward=1)]
+        later += [replace(one, index=2, phase="recompute") for one in later]
+        assert {v.status for v in self.judge(*forward, *swapped, *later)} == {"ok"}
         other = call(index=2, seed=7, phase="recompute")
         assert "diverged" in {v.status for v in self.judge(*forward, *swapped, other)}
 

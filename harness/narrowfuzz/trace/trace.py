@@ -119,8 +119,9 @@ def repeated(calls: Iterable[C], same_input: Callable[[C, C], bool]) -> Iterator
 
     Calls are matched in order within the same module, forward and checkpointed segment. Checkpoints
     that a model makes by itself have no segment, and are recomputed last call first: there a call
-    is matched with any of its module that has the same input, if there is one. One forward call may
-    be in several pairs, as a graph whose backward runs again recomputes again.
+    is matched with any of its module that has the same input, if there is one, rather with one of
+    the last forward. One forward call may be in several pairs, as a graph whose backward runs again
+    recomputes again.
     """
     first: defaultdict[tuple[str, int, int], list[C]] = defaultdict(list)
     again: defaultdict[tuple[str, int, int], list[C]] = defaultdict(list)
@@ -133,7 +134,9 @@ def repeated(calls: Iterable[C], same_input: Callable[[C, C], bool]) -> Iterator
             first[place].append(call)
             of_module[call.module].append(call)
     for (module, forward, segment), repeats in again.items():
-        originals = first[module, forward, segment] if segment else of_module[module]
+        # sorting is stable: those of other forwards come last
+        rather = sorted(of_module[module], key=lambda call: call.forward != forward)
+        originals = first[module, forward, segment] if segment else rather
         for n, call in enumerate(sorted(repeats, key=lambda call: call.index)):
             if originals:
                 in_order = originals[n % len(originals)]
