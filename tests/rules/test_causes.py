@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from narrowfuzz.rules import BY_NAME
 from narrowfuzz.rules.causes import root_of
+from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Verdict
 
 #: A compiled run with a selective checkpoint differs from eager.
 COMPILED = Verdict("O8", "aot_eager+checkpoint_selective", "grad_input", "diverged")
-RECOMPUTED = Verdict("O13", "eager+checkpoint_selective", "output", "diverged")
+RECOMPUTED = Verdict("O13", "eager+checkpoint_selective", "output", "diverged", at=At(layer="up"))
 
 
 def test_the_same_recompute_in_eager_explains_it() -> None:
@@ -26,6 +27,8 @@ def test_the_same_recompute_in_eager_explains_it() -> None:
         (COMPILED, replace(RECOMPUTED, arm="eager+checkpoint")),  # another kind of checkpoint
         (COMPILED, replace(RECOMPUTED, status="known")),  # which may hide something else
         (replace(COMPILED, arm="aot_eager"), RECOMPUTED),  # nothing is recomputed there
+        (COMPILED, replace(RECOMPUTED, rule="O5")),  # a product may be wrong in eager alone
+        (COMPILED, replace(RECOMPUTED, arm="sharded+checkpoint_selective")),
     ],
 )
 def test_another_one_does_not(compiled: Verdict, root: Verdict) -> None:

@@ -353,7 +353,9 @@ class TestRecompute:
         # of two forwards on the same input the weight has changed in between
         later = [replace(call(index=2, weight=numbers(6, 4, seed=3)), forward=1)]
         later += [replace(one, index=2, phase="recompute") for one in later]
-        assert {v.status for v in self.judge(*forward, *swapped, *later)} == {"ok"}
+        retained = [replace(one, index=one.index + 2) for one in swapped]
+        every = (*forward, *swapped, *retained, *later)
+        assert {v.status for v in self.judge(*every)} == {"ok"}
         other = call(index=2, seed=7, phase="recompute")
         assert "diverged" in {v.status for v in self.judge(*forward, *swapped, other)}
 

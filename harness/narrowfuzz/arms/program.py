@@ -63,7 +63,7 @@ class Program:
             with torch.no_grad():
                 self._model = self._build()
             changing = self.description.changing
-            #: Initial values of the buffers that forwards of a user's model change.
+            #: Initial values of the buffers that forwards change.
             self._buffers = {n: b.clone() for n, b in self._model.named_buffers() if n in changing}
             #: Shared with the callable below: a recompute reports which forward it repeats.
             self._training = player.Training(self._model)

@@ -47,7 +47,13 @@ from narrowfuzz.machine.environment import prepare, resident, return_memory
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe.recipe import processes
 from narrowfuzz.recipe.source import split_by_source
-from narrowfuzz.report.judged import called, happened, how_arms_ran, judged_layers
+from narrowfuzz.report.judged import (
+    blocked_arms,
+    called,
+    happened,
+    how_arms_ran,
+    judged_layers,
+)
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release
 from narrowfuzz.rules import RULES
@@ -64,8 +70,8 @@ _CORE = tuple(o for o in RULES if not o.reruns)
 #: Resident memory, in bytes, above which a worker is replaced by a fresh process.
 _LARGE = 3 * 2**30
 _REPORT_EVERY = 0.5
-#: Compiled slices take at most this share of the time that slices take. The compiler would take
-#: most of a run's first minute.
+#: No compiled slice begins while compiled ones have had more than this share of the time of slices.
+#: The compiler would take most of a run's first minute.
 _COMPILED_SHARE = 0.5
 #: Seconds, in all, for making smaller what only one side of a comparison shows.
 _TOGETHER_SECONDS = 20.0
@@ -263,7 +269,11 @@ class Worker:
             with self._compiles_counted():
                 judgement = self._judge(case, RULES, only)
             self.counts["first"] += 1
-            self.counts["first stopped"] += not judgement.ran
+            if not judgement.ran:
+                self.counts["first stopped"] += 1
+                verdicts = (*judgement.verdicts, *judgement.known)
+                blocked = blocked_arms(verdicts, case.spec.recipe, case.spec.model)
+                self.counts.update(("stopped", *one) for _, *one in blocked)
         self.holding = False
         self._work_off()
 

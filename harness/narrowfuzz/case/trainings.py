@@ -47,7 +47,7 @@ def _not_wrapped(spec: Spec) -> str:
 
 def not_reentrant(model: str, *, autocast: bool) -> str:
     """Why the reentrant checkpoint cannot recompute this model; "" if it can."""
-    if takes_ids(model) and not MODELS[model].regions:
+    if takes_ids(model) and not MODELS[model].regions_get_gradients:
         return "token ids carry no gradient, and it needs an input that does"
     return "its detached inputs are leaves, whose casts autocast keeps" if autocast else ""
 

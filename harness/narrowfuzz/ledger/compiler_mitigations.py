@@ -160,16 +160,17 @@ def sums_in_fp32() -> Iterator[None]:
 
 @contextmanager
 def alpha_in_patterns() -> Iterator[None]:
-    """A pattern of Inductor that does not name alpha or beta matches no operator that scales an
-    operand by one."""
+    """A pattern of Inductor that does not name alpha matches no addition that scales an operand by
+    one."""
+    import torch
     from torch._inductor import config, pattern_matcher
 
     home: Any = pattern_matcher._TargetArgsExpr
     usual = home._match
 
     def match(self: Any, node: Any, context: Any) -> Any:
-        given = getattr(node, "kwargs", {})  # a constant has none
-        if any(given.get(name, 1) != 1 for name in {"alpha", "beta"} - set(self.kwargs)):
+        added = getattr(node, "target", None) == torch.ops.aten.add.Tensor
+        if added and "alpha" not in self.kwargs and node.kwargs.get("alpha", 1) != 1:
             return pattern_matcher.FailedMatch("scaled: {}", node)
         return usual(self, node, context)
 

@@ -7,6 +7,7 @@ that would hide other bugs; the cure distinguishes them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -91,7 +92,7 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
     from torch.utils._python_dispatch import _disable_current_modes as unseen
 
     # by module: on ranks that are threads, modules of several models are called at a time
-    before: dict[Any, dict[str, Tensor]] = {}
+    before: defaultdict[Any, list[dict[str, Tensor]]] = defaultdict(list)
 
     def recomputing(module: Any) -> bool:
         return bool(module._buffers) and _C._current_graph_task_id() != -1
@@ -100,12 +101,12 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
         if recomputing(module):
             with unseen():  # a selective checkpoint knows only operations that the forward ran
                 buffers = module._buffers.items()
-                before[module] = {name: b.clone() for name, b in buffers if b is not None}
+                before[module].append({n: b.clone() for n, b in buffers if b is not None})
 
     def restore(module: Any, args: Any, output: Any) -> None:
         if recomputing(module):
             with unseen():
-                for name, buffer in before.pop(module).items():
+                for name, buffer in before[module].pop().items():
                     module._buffers[name].data.copy_(buffer)
 
     handles = (

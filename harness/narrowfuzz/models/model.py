@@ -78,10 +78,13 @@ class Model:
     linears: tuple[str, ...] = ()
     #: Trainable parameters of a user's own model that get no gradient with its example input.
     unreached: tuple[str, ...] = ()
+    #: True: each of ``regions`` is given a tensor that needs a gradient, although the input of this
+    #: user's own model is token ids.
+    regions_get_gradients: bool = False
     #: A block of a user's own model that computes something else when it is called again; if there
     #: is one, checkpoints wrap the whole model and no blocks.
     unrepeatable: str = ""
-    #: Buffers of a user's own model that each forward changes: counters, running statistics.
+    #: Buffers that each forward changes: counters, running statistics.
     changing: tuple[str, ...] = ()
     #: Those of them that a state_dict holds: results at the end of a training.
     saved_buffers: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +88,8 @@ def tried(source: Source) -> Model:
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),
         by_default=not source.dims,
         unreached=unreached,
+        regions_get_gradients=ids
+        and _given_gradients(own, blocks, lambda: called(example.clone())),
         inputs=_inputs(given),
         unrepeatable=unrepeatable,
         changing=tuple(f"model.{name}" for name in sorted(changing.names)),
@@ -360,6 +363,21 @@ def _blocks(module: Any) -> tuple[str, ...]:
             if not any(isinstance(block, nn.Linear) for block in blocks.values()):
                 return tuple(f"model.{block}" for block in blocks)
     return ()
+
+
+def _given_gradients(own: OwnModel, blocks: tuple[str, ...], call: Callable[[], Any]) -> bool:
+    """Is each of the blocks that this call of the model calls given a tensor that needs a gradient,
+    as the reentrant checkpoint requires? Behind a frozen embedding the first one is not."""
+    given: list[bool] = []
+
+    def note(module: Any, args: Any) -> None:
+        given.append(any(t.requires_grad for t in tensors_in([args])))
+
+    with ExitStack() as hooks, torch.enable_grad():
+        for name in blocks:
+            hooks.callback(own.get_submodule(name).register_forward_pre_hook(note).remove)
+        call()
+    return bool(given) and all(given)
 
 
 def _holds_linears(module: nn.Module) -> bool:

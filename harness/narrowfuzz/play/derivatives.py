@@ -125,8 +125,8 @@ def follows(call: FunctionCall, other: FunctionCall | None) -> str:
     need one, and the backward may include that."""
     if other is None or other.name != call.name:
         return (
-            "two forwards of the model call different Functions, so it is unknown which of its "
-            "inputs depend on each other"
+            "two forwards of the model do not call the same Functions, so it is unknown which of "
+            "its inputs depend on each other"
         )
     for i, needs in enumerate(call.needs[: len(other.args)]):
         mine, theirs = call.args[i], other.args[i]
@@ -192,6 +192,9 @@ def of_argument(
     clear = all(s.error <= CLEAR * s.size for s in slopes)
     if clear and all(abs(s.backward - s.slope) <= SHARE * s.size for s in slopes):
         return answer(slopes)
+    moving = moved_by(call, values, live, i)
+    if 0 < len(moving) < len(live):  # those that stay, as spikes, get a gradient on purpose
+        return of_argument(call, values, moving, i)
     slopes = [slope_along(call, values, live, i) for _ in range(MANY)]
     if why := meant(call, values, live, i, slopes):
         return answer(slopes, why)
@@ -203,6 +206,17 @@ def of_argument(
     if share_off(slopes) <= rough:
         return answer(slopes, f"it is off by {share_off(slopes):.2g} of the slope, which may round")
     return answer(slopes, share=rough)
+
+
+def moved_by(
+    call: FunctionCall,
+    values: Mapping[int, torch.Tensor],
+    live: Mapping[int, torch.Tensor],
+    i: int,
+) -> dict[int, torch.Tensor]:
+    """The results that move with the argument."""
+    alone = {j: {j: g} for j, g in live.items()}
+    return {j: live[j] for j in live if not slope_along(call, values, alone[j], i).constant}
 
 
 def share_off(slopes: Sequence[Slope]) -> float:
@@ -249,10 +263,6 @@ def meant(
         return "its forward returns what it is given, so its gradient is changed on purpose"
     if any(s.constant for s in slopes):
         return "its result does not move with it, and a gradient passes: straight through"
-    for one in ({j: g} for j, g in live.items() if len(live) > 1):
-        passed = backward_of(call, values, one)[list(values).index(i)]
-        if nonzero(passed) and slope_along(call, values, one, i).constant:
-            return "one result does not move with it, and a gradient passes: straight through"
     if max(s.leap for s in slopes) > STEEP:
         return "its result moves in leaps: it rounds, or it is steep"
     for j in others_of(call, i):

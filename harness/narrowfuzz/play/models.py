@@ -137,7 +137,7 @@ class Router(nn.Module):
 
 
 class BalancedRouter(Router):
-    """A router that balances its experts, as trainers of large mixtures do: a bias, of which no
+    """A router that balances its experts, as trainers of large mixtures do: a bias, on which no
     weight depends, helps to choose; rows are counted; and an auxiliary loss adds to the gradient
     what evens the experts' shares out."""
 

@@ -128,7 +128,7 @@ def commonest(counts: Mapping[Any, int], kind: str) -> dict[tuple[Any, ...], Any
     """Of the counts' keys of this kind, from all elements but the last to the last element that was
     counted most."""
     found: dict[tuple[Any, ...], Any] = {}
-    for key in sorted(counted(counts, kind), key=lambda key: counts[kind, *key]):
+    for key in sorted(counted(counts, kind), key=lambda key: (counts[kind, *key], key)):
         found[key[:-1]] = key[-1]
     return found
 
@@ -202,6 +202,7 @@ def judged(
     whole = set(_asked(recipes, arms, models, device))
     blocked, undecided = commonest(counts, "blocked"), commonest(counts, "undecided")
     ran = {*counted(counts, "ran")}
+    blocked = {one: why for one, why in blocked.items() if one not in ran}
     whys = {
         one: undecided.get(one, "") if one in ran else _in_the_way(one, blocked) for one in whole
     }

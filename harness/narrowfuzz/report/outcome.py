@@ -147,11 +147,11 @@ class Ended:
         return self.tally.counts["first"] - self.tally.counts["first stopped"]
 
     def _errors(self) -> list[str]:
-        """Why runs raised, the commonest reason first, from the rule "contract"; known issues only
-        if that is all there is."""
+        """Why first cases raised, the commonest reason first, from the rule "contract"; known
+        issues only if that is all there is."""
         times = Counter[str]()
-        for *one, why in counted(self.tally.counts, "blocked"):
-            times[why] += self.tally.counts["blocked", *one, why]
+        for *one, why in counted(self.tally.counts, "stopped"):
+            times[why] += self.tally.counts["stopped", *one, why]
         whys = [why for why, _ in sorted(times.items(), key=lambda item: (-item[1], item[0]))]
         return [why for why in whys if not why.startswith(known_issue(""))] or whys
 

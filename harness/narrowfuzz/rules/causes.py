@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from narrowfuzz.case.arm import EAGER, with_checkpoint
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.contract import ALLOWED
-from narrowfuzz.rules.evidence import EAGER
 from narrowfuzz.rules.quantiser import LEVEL_B
 from narrowfuzz.rules.rule import Rule
 from narrowfuzz.trace.verdict import FOLLOWED, Verdict
@@ -76,18 +76,19 @@ def _gave(call: Verdict, verdict: Verdict) -> bool:
 
 def _beneath(root: Verdict, verdict: Verdict) -> bool:
     """Is the root cause on the same arm as the verdict, on eager, with which the verdict compares
-    PyTorch's own kernels, or in the same recompute of eager, when the verdict compares a compiled
-    recompute with eager?"""
+    PyTorch's own kernels, or in the recompute of eager, when the verdict compares a compiled
+    recompute of the same kind with eager?"""
     if root.arm == verdict.arm:
         return True
     if verdict.rule not in ("O8", "O9"):
         return False
-    arm, other = BY_NAME[verdict.arm], BY_NAME[root.arm]
+    arm = BY_NAME[verdict.arm]
     if arm.native:
-        return root.arm == EAGER
+        return root.arm == EAGER.name
+    if not arm.compiled or root.arm != with_checkpoint(EAGER, arm.checkpoint or "none").name:
+        return False
     # what is known of the recompute in eager may hide another problem of the compiled one
-    alike = arm.recomputes and arm.checkpoint == other.checkpoint and root.status != "known"
-    return alike and arm.compiled and not other.compiled
+    return root.rule in ("O12", "O13") and root.status != "known"
 
 
 def _on_ranks(root: Verdict, verdict: Verdict) -> bool:

@@ -89,12 +89,13 @@ def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
-    pairs = []
-    for f, r in repeated(trace.calls, same_input):
+    matched, pairs = [*repeated(trace.calls, same_input)], []
+    for f, r in matched:
         if r.checkpointed or same_input(f, r):
             pairs.append(((f.module, f.index, r.index), f.sites, r.sites, f.tensors, r.tensors))
         else:  # as in reversible layers, which compute their input from their output
-            yield plain("O13", arm, "output", "inconclusive", "the model computes its input anew")
+            anew = plain("O13", arm, "output", "inconclusive", "the model computes its input anew")
+            yield replace(anew, at=At(layer=f.module))
     if not trace.calls:
         forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
         if forward is None or again is None:
@@ -104,7 +105,7 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
             yield plain("O13", arm, "output", status, why)
             return
         pairs = [(_ALONE, (forward,), (again,), {}, {})]
-    if not pairs:
+    if not pairs and not matched:
         yield plain("O13", arm, "output", "inconclusive", "no call was recomputed")
     for place, sites, again_sites, tensors, again_tensors in pairs:
         handed = {

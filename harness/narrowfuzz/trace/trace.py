@@ -135,12 +135,13 @@ def repeated(calls: Iterable[C], same_input: Callable[[C, C], bool]) -> Iterator
             of_module[call.module].append(call)
     for (module, forward, segment), repeats in again.items():
         # sorting is stable: those of other forwards come last
-        rather = sorted(of_module[module], key=lambda call: call.forward != forward)
-        originals = first[module, forward, segment] if segment else rather
+        any_forward = sorted(of_module[module], key=lambda call: call.forward != forward)
+        mine = [call for call in any_forward if call.forward == forward] or any_forward
+        originals = first[module, forward, segment] if segment else mine
         for n, call in enumerate(sorted(repeats, key=lambda call: call.index)):
             if originals:
                 in_order = originals[n % len(originals)]
-                several = () if segment else (in_order, *originals)
+                several = () if segment else (in_order, *any_forward)
                 same = (one for one in several if same_input(one, call))
                 yield next(same, in_order), call
 
