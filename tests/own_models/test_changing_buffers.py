@@ -253,3 +253,19 @@ def test_the_cure_leaves_buffers_to_the_forward(reentrant: bool) -> None:
     y = checkpoint(norm, x, use_reentrant=reentrant)
     y.sum().backward()
     assert norm.num_batches_tracked == 3, "it leaves no trace"
+
+
+def test_the_cure_knows_modules_that_call_themselves() -> None:
+    class Nested(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor, depth: int) -> torch.Tensor:
+            self.calls.add_(1)
+            return self(x.sin(), depth - 1) if depth else x.sin()
+
+    nested, x = Nested(), torch.ones(4, requires_grad=True)
+    with CURES["buffers_that_a_recompute_leaves"]():
+        checkpoint(nested, x, 2, use_reentrant=False).sum().backward()
+    assert nested.calls == 3
