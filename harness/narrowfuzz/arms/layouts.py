@@ -102,13 +102,14 @@ def linear_specs_on_ranks(spec: Spec) -> tuple[Spec, ...]:
     """Specs of the linears that a rank may run, on the rows of its data-parallel group: with K and
     N whole, and with K or N divided by the number of tensor-parallel ranks, both of the first
     layout and of the one on which the training resumes."""
-    own, layouts = single_process_spec(spec), (spec.sharding, spec.sharding.resumed)
-    cut = [
-        msgspec.structs.replace(own, **{name: getattr(own, name) // max(layout.tensor, 1)})
-        for layout in layouts
-        for name in "kn"
-    ]
-    return own, *cut
+    found = []
+    for layout in dict.fromkeys((spec.sharding, spec.sharding.resumed)):
+        own = single_process_spec(msgspec.structs.replace(spec, sharding=layout))
+        found.append(own)
+        for name in "kn":
+            cut = getattr(own, name) // max(layout.tensor, 1)
+            found.append(msgspec.structs.replace(own, **{name: cut}))
+    return tuple(dict.fromkeys(found))
 
 
 def single_process_spec(spec: Spec) -> Spec:

@@ -176,7 +176,10 @@ def _serve(
                 results = run(partial(processes.on_processes, store=store, device=device))
             except Exception as error:  # noqa: BLE001 (it is raised again in the calling process)
                 results = error
-            channel.send_bytes(cloudpickle.dumps(results))
+            try:
+                channel.send_bytes(cloudpickle.dumps(results))
+            except BrokenPipeError:
+                return  # the calling process has ended meanwhile, as a run does when its time is up
 
 
 def _note(last_collective: Any, name: str) -> None:

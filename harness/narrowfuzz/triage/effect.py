@@ -227,7 +227,8 @@ def excess(
 
 
 def _excess_of(got: Any, expected: Any, truth: Any, overflows: Any = False) -> Effect:
-    got, expected, truth = (np.asarray(x, dtype=np.float64) for x in (got, expected, truth))
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        got, expected, truth = (np.asarray(x, dtype=np.float64) for x in (got, expected, truth))
     compared = np.isfinite(expected) & np.isfinite(truth)
     finite = np.isfinite(got)
     if (lost := compared & ~finite & ~np.asarray(overflows)).any():
