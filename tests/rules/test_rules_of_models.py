@@ -607,6 +607,16 @@ class TestRatio:
         assert verdict.status == status
         assert status == "ok" or (verdict.at == At(name="output") and verdict.factor > 1)
 
+    def test_counts_of_a_choice_are_not_compared_but_other_buffers_are(self) -> None:
+        """A score that is rounded otherwise sends a row to another expert."""
+        name, counts = "counts.buffer", np.array([3.0, 5.0], np.float32)
+        for off, status in ((0.0, "inconclusive"), (0.25, "diverged")):
+            before, later = counts + np.float32(off), counts[::-1] + np.float32(off)
+            traces = {"eager": Trace("", {name: before}), "inductor": Trace("", {name: later})}
+            exact = {name: before.astype(np.float64)}
+            (verdict,) = found(check_ratio, evidence_of(traces, exact=exact))
+            assert verdict.status == status
+
     def test_few_elements_may_be_off_by_more(self) -> None:
         few = {"exact": self.exact[:3], "eager": self.eager[:3]}
         got = np.full((3, 50), 1 + 6 * 2.0**-8, dtype=np.float32)

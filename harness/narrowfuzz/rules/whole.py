@@ -150,6 +150,8 @@ def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Ver
             continue
         if _lost(evidence, base, exact):
             continue
+        if _counts(name, base, exact):
+            continue
         judged = True
         if not np.isfinite(got).all():
             at = At(name=name, index=first(~np.isfinite(got)))
@@ -173,6 +175,13 @@ def _normalised(spec: Spec, name: str) -> bool:
     the gradient's size? If a gradient is rounding noise, its sign decides about a whole learning
     rate, in some elements of any arm. The gradient and the optimizer's state are judged."""
     return OPTIMIZERS[spec.optimizer][0] != "SGD" and role_of(name) == "parameter"
+
+
+def _counts(name: str, base: Any, exact: Any) -> bool:
+    """Is it a buffer of whole numbers, such as a router's counts of rows? A score that is rounded
+    otherwise may send a row to another expert; no error of a sum says how many."""
+    whole = (np.array_equal(x, np.trunc(x)) for x in (base, exact))
+    return role_of(name) == "buffer" and all(whole)
 
 
 def _usual(evidence: Evidence, eager: Trace) -> dict[str, float]:
