@@ -49,7 +49,7 @@ class Call:
     forward: int
     #: Number of the checkpoint() region of that forward in which it runs; 0: none.
     segment: int = 0
-    #: False for a recompute that not torch's checkpoint makes, but a function of the model's own.
+    #: False for a recompute that a function of the model's own makes, not torch's checkpoint.
     checkpointed: bool = True
     weight: Any = None
     bias: Any = None

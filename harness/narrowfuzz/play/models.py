@@ -137,9 +137,9 @@ class Router(nn.Module):
 
 
 class BalancedRouter(Router):
-    """A router that balances its experts, as trainers of large mixtures do: a bias, on which no
-    weight depends, helps to choose; rows are counted; and an auxiliary loss adds to the gradient
-    what evens the experts' shares out."""
+    """A router that balances its experts, as in DeepSeek-V3: a bias helps to choose experts, but
+    does not change their weights; the rows of each expert are counted; and an auxiliary loss adds
+    to the gradient, but not to the output."""
 
     def __init__(self, dim: int, experts: int, top_k: int) -> None:
         super().__init__(dim, experts, top_k)

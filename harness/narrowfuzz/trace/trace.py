@@ -87,7 +87,7 @@ class LayerCall:
     #: 0 is outside any checkpoint.
     forward: int = 0
     segment: int = 0
-    #: False for a recompute that not torch's checkpoint makes, but a function of the model's own.
+    #: False for a recompute that a function of the model's own makes, not torch's checkpoint.
     checkpointed: bool = True
 
     @property
