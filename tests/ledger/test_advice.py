@@ -118,6 +118,8 @@ def test_what_is_known_of_an_operator_is_named_where_the_model_calls_it(called: 
     assert _applying((model, other)) & narrow == shown
     assert _applying((model, plain)) >= narrow  # of which it is not known
     assert "fp8-groups-by-rows-stride" not in _applying((model, other)), "nor that of a fingerprint"
+    attends = replace(plain, operators=frozenset({"attention", *called}))
+    assert "attention-large-mask" in _applying((attends, other)) - _applying((model, other))
 
 
 @pytest.mark.parametrize("changing", [(), ("model.tokens",)])

@@ -267,7 +267,8 @@ def test_nothing_in_a_sentence_is_markdown(text: str) -> None:
 
 def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) -> None:
     entry = load_entries()[0]
-    counts: Counter[Any] = Counter({"cases": 9, ("known", entry.id): 2})
+    under = {("known under", entry.id, "autocast"): 2, ("known under", entry.id, "checkpoints"): 1}
+    counts: Counter[Any] = Counter({"cases": 9, ("known", entry.id): 2, **under})
     here = Accepted(frozenset({OTHER.fingerprint}))
     ended = of(store, counts, accepted=here, options=["--recipe-file", "a|b.py"])
     write_markdown(ended)
@@ -281,7 +282,8 @@ def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) ->
     told = text_of(rendered)
     assert "New findings: 2 (1 high, 1 medium), known issues met: 1; suspected" in told
     assert "can run here (67 %)" in told and "9" * 12 not in told
-    assert f"{entry.id} ({entry.severity}): {entry.title}. What helps: {entry.workaround}" in told
+    each = f"{entry.severity}, each with autocast"
+    assert f"{entry.id} ({each}): {entry.title}. What helps: {entry.workaround}" in told
     details = rendered[rendered.index("<details>") : rendered.index("</details>")]
     assert "inductor: 1 of 2 combinations of recipe and model" in text_of(details)
     assert "eager" not in details, "all of it was checked"

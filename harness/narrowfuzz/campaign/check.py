@@ -3,26 +3,23 @@ near that."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import msgspec
 
 from narrowfuzz.arms.available import select_arms
 from narrowfuzz.campaign.campaign import consoles
+from narrowfuzz.campaign.check_head import MINUTES, VALUES, Configuration, head
 from narrowfuzz.campaign.pace import LARGE, said_of_pace, seconds_of_cases
 from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.arm import Arm, Compile
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.ladder import climb
-from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec, ValueClass
+from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.specs import fixed
-from narrowfuzz.draw.strategies import WILD
-from narrowfuzz.ledger.advice import of_models
-from narrowfuzz.ledger.facts import Fact
 from narrowfuzz.machine.device import torch_name
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.model import Model
@@ -36,7 +33,6 @@ from narrowfuzz.recipe.recipe import (
     select,
     unknown,
 )
-from narrowfuzz.trace.words import few, plural
 
 #: A step, an evaluation in between, a reload, and another step.
 _TRAINING = (
@@ -49,56 +45,6 @@ _TRAINING = (
     Backward(of=(2,)),
     Step(),
 )
-#: The kinds of data on which the user's configuration is judged first, from tame to wild.
-_VALUES: tuple[ValueClass, ...] = (
-    "gaussian",
-    "outlier",
-    "heavy_tail",
-    "zero_rows",
-    "binade_edges",
-    "inf_nan",
-)
-
-#: Seconds that a compiler takes on an idle core with empty caches: a constant, and the increase for
-#: each linear. Measured on tests/own_models with torchao.float8.rowwise.
-_COMPILES = {"aot_eager": (3.0, 0.6), "inductor": (10.0, 3.0)}
-#: Minutes that a check takes if --minutes is not given.
-_MINUTES = 2.0
-#: The share of a run's time that the first compilation may take without a warning.
-_SHARE = 0.6
-#: How many buffers or parameters a note names.
-_NAMED = 6
-
-
-@dataclass(frozen=True)
-class _Configuration:
-    """A user's model and the configuration in which it is trained."""
-
-    options: RunOptions
-    model: Model
-    #: The same model, built with other values of the parameters of ``build``.
-    others: Sequence[Model]
-    compile: Compile
-    checkpoint: Checkpoint
-    #: Globs of the linears that the recipes convert, as ``recipe.named`` reads them.
-    only: tuple[str, ...]
-    #: Names of the requested recipes, and the recipes of them that run here.
-    wanted: tuple[str, ...]
-    recipes: Sequence[Recipe]
-
-    @property
-    def facts(self) -> dict[str, Fact]:
-        """Facts about the requested configuration, for the ledger to rule out entries."""
-        return {
-            "dtype": self.model.fixed["dtype"],
-            "checkpoint": self.checkpoint,
-            "compile": self.compile,
-            "memory_budget": 100,
-            "grad_mode": "train",
-            "autocast": False,
-            "dynamic": False,
-            **of_models((self.model, *self.others)),
-        }
 
 
 def check_command(
@@ -125,9 +71,9 @@ def check_command(
         )
     meant = dict.fromkeys(arm.name for spec in asked_of for arm in _meant(climb(spec)))
     _, around = consoles(options)
-    around.print(_head(one, len(first), asked_of), markup=False)
+    around.print(head(one, len(first), asked_of), markup=False)
     if pace:
-        minutes = None if options.cases else options.minutes or _MINUTES
+        minutes = None if options.cases else options.minutes or MINUTES
         around.print(said_of_pace(pace, len(first), minutes), markup=False)
     from narrowfuzz.campaign.main import run_command
 
@@ -146,7 +92,7 @@ def check_command(
 
 def _configuration(
     options: RunOptions, device: str, compile: str, checkpoint: str, only: tuple[str, ...]
-) -> _Configuration:
+) -> Configuration:
     if compile not in get_args(Compile):
         raise ValueError(unknown("value", compile, get_args(Compile), of="--compile"))
     if checkpoint not in get_args(Checkpoint):
@@ -166,7 +112,7 @@ def _configuration(
             f"none of {', '.join(wanted)} can run here: narrowfuzz list recipes says why"
         )
     _takes_parameters_of(model, recipes)
-    return _Configuration(options, model, others, compile, checkpoint, only, wanted, recipes)  # type: ignore[arg-type]
+    return Configuration(options, model, others, compile, checkpoint, only, wanted, recipes)  # type: ignore[arg-type]
 
 
 def _unfiltered(options: RunOptions, recipes: Iterable[Recipe], device: str) -> dict[str, Recipe]:
@@ -250,7 +196,7 @@ def _first(specs: Sequence[Spec]) -> Iterator[Case]:
         yield Case(spec=eager, data=DataSpec())
         if spec != eager:
             yield Case(spec=spec, data=DataSpec())
-        yield from (Case(spec=spec, data=DataSpec(values=v, seed=1)) for v in _VALUES[1:])
+        yield from (Case(spec=spec, data=DataSpec(values=v, seed=1)) for v in VALUES[1:])
         for change in around:
             yield Case(spec=msgspec.structs.replace(eager, **change), data=DataSpec(seed=2))
 
@@ -261,65 +207,3 @@ def _other_sizes(models: Sequence[Model], recipes: Sequence[Recipe]) -> Iterator
     for model in models:
         for spec in _specs(model, recipes[:1], "none", "none")[:1]:
             yield Case(spec=spec, data=DataSpec(seed=3))
-
-
-def _head(one: _Configuration, first: int, specs: Sequence[Spec]) -> str:
-    """The text at the beginning: what is checked, for how long, whether compiling fits into that
-    time, and notes about the model."""
-    options, model, wanted = one.options, one.model, one.wanted
-    minutes = options.minutes or _MINUTES
-    length = f"{minutes:g} minute{'s' * (minutes != 1)}"
-    then = plural(options.cases, "case") if options.cases else length
-    chosen = sum(named(name, one.only) for name in model.linears)
-    of = f"{chosen} of " if chosen < len(model.linears) else ""
-    sizes = f" and {len(one.others)} other sizes" if one.others else ""
-    linears = f"{of}{plural(len(model.linears), 'linear')}{sizes}"
-    lines = []
-    if not options.recipes:
-        lines.append(
-            f"no --recipe given: testing {', '.join(wanted)}, the model as it is built, without "
-            "FP8 or MX; narrowfuzz list recipes shows others"
-        )
-    lines += [
-        f"{model.title}: {linears}; {', '.join(wanted)}, --compile {one.compile}, --checkpoint "
-        f"{one.checkpoint}",
-        f"first {plural(first, 'case')} of this configuration and near it, on {len(_VALUES)} kinds "
-        f"of data; then random ones around it, on all {len(WILD)} kinds, for "
-        f"{then} in all",
-    ]
-    if one.compile != "none":
-        programs = sum(spec.compile != "none" for spec in specs)
-        seconds = None if options.cases else 60 * minutes
-        lines.append(_compiling(one.compile, len(model.linears), programs, seconds))
-    if model.unrepeatable and one.checkpoint != "none":
-        lines.append(
-            f"note: {model.unrepeatable} computes something else when it is called again with the "
-            "same inputs, as a block does that writes into a cache of keys and values: a "
-            "checkpoint of it alone would not compute what its forward did, so the model is "
-            "checkpointed as a whole (transformers: use_cache=False)"
-        )
-    if model.changing:
-        names = few([name.removeprefix("model.") for name in model.changing], _NAMED)
-        more = "" if one.checkpoint == "none" else "; a checkpoint's recompute changes them again"
-        lines.append(
-            f"note: each forward changes its buffers {names}: every run begins with what it is "
-            f"built with, and those that a state_dict holds are compared at the end{more}"
-        )
-    if model.unreached:
-        names = few(model.unreached, _NAMED)
-        lines.append(
-            f"note: no gradient reaches {names} in one call with what it is built with: nothing "
-            "that it returns depends on that"
-        )
-    return "\n".join(lines)
-
-
-def _compiling(compiler: str, linears: int, programs: int, seconds: float | None) -> str:
-    """A sentence on how long compiling takes, and whether there is time for it."""
-    starts, more = _COMPILES["inductor" if compiler == "inductor" else "aot_eager"]
-    each = starts + more * linears
-    text = f"compiled {plural(programs, 'time')}, each in about {each:.0f} seconds"
-    if seconds is None or each < seconds * _SHARE:
-        return text
-    least = math.ceil(each / _SHARE / 60)
-    return f"{text}: that may not fit into {seconds / 60:g} minutes, give it --minutes {least}"

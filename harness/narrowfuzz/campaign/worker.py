@@ -53,6 +53,7 @@ from narrowfuzz.report.judged import (
     happened,
     how_arms_ran,
     judged_layers,
+    known_under,
 )
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release
@@ -459,6 +460,7 @@ class Worker:
         self.looked |= looked
         for verdict in known:
             self.counts["known", verdict.explained_by] += 1
+        self.counts.update(known_under(case, known))
         if self.side_recorder:
             self.side_recorder.judged(case, judgement, self.past)
         else:

@@ -18,6 +18,16 @@ Arguments = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
+class Product:
+    """The product of one call of a linear."""
+
+    layer: str
+    rows: int
+    k: int
+    n: int
+
+
+@dataclass(frozen=True)
 class Model:
     """One architecture."""
 
@@ -90,8 +100,8 @@ class Model:
     saved_buffers: tuple[str, ...] = ()
     #: True: what its forward computes depends on the forwards before, which changed buffers.
     remembers: bool = False
-    #: Number of scalar multiplications in the linears of a user's own model in one forward.
-    multiplications: int = 0
+    #: The products of the linears of a user's own model in one forward, in their order.
+    products: tuple[Product, ...] = ()
     #: The tensors that a user's own model is called with, as text.
     inputs: tuple[str, ...] = ()
     #: Names of the operators (``operators/``) that a single-operator model consists of, or that a
@@ -134,6 +144,11 @@ class Model:
         from narrowfuzz.play.dtypes import DTYPES
 
         return self.own and dtype == DTYPES[spec.dtype]
+
+    @property
+    def multiplications(self) -> int:
+        """Number of scalar multiplications in the linears of a user's own model in one forward."""
+        return sum(product.rows * product.k * product.n for product in self.products)
 
     def runs_on(self, device: str, dtypes: Collection[str]) -> bool:
         """True if there are kernels for it on this device type in all of these dtypes."""

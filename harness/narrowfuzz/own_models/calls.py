@@ -25,6 +25,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from narrowfuzz.models.model import Product
 from narrowfuzz.operators import arguments_of, of_function
 from narrowfuzz.play import player
 from narrowfuzz.play.kernels import eagerly
@@ -166,19 +167,20 @@ def unwritten(model: nn.Module, call: Callable[[], Any], first: Answer) -> str:
     return next(one.called for one in other.seen if one.nan_out and not one.nan_in)
 
 
-def multiplications(model: nn.Module, call: Callable[[], Any]) -> int:
-    """Number of scalar multiplications of a model's linears in ``call``: the sum of rows x
-    in_features x out_features over the calls of linears."""
-    found = 0
+def products(model: nn.Module, call: Callable[[], Any]) -> list[Product]:
+    """The products of a model's linears in ``call``, in their order."""
+    found: list[Product] = []
 
-    def count(linear: Any, given: Any, output: torch.Tensor) -> None:
-        nonlocal found
-        found += output.numel() * linear.in_features
+    def note(name: str, linear: Any, given: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and linear.out_features:
+            rows = output.numel() // linear.out_features
+            layer = name.removeprefix("model.")
+            found.append(Product(layer, rows, linear.in_features, linear.out_features))
 
     with ExitStack() as hooks:
-        for module in model.modules():
+        for name, module in model.named_modules():
             if isinstance(module, nn.Linear):
-                hooks.callback(module.register_forward_hook(count).remove)
+                hooks.callback(module.register_forward_hook(partial(note, name)).remove)
         observe_call(model, call)
     return found
 

@@ -24,8 +24,8 @@ from narrowfuzz.own_models.calls import (
     digest,
     forgetful,
     kept_outside,
-    multiplications,
     observe_call,
+    products,
     strange_generator,
     unwritten,
 )
@@ -95,7 +95,7 @@ def tried(source: Source) -> Model:
         changing=tuple(f"model.{name}" for name in sorted(changing.names)),
         saved_buffers=_saved(module, changing.names),
         remembers=remembers,
-        multiplications=multiplications(own, lambda: called(example.clone())),
+        products=tuple(products(own, lambda: called(example.clone()))),
         operators=operators,
     )
 

@@ -8,14 +8,14 @@ with each other. Combinations that cannot run here are not counted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from narrowfuzz.arms.available import unavailable
 from narrowfuzz.case.arm import EAGER, REFERENCE, Arm
 from narrowfuzz.case.events import Forward, Reload, Step
-from narrowfuzz.case.ladder import LADDER
+from narrowfuzz.case.ladder import BY_NAME, LADDER
 from narrowfuzz.case.layout import LAYOUTS, Layout, layouts
 from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant
@@ -122,6 +122,23 @@ def how_arms_ran(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tu
         }
         | blocked_arms(verdicts, recipe, model)
     )
+
+
+def known_under(case: Case, known: Iterable[Verdict]) -> Iterator[tuple[str, str, str]]:
+    """("known under", entry, words) for each verdict that a known issue explains, and each
+    circumstance of its run that a user may not have."""
+    for verdict in known:
+        arm = BY_NAME[verdict.arm]
+        circumstances = {
+            "autocast": case.spec.autocast,
+            "torch.compile": bool(arm.compiler),
+            "checkpoints": bool(arm.checkpoint),
+            "several ranks": bool(arm.sharded),
+            "several threads": case.spec.threads > 1,
+        }
+        for words, there in circumstances.items():
+            if there:
+                yield "known under", verdict.explained_by, words
 
 
 def commonest(counts: Mapping[Any, int], kind: str) -> dict[tuple[Any, ...], Any]:

@@ -47,7 +47,8 @@ def _parts(ended: Ended) -> Iterator[str]:
         yield plain(NOT_FILTERED)
     if ended.known:
         lines = (
-            f"{entry.id} ({entry.severity}): {entry.title}. What helps: {entry.workaround}"
+            f"{entry.id} ({entry.severity}{ended.always(entry)}): {entry.title}. "
+            f"What helps: {entry.workaround}"
             for entry, _ in ended.known
         )
         yield "Known issues that showed:\n\n" + bullets(lines)

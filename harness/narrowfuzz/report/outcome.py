@@ -63,6 +63,17 @@ class Ended:
         entries = (*self.ledger.entries, *self.ledger.unnamed)
         return [(entry, hits[entry.id]) for entry in entries if entry.id in hits]
 
+    def always(self, entry: Entry) -> str:
+        """The circumstances of every run that showed this known issue, in words that follow the
+        number of times: ``, each with autocast``; "" if there are none."""
+        counts = self.tally.counts
+        found = [
+            words
+            for name, words in counted(counts, "known under")
+            if name == entry.id and counts["known under", name, words] == counts["known", name]
+        ]
+        return f", each with {_listed(found)}" if found else ""
+
     @property
     def unmet(self) -> list[Entry]:
         """The applicable known issues that this run did not meet."""

@@ -119,6 +119,7 @@ def write_page(ended: Ended, summary: dict[str, Any], environment: dict[str, Any
         checked_arms=[arm for arm in BY_NAME if any(arm == met for _, met, _ in share.met)],
         head=_head(environment, share),
         known=ended.known,
+        always=ended.always,
         all_found=found,
         applying=ended.unmet,
         changed=ended.accepted.changed(store.fingerprints()),

@@ -73,7 +73,7 @@ def print_summary(
         console.print(f"[yellow]note[/] {escape(note)}")
     if not ended.filtered and store.findings():
         around.print(f"\n{escape(NOT_FILTERED)}")
-    _print_known(around, ended.known)
+    _print_known(around, ended)
     if not ended.subject:  # a run on a user's model has printed these at its start
         head = "Known issues that may affect you, not met by this run:"
         print_unmet(around, ended.unmet, head, ended.list_known)
@@ -194,13 +194,14 @@ def print_unmet(console: Console, unmet: Sequence[Entry], head: str, command: st
         )
 
 
-def _print_known(console: Console, known: Sequence[tuple[Entry, int]]) -> None:
-    if known:
+def _print_known(console: Console, ended: Ended) -> None:
+    if ended.known:
         console.print("\nKnown issues that showed:")
-    for entry, hits in known:
+    for entry, hits in ended.known:
         script = escape(_relative(entry.path))
         console.print(
-            f"  {entry.id} ({entry.severity}, {plural(hits, 'time')}): {escape(entry.title)}. "
+            f"  {entry.id} ({entry.severity}, {plural(hits, 'time')}{ended.always(entry)}): "
+            f"{escape(entry.title)}. "
             f"[dim]What helps: {escape(entry.workaround)}. Script: {script}[/]"
         )
 

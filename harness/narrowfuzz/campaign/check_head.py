@@ -1,0 +1,165 @@
+"""The first lines that ``narrowfuzz check`` prints: what is checked, for how long, and notes on the
+model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from narrowfuzz.campaign.run_options import RunOptions
+from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.spec import Checkpoint, Spec, ValueClass
+from narrowfuzz.draw.strategies import WILD
+from narrowfuzz.ledger.advice import of_models
+from narrowfuzz.ledger.facts import Fact
+from narrowfuzz.machine.device import torch_name
+from narrowfuzz.models.model import Model
+from narrowfuzz.recipe.recipe import FILTERED, Recipe, named
+from narrowfuzz.trace.words import few, plural
+
+#: The kinds of data on which the user's configuration is judged first, from tame to wild.
+VALUES: tuple[ValueClass, ...] = (
+    "gaussian",
+    "outlier",
+    "heavy_tail",
+    "zero_rows",
+    "binade_edges",
+    "inf_nan",
+)
+
+#: Seconds that a compiler takes on an idle core with empty caches: a constant, and the increase for
+#: each linear. Measured on tests/own_models with torchao.float8.rowwise.
+_COMPILES = {"aot_eager": (3.0, 0.6), "inductor": (10.0, 3.0)}
+#: Minutes that a check takes if --minutes is not given.
+MINUTES = 2.0
+#: The share of a run's time that the first compilation may take without a warning.
+_SHARE = 0.6
+#: How many buffers or parameters a note names.
+_NAMED = 6
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A user's model and the configuration in which it is trained."""
+
+    options: RunOptions
+    model: Model
+    #: The same model, built with other values of the parameters of ``build``.
+    others: Sequence[Model]
+    compile: Compile
+    checkpoint: Checkpoint
+    #: Globs of the linears that the recipes convert, as ``recipe.named`` reads them.
+    only: tuple[str, ...]
+    #: Names of the requested recipes, and the recipes of them that run here.
+    wanted: tuple[str, ...]
+    recipes: Sequence[Recipe]
+
+    @property
+    def facts(self) -> dict[str, Fact]:
+        """Facts about the requested configuration, for the ledger to rule out entries."""
+        return {
+            "dtype": self.model.fixed["dtype"],
+            "checkpoint": self.checkpoint,
+            "compile": self.compile,
+            "memory_budget": 100,
+            "grad_mode": "train",
+            "autocast": False,
+            "dynamic": False,
+            **of_models((self.model, *self.others)),
+        }
+
+
+def head(one: Configuration, first: int, specs: Sequence[Spec]) -> str:
+    """The text at the beginning: what is checked, for how long, whether compiling fits into that
+    time, and notes about the model."""
+    options, model, wanted = one.options, one.model, one.wanted
+    minutes = options.minutes or MINUTES
+    length = f"{minutes:g} minute{'s' * (minutes != 1)}"
+    then = plural(options.cases, "case") if options.cases else length
+    chosen = sum(named(name, one.only) for name in model.linears)
+    of = f"{chosen} of " if chosen < len(model.linears) else ""
+    sizes = f" and {len(one.others)} other sizes" if one.others else ""
+    linears = f"{of}{plural(len(model.linears), 'linear')}{sizes}"
+    lines = []
+    if not options.recipes:
+        lines.append(
+            f"no --recipe given: testing {', '.join(wanted)}, the model as it is built, without "
+            "FP8 or MX; narrowfuzz list recipes shows others"
+        )
+    lines += [
+        f"{model.title}: {linears}; {', '.join(wanted)}, --compile {one.compile}, --checkpoint "
+        f"{one.checkpoint}",
+        f"first {plural(first, 'case')} of this configuration and near it, on {len(VALUES)} kinds "
+        f"of data; then random ones around it, on all {len(WILD)} kinds, for "
+        f"{then} in all",
+    ]
+    if one.compile != "none":
+        programs = sum(spec.compile != "none" for spec in specs)
+        seconds = None if options.cases else 60 * minutes
+        lines.append(_compiling(one.compile, len(model.linears), programs, seconds))
+    lines += [f"note: {note}" for note in (*_notes(one), *_refused(one, specs))]
+    return "\n".join(lines)
+
+
+def _notes(one: Configuration) -> Iterator[str]:
+    """What is unusual about the model, and what follows from that."""
+    model, checkpoint = one.model, one.checkpoint
+    if model.unrepeatable and checkpoint != "none":
+        yield (
+            f"{model.unrepeatable} computes something else when it is called again with the "
+            "same inputs, as a block does that writes into a cache of keys and values: a "
+            "checkpoint of it alone would not compute what its forward did, so the model is "
+            "checkpointed as a whole (transformers: use_cache=False)"
+        )
+    if model.changing:
+        names = few([name.removeprefix("model.") for name in model.changing], _NAMED)
+        more = "" if checkpoint == "none" else "; a checkpoint's recompute changes them again"
+        yield (
+            f"each forward changes its buffers {names}: every run begins with what it is "
+            f"built with, and those that a state_dict holds are compared at the end{more}"
+        )
+    if model.unreached:
+        names = few(model.unreached, _NAMED)
+        yield (
+            f"no gradient reaches {names} in one call with what it is built with: nothing "
+            "that it returns depends on that"
+        )
+
+
+def _refused(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:
+    """Which linears the recipes refuse by their sizes, and how to leave these out."""
+    device, said = torch_name(one.options.device or "cpu"), set()
+    for spec in specs:
+        recipe = next(recipe for recipe in one.recipes if recipe.name == spec.recipe)
+        refused: dict[str, str] = {}
+        for product in one.model.products:
+            sizes = {"m": product.rows, "batch": 0, "k": product.k, "n": product.n}
+            why = recipe.refusal(msgspec.structs.replace(spec, **sizes), device)
+            if why and named(f"model.{product.layer}", one.only):
+                refused.setdefault(product.layer or "the model", why)
+        if not refused or (spec.recipe, *refused.items()) in said:
+            continue
+        said.add((spec.recipe, *refused.items()))
+        chosen = sum(named(name, one.only) for name in one.model.linears)
+        filters = " ".join(f"--filter '!{name}'" for name in refused)
+        yield (
+            f"{spec.recipe.partition(FILTERED)[0]} refuses {len(refused)} of "
+            f"{plural(chosen, 'linear')} that it converts: "
+            f"{few([f'{name} ({why})' for name, why in refused.items()], _NAMED)}"
+            + f"; {filters} leaves {'it' if len(refused) == 1 else 'them'} as built"
+            * (len(refused) < chosen and len(refused) <= _NAMED)
+        )
+
+
+def _compiling(compiler: str, linears: int, programs: int, seconds: float | None) -> str:
+    """A sentence on how long compiling takes, and whether there is time for it."""
+    starts, more = _COMPILES["inductor" if compiler == "inductor" else "aot_eager"]
+    each = starts + more * linears
+    text = f"compiled {plural(programs, 'time')}, each in about {each:.0f} seconds"
+    if seconds is None or each < seconds * _SHARE:
+        return text
+    least = math.ceil(each / _SHARE / 60)
+    return f"{text}: that may not fit into {seconds / 60:g} minutes, give it --minutes {least}"

@@ -1,0 +1,49 @@
+"""The first lines of a check: what they say of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from narrowfuzz.campaign.check_head import Configuration, head
+from narrowfuzz.campaign.run_options import RunOptions
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.draw.specs import fixed
+from narrowfuzz.own_models import register
+from narrowfuzz.recipe.recipe import load_recipes
+
+MX = "torchao.mxfp8.rceil"
+SOURCE = """
+import torch
+from torch import nn
+def build(rows={rows}, out={out}):
+    return nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, out)), torch.ones(rows, 48)
+"""
+IN = "0 (in_features must be a multiple of 32, the MX block, got 48)"
+
+
+@pytest.mark.parametrize(
+    ("rows", "out", "only", "note"),
+    [
+        (32, 64, (), f"refuses 1 of 2 linears that it converts: {IN}; --filter '!0' leaves it as"),
+        (32, 10, (), f"refuses 2 of 2 linears that it converts: {IN}, 2 (out_features must"),
+        (31, 64, ("!0",), "refuses 1 of 1 linear that it converts: 2 (tokens must be a"),
+        (32, 64, ("!0",), ""),
+    ],
+)
+def test_linears_that_a_recipe_refuses_are_named(
+    tmp_path: Path, rows: int, out: int, only: tuple[str, ...], note: str
+) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE.format(rows=rows, out=out))
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    recipe = load_recipes()[MX]
+    options = RunOptions(models=(model.name,), recipes=(MX,))
+    one = Configuration(options, model, (), "none", "none", only, (MX,), [recipe])
+    specs = [
+        fixed(Spec(recipe=MX, backend=backend, model=model.name), recipe)
+        for backend in ("linear", "wrapper")
+    ]
+    notes = [line for line in head(one, 10, specs).splitlines() if line.startswith("note: ")]
+    assert len(notes) == bool(note)
+    for line in notes:
+        assert line.startswith(f"note: {MX} {note}"), line
