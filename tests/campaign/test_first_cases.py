@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from narrowfuzz.campaign.check import _VALUES
+from narrowfuzz.campaign.check_head import VALUES
 from narrowfuzz.campaign.first import compiled, dealt
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.strategies import WILD
@@ -55,8 +55,8 @@ def test_nothing_waits_where_nothing_is_compiled() -> None:
 
 def test_the_pages_say_on_how_many_kinds_of_data_a_check_is() -> None:
     numbers = {6: "six", 10: "ten"}
-    assert set(WILD) > set(_VALUES)
+    assert set(WILD) > set(VALUES)
     for page in ("README.md", "docs/guide.md"):
         said = " ".join((Path(__file__).parents[2] / page).read_text().split())
-        assert f"{numbers[len(_VALUES)]} kinds of data" in said
+        assert f"{numbers[len(VALUES)]} kinds of data" in said
         assert f"on all {numbers[len(WILD)]} kinds of data" in said

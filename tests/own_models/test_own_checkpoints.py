@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from narrowfuzz.campaign.check import _configuration, _head, _specs
+from narrowfuzz.campaign.check import _configuration, _specs
+from narrowfuzz.campaign.check_head import head
 from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.arm import EAGER, with_checkpoint
 from narrowfuzz.case.spec import Case, DataSpec
@@ -120,7 +121,7 @@ def test_a_block_that_keeps_something_is_no_checkpoint_of_its_own(
     model = one.model
     assert model.unrepeatable == ("" if alone else "model.layers.0")
     assert model.regions == (("model.layers.0", "model.layers.1") if alone else ())
-    assert ("checkpointed as a whole" in _head(one, 4, ())) is not alone
+    assert ("checkpointed as a whole" in head(one, 4, ())) is not alone
     if not alone:
         spec = _specs(model, [RECIPES["torch.fp32"]], "none", "full")[0]
         judgement = Judge(RECIPES, load_ledger()).judge(Case(spec=spec, data=DataSpec()))

@@ -723,6 +723,8 @@ def test_a_users_classes_have_the_names_that_their_user_knows(own: Own) -> None:
             "nn.ModuleList([nn.ModuleList([Block(), Block()]), nn.ModuleList([Block()])])",
             ("model.layers.0.0", "model.layers.0.1", "model.layers.1.0"),
         ),
+        # and some call the parts of a block, never the block
+        ("nn.ModuleList([Parts()])", ("model.rest.0",)),
     ],
 )
 def test_what_is_recomputed_one_by_one(own: Own, parts: str, blocks: tuple[str, ...]) -> None:
@@ -734,6 +736,7 @@ class Block(nn.Module):
         self.linear = nn.Linear(8, 8)
     def forward(self, x):
         return self.linear(x)
+class Parts(Block): pass
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -741,7 +744,7 @@ class Model(nn.Module):
     def forward(self, x):
         for part in (*self.layers, *self.rest):
             for one in part if isinstance(part, nn.ModuleList) else [part]:
-                x = one(x)
+                x = one.linear(x) if isinstance(one, Parts) else one(x)
         return x
 def build(): return Model(), torch.ones(4, 8)
 """)

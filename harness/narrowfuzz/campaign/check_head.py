@@ -114,6 +114,10 @@ def _notes(one: Configuration) -> Iterator[str]:
             "checkpoint of it alone would not compute what its forward did, so the model is "
             "checkpointed as a whole (transformers: use_cache=False)"
         )
+    elif checkpoint != "none":
+        blocks = few([name.removeprefix("model.") for name in model.regions], _NAMED)
+        what = f"{blocks}, one by one" if blocks else "the model as a whole"
+        yield f"--checkpoint {checkpoint} recomputes {what}"
     if model.changing:
         names = few([name.removeprefix("model.") for name in model.changing], _NAMED)
         more = "" if checkpoint == "none" else "; a checkpoint's recompute changes them again"

@@ -69,7 +69,7 @@ def tried(source: Source) -> Model:
         "weight_layout": "contiguous",
     }
     assert set(fixed) == FIXED_BY_OWN, set(fixed) ^ FIXED_BY_OWN
-    blocks = _blocks(module)
+    blocks, given_gradients = _blocks(own, module, lambda: called(example.clone()))
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
     where, place, dims = (source.where, source.build), own.driven, dict(source.dims)
     return Model(
@@ -88,8 +88,7 @@ def tried(source: Source) -> Model:
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),
         by_default=not source.dims,
         unreached=unreached,
-        regions_get_gradients=ids
-        and _given_gradients(own, blocks, lambda: called(example.clone())),
+        regions_get_gradients=ids and given_gradients,
         inputs=_inputs(given),
         unrepeatable=unrepeatable,
         changing=tuple(f"model.{name}" for name in sorted(changing.names)),
@@ -352,22 +351,32 @@ def _sizes(source: Source, example: torch.Tensor, given: int, ids: int) -> dict[
     return fixed
 
 
-def _blocks(module: Any) -> tuple[str, ...]:
+def _blocks(own: OwnModel, module: Any, call: Callable[[], Any]) -> tuple[tuple[str, ...], bool]:
     """Names of the blocks in the first ModuleList that contains linears, which training code
-    recomputes one by one. An earlier list without linears, of norms for example, does not count.
-    Neither does one of bare linears: what a checkpoint repeats is a module's ``forward``, and what
-    a linear is given there is seen by hooks around it, which are not called again."""
+    recomputes one by one, and whether each call of one gets a tensor that needs a gradient. An
+    earlier list without linears, of norms for example, does not count, nor does one of blocks that
+    are never called themselves, but part by part."""
+    for blocks in _lists(module):
+        if given := _called(own, blocks, call):
+            return blocks, all(given)
+    return (), False
+
+
+def _lists(module: Any) -> Iterator[tuple[str, ...]]:
+    """Names of the blocks of each ModuleList that contains linears, but not of one of bare linears:
+    what a checkpoint repeats is a module's ``forward``, and what a linear is given there is seen by
+    hooks around it, which are not called again."""
     for name, part in module.named_modules():
         if isinstance(part, nn.ModuleList) and _holds_linears(part):
             blocks = dict(_members(name, part))
             if not any(isinstance(block, nn.Linear) for block in blocks.values()):
-                return tuple(f"model.{block}" for block in blocks)
-    return ()
+                yield tuple(f"model.{block}" for block in blocks)
 
 
-def _given_gradients(own: OwnModel, blocks: tuple[str, ...], call: Callable[[], Any]) -> bool:
-    """Is each of the blocks that this call of the model calls given a tensor that needs a gradient,
-    as the reentrant checkpoint requires? Behind a frozen embedding the first one is not."""
+def _called(own: OwnModel, blocks: tuple[str, ...], call: Callable[[], Any]) -> list[bool]:
+    """For each call of a block in this call of the model: is it given a tensor that needs a
+    gradient, as the reentrant checkpoint requires? Behind a frozen embedding the first one is
+    not."""
     given: list[bool] = []
 
     def note(module: Any, args: Any) -> None:
@@ -377,7 +386,7 @@ def _given_gradients(own: OwnModel, blocks: tuple[str, ...], call: Callable[[], 
         for name in blocks:
             hooks.callback(own.get_submodule(name).register_forward_pre_hook(note).remove)
         call()
-    return bool(given) and all(given)
+    return given
 
 
 def _holds_linears(module: nn.Module) -> bool:
