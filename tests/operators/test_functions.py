@@ -273,7 +273,8 @@ def test_kernels_in_place_and_tensors_without_numbers_are_not_judged() -> None:
     running = Running()
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
     running.follow(model)
-    with EagerWatch(running, ["0"]) as watch:
+    with EagerWatch(running) as watch:
+        watch.linears = ["0"]
         y = model(torch.randn(3, 4)).detach()
         F.silu(y, inplace=True)
         torch.zeros(3, 4)[torch.tensor([0, 1, 1])] += y
@@ -292,7 +293,8 @@ def test_what_nobody_judges_is_named_with_the_reason() -> None:
     running = Running()
     running.follow(model)
     x, y = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 1, 2])
-    with EagerWatch(running, ["0"]) as watch:
+    with EagerWatch(running) as watch:
+        watch.linears = ["0"]
         h = F.softplus(model(x)).relu() @ torch.eye(4)
         h = F.rms_norm(h, (4,), eps=1e-5) + F.embedding(y, torch.ones(3, 4)).view(3, 4)
         F.cross_entropy(h, y, label_smoothing=0.1, weight=torch.ones(4)).backward()

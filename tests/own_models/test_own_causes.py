@@ -318,6 +318,25 @@ def test_a_weight_that_is_cached_over_steps_is_found_at_its_layer(
     assert triage(judge, case, verdict, seconds=2.0, scripts=scripts).confirmed
 
 
+CASTS = """
+class Casts(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype))
+def build():
+    block = Block()
+    block.mlp.down = Casts(2 * D, D, bias=False)
+    return rows(block)
+"""
+
+
+def test_products_of_a_linear_with_a_forward_of_its_own_are_judged(own: Own) -> None:
+    """Those of its backward, too; nn.Linear's are judged as layers."""
+    judgement = judged(own(PARTS + CASTS))
+    found = [v for v in judgement.verdicts if v.rule == "O25" and v.role == "mm"]
+    assert [v.status for v in found] == ["ok"] * 3
+    assert not judgement.causes
+
+
 PAIRS = """
 class Pairs(nn.Module):
     def __init__(self):

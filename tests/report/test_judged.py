@@ -58,6 +58,14 @@ def test_what_a_rule_could_not_decide_was_not_judged(status: Status, counts: boo
     assert seen == ({("judged", "torch.bf16", "eager", "linear", "proj")} if counts else set())
 
 
+@pytest.mark.parametrize(("recipe", "counts"), [("torch.bf16", True), ("torchao.mxfp8", False)])
+def test_products_outside_of_linears_count_where_nothing_is_converted(
+    recipe: str, counts: bool
+) -> None:
+    seen = judged_layers([replace(verdict("O25", "ok"), role="mm")], recipe, "mine.py:build#0")
+    assert seen == ({("judged", recipe, "eager", "mine.py:build#0", "")} if counts else set())
+
+
 def test_the_share_is_of_what_can_run() -> None:
     counts = judged_layers([verdict("O5", "ok", "proj")], "torch.bf16", "mlp_gelu")
     share = judged(Counter(counts), BF16, EAGER, ["mlp_gelu", "tied_embedding"], "cpu")

@@ -263,11 +263,10 @@ class EagerWatch(OperatorWatch):
     kernels, and notes in ``unjudged`` the other kernels that a forward calls outside of the
     ``linears``."""
 
-    def __init__(
-        self, running: Callable[[], str] = lambda: "", linears: Collection[str] = ()
-    ) -> None:
+    def __init__(self, running: Callable[[], str] = lambda: "") -> None:
         super().__init__(running)
-        self._linears = frozenset(linears)
+        #: Names of the linears whose products other rules judge.
+        self.linears: Collection[str] = frozenset()
         #: Autograd sequence numbers of the products outside of linears that have a backward.
         self._products: set[int] = set()
 
@@ -277,7 +276,7 @@ class EagerWatch(OperatorWatch):
         if in_backward() and not torch.is_grad_enabled():
             node = torch._C._current_autograd_node()
             return node is None or node._sequence_nr() not in self._products
-        if self.running() in self._linears:
+        if self.running() in self.linears:
             return True
         if torch.is_grad_enabled():
             self._products.add(torch.autograd._get_sequence_nr() - 1)
@@ -286,7 +285,7 @@ class EagerWatch(OperatorWatch):
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         super().note(func, args, kwargs, result)
         name = _rounds(func)
-        if not name or self._stepping or in_backward() or self.running() in self._linears:
+        if not name or self._stepping or in_backward() or self.running() in self.linears:
             return
         moves = name == "index_put" and not by_name(func, args, kwargs).get("accumulate")
         if not moves and _floating(result):

@@ -205,7 +205,7 @@ class _Run:
         if tap and not self.arm.compiler and kind_of(spec).judges_each_linear:
             self.layers = LayerWatch(self.training)
             if _watches_operators(program, spec, focus):
-                self.watch = EagerWatch(self.running, program._linears)
+                self.watch = EagerWatch(self.running)
 
     def trace(self) -> Trace:
         program = self.program
@@ -284,6 +284,8 @@ class _Run:
             return
         model = self.training.model
         self.running.follow(model)
+        if self.watch is not None:
+            self.watch.linears = frozenset(layers_of(model, self.program._linears, None))
         if self.layers.everything:
             self.layers.follow({name: m for name, m in model.named_modules() if name})
         else:

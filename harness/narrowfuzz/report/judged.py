@@ -26,7 +26,7 @@ from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.report.tally import counted
 from narrowfuzz.rules import RULES
-from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict
 
 #: The rules whose verdict makes a combination count as judged: they check a cast, check a multiply
 #: against its operands, or compare ranks with a single process.
@@ -46,6 +46,13 @@ _OPERATORS = {
 }
 #: The same, and also operator's name -> words, for calls of which only the name is known.
 _WORDS = _OPERATORS | {operator.name: operator.words for operator in OPERATORS.values()}
+#: Roles of verdicts on products of matrices.
+_PRODUCTS = frozenset(
+    operator.role(result)
+    for operator in OPERATORS.values()
+    for result in operator.results
+    if operator.of_linears
+)
 #: Recipe, arm, model.
 Combination = tuple[str, str, str]
 
@@ -80,8 +87,10 @@ class Judged:
 
 def judged_layers(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
     """("judged", recipe, arm, model, layer) for each call of a layer that a rule judged; the layer
-    is "" for a verdict about a whole model or a model of a single operator."""
+    is "" for a verdict about a whole model, a model of a single operator, or a product of an
+    unconverted model outside of nn.Linear, as linears with a forward of their own make them."""
     one_operator = model in of_kind("operator")
+    products = _PRODUCTS if recipe.startswith(f"{PLAIN_FAMILY}.") else frozenset()
     forbidden = model in MODELS and MODELS[model].forbidden
     return {
         ("judged", recipe, verdict.arm, model, verdict.at.layer)
@@ -90,6 +99,7 @@ def judged_layers(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[t
         and (
             verdict.rule in COUNTING_RULES
             or (one_operator and verdict.role in _OPERATORS)
+            or verdict.role in products
             or (forbidden and verdict.rule == "contract")
         )
     }
