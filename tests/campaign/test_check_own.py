@@ -202,4 +202,4 @@ def test_every_call_of_a_mixture_of_experts_is_judged(
     assert f"{linears} of {linears} linears one by one" in said
     judged = said.partition("call by call ")[2].partition(". ")[0]
     assert all(name in judged for name in ("RMS norms", *calls)), judged
-    assert "Not checked: formulas that it makes of these calls" in said
+    assert "Not checked: formulas that combine these calls" in said

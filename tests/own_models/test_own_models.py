@@ -78,7 +78,7 @@ def eager() -> Judge:
         ("import nothing_like_it", "importing it raised ModuleNotFoundError"),
         ("import nothing_like_it.at_all", "install nothing_like_it where narrowfuzz runs"),
         ("def other(): pass", "there is no function build in it"),
-        ("def build(dim): pass", "build wants dim: give it a default, or values by Literal"),
+        ("def build(dim): pass", "build needs dim: give it a default, or values by Literal"),
         ("def build(): raise OSError('no such checkpoint')", "build() raised OSError: no such"),
         ("def build(): import sys; sys.exit(3)", "build() raised SystemExit"),
         ("def build(): pass", "build() gives nothing; it must return a module and"),
@@ -87,7 +87,7 @@ def eager() -> Judge:
         (
             "def build(): return nn.Linear(4, 4), ((torch.ones(2, 4),), {})",
             "gives its tensors inside of other tuples or dicts, as ((args), {kwargs}) does; "
-            "it must return a module and what that is called with: a tensor, a tuple of arguments, "
+            "it must return a module and the arguments of a call: a tensor, a tuple of arguments, "
             "or a dict of arguments by name",
         ),
         ("def build(): return nn.Conv1d(3, 3, 1), torch.ones(2, 3, 4)", "it has no nn.Linear"),
@@ -116,7 +116,7 @@ class Counted(nn.Linear):
         return super().forward(x)
 def build(): return Counted(), torch.ones(2, 4)
 """,
-            "each forward changes its buffer count, which the first one makes: make it where the "
+            "each forward changes its buffer count, which the first one makes: create it where the "
             "model is built",
         ),
         (
@@ -232,7 +232,7 @@ REPEATS = {
 def test_a_forward_that_differs_is_refused_by_the_name_of_its_module(own: Own, every: int) -> None:
     with pytest.raises(ValueError, match=r"^model mine\.py:build: ") as caught:
         register(own(EVERY_SECOND.format(every=every)))
-    assert "give something else is blocks.1 (EverySecond), and" in str(caught.value)
+    assert "another output is blocks.1 (EverySecond), and" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -249,7 +249,7 @@ class Own(nn.Module):
         return {formula}
 def build(): return nn.Sequential(nn.Linear(8, 8), Own(), nn.Linear(8, 8)), torch.ones(4, 8)
 """
-    with pytest.raises(ValueError, match=r"give something else is 1 \(Own\), and"):
+    with pytest.raises(ValueError, match=r"another output is 1 \(Own\), and"):
         register(own(text))
 
 
@@ -280,7 +280,9 @@ class Halves(nn.Module):
         return y
 def build(): return nn.Sequential(nn.Linear(8, 8), Halves(), nn.GELU()), torch.ones(4, 8)
 """
-    with pytest.raises(ValueError, match=r"nobody wrote: the output of 1 \(Halves\) is NaN"):
+    with pytest.raises(
+        ValueError, match=r"uninitialised memory: the output of 1 \(Halves\) is NaN"
+    ):
         register(own(text.replace("ROWS", "7")))
     assert not register(own(text.replace("ROWS", "8"), name="whole.py"))[0].random
 
@@ -581,7 +583,7 @@ class Ages(nn.Module):
         return y
 def build(): return nn.Sequential(nn.Linear(8, 8), Ages()), torch.ones(4, 8)
 """
-    with pytest.raises(ValueError, match=r"give something else is 1 \(Ages\), and"):
+    with pytest.raises(ValueError, match=r"another output is 1 \(Ages\), and"):
         register(own(text))
 
 
@@ -667,7 +669,7 @@ class Odd(nn.Sequential):
 @pytest.mark.parametrize(
     ("signature", "says"),
     [
-        ("dim: int", "build wants dim: give it a default, or values by Literal"),
+        ("dim: int", "build needs dim: give it a default, or values by Literal"),
         ("dim: 'NoSuchType' = 4", "build has an annotation that does not exist"),
         ("dim: Literal[4, 5] = 4", "(dim=5): build() raised RuntimeError: five"),
     ],

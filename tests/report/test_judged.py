@@ -101,7 +101,7 @@ def said(folder: Path, share: Judged, counts: Counter[Any], **more: Any) -> str:
 
 def test_a_run_without_a_case_says_that_it_says_nothing(tmp_path: Path) -> None:
     text = said(tmp_path, Judged(frozenset(), (("torch.bf16", "eager", "linear"),)), Counter())
-    assert "Nothing was judged: this run says nothing." in text
+    assert "Nothing was judged: this run has no result." in text
     assert "not checked: torch.bf16 eager linear" in text
     subject = said(tmp_path, Judged(frozenset(), ()), Counter(), subject="mine.py:build")
     assert subject.startswith("mine.py:build: nothing was checked")

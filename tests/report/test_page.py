@@ -96,7 +96,7 @@ def test_of_a_check_the_head_says_how_much_of_what_was_asked_was_done(store: Any
     head = re.sub(r"\s+", " ", page(store, first_cases={"ran": 7, "of": 10}).text)
     assert "2 of 3 combinations of recipe, arm and model that were asked for (67 %)" in head
     assert "7 of the 10 cases that a check begins with" in head
-    said = "not all that was asked for was checked"
+    said = "not everything that was asked for was checked"
     assert head.count(said) == 1 and said not in page(store).text
     whole = {"first_cases": {"ran": 10, "of": 10}}
     assert said not in page(store, judged={"met": 3, "of": 3}, **whole).text
@@ -132,7 +132,7 @@ def test_an_empty_run_says_that_it_says_nothing(tmp_path: Path) -> None:
     from narrowfuzz.report.store import Store
 
     empty = page(Store(tmp_path / "run"), cases=0, findings=[])
-    assert "Nothing was checked: this run says nothing" in empty.text
+    assert "Nothing was checked: this run has no result" in empty.text
     sound = page(Store(tmp_path / "other"), findings=[])
     assert "Nothing new in what was checked" in sound.text and "asked" not in sound.text
 

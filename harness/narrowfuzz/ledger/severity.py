@@ -79,7 +79,7 @@ def weighed(
     if cured:
         return Weighed("low", f"{cured} has cured it, so an upgrade helps: low")
     if symptom == "loud":
-        level, why = 1, "an error or the end of the process tells of it: medium"
+        level, why = 1, "an error or the end of the process reveals it: medium"
     elif effect >= LARGE:
         level = 2
         why = "no error tells of it, and its effect is large (1 % of a result or more): high"

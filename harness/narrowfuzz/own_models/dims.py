@@ -38,7 +38,7 @@ def choices(build: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
             values = (parameter.default, *values) if values else ()
         elif not values:
             raise ValueError(
-                f"wants {name}: give it a default, or values by Literal[64, 128] or "
+                f"needs {name}: give it a default, or values by Literal[64, 128] or "
                 "Annotated[int, range(16, 65)]"
             )
         if values:

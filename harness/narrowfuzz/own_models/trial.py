@@ -36,7 +36,7 @@ from narrowfuzz.play.kernels import eagerly
 from narrowfuzz.play.own import OwnModel, by_place, imported, tensors_in
 
 _HOW = (
-    "it must return a module and what that is called with: a tensor, a tuple of arguments, or a "
+    "it must return a module and the arguments of a call: a tensor, a tuple of arguments, or a "
     "dict of arguments by name"
 )
 
@@ -105,8 +105,8 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
     elsewhere = {t.device.type for t in (*module.parameters(), *module.buffers())} - {"cpu"}
     if elsewhere:
         raise source.refused(
-            f"it is built on {', '.join(sorted(elsewhere))}: build it on the CPU, where "
-            "it goes from there is the run's business"
+            f"it is built on {', '.join(sorted(elsewhere))}: build it on the CPU; the run "
+            "moves it to its device"
         )
     linears = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
     if not linears:
@@ -115,7 +115,7 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
     dtype = next((name for name, one in DTYPES.items() if one == kind), "")
     if not dtype:
         dtype_name = str(kind).removeprefix("torch.")
-        raise source.refused(f"its first linear is {dtype_name}: fp32, bf16 and fp16 can be judged")
+        raise source.refused(f"its first linear is {dtype_name}: use fp32, bf16 or fp16")
     before = _buffers(module)
     for name, linear in linears.items():
         _ = linear.weight
@@ -146,7 +146,9 @@ def _driven(
     call(example)
     own = _made(source, driven(probe.given, found))
     if _buffers(module) != _buffers(own.model):
-        raise source.refused(f"{source.build}() gives other buffers each time: seed what it draws")
+        raise source.refused(
+            f"{source.build}() gives other buffers each time: seed its random numbers"
+        )
     return own, found
 
 
@@ -163,8 +165,8 @@ def _check_buffers(
     made = _buffers(other.model)
     if changed := [name for name, then in after.items() if made.get(name) != then]:
         raise source.refused(
-            f"the first forward fills its buffer {changed[0]} by what it is given, so that no "
-            "two runs are alike: fill it where the model is built"
+            f"the first forward fills its buffer {changed[0]} depending on its input, so no two "
+            "runs are the same: fill it where the model is built"
         )
 
 
@@ -259,8 +261,8 @@ def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[tor
         if not first and (new := changed - changing.names):
             if made := new - changing.built.keys():
                 raise source.refused(
-                    f"each forward changes its buffer {min(made)}, which the first one makes: make "
-                    "it where the model is built"
+                    f"each forward changes its buffer {min(made)}, which the first one makes: "
+                    "create it where the model is built"
                 )
             changing.names |= new
         return given
@@ -291,8 +293,8 @@ def _answers(
         )
     if which := unwritten(own.model, call, first):
         raise source.refused(
-            f"it returns memory that nobody wrote: the output of {which} is NaN where torch.empty "
-            "gives NaN. Write all of what torch.empty gives, or take torch.zeros"
+            f"it returns uninitialised memory: the output of {which} is NaN where torch.empty "
+            "gives NaN. Write every element of such a tensor, or use torch.zeros"
         )
     with kernels:
         unreached = _unreached(own.model, first)
@@ -302,9 +304,9 @@ def _answers(
     if which := forgetful(answers):
         raise source.refused(
             "with the same input and the same random numbers it gives another output each time: "
-            f"the first to get the same and give something else is {which}, and a recompute of it "
-            "is not what forward was. Keep nothing between calls (a counter, a cache), read no "
-            "clock, and draw from torch's own generator"
+            f"the first module with the same input and another output is {which}, and a recompute "
+            "would differ from its forward. Keep nothing between calls (a counter, a cache), read "
+            "no clock, and draw from torch's own generator"
         )
     if which := strange_generator(own.model, call, first):
         raise source.refused(
@@ -345,8 +347,8 @@ def _sizes(source: Source, example: torch.Tensor, given: int, ids: int) -> dict[
     largest = max(fixed["m"], fixed["k"], fixed["n"])
     if largest > LARGEST_OWN:
         raise source.refused(
-            f"it has {largest} rows or features in or out, and {LARGEST_OWN} is the most that is "
-            "judged: build it with fewer tokens, less width or vocabulary"
+            f"it has {largest} rows or features in or out, and at most {LARGEST_OWN} can be "
+            "checked: build it with fewer tokens, or a smaller width or vocabulary"
         )
     return fixed
 

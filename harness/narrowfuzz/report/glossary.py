@@ -13,20 +13,20 @@ from narrowfuzz.triage.finding import Finding
 #: Term -> explanation for a reader who has read nothing else.
 WORDS: dict[str, str] = {
     "arm": "A way to run a model: eager, with checkpointing, compiled, without oneDNN.",
-    "recipe": "A way to train in narrow precision: how the library converts a model.",
+    "recipe": "A way to train in low precision: how the library converts a model.",
     "configuration": "What was converted, and how it was run.",
     "first shown by": "The ways to run it, from plain to compiled; the marked one is the first "
     "that shows the bug.",
-    "suspected": "A rule shows it, and no script of its own reproduces it in a fresh process: kept "
-    "and counted, not a finding.",
+    "suspected": "A divergence that no script reproduces in a fresh process: saved and counted, "
+    "not a finding.",
     "fingerprint": "The identity of a finding, for baselines and suppressions: rule, role, arm, "
     "symptom and family of recipes.",
-    "checked": "A rule about a cast or a multiply has said something of this recipe, arm and "
-    "model, or one that compares ranks with one process or with each other.",
+    "checked": "A rule about casts or GEMMs gave a verdict on this recipe, arm and model, or one "
+    "that compares ranks with one process or with each other.",
     "bound 3.2": "How far the sum of the products of given operands may be off in any order of "
     "additions; the proof is in docs/rules.md.",
     "bound 3.3": "The same, with what quantising may cost; the proof is in docs/rules.md.",
-    "still fails without": "What the example had when it was first found, and does not need.",
+    "still fails without": "What the example had when it was found first, but does not need.",
     "required to reproduce": "What the smallest example has besides what every example has.",
 }
 

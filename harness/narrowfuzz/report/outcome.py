@@ -83,7 +83,7 @@ class Ended:
     @property
     def notes(self) -> list[str]:
         """Sentences on what could not be done, and on outdated entries of the suppressions."""
-        cut = ["cut off: not all that was asked for was judged"] * self.tally.interrupted
+        cut = ["cut off: not everything that was asked for was judged"] * self.tally.interrupted
         return [*cut, *self.tally.notes, *self.accepted.stale(self.seen)]
 
     @property
@@ -128,7 +128,7 @@ class Ended:
         if unstable := [
             one for one in self.accepted.counting(self.store.suspected()) if one.rule == "O1"
         ]:
-            found.append(f"a run was not repeated by the next: {unstable[0].sentence}")
+            found.append(f"a second run gave another result: {unstable[0].sentence}")
         if late := [
             one
             for one in self.accepted.counting(self.store.suspected())
@@ -202,9 +202,9 @@ class Ended:
             text += f". {functions}"
         others = "formulas of its own between the linears (norms, activations, masks, losses)"
         if share.operators or share.unjudged:
-            composed = "formulas that it makes of these calls"
+            composed = "formulas that combine these calls"
             others = "; ".join((*_unjudged(share.unjudged), composed))
-        same = "what is wrong there in the same way in every run is not seen"
+        same = "an error there that is the same in every run is not found"
         return f"{text}. Not checked: {others}: {same}"
 
     def verdict(self) -> str:
@@ -248,7 +248,7 @@ class Ended:
                 text += f", others did not: {errors[0]}"
         if self.tally.counts["cases"]:
             return text
-        return f"Nothing was judged: this run says nothing. {text}"
+        return f"Nothing was judged: this run has no result. {text}"
 
 
 def hits_of(counts: Mapping[Any, int]) -> dict[str, int]:

@@ -35,7 +35,7 @@ def check_census(evidence: Evidence) -> Iterator[Verdict]:
         by_kind.setdefault(change.kind, []).append(change)
     if not by_kind:
         none = not trace.census.changes
-        yield plain("census", arm, ROLE, "ok", "" if none else "what was lost is read by nobody")
+        yield plain("census", arm, ROLE, "ok", "" if none else "nothing reads what was lost")
     for kind, of_kind in by_kind.items():
         yield _verdict(arm, kind, of_kind)
 

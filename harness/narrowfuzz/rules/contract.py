@@ -117,7 +117,7 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
     missing = sorted(absent)
     census = evidence.traces[arm].census
     if missing and census and any(c.kind == "requires_grad changed" for c in census.changes):
-        why = "conversion changed which parameters require one: the census says so"
+        why = "conversion changed which parameters require one, which the census reports"
         return plain("contract", arm, "backward", "not_applicable", why)
     if not missing:
         return plain("contract", arm, "backward", "ok")

@@ -36,7 +36,7 @@ Rerun = Callable[[dict[str, F32], Spec, str], Trace]
 #: The eager arms that recompute nothing: on oneDNN's kernels, and on PyTorch's own.
 EAGER, NATIVE = arms.EAGER.name, arms.EAGER_NATIVE.name
 #: Why two runs of the same case may differ.
-BY_CHANCE = "rounded by chance, or added up in no fixed order"
+BY_CHANCE = "rounded stochastically, or added up in no fixed order"
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Evidence:
         if self.twin is None:
             return "random numbers are drawn in another order"
         if self.spec.narrowed:
-            return "eager autocast casts a leaf once and keeps it, a graph casts at each use"
+            return "eager autocast caches the cast of a leaf, a graph casts at each use"
         if self.spec.grad_layout != "contiguous":
             return "a graph takes its output gradients contiguous, and sums follow strides"
         if self.spec.sums_forwards:

@@ -114,7 +114,7 @@ def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
     # none fits: judge it as the copy of the weight that it is most similar to
     likeness = [_likeness(seen, e) for _, e in candidates]
     if seen.codes is None and max(likeness) < _A_COPY:
-        why = "it is like none of the weights of its shape: what else a model multiplies by"
+        why = "it matches no weight of its shape: it is another operand of the model"
         yield plain("O2", arm, "output", "inconclusive", why)
         return
     yield from judged[int(np.argmax(likeness))]

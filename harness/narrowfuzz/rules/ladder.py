@@ -42,9 +42,9 @@ def _not_applicable(evidence: Evidence, trace: Trace, role: Role) -> str | None:
     if trace.error is not None or trace.outputs.get(role) is None:
         return ""
     if data.regime != "ladder" or data.gemm != role:
-        return "the data are no ladder of this GEMM"
+        return "the data are not ladder data for this GEMM"
     if not gemm.accumulator.known:
-        return "nobody knows how this multiply adds"
+        return "it is not known how this GEMM adds"
     return None
 
 
@@ -53,7 +53,7 @@ def _judge(evidence: Evidence, arm: str, trace: Trace, role: Role) -> Verdict:
     if a is None or b is None:
         return plain("O23", arm, role, "inconclusive", trace.unobserved or "not tapped")
     if not _exact_scales(evidence, trace, role):
-        return plain("O23", arm, role, "inconclusive", "scales are no powers of two")
+        return plain("O23", arm, role, "inconclusive", "scales are not powers of two")
     got, accumulator = trace.outputs[role], evidence.plan.gemms[role].accumulator
     sums = outcomes(a, b, accumulator, evidence.reference.least(role))
     lo, hi = _results(evidence, arm, role, sums)
@@ -62,7 +62,7 @@ def _judge(evidence: Evidence, arm: str, trace: Trace, role: Role) -> Verdict:
         return plain("O23", arm, role, "inconclusive", "every element may overflow")
     judged = ~np.isnan(sums).any(axis=0) & ~risky & (_choices(lo) <= MOST)
     if not judged.any():
-        return plain("O23", arm, role, "inconclusive", "too much is left open")
+        return plain("O23", arm, role, "inconclusive", "too many results are possible")
     bad = judged & ~bounds.contains(lo, hi, got).any(axis=0)
     if bad.any():
         return _diverged(arm, role, got, first(bad), lo, hi)

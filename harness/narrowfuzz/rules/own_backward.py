@@ -50,7 +50,7 @@ def _why_not(evidence: Evidence) -> str:
     if not evidence.output_linear:
         return "no linear makes the output by itself"
     if evidence.plan.quantised:
-        return "forward and backward quantise other operands"
+        return "forward and backward quantise different operands"
     if not spec.trains or spec.scheduled:
         return "not one backward"
     return ""
@@ -121,7 +121,7 @@ def compared(
     if left.size and not judged.any():
         return replace(passed, status="inconclusive", why="sums out of range")
     if not bad.any():
-        why = "" if wrong.any() else "no sum is known to be other than zero"
+        why = "" if wrong.any() else "no sum is known to be nonzero"
         return replace(passed, status="inconclusive", why=why) if why else passed
     n = first(bad)
     interval = Within(bits(left[n] - limit[n]), bits(left[n] + limit[n]))

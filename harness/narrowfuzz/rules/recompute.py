@@ -94,14 +94,14 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
         if r.checkpointed or same_input(f, r):
             pairs.append(((f.module, f.index, r.index), f.sites, r.sites, f.tensors, r.tensors))
         else:  # as in reversible layers, which compute their input from their output
-            anew = plain("O13", arm, "output", "inconclusive", "the model computes its input anew")
+            anew = plain("O13", arm, "output", "inconclusive", "the model computes its input again")
             yield replace(anew, at=At(layer=f.module))
     if not trace.calls:
         forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
         if forward is None or again is None:
             reused = forward is not None
             status: Status = "not_applicable" if reused else "inconclusive"
-            why = "its product was kept" if reused else trace.unobserved or "not tapped"
+            why = "its product was saved" if reused else trace.unobserved or "not tapped"
             yield plain("O13", arm, "output", status, why)
             return
         pairs = [(_ALONE, (forward,), (again,), {}, {})]
@@ -284,14 +284,14 @@ def _statistics(
         return plain("O18", arm, "output", "inconclusive", why)
     excess, allowed, swallowed = softmax_excess(call, adds)
     if allowed == 0.0:
-        return plain("O18", arm, "output", "inconclusive", "no score is sure enough to be summed")
+        return plain("O18", arm, "output", "inconclusive", "no row's scores are certain enough")
     if excess > 1.0:
         symptom = f"probabilities do not sum to 1{' beside a large mask' * swallowed}"
         actual = f"a row that is off by {excess * allowed:.3g}"
         own = Own(f"1 within {allowed:.3g}", bits(allowed))
         return diverged("O18", arm, "output", symptom, place, actual, own, factor=excess)
     if not any(getattr(call, name).any() for name in ("q", "k", "v")):
-        return plain("O18", arm, "output", "inconclusive", "attention of zeros tells nothing apart")
+        return plain("O18", arm, "output", "inconclusive", "attention of zeros shows nothing")
     return plain("O18", arm, "output", "ok")
 
 

@@ -188,7 +188,7 @@ def _added(evidence: Evidence, other: OtherRun, got: F32, without: F32, bias: F3
         want = _rounded(without + bias, fmt)  # the addition itself is fp32, whatever the output
     verdict = compare(evidence, "R19", "output", got, want, "is not the sum with its bias", other)
     if verdict.status == "ok" and same_bits(want, np.broadcast_to(bias, want.shape)).all():
-        return plain("R19", evidence.base, "output", "inconclusive", "the bias swallows the result")
+        return plain("R19", evidence.base, "output", "inconclusive", "the sum equals the bias")
     ignored = "bias_ignored" in evidence.deviations and same_bits(got, without).all()
     if verdict.status == "diverged" and ignored:
         return plain("R19", evidence.base, "output", "ok").known(

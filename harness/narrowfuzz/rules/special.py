@@ -35,7 +35,7 @@ def check_finite(evidence: Evidence) -> Iterator[Verdict]:
                 with np.errstate(invalid="ignore"):
                     must &= np.abs(evidence.tensors["bias"])[None, :] < 0.005 * largest
             if got.size and not must.any():
-                yield plain("O10", arm, role, "inconclusive", "no element is surely in range")
+                yield plain("O10", arm, role, "inconclusive", "no element is certainly in range")
                 continue
             bad = must & ~np.isfinite(got)
             if not bad.any():

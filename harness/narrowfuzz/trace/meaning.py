@@ -136,7 +136,7 @@ _SYMPTOMS: _Table = {
     "wrong value": "{result} is wrong",
     "not finite": "{result} is not finite",
     "NaN missing": "{result} is a number where NaN must come out",
-    "NaN from nowhere": "{result} is NaN although nothing that enters it makes one",
+    "NaN from nowhere": "{result} is NaN although no operand makes it NaN",
     "wrong sum": "{result} is not a sum that this accumulator can return",
     "kernel multiplies wrongly": "a matrix product inside the compiled graph is wrong",
     "type under autocast": "{result} has the wrong dtype under autocast",
@@ -183,7 +183,7 @@ _SYMPTOMS: _Table = {
         "quantised copy of {operand} depends on an unrelated smaller element",
     "leaks between granules":
         "quantised copy of {operand} depends on data outside its scaling block",
-    "operand that no cast made": "a product multiplies codes of {operand} that no cast made",
+    "operand that no cast made": "a product multiplies codes of {operand} that no cast returned",
     "input quantised again in backward": "{operand} is quantised again in backward",
     "operand of another forward": "a product multiplies {operand} of another forward",
     "scale and inverse out of step":
@@ -207,8 +207,8 @@ _SYMPTOMS: _Table = {
         "attention probabilities in backward do not sum to 1 behind a large finite mask"
     ),
     # a related run, or the same run again
-    "does not scale": "{result} does not follow when a tensor is multiplied by a power of two",
-    "does not follow its operands": "{result} does not follow when operands are scaled or negated",
+    "does not scale": "{result} does not scale when a tensor is multiplied by a power of two",
+    "does not follow its operands": "{result} does not scale or change sign with its operands",
     "is not symmetric": "{result} is wrong when the input is negated",
     r"result changes.*": "{result} changes {again}",
     r"result leaves its bound.*": "{result} is wrong {again}",

@@ -258,7 +258,7 @@ _UNSCALED_WORDS = {
 REGIME_WORDS = {
     "wild": "random data",
     "lattice": "data whose sums are exact",
-    "ladder": "data that tell accumulators apart",
+    "ladder": "data that distinguish accumulators",
 }
 
 
@@ -390,7 +390,7 @@ def effect_words(finding: Finding) -> str:
     """The effect of a finding, which is how far the worst output or gradient is off, in words."""
     effect = float(finding.effect)
     if isinstance(finding.expect, Runs | Refuses):
-        return "it fails with an error or an end of the process, so no wrong number goes unseen"
+        return "it fails with an error or ends the process, so no wrong number goes unnoticed"
     if finding.rule == "census":
         return _OF_CENSUS[weighed("silent", effect, "gaussian").severity]
     if isinstance(finding.expect, Present):
@@ -400,7 +400,7 @@ def effect_words(finding: Finding) -> str:
     if effect == SMALL:
         return "how far outputs and gradients are off could not be measured"
     if math.isinf(effect):  # a finding of an older release, which did not record ``came``
-        return "an output or a gradient is off by more than any number says"
+        return "an output or a gradient is off by more than any finite number"
     off = f"{effect:.1%}" if effect < 10 else f"{effect:.3g} times"
     if finding.at.what == "function":
         return f"what this backward returns is off by {off} of its size"
@@ -443,7 +443,7 @@ def report(finding: Finding, replay: str) -> str:
     lines += [f"  does not happen with: {what}" for what in finding.avoided]
     if finding.flake != "always":
         lines.append(f"  reproduces {FLAKE_WORDS[finding.flake]}")
-    lines += [f"  also seen, not each time, as: {other}" for other in finding.seen_as]
+    lines += [f"  also seen, but not every time, as: {other}" for other in finding.seen_as]
     return "\n".join(
         [
             *lines,
@@ -457,6 +457,6 @@ def report(finding: Finding, replay: str) -> str:
 #: How reliably a finding reproduces, in words.
 FLAKE_WORDS: dict[Flake, str] = {
     "always": "every time",
-    "per process": "once in each new process, not on repetition",
+    "per process": "once in each new process, not when it is repeated",
     "flaky": "sometimes",
 }
