@@ -85,7 +85,7 @@ def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
     yield (
         f"Measured with torch {versions['torch']}, torchao {versions['torchao']}, two cores, no "
         f"GPU; seed {score['seed']}, {score['seconds']:g} s a fault, "
-        f"{score['compiled_seconds']:g} s where only a compiled rung shows it.\n"
+        f"{score['compiled_seconds']:g} s where only compiled runs show it.\n"
     )
     yield "| test | faults found | of | false alarms |\n| --- | ---: | ---: | ---: |"
     for name, hits, of, alarms in recalls(found):

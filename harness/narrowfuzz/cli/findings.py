@@ -70,7 +70,7 @@ def explain(
 
     Each variation runs with 20 random seeds.
 
-    Exit code 0: explained; 2: it is no finding, or does not show here.
+    Exit code 0: explained; 2: it is not a finding, or does not show here.
     """
     restart_with_releases(with_ or ())
     from narrowfuzz.explain.command import Question, print_explained

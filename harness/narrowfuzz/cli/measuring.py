@@ -161,8 +161,8 @@ def bounds(
     """Measure how much of its allowed error each operator of PyTorch uses.
 
     A bound much wider than the errors detects little. A result outside of its
-    bound means that the bound is wrong, or that PyTorch has a bug (it may be a
-    known issue).
+    bound means that the bound is wrong, or that PyTorch has a bug (perhaps a known
+    issue).
     """
     from narrowfuzz.machine.environment import prepare
 

@@ -101,7 +101,7 @@ def _lines(score: Score, found: Summary) -> Iterable[str]:
         yield f"all faults: {found.everything}; goal {GOAL:.0%}"
         yield f"in torch, torchao and TransformerEngine: {found.libraries}"
         yield f"in our own references: {found.references}"
-        yield f"that only a compiled rung shows: {found.compiled}"
+        yield f"that only compiled runs show: {found.compiled}"
     suspected = sum(len(fault.suspected) for fault in score.faults)
     cut = sum(fault.cut_short for fault in score.faults)
     yield (
