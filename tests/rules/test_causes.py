@@ -27,6 +27,8 @@ def test_the_same_recompute_in_eager_explains_it() -> None:
         (COMPILED, replace(RECOMPUTED, arm="eager+checkpoint")),  # another kind of checkpoint
         (COMPILED, replace(RECOMPUTED, status="known")),  # which may hide something else
         (replace(COMPILED, arm="aot_eager"), RECOMPUTED),  # nothing is recomputed there
+        (replace(COMPILED, arm="aot_eager", role="output"), RECOMPUTED),
+        (replace(COMPILED, arm="aot_eager", role="output"), replace(RECOMPUTED, status="known")),
         (COMPILED, replace(RECOMPUTED, rule="O5")),  # a product may be wrong in eager alone
         (COMPILED, replace(RECOMPUTED, arm="sharded+checkpoint_selective")),
     ],

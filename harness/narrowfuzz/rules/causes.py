@@ -31,6 +31,12 @@ def root_of(
             continue
         if root.symptom == ALLOWED and verdict.rule != "contract":
             continue  # "runs although it should be refused" explains no wrong number
+        if (
+            root.rule in ("O12", "O13")
+            and root.rule != verdict.rule
+            and _only_root_recomputes(root, verdict)
+        ):
+            continue
         if composed and root.at.what == "operator" and not OPERATORS[root.at.name].functions:
             if root.arm == verdict.arm and root.status != "known":
                 return root  # a kernel that the function is composed of
@@ -89,6 +95,12 @@ def _beneath(root: Verdict, verdict: Verdict) -> bool:
         return False
     # what is known of the recompute in eager may hide another problem of the compiled one
     return root.rule in ("O12", "O13") and root.status != "known"
+
+
+def _only_root_recomputes(root: Verdict, verdict: Verdict) -> bool:
+    """Does a checkpoint of narrowfuzz's recompute something on the arm of the root cause, and none
+    on that of the verdict?"""
+    return bool(BY_NAME[root.arm].checkpoint) and not BY_NAME[verdict.arm].checkpoint
 
 
 def _on_ranks(root: Verdict, verdict: Verdict) -> bool:
