@@ -262,7 +262,7 @@ class Generator:
                 if key in self.served:
                     return
                 self.served.add(key)
-                met.add(chosen[0].spec.model)
+            met.add(chosen[0].spec.model)
             if not eager or self.shares is None:
                 serve(chosen)
             elif not self.shares.overspent(chosen[0].spec):
@@ -270,8 +270,7 @@ class Generator:
 
         some = st.lists(batch, min_size=candidates, max_size=candidates)
         self._generate(some, take, self._examples(eager, wanted))
-        if not eager:
-            deck.unused([model for model in models if model not in met])
+        deck.unused([model for model in models if model not in met])
 
     def operators_alone(self, kind: Compile, more: Callable[[], bool], serve: Serve) -> None:
         """As ``converted_models``, with Specs of one operator, one Spec for each recipe and

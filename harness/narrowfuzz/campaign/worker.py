@@ -71,9 +71,10 @@ _CORE = tuple(o for o in RULES if not o.reruns)
 #: Resident memory, in bytes, above which a worker is replaced by a fresh process.
 _LARGE = 3 * 2**30
 _REPORT_EVERY = 0.5
-#: No compiled slice begins while compiled ones have had more than this share of the time of slices.
-#: The compiler would take most of a run's first minute.
-_COMPILED_SHARE = 0.5
+#: No compiled slice begins while compiled ones have had more than this share of the time of slices:
+#: in the first seconds, as the compiler would take most of a run's first minute, and later, when
+#: eager slices show little that is new.
+_FIRST_SECONDS, _FIRST_SHARE, _LATER_SHARE = 120.0, 0.5, 0.75
 #: Seconds, in all, for making smaller what only one side of a comparison shows.
 _TOGETHER_SECONDS = 20.0
 #: The share of a run's time that triage may take before the requested configuration has been
@@ -252,8 +253,9 @@ class Worker:
     def _compiled_overspent(self) -> bool:
         """Have compiled slices taken more than their share of the time so far? Never if the number
         of cases is given: then no clock steers what is drawn."""
-        compiled, others = self.spent[True], self.spent[False]
-        return not self.config.cases and compiled > _COMPILED_SHARE * (compiled + others)
+        spent = sum(self.spent.values())
+        share = _FIRST_SHARE if spent < _FIRST_SECONDS else _LATER_SHARE
+        return not self.config.cases and self.spent[True] > share * spent
 
     def _begin(self) -> None:
         """Judge this worker's part of the cases that come before any is drawn. Their divergences
