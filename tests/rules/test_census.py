@@ -6,6 +6,7 @@ import copy
 import gc
 import runpy
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -384,3 +385,17 @@ def test_a_lazy_model_is_written_down(recipes: dict[str, Recipe]) -> None:
     lazy = HEAD + "model = nn.Sequential(nn.LazyLinear(32))\n"
     assert not found(lazy, BASELINE, recipes)
     assert "hooks lost" in found(lazy, ROWWISE, recipes)
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_conversion_is_judged_where_the_converted_model_does_not_run(
+    planted: bool, recipes: dict[str, Recipe]
+) -> None:
+    """MXFP8 converts a linear of 40 features, and its forward refuses these."""
+    case = Case(spec=replace_spec(WRAPPER, model="hooked", k=40), data=DataSpec())
+    judge = Judge(recipes, load_ledger())
+    with builtin_faults()["conversion-drops-hooks"].plant() if planted else nullcontext():
+        judgement = judge.judge(case)
+    assert not judgement.ran
+    found = {"census--convert--eager--hooks lost--torchao.mxfp8"} if planted else set()
+    assert judgement.fingerprints() == found

@@ -235,7 +235,7 @@ class _Run:
                 failed = replace(failed, layer=call.module, sizes=call.sizes)
             if self.arm.compiler:
                 program.error = failed  # a second attempt would fail again, just as slowly
-            return Trace(self.arm.name, error=failed)
+            return Trace(self.arm.name, census=program._census, error=failed)
         ran, needed = program._tap.calls, sum(map(_graphs, self.job.events))
         if self.arm.compiler and ran < needed:
             # Dynamo falls back to eager without a word; such a run would pass every comparison

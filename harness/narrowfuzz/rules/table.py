@@ -168,7 +168,7 @@ RULES: tuple[Rule, ...] = (
         cases=ON_RANKS,
     ),
     of_state("contract", library_contract.check_contract, reads=("run",)),
-    whole("census", check_census, reads=("conversion",)),
+    whole("census", check_census, reads=("conversion",), unfinished=True),
     whole("O1", check_repeat),
     # what is quantised
     seen("O4", check_amax, _START, ("amax",)),
