@@ -41,13 +41,13 @@ def calls_of(
 ) -> tuple[LayerCall, ...]:
     """The recorded calls of linears as plain data. Calls that did not finish are left out.
 
-    Parameters in ``shared`` receive gradients from other modules, too, so theirs are dropped.
+    Parameters and inputs in ``shared`` get gradients from elsewhere, too, so theirs are dropped.
     ``rounds`` are the tensors that a layer rounds under autocast; ``inverse``: recorded scales are
     1 / scale.
     """
     closed = []
     for call in calls:
-        for role in ("weight", "bias"):
+        for role in ("input", "weight", "bias"):
             if f"{call.module}.{role}" in shared:
                 call.outputs.pop(f"grad_{role}", None)
         if "output" in call.outputs and call.weight is not None:

@@ -100,17 +100,23 @@ def may_be_missing(
     called (an expert without tokens, a branch that is not taken), or its output got no gradient.
 
     One of torch's modules that ran, and whose output got a gradient, must produce gradients of its
-    parameters: where it does not, the model itself has lost them, which is no excuse.
+    parameters: where it does not, the model itself has lost them, which is no excuse. Unless they
+    were frozen while it ran: a model may freeze a critic for one loss.
     """
     trace, calls = program.watched(tensors)
     if trace.error is not None or trace.unusable_because:
         return names
-    reached = {call.module for call in calls if "grad_output" in call.tensors}
+    reached = {
+        f"{call.module}.{parameter}.grad"
+        for call in calls
+        if "grad_output" in call.tensors
+        for parameter in call.trained
+    }
     modules = program.modules()
 
     def lost(name: str) -> bool:
         owner = name_of(name).module
-        return owner in reached and owner in modules and _of_torch(modules[owner])
+        return name in reached and _of_torch(modules[owner])
 
     return frozenset(n for n in names if n not in trace.outputs and not lost(n))
 

@@ -76,9 +76,11 @@ class Program:
     def _build(self) -> nn.Module:
         spec = self.spec
         plain = self._plain()
-        self._linears = linear_names(plain)
+        names, classes = linear_names(plain), {n: type(m) for n, m in plain.named_modules()}
         self._shared = tied_names(plain)
         model, self._census = convert(self.recipe, plain, spec)
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self._linears = tuple(n for n in names if not _own_kind(modules.get(n), classes.get(n)))
         return converted.renewed(model, self._anew, lifecycle=spec.lifecycle)
 
     def _plain(self) -> nn.Module:
@@ -301,7 +303,8 @@ class _Run:
         attention, operators = attention_of(recorded.attention), operators_of(recorded.operators)
         plan, census = self.plan, program._census
         if self.layers is not None:
-            shared = frozenset((*program._shared, *program._shared.values()))
+            used = program.description.used_elsewhere
+            shared = frozenset((*program._shared, *program._shared.values(), *used))
             autocast = program.recipe.autocast  # a model may enter autocast by itself
             rounds = ROUNDED if autocast is None else autocast(program.device)
             calls = calls_of(
@@ -388,6 +391,12 @@ def _watches_operators(program: Program, spec: Spec, focus: int | None) -> bool:
     if focus is None or single_operator or program.device != "cpu" or spec.threads > 1:
         return True
     return attends and focus % 4 == 0
+
+
+def _own_kind(module: nn.Module | None, before: type | None) -> bool:
+    """Is this module as the model was built, of a class with a forward of its own? A library's
+    layers, for example, that quantise for themselves."""
+    return type(module) is before and type(module).forward is not nn.Linear.forward
 
 
 def _graphs(event: Event) -> int:

@@ -88,6 +88,9 @@ class Model:
     linears: tuple[str, ...] = ()
     #: Trainable parameters of a user's own model that get no gradient with its example input.
     unreached: tuple[str, ...] = ()
+    #: Parameters and inputs (``model.head.weight``, ``model.head.input``) of linears of a user's
+    #: own model whose gradients are not those of their linears' products alone.
+    used_elsewhere: tuple[str, ...] = ()
     #: True: each of ``regions`` is given a tensor that needs a gradient, although the input of this
     #: user's own model is token ids.
     regions_get_gradients: bool = False

@@ -9,6 +9,7 @@ that keeps state between calls, or reads a clock or uninitialised memory.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import warnings
 from collections import Counter
@@ -217,6 +218,56 @@ class Functions(TorchFunctionMode):
         except ValueError:  # such a call cannot be judged; the run reports that
             return made
         return made
+
+
+class ParameterUses(TorchFunctionMode):
+    """Finds the parameters and inputs of a model's linears whose gradients are not those of their
+    linears' products alone: functions outside of the linear use them, too, hooks change their
+    gradients, or the forward differentiates something, so that any part of a gradient may come from
+    there."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+        #: Parameter -> its names.
+        self._names: dict[int, list[str]] = {}
+        #: Names of the parameters that were found.
+        self.found: set[str] = set()
+        self._running: list[nn.Linear] = []
+        self._hooks = ExitStack()
+        for layer, linear in self._linears.items():
+            for name, parameter in linear.named_parameters(recurse=False):
+                self._names.setdefault(id(parameter), []).append(f"{layer}.{name}")
+                if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                    self.found.add(f"{layer}.{name}")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
+            self.found.update(itertools.chain.from_iterable(self._names.values()))
+            if (kwargs or {}).get("create_graph"):  # its gradients have gradients of their own
+                self.found.update(f"{layer}.input" for layer in self._linears)
+        elif any(t.requires_grad for t in tensors_in(made)):
+            own = {id(p) for p in self._running[-1].parameters()} if self._running else set()
+            for t in tensors_in((args, kwargs)):
+                if id(t) not in own:
+                    self.found.update(self._names.get(id(t), ()))
+        return made
+
+    def __enter__(self) -> Any:
+        for linear in self._linears.values():
+            begins = linear.register_forward_pre_hook(lambda m, args: self._running.append(m))
+            ends = linear.register_forward_hook(lambda *_: self._ends(), always_call=True)
+            self._hooks.callback(begins.remove)
+            self._hooks.callback(ends.remove)
+        return super().__enter__()
+
+    def _ends(self) -> None:
+        self._running.pop()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._hooks.close()
 
 
 def kept_outside(model: nn.Module, blocks: Sequence[str], call: Callable[[], Any]) -> str:

@@ -21,6 +21,7 @@ from narrowfuzz.own_models.calls import (
     Answer,
     Functions,
     Kernels,
+    ParameterUses,
     digest,
     forgetful,
     kept_outside,
@@ -70,6 +71,8 @@ def tried(source: Source) -> Model:
     }
     assert set(fixed) == FIXED_BY_OWN, set(fixed) ^ FIXED_BY_OWN
     blocks, given_gradients = _blocks(own, module, lambda: called(example.clone()))
+    with ParameterUses(own) as uses:
+        called(example.clone().requires_grad_(not ids))
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
     where, place, dims = (source.where, source.build), own.driven, dict(source.dims)
     return Model(
@@ -88,6 +91,7 @@ def tried(source: Source) -> Model:
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),
         by_default=not source.dims,
         unreached=unreached,
+        used_elsewhere=tuple(sorted(uses.found)),
         regions_get_gradients=ids and given_gradients,
         inputs=_inputs(given),
         unrepeatable=unrepeatable,
@@ -116,9 +120,15 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
     if not dtype:
         dtype_name = str(kind).removeprefix("torch.")
         raise source.refused(f"its first linear is {dtype_name}: use fp32, bf16 or fp16")
-    before = _buffers(module)
+    before, state = _buffers(module), torch.get_rng_state()
     for name, linear in linears.items():
         _ = linear.weight
+        if not torch.equal(torch.get_rng_state(), state):
+            raise source.refused(
+                f"each time that the weight of {name} is read, random numbers are drawn, as a "
+                "dropout of weights draws them: narrowfuzz reads weights to judge products. Build "
+                "it without, or in eval()"
+            )
         if _buffers(module) != before:
             raise source.refused(
                 f"each time that the weight of {name} is read, a buffer changes, as "

@@ -59,6 +59,8 @@ class Call:
     interrupted: list[Any] | None = None
     forward_gemms: list[Any] = field(default_factory=list)
     backward_gemms: list[Any] = field(default_factory=list)
+    #: Names of the module's own parameters that required a gradient; set by ``watch_any`` only.
+    trained: frozenset[str] = frozenset()
     #: The parameters (weight, bias) whose gradients include this call's part by now.
     added: set[str] = field(default_factory=set)
     #: The number of this call in the order in which calls ended; set by ``watch_any`` only.
@@ -148,6 +150,8 @@ class LayerWatch:
         def before(module: Any, args: Any, named: Any) -> None:
             running.append(self._begun(name))
             running[-1].tensors |= self._every("input", (args, named))
+            own = module.named_parameters(recurse=False)
+            running[-1].trained = frozenset(n for n, p in own if p.requires_grad)
 
         def after(module: Any, args: Any, named: Any, output: Any) -> None:
             call = running.pop()
@@ -172,10 +176,12 @@ class LayerWatch:
     def _attach(self, name: str, module: nn.Module, stack: ExitStack) -> None:
         running: list[Call] = []
 
-        def before(module: Any, args: Any) -> Any:
+        def before(module: Any, args: Any, named: Any) -> Any:
             call = self._begun(name)
             running.append(call)
-            call.tensors["input"] = self.now(args[0])
+            key = "" if args else next(iter(named))
+            x = args[0] if args else named[key]
+            call.tensors["input"] = self.now(x)
             call.interrupted, self._current = self._current, call.forward_gemms
 
             def note(grad: torch.Tensor) -> None:
@@ -183,7 +189,8 @@ class LayerWatch:
                 if self._current is call.backward_gemms:
                     self._current = None  # what comes next may be a layer that is not watched
 
-            return (Probe.apply(args[0], note), *args[1:])
+            x = Probe.apply(x, note)
+            return (args, named | {key: x}) if key else ((x, *args[1:]), named)
 
         def weigh(module: Any, args: Any) -> None:
             # after hooks that put the parameters in place
@@ -210,7 +217,8 @@ class LayerWatch:
                 return None
             return Probe.apply(output, note)
 
-        stack.callback(module.register_forward_pre_hook(before, prepend=self.outside).remove)
+        begins = module.register_forward_pre_hook(before, prepend=self.outside, with_kwargs=True)
+        stack.callback(begins.remove)
         stack.callback(module.register_forward_pre_hook(weigh).remove)
         stack.callback(module.register_forward_hook(after, prepend=not self.outside).remove)
         for role in ("weight", "bias"):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from narrowfuzz.case.events import last_gradients
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F64, FORMATS, round_to
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.rules.evidence import Evidence
@@ -43,8 +44,8 @@ def check_gradient_sum(evidence: Evidence) -> Iterator[Verdict]:
 
 def _last_step(evidence: Evidence, trace: Trace) -> dict[str, list[LayerCall]]:
     """The calls of each linear in the forwards that contributed to the final gradients, if all of
-    these calls got a gradient back. Linears with tied weights are omitted. Empty if a graph ran
-    backward twice, since only its last gradient is observed."""
+    these calls got a gradient back. Linears whose weights are used elsewhere are omitted. Empty if
+    a graph ran backward twice, since only its last gradient is observed."""
     made = last_gradients(evidence.spec.training)
     if len(set(made)) < len(made):
         return {}
@@ -52,7 +53,8 @@ def _last_step(evidence: Evidence, trace: Trace) -> dict[str, list[LayerCall]]:
     for call in trace.calls:
         if call.phase == "forward" and call.forward in made:
             calls[call.module].append(call)
-    shared = {*evidence.tied, *evidence.tied.values()}
+    used = MODELS[evidence.spec.model].used_elsewhere
+    shared = {*evidence.tied, *evidence.tied.values(), *used}
     return {
         layer: mine
         for layer, mine in calls.items()
