@@ -1,0 +1,221 @@
+"""What a conversion does to a user's own model: what it alone raises or loses, and what it may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.own_models import register
+from narrowfuzz.rules.kernels import check_weight_copies
+from narrowfuzz.trace.expect import Present
+from narrowfuzz.trace.trace import Seen
+from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.verify import RunScript
+from samples import of_operators
+from test_own_causes import MX, PARTS, ROWWISE, TENSORWISE, causes, entries, judged, one
+from test_own_models import RECIPES, Own, case_of, own
+
+__all__ = ["own"]  # a fixture
+
+PAIRS = """
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.score = nn.Bilinear(32, 32, 16)
+    def forward(self, x):
+        return self.score(self.left(x), self.right(x))
+def build():
+    return Pairs(), torch.zeros(16, 32)
+"""
+
+
+@pytest.mark.parametrize("recipe", ["torch.fp32", ROWWISE])
+def test_a_model_that_autocast_does_not_run_is_no_librarys(own: Own, recipe: str) -> None:
+    """nn.Bilinear is on no list of autocast on a CPU: it gets bf16 and its own fp32."""
+    judgement = judged(own(PAIRS), recipe, autocast=True)
+    assert not judgement.causes
+    (said,) = {v.why for v in judgement.verdicts if v.rule == "contract"}
+    assert said.startswith("the model itself, unconverted, raises RuntimeError: All tensors must")
+    assert not judged(own(PAIRS), recipe).causes
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_a_converted_model_alone_raises_is_found(
+    own: Own, monkeypatch: pytest.MonkeyPatch, autocast: bool
+) -> None:
+    from torchao.float8.float8_linear import Float8Linear
+
+    def raises(self: Float8Linear, x: object) -> object:
+        raise RuntimeError("a converted linear does not run")
+
+    monkeypatch.setattr(Float8Linear, "forward", raises)
+    verdict = one(judged(own(PAIRS), ROWWISE, autocast=autocast), "contract")
+    assert "a converted linear does not run" in verdict.got
+
+
+def test_a_gradient_that_conversion_alone_loses_is_found(
+    own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    from torchao.float8.float8_linear import Float8Linear
+
+    forward = Float8Linear.forward
+
+    def without(self: Float8Linear, x: object) -> object:
+        kept, self.weight.requires_grad = self.weight.requires_grad, False
+        try:
+            return forward(self, x)
+        finally:
+            self.weight.requires_grad = kept
+
+    text = own(PARTS + "def build(): return rows(MLP())\n")
+    monkeypatch.setattr(Float8Linear, "forward", without)
+    verdict = one(judged(text, ROWWISE), "contract")
+    assert verdict.expect == Present(("model.down.weight.grad", "model.up.weight.grad"))
+
+
+# What is known is known in anybody's model.
+
+HOOKED = """
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
+        self.one.is_initialized = self.two.is_initialized = True
+        self.one.weight.is_initialized = self.two.weight.is_initialized = True
+    def forward(self, x):
+        return self.two(F.gelu(self.one(x)))
+def build():
+    model = Mine()
+"""
+LOSES = {
+    "hooks lost": "model.one.register_forward_hook(lambda m, a, y: y * 2)",
+    "own forward lost": "model.one = type('Own', (nn.Linear,), {'forward': lambda m, x: x})(D, D)",
+}
+
+
+@pytest.mark.parametrize("symptom", LOSES)
+def test_what_the_swap_of_a_linear_loses_is_known(own: Own, symptom: str) -> None:
+    text = own(PARTS + HOOKED + f"    {LOSES[symptom]}\n    return rows(model)\n")
+    assert causes(judged(text, ROWWISE)) == [("census", symptom)]
+    known = judged(text, ROWWISE, known=True)
+    assert not known.causes and {v.symptom for v in known.known} == {symptom}
+
+
+def test_what_a_conversion_loses_elsewhere_is_not_known(
+    own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Beside linears that are swapped, and lose theirs as it is known."""
+    import torchao.float8
+
+    convert = torchao.float8.convert_to_float8_training
+
+    def drops(model, **how):  # type: ignore[no-untyped-def]
+        model.model.norm._forward_hooks.clear()
+        return convert(model, **how)
+
+    text = own(PARTS + HOOKED + """
+    model.norm = nn.LayerNorm(D)
+    for part in model.children():
+        part.register_forward_hook(lambda m, a, y: y * 2)
+    return rows(model)
+""")  # fmt: skip
+    assert not judged(text, ROWWISE, known=True).causes
+    monkeypatch.setattr(torchao.float8, "convert_to_float8_training", drops)
+    (verdict,) = judged(text, ROWWISE, known=True).causes
+    assert (verdict.symptom, verdict.at.name) == ("hooks lost", "model.norm")
+
+
+@pytest.mark.parametrize(("recipe", "backend"), [(ROWWISE, ""), (MX, "wrapper")])
+def test_an_attribute_that_nobody_reads_is_no_finding(own: Own, recipe: str, backend: str) -> None:
+    judgement = judged(own(PARTS + HOOKED + "    return rows(model)\n"), recipe, backend=backend)
+    assert not judgement.causes
+    (census,) = (v for v in judgement.verdicts if v.rule == "census")
+    assert census.status == "ok" and census.why
+
+
+@pytest.mark.parametrize(
+    ("recipe", "backend", "reads", "symptom"),
+    [
+        (ROWWISE, "", "getattr(self.two, 'is_initialized', False)", "attributes lost"),
+        (MX, "wrapper", "getattr(self.two.weight, 'is_initialized', False)",
+         "parameter attributes lost"),
+    ],
+)  # fmt: skip
+def test_an_attribute_that_the_forward_reads_is_one(
+    own: Own, recipe: str, backend: str, reads: str, symptom: str, scripts: RunScript
+) -> None:  # fmt: skip
+    source = HOOKED.replace(
+        "self.two(F.gelu(self.one(x)))", f"self.two(self.one(x) * (1 + {reads}))"
+    )
+    text = own(PARTS + source + "    return rows(model)\n")
+    verdict = one(judged(text, recipe, backend=backend), "census")
+    assert verdict.symptom == symptom and verdict.at.name == "model.two"
+    known = judged(text, recipe, backend=backend, known=True)
+    assert not known.causes and verdict.symptom in {v.symptom for v in known.known}
+    case = case_of(register(text)[0], recipe, backend=backend)
+    assert triage(
+        Judge(RECIPES, of_operators()), case, verdict, seconds=2.0, scripts=scripts
+    ).confirmed
+
+
+def test_a_bias_that_the_wrapper_drops_is_known_and_that_of_a_norm_is_not(own: Own) -> None:
+    text = own(
+        PARTS + "def build(): return rows(nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)))\n"
+    )
+    found = judged(text, MX, backend="wrapper", known=True)
+    assert not found.causes and entries(found) == {"mx-wrapper-drops-bias"}
+
+
+# What a compiled graph multiplies by.
+
+WEIGHT_ALONE = """
+class Reads(nn.Module):
+    "Multiplies by a linear's weight and by a piece of another, without calling either."
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, H, batch_first=True)
+        self.norm, self.after = nn.LayerNorm(D), nn.Linear(D, D)
+    def forward(self, x):
+        h = self.norm(x)
+        return x + self.after(self.attention(h[:, :8], h, h)[0].sum(1, keepdim=True))
+def build(): return rows(Reads())
+"""
+
+
+@pytest.mark.parametrize("recipe", [ROWWISE, TENSORWISE])
+def test_a_weight_that_is_read_and_not_called_is_not_quantised_in_a_graph_either(
+    own: Own, recipe: str
+) -> None:
+    judgement = judged(own(PARTS + WEIGHT_ALONE), recipe, known=True, compile="aot_eager")
+    assert not causes(judgement)
+    statuses = {v.status for v in judgement.verdicts if (v.rule, v.arm) == ("O2", "aot_eager")}
+    assert "ok" in statuses  # that of the linear that is called is judged
+
+
+@pytest.mark.parametrize("how", ["codes", "values"])
+def test_a_copy_of_a_weight_that_is_lost_in_a_graph_is_wrong_if_it_has_codes(
+    own: Own, how: str
+) -> None:
+    """Codes are a converted linear's; plain values may be any other matrix."""
+    judge = Judge(RECIPES, of_operators())
+    case = case_of(register(own(PARTS + WEIGHT_ALONE))[0], ROWWISE, compile="aot_eager")
+    evidence = judge.observe(case, frozenset({"eager", "aot_eager"}))
+    trace = evidence.traces["aot_eager"]
+    lost = [
+        replace(one, b=_lost(one.b, how)) for one in trace.multiplied if one.b.codes is not None
+    ]
+    assert lost
+    traces = {**evidence.traces, "aot_eager": replace(trace, multiplied=tuple(lost))}
+    statuses = {v.status for v in check_weight_copies(replace(evidence, traces=traces))}
+    assert ("diverged" in statuses) is (how == "codes"), statuses
+
+
+def _lost(seen: Seen, how: str) -> Seen:
+    """No value of it is left."""
+    assert seen.codes is not None
+    if how == "codes":
+        return replace(seen, codes=np.zeros_like(seen.codes))
+    return replace(seen, codes=None, scale=None, values=np.zeros(seen.codes.shape, np.float32))
