@@ -150,7 +150,7 @@ def test_the_verdict_says_what_was_compared_and_no_more(tmp_path: Path, own: Mod
     said = ended(tmp_path, share, dict.fromkeys(counts, 1)).soundness()
     assert "; call by call layer norms and sums; " in said
     assert (
-        "Not checked: attention (dropout); cos and silu (no reference); formulas that it makes "
+        "Not checked: attention (dropout); cos and silu (no reference); formulas that combine "
         in said
     )
     assert not called([Verdict("O5", "eager", "a", "ok"), Verdict("O25", "eager", "output", "ok")])

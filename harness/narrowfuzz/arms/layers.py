@@ -41,7 +41,8 @@ def calls_of(
 ) -> tuple[LayerCall, ...]:
     """The recorded calls of linears as plain data. Calls that did not finish are left out.
 
-    Parameters and inputs in ``shared`` get gradients from elsewhere, too, so theirs are dropped.
+    Parameters and inputs in ``shared`` get gradients from elsewhere, too, so theirs are dropped,
+    and so are calls in a dtype that no recipe knows, such as fp64.
     ``rounds`` are the tensors that a layer rounds under autocast; ``inverse``: recorded scales are
     1 / scale.
     """
@@ -50,7 +51,8 @@ def calls_of(
         for role in ("input", "weight", "bias"):
             if f"{call.module}.{role}" in shared:
                 call.outputs.pop(f"grad_{role}", None)
-        if "output" in call.outputs and call.weight is not None:
+        output = call.outputs.get("output")
+        if output is not None and output.dtype in DTYPE_NAME and call.weight is not None:
             closed.append(_close(call, plan, rounds, inverse))
     return tuple(closed)
 
@@ -70,8 +72,8 @@ def _close(call: Call, plan: Plan, rounds: frozenset[TensorName], inverse: bool)
         call.index,
         call.phase,  # type: ignore[arg-type]
         DTYPE_NAME[kind],
-        {name: _rows(t) for name, t in tensors.items()},
-        {name: _rows(t) for name, t in call.outputs.items()},
+        {name: _rows(t, name) for name, t in tensors.items()},
+        {name: _rows(t, name) for name, t in call.outputs.items()},
         sites,
         unobserved,
         call.tensors["input"].shape[0] if call.tensors["input"].dim() == 3 else 0,
@@ -103,10 +105,10 @@ def _sites(call: Call, plan: Plan, inverse: bool) -> tuple[tuple[SiteTrace, ...]
     ), ""
 
 
-def _rows(t: torch.Tensor) -> F32:
-    """[..., C] as float32 [rows, C]; a bias stays 1-D."""
+def _rows(t: torch.Tensor, name: str) -> F32:
+    """[..., C] as float32 [rows, C]; a bias and its gradient stay 1-D."""
     inner: Any = getattr(t, "_data", t)
-    if inner.dim() == 1:
+    if name in ("bias", "grad_bias"):
         return fp32_array(inner).copy()
     return fp32_array(inner.reshape(math.prod(inner.shape[:-1]), inner.shape[-1])).copy()
 

@@ -116,7 +116,12 @@ def may_be_missing(
 
     def lost(name: str) -> bool:
         owner = name_of(name).module
-        return name in reached and _of_torch(modules[owner])
+        return name in reached and _of_torch(modules[owner]) and not taken(name)
+
+    def taken(name: str) -> bool:
+        # hooks that add gradients up elsewhere clear them: Megatron's main_grad
+        parameter = program.parameters()[name.removesuffix(".grad")]
+        return bool(parameter._post_accumulate_grad_hooks)
 
     return frozenset(n for n in names if n not in trace.outputs and not lost(n))
 

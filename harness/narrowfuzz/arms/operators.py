@@ -324,6 +324,9 @@ class FunctionWatch(TorchFunctionMode):
         operator = of_function(func)
         if operator is None or any(kind not in _PLAIN for kind in types):
             return func(*args, **(kwargs or {}))
+        if operator.autocasts and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            self.watch.unjudged[operator.words] = "under autocast"
+            return func(*args, **(kwargs or {}))
         return self.call(operator, func, args, kwargs)
 
     def __enter__(self) -> Any:

@@ -28,7 +28,7 @@ from narrowfuzz.arms.model_names import linear_names, tied_names
 from narrowfuzz.arms.operators import EagerWatch, LiveCall, operators_of
 from narrowfuzz.arms.recordings import attention_of, multiplied_of, seen_of
 from narrowfuzz.arms.sites import name_sites
-from narrowfuzz.arms.tensors import as_rows, fp32_array
+from narrowfuzz.arms.tensors import as_float, as_rows, fp32_array
 from narrowfuzz.arms.transfer import on_host
 from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.kind import kind_of
@@ -368,7 +368,7 @@ class _Run:
     def _array(self, name: str, t: torch.Tensor) -> F32:
         """A result as float32; outputs and input gradients as [rows, features]."""
         spec, widths = self.spec, {"output": self.spec.width, "grad_input": self.spec.k}
-        kind = name_of(name).kind
+        kind, t = name_of(name).kind, as_float(t)
         if kind in widths:
             return as_rows(t, spec, widths[kind])
         # the next draw overwrites parameters, and may add to their gradients
@@ -396,7 +396,9 @@ def _watches_operators(program: Program, spec: Spec, focus: int | None) -> bool:
 def _own_kind(module: nn.Module | None, before: type | None) -> bool:
     """Is this module as the model was built, of a class with a forward of its own? A library's
     layers, for example, that quantise for themselves."""
-    return type(module) is before and type(module).forward is not nn.Linear.forward
+    if module is None or type(module) is not before:
+        return False
+    return type(module).forward is not nn.Linear.forward
 
 
 def _graphs(event: Event) -> int:

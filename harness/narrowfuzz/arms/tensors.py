@@ -21,6 +21,15 @@ def host(t: torch.Tensor) -> NDArray[Any]:
     return np.asarray(t.detach().cpu().numpy())
 
 
+def as_float(t: torch.Tensor) -> torch.Tensor:
+    """The tensor, or for dtypes that recipes do not know (complex, fp64, integers: parameters of
+    users' models) its values as fp32."""
+    with unseen():
+        t = t if t.layout == torch.strided else t.to_dense()
+        t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+        return t if t.dtype in DTYPE_NAME else t.float()
+
+
 def fp32_array(t: torch.Tensor) -> F32:
     """An fp32, bf16 or fp16 tensor as float32 values."""
     with unseen():

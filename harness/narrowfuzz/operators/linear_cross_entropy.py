@@ -156,6 +156,7 @@ def _title(call: OperatorCall) -> str:
 
 OPERATOR = Operator(
     name="linear_cross_entropy",
+    autocasts=True,
     words="cross entropies of a linear's outputs",
     read=_read,
     expected=_expected,

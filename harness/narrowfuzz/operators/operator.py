@@ -161,6 +161,8 @@ class Operator:
     #: True if another run of the same call may return other bits, because its kernel adds in no
     #: fixed order, as torch documents.
     unordered: Callable[[OperatorCall], bool] = lambda call: False
+    #: True for a function whose products autocast narrows: under autocast it is not judged.
+    autocasts: bool = False
     #: True for a function that compiles itself, which it does only while no watch sees it.
     compiles: bool = False
     #: True if linear layers call it, too. Their products are judged layer by layer.

@@ -15,8 +15,10 @@ from narrowfuzz.operators.operator import TORCH_DTYPE, Derived, Expected, Operat
 from narrowfuzz.play.derived import at_their_places
 from narrowfuzz.trace.trace import OperatorCall
 
-#: Larger tensors take longer to judge than to sort; whole numbers below this are exact in fp32.
+#: Larger tensors take longer to judge than to sort.
 _MOST = 2**20
+#: Whole numbers up to this are exact in fp32.
+_EXACT = 2**24
 
 
 def _read_topk(named: Mapping[str, Any], result: Any) -> Read | None:
@@ -44,6 +46,8 @@ def _read(
     dim = named.get("dim", -1) % x.ndim
     settings = {"count": count, "dim": dim, "falling": falling, "stable": stable}
     if not x.is_floating_point():
+        if (x.abs() > _EXACT).any():
+            raise ValueError("of whole numbers above 2^24")
         x, values = x.float(), values.float()
     return Read({"input": x}, {"values": values, "indices": indices.float()}, settings)
 

@@ -236,6 +236,9 @@ class ParameterUses(TorchFunctionMode):
         self._running: list[nn.Linear] = []
         self._hooks = ExitStack()
         for layer, linear in self._linears.items():
+            changed = ["input"] * bool(linear._backward_hooks or linear._backward_pre_hooks)
+            changed += ["weight", "bias"] * bool(linear._backward_pre_hooks)
+            self.found.update(f"{layer}.{name}" for name in changed)
             for name, parameter in linear.named_parameters(recurse=False):
                 self._names.setdefault(id(parameter), []).append(f"{layer}.{name}")
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
@@ -247,7 +250,7 @@ class ParameterUses(TorchFunctionMode):
             self.found.update(itertools.chain.from_iterable(self._names.values()))
             if (kwargs or {}).get("create_graph"):  # its gradients have gradients of their own
                 self.found.update(f"{layer}.input" for layer in self._linears)
-        elif any(t.requires_grad for t in tensors_in(made)):
+        elif any(t.requires_grad and id(t) not in self._names for t in tensors_in(made)):
             own = {id(p) for p in self._running[-1].parameters()} if self._running else set()
             for t in tensors_in((args, kwargs)):
                 if id(t) not in own:

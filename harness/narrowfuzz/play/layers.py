@@ -184,8 +184,10 @@ class LayerWatch:
             call.tensors["input"] = self.now(x)
             call.interrupted, self._current = self._current, call.forward_gemms
 
+            leaf = x.is_leaf  # whose gradients autograd adds up in place
+
             def note(grad: torch.Tensor) -> None:
-                call.outputs["grad_input"] = self.own(grad.detach())
+                call.outputs["grad_input"] = self.now(grad) if leaf else self.own(grad.detach())
                 if self._current is call.backward_gemms:
                     self._current = None  # what comes next may be a layer that is not watched
 

@@ -38,6 +38,8 @@ class OwnModel(nn.Module):
         torch.manual_seed(0)
         with torch.device("cpu"):  # ``build`` may read parameters
             self.model, self.given = built(where, build, dims)
+        linears = (m for m in self.model.modules() if isinstance(m, nn.Linear))
+        self.dtype = next((linear.weight.dtype for linear in linears), torch.float32)
         self.evaluating = [module for module in self.model.modules() if not module.training]
 
     def train(self, mode: bool = True) -> OwnModel:
@@ -48,9 +50,15 @@ class OwnModel(nn.Module):
 
     def called(self, x: torch.Tensor) -> Any:
         """The model's results, with x in place of the driven argument."""
-        given = {key: handed(value, x) for key, value in self.given.items()}
+        # other dtypes than that of the linears stay, unless the model as a whole was cast
+        cast = x.is_floating_point() and x.dtype != self.dtype
+        given = {
+            key: handed(value, x.dtype if cast else None, x) for key, value in self.given.items()
+        }
+        like = self.given[self.driven]
+        dtype = x.dtype if cast or not x.is_floating_point() else like.dtype
         # a copy: the model may write into what it is given
-        given[self.driven] = x.reshape(self.given[self.driven].shape).clone()
+        given[self.driven] = x.reshape(like.shape).to(dtype, copy=True)
         args = [value for key, value in given.items() if isinstance(key, int)]
         kwargs = {key: value for key, value in given.items() if isinstance(key, str)}
         return self.model(*args, **kwargs)
@@ -112,13 +120,12 @@ def by_place(given: Any) -> dict[Any, Any]:
     return dict(enumerate(given if isinstance(given, (list, tuple)) else (given,)))
 
 
-def handed(a: Any, x: torch.Tensor) -> Any:
-    """The argument on the device of x; its floats get the dtype of x, if x holds floats."""
+def handed(a: Any, dtype: torch.dtype | None, x: torch.Tensor) -> Any:
+    """A copy of the argument on the device of x; its floats get ``dtype``, if there is one."""
     if not isinstance(a, torch.Tensor):
         return a
-    if a.is_floating_point() and x.is_floating_point():
-        return a.to(x.device, x.dtype, copy=True)
-    return a.to(x.device, copy=True)
+    floats = dtype if a.is_floating_point() else None
+    return a.to(x.device, floats or a.dtype, copy=True)
 
 
 def floats_in(y: Any) -> list[torch.Tensor]:

@@ -135,6 +135,8 @@ class AttentionWatch(TorchDispatchMode):
         named = by_name(func, args, kwargs)
         q, k, v = (copied(named[name]) for name in ("query", "key", "value"))
         backward = name.endswith("_backward")
+        if backward and _by_hand():
+            return
         out, lse = (named["out"], named["logsumexp"]) if backward else result[:2]
         if lse is None or lse.numel() == 0:
             return  # nothing is saved for a backward
@@ -150,6 +152,14 @@ class AttentionWatch(TorchDispatchMode):
         self.attention.append(
             Attended(phase, q, k, v, copied(out), lse, added, scale, self.running(), unknown)
         )
+
+
+def _by_hand() -> bool:
+    """Does an autograd.Function of the model's own call what runs? Ring attention, for example,
+    calls kernels with the parts of a sequence, and their backward with the merged results."""
+    node: Any = torch._C._current_autograd_node()
+    own = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return own and not type(node).__name__.startswith("CompiledFunction")
 
 
 def by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
