@@ -145,7 +145,7 @@ WAYS = {"once": {}, "recomputed": {"checkpoint": "full"}, "twice": {"steps": 2, 
 def test_what_legal_models_do_is_no_finding(own: Own, name: str) -> None:
     body, elsewhere = MODELS[name]
     text = own(HEAD.format(body))
-    assert set(register(text)[0].used_elsewhere) == {f"model.{one}" for one in elsewhere}
+    assert set(register(text)[0].gradients.elsewhere) == {f"model.{one}" for one in elsewhere}
     for spec in WAYS.values():
         found = judged(text, "torch.fp32", dtype="fp32", **spec)
         assert found.ran and not found.causes, [(v.rule, v.symptom) for v in found.causes]

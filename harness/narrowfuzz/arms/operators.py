@@ -15,6 +15,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from narrowfuzz.arms.lost import reading
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
@@ -323,6 +324,9 @@ class FunctionWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operator = of_function(func)
         if operator is None or any(kind not in _PLAIN for kind in types):
+            return func(*args, **(kwargs or {}))
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tree_leaves((args, kwargs)))):
+            self.watch.unjudged[operator.words] = "inside of torch.func.vmap or a transform"
             return func(*args, **(kwargs or {}))
         if operator.autocasts and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             self.watch.unjudged[operator.words] = "under autocast"

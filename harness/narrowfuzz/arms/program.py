@@ -303,7 +303,7 @@ class _Run:
         attention, operators = attention_of(recorded.attention), operators_of(recorded.operators)
         plan, census = self.plan, program._census
         if self.layers is not None:
-            used = program.description.used_elsewhere
+            used = program.description.gradients.elsewhere
             shared = frozenset((*program._shared, *program._shared.values(), *used))
             autocast = program.recipe.autocast  # a model may enter autocast by itself
             rounds = ROUNDED if autocast is None else autocast(program.device)
@@ -393,12 +393,10 @@ def _watches_operators(program: Program, spec: Spec, focus: int | None) -> bool:
     return attends and focus % 4 == 0
 
 
-def _own_kind(module: nn.Module | None, before: type | None) -> bool:
+def _own_kind(module: Any, before: Any) -> bool:
     """Is this module as the model was built, of a class with a forward of its own? A library's
     layers, for example, that quantise for themselves."""
-    if module is None or type(module) is not before:
-        return False
-    return type(module).forward is not nn.Linear.forward
+    return module is not None and type(module) is before and before.forward is not nn.Linear.forward
 
 
 def _graphs(event: Event) -> int:

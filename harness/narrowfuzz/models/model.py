@@ -28,6 +28,22 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """What gradients a user's own model has besides those of its linears' products."""
+
+    #: Parameters and inputs (``model.head.weight``, ``model.head.input``) of linears whose
+    #: gradients are not those of their linears' products alone.
+    elsewhere: tuple[str, ...] = ()
+    #: True: hooks of the model's own change gradients.
+    hooked: bool = False
+    #: True: a forward uses some parameter several times.
+    reused: bool = False
+    #: Names of parameters of other dtypes than the first linear -> these dtypes, "" for those that
+    #: no recipe knows.
+    dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
 class Model:
     """One architecture."""
 
@@ -88,9 +104,8 @@ class Model:
     linears: tuple[str, ...] = ()
     #: Trainable parameters of a user's own model that get no gradient with its example input.
     unreached: tuple[str, ...] = ()
-    #: Parameters and inputs (``model.head.weight``, ``model.head.input``) of linears of a user's
-    #: own model whose gradients are not those of their linears' products alone.
-    used_elsewhere: tuple[str, ...] = ()
+    #: Where the gradients of a user's own model come from besides the products of its linears.
+    gradients: Gradients = Gradients()
     #: True: each of ``regions`` is given a tensor that needs a gradient, although the input of this
     #: user's own model is token ids.
     regions_get_gradients: bool = False

@@ -26,7 +26,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from narrowfuzz.models.model import Product
+from narrowfuzz.arms.tensors import DTYPE_NAME
+from narrowfuzz.models.model import Gradients, Product
 from narrowfuzz.operators import arguments_of, of_function
 from narrowfuzz.play import player
 from narrowfuzz.play.kernels import eagerly
@@ -221,49 +222,77 @@ class Functions(TorchFunctionMode):
 
 
 class ParameterUses(TorchFunctionMode):
-    """Finds the parameters and inputs of a model's linears whose gradients are not those of their
-    linears' products alone: functions outside of the linear use them, too, hooks change their
-    gradients, or the forward differentiates something, so that any part of a gradient may come from
-    there."""
+    """Finds out which gradients of a model are not those of its linears' products alone: functions
+    outside of a linear use its parameters, too, hooks change gradients, or the forward
+    differentiates something, so that any part of a gradient may come from there."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        self._model = model
         self._linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-        #: Parameter -> its names.
+        #: Parameter of a linear -> its names.
         self._names: dict[int, list[str]] = {}
-        #: Names of the parameters that were found.
-        self.found: set[str] = set()
+        self._elsewhere: set[str] = set()
+        self._hooked = any(
+            m._backward_hooks or m._backward_pre_hooks for m in model.modules()
+        ) or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
+        #: Parameter -> the number of functions that used it in a forward.
+        self._uses = dict.fromkeys(map(id, model.parameters()), 0)
         self._running: list[nn.Linear] = []
         self._hooks = ExitStack()
         for layer, linear in self._linears.items():
             changed = ["input"] * bool(linear._backward_hooks or linear._backward_pre_hooks)
             changed += ["weight", "bias"] * bool(linear._backward_pre_hooks)
-            self.found.update(f"{layer}.{name}" for name in changed)
+            self._elsewhere.update(f"{layer}.{name}" for name in changed)
             for name, parameter in linear.named_parameters(recurse=False):
                 self._names.setdefault(id(parameter), []).append(f"{layer}.{name}")
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-                    self.found.add(f"{layer}.{name}")
+                    self._elsewhere.add(f"{layer}.{name}")
+
+    def found(self, dtype: torch.dtype) -> Gradients:
+        """What was found, for a model whose first linear has this dtype."""
+        other = {n: p.dtype for n, p in self._model.named_parameters() if p.dtype != dtype}
+        return Gradients(
+            tuple(sorted(self._elsewhere)),
+            self._hooked,
+            any(uses > 1 for uses in self._uses.values()),
+            {name: DTYPE_NAME.get(one, "") for name, one in other.items()},
+        )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        self._hooked |= func is torch.Tensor.register_hook
         if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
-            self.found.update(itertools.chain.from_iterable(self._names.values()))
+            self._elsewhere.update(itertools.chain.from_iterable(self._names.values()))
             if (kwargs or {}).get("create_graph"):  # its gradients have gradients of their own
-                self.found.update(f"{layer}.input" for layer in self._linears)
-        elif any(t.requires_grad and id(t) not in self._names for t in tensors_in(made)):
+                self._elsewhere.update(f"{layer}.input" for layer in self._linears)
+        elif any(t.requires_grad and id(t) not in self._uses for t in tensors_in(made)):
             own = {id(p) for p in self._running[-1].parameters()} if self._running else set()
             for t in tensors_in((args, kwargs)):
+                self._uses.update({id(t): self._uses[id(t)] + 1} if id(t) in self._uses else {})
                 if id(t) not in own:
-                    self.found.update(self._names.get(id(t), ()))
+                    self._elsewhere.update(self._names.get(id(t), ()))
         return made
 
     def __enter__(self) -> Any:
         for linear in self._linears.values():
-            begins = linear.register_forward_pre_hook(lambda m, args: self._running.append(m))
+            begins = linear.register_forward_pre_hook(self._begins, with_kwargs=True)
             ends = linear.register_forward_hook(lambda *_: self._ends(), always_call=True)
             self._hooks.callback(begins.remove)
             self._hooks.callback(ends.remove)
         return super().__enter__()
+
+    def _begins(self, linear: Any, args: Any, kwargs: Any) -> None:
+        self._running.append(linear)
+        for t in tensors_in((args, kwargs)):
+            if torch._C._functorch.is_functorch_wrapped_tensor(t):
+                raise ValueError(
+                    "it calls a linear inside of torch.func.vmap or a transform, where products cannot be recorded"
+                )
+            if t.is_nested:
+                raise ValueError(
+                    "it gives a linear a nested tensor, whose products cannot be recorded"
+                )
 
     def _ends(self) -> None:
         self._running.pop()
@@ -271,6 +300,7 @@ class ParameterUses(TorchFunctionMode):
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         self._hooks.close()
+        self._running.clear()
 
 
 def kept_outside(model: nn.Module, blocks: Sequence[str], call: Callable[[], Any]) -> str:
@@ -352,10 +382,17 @@ def digest(tensors: Sequence[torch.Tensor]) -> bytes:
     """A hash of the shapes, dtypes and bits of these tensors."""
     found = hashlib.sha256()
     for t in tensors:
-        raw = t.detach().reshape(-1).contiguous().view(torch.uint8)
         found.update(f"{tuple(t.shape)} {t.dtype}".encode())
-        found.update(raw.numpy())
+        if not torch._C._functorch.is_functorch_wrapped_tensor(t):  # one of vmap has no bits
+            found.update(_strided(t.detach()).reshape(-1).contiguous().view(torch.uint8).numpy())
     return found.digest()
+
+
+def _strided(t: torch.Tensor) -> torch.Tensor:
+    """Its numbers as a plain tensor."""
+    if t.is_nested:
+        return t.values() if t.layout == torch.jagged else torch.cat([*map(torch.flatten, t)])
+    return t.resolve_conj().resolve_neg() if t.layout == torch.strided else t.to_dense()
 
 
 def _has_nan(tensors: Sequence[torch.Tensor]) -> bool:

@@ -57,6 +57,8 @@ def tried(source: Source) -> Model:
                 f"the tensor it is called with has shape {tuple(example.shape)}: it needs "
                 "rows and features"
             )
+        with ParameterUses(own) as uses:
+            called(example.clone().requires_grad_(not ids))
         answers, unreached, operators = _answers(source, own, example, called)
         _check_buffers(source, module, own, example, changing)
         count = _vocabulary(example, found, called) if ids else 0
@@ -71,8 +73,6 @@ def tried(source: Source) -> Model:
     }
     assert set(fixed) == FIXED_BY_OWN, set(fixed) ^ FIXED_BY_OWN
     blocks, given_gradients = _blocks(own, module, lambda: called(example.clone()))
-    with ParameterUses(own) as uses:
-        called(example.clone().requires_grad_(not ids))
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
     where, place, dims = (source.where, source.build), own.driven, dict(source.dims)
     return Model(
@@ -91,7 +91,7 @@ def tried(source: Source) -> Model:
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),
         by_default=not source.dims,
         unreached=unreached,
-        used_elsewhere=tuple(sorted(uses.found)),
+        gradients=uses.found(DTYPES[dtype]),
         regions_get_gradients=ids and given_gradients,
         inputs=_inputs(given),
         unrepeatable=unrepeatable,

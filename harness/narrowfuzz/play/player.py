@@ -395,7 +395,7 @@ def forward(
         x = x.detach().requires_grad_(job.input_grad)
     trace.phase, run.forward = "forward", number
     if "eval" in job.modes and mode == "eval":
-        trained = [part for part in run.model.modules() if part.training]
+        evaluating = [part for part in run.model.modules() if not part.training]
         run.model.eval()
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(mode == "train"))
@@ -408,8 +408,9 @@ def forward(
         else:
             y = run.call(x)
     if "eval" in job.modes and mode == "eval":
-        for part in trained:  # the others were in eval mode before
-            part.training = True
+        run.model.train()
+        for part in evaluating:  # as before
+            part.training = False
     if taps.keeps:
         keep(trace, run, "output", innermost(y.detach()).flatten(0, -2), number)
     if mode == "train":

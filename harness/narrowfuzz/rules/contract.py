@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from narrowfuzz.case.ladder import BY_NAME
+from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.whole import role_of
@@ -32,6 +33,11 @@ CHANGED_IN_PLACE = (
 #: The error that triton_on_cpu raises where a compiler traces a kernel, and what it means.
 _UNTRACED = "Triton's interpreter takes no fake tensors"
 _INTERPRETED = "without a GPU no compiler traces the Triton kernels that this model calls"
+#: The error of torch's reentrant checkpoint for a block that is called by keyword.
+_BY_KEYWORD = "Unexpected keyword arguments: "
+_NO_KEYWORDS = (
+    "torch's reentrant checkpoint takes no keyword arguments, by which this model calls its blocks"
+)
 #: Matches a refusal whose rule is not about sizes.
 _NO_SIZE = re.compile(r"only .{0,80}\bsupported", re.I)
 #: How torch refuses the norm of order infinity of gradients that have no elements: clearly.
@@ -96,6 +102,8 @@ def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: boo
     Triton's interpreter, which does not support that. "" if it may be the library's fault."""
     if _UNTRACED in error.message:
         return _INTERPRETED
+    if BY_NAME[arm].checkpoint == "reentrant" and error.message.startswith(_BY_KEYWORD):
+        return _NO_KEYWORDS
     changed = _MUTATED in error.message
     if evidence.unconverted_error is None or not (base_fails or changed):
         return ""
@@ -115,9 +123,17 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
     if absent and evidence.may_be_missing is not None:
         absent -= evidence.may_be_missing(absent)
     missing = sorted(absent)
+    if missing and BY_NAME[arm].checkpoint == "reentrant" and evidence.may_be_missing is not None:
+        why = "a reentrant checkpoint passes no gradient to what is inside of lists, as documented"
+        return plain("contract", arm, "backward", "not_applicable", why)
     census = evidence.traces[arm].census
     if missing and census and any(c.kind == "requires_grad changed" for c in census.changes):
         why = "conversion changed which parameters require one, which the census reports"
+        return plain("contract", arm, "backward", "not_applicable", why)
+    kinds = census.changes if missing and census else ()
+    lost = {change.module for change in kinds if change.kind == "own forward lost"}
+    if missing and lost.issuperset(name_of(name).module for name in missing):
+        why = "conversion dropped the forward that uses them, which the census reports"
         return plain("contract", arm, "backward", "not_applicable", why)
     if not missing:
         return plain("contract", arm, "backward", "ok")

@@ -53,7 +53,7 @@ def _last_step(evidence: Evidence, trace: Trace) -> dict[str, list[LayerCall]]:
     for call in trace.calls:
         if call.phase == "forward" and call.forward in made:
             calls[call.module].append(call)
-    used = MODELS[evidence.spec.model].used_elsewhere
+    used = MODELS[evidence.spec.model].gradients.elsewhere
     shared = {*evidence.tied, *evidence.tied.values(), *used}
     return {
         layer: mine

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.accumulator import Accumulators
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import product
@@ -100,8 +101,10 @@ def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
     }
     converted = _converted(evidence)
     candidates = [_of_weight(evidence, name, t) for name, t in weights.items() if name in converted]
-    if any(np.array_equal(array, t) for name, t in weights.items() if name not in converted):
-        yield plain("O2", arm, "output", "not_applicable", "this layer is not quantised")
+    whole = {*weights} - converted | {*MODELS[evidence.spec.model].gradients.elsewhere}
+    if any(np.array_equal(array, t) for name, t in weights.items() if name in whole):
+        why = "this layer is not quantised, or its weight is used elsewhere, too"
+        yield plain("O2", arm, "output", "not_applicable", why)
         return
     if not candidates:
         yield plain("O2", arm, "output", "inconclusive", "no weight of that shape")

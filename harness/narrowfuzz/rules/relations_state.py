@@ -121,6 +121,7 @@ def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
         yield plain("R23", evidence.base, "grad_parameter", "not_applicable", why)
         return
     total: dict[str, F32] = {}
+    dtypes = MODELS[spec.model].gradients.dtypes
     others = [_alone(evidence, turn) for turn in range(spec.microbatches)]
     for turn, other in enumerate(others):
         part = _gradients(evidence, other)
@@ -128,9 +129,11 @@ def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("R23", evidence.base, "grad_parameter", "inconclusive", "the rerun failed")
             return
         for name, grad in part.items():
-            with np.errstate(all="ignore"):
-                summed = _rounded(total[name] + grad, FORMATS[spec.dtype]) if turn else grad
-            total[name] = summed
+            dtype = dtypes.get(name.removesuffix(".grad"), spec.dtype)
+            if dtype:
+                with np.errstate(all="ignore"):
+                    summed = _rounded(total[name] + grad, FORMATS[dtype]) if turn else grad
+                total[name] = summed
     results = {name: eager.outputs[name] for name in total if name in eager.outputs}
     symptom = "is not the sum of the microbatches'"
     verdict = equal_outputs(
@@ -172,6 +175,8 @@ def _why_not_added(evidence: Evidence) -> str:
         return "not several microbatches of one step"
     if MODELS[spec.model].remembers:
         return "what a forward computes depends on the forwards before it"
+    if MODELS[spec.model].gradients.hooked:
+        return "hooks of the model's own change gradients"
     return "a random model draws anew for each" if evidence.twin is None else ""
 
 

@@ -153,7 +153,7 @@ _SYMPTOMS: _Table = {
     "is not the sum of its layer's calls": "{result} is not the sum over the calls of its layer",
     r"no gradient of (?P<name>.*)": "{names} after backward",
     r"of (?P<name>.+) is not the derivative of its forward":
-        "the backward of {name} gives a wrong gradient of {argument}",
+        "the backward of {name} gives a gradient of {argument} that is not the forward's",
     r"no .*": "{names} after backward",
     # casts and their operands
     "amax": "amax of {operand} is not its largest magnitude",
