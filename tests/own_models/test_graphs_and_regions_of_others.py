@@ -164,7 +164,10 @@ def build():
     ("call", "why"),
     [
         ("torch.func.vmap(self.a)(x)", "it calls a linear inside of torch.func.vmap"),
-        ("self.a(torch.nested.nested_tensor([x, x])).to_padded_tensor(0.0)", "a nested tensor"),
+        (
+            "self.a(torch.nested.nested_tensor([x, x])).to_padded_tensor(0.0)",
+            "it calls a linear with a nested tensor",
+        ),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_with_the_reason(own: Own, call: str, why: str) -> None:

@@ -285,14 +285,12 @@ class ParameterUses(TorchFunctionMode):
     def _begins(self, linear: Any, args: Any, kwargs: Any) -> None:
         self._running.append(linear)
         for t in tensors_in((args, kwargs)):
-            if torch._C._functorch.is_functorch_wrapped_tensor(t):
-                raise ValueError(
-                    "it calls a linear inside of torch.func.vmap or a transform, where products cannot be recorded"
+            mapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
+            if mapped or t.is_nested:
+                why = (
+                    "inside of torch.func.vmap or a transform" if mapped else "with a nested tensor"
                 )
-            if t.is_nested:
-                raise ValueError(
-                    "it gives a linear a nested tensor, whose products cannot be recorded"
-                )
+                raise ValueError(f"it calls a linear {why}: its products cannot be recorded")
 
     def _ends(self) -> None:
         self._running.pop()
