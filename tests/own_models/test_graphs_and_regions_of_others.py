@@ -195,3 +195,39 @@ def build():
 """)
     with pytest.raises(ValueError, match="each time that the weight of 0 is read, random numbers"):
         register(text)
+
+
+def test_what_autocast_composes_in_inference_mode_is_the_same_when_it_is_recorded(
+    own: Own,
+) -> None:
+    text = own("""
+class Averages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(32, 32)
+        self.register_buffer("mean", torch.zeros(32, 32))
+    def forward(self, x):
+        h = x + self.a(x).float()
+        if self.training:
+            self.mean.data.lerp_(torch.einsum("bnd,bne->de", h, h).float(), 0.1)
+        return h
+def build():
+    return Averages(), torch.randn(2, 32, 32)
+""")
+    found = judged(text, **FP32, grad_mode="inference", autocast=True)
+    assert found.ran and not found.causes
+
+
+def test_what_torch_composes_in_inference_mode_is_the_same_when_it_is_recorded(own: Own) -> None:
+    text = own("""
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.GRU(32, 32, batch_first=True), nn.Linear(32, 32)
+    def forward(self, x):
+        return self.head(self.cell(x)[0])
+def build():
+    return Recurrent(), torch.randn(2, 16, 32)
+""")
+    found = judged(text, **FP32, grad_mode="inference")
+    assert found.ran and not found.causes

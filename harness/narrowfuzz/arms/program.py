@@ -44,7 +44,7 @@ from narrowfuzz.play.kernels import eagerly, on_threads, without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 from narrowfuzz.play.names import name_of
 from narrowfuzz.play.running import Running
-from narrowfuzz.play.watches import Attended, Product
+from narrowfuzz.play.watches import Attended, Product, unseen
 from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace, message_of
 
@@ -274,7 +274,10 @@ class _Run:
 
     def _train(self) -> None:
         events = self.job.events
-        player.train(self.played, self.training, self.tensors, events, job=self.job, taps=Taps())
+        # in inference mode composed functions reach a dispatch mode whole, and below autocast: what
+        # they compute inside of it may have other bits
+        taps = Taps(inference=unseen)
+        player.train(self.played, self.training, self.tensors, events, job=self.job, taps=taps)
         player.keep_state(self.played, self.training, job=self.job)
 
     def _prepare(self) -> None:

@@ -181,6 +181,8 @@ class Taps:
     shared: Callable[..., Any] | None = None
     #: A context manager around all events.
     around: Callable[[], Any] | None = None
+    #: A context manager around forwards in inference mode.
+    inference: Callable[[], Any] | None = None
     listens: bool = False
     begins: bool = False
     states: bool = False

@@ -150,8 +150,9 @@ class LayerWatch:
         def before(module: Any, args: Any, named: Any) -> None:
             running.append(self._begun(name))
             running[-1].tensors |= self._every("input", (args, named))
-            own = module.named_parameters(recurse=False)
-            running[-1].trained = frozenset(n for n, p in own if p.requires_grad)
+            running[-1].trained = frozenset(
+                n for n, p in module.named_parameters(recurse=False) if p.requires_grad
+            )
 
         def after(module: Any, args: Any, named: Any, output: Any) -> None:
             call = running.pop()
@@ -179,20 +180,19 @@ class LayerWatch:
         def before(module: Any, args: Any, named: Any) -> Any:
             call = self._begun(name)
             running.append(call)
-            key = "" if args else next(iter(named))
-            x = args[0] if args else named[key]
+            x, *rest = args or named.values()
             call.tensors["input"] = self.now(x)
             call.interrupted, self._current = self._current, call.forward_gemms
 
-            leaf = x.is_leaf  # whose gradients autograd adds up in place
-
             def note(grad: torch.Tensor) -> None:
-                call.outputs["grad_input"] = self.now(grad) if leaf else self.own(grad.detach())
+                # autograd adds up the gradients of a leaf in place
+                call.outputs["grad_input"] = (
+                    self.now(grad) if x.is_leaf else self.own(grad.detach())
+                )
                 if self._current is call.backward_gemms:
                     self._current = None  # what comes next may be a layer that is not watched
 
-            x = Probe.apply(x, note)
-            return (args, named | {key: x}) if key else ((x, *args[1:]), named)
+            return (Probe.apply(x, note), *rest), named if args else {}
 
         def weigh(module: Any, args: Any) -> None:
             # after hooks that put the parameters in place

@@ -401,6 +401,8 @@ def forward(
         stack.enter_context(torch.set_grad_enabled(mode == "train"))
         if "inference" in job.modes and mode == "inference":
             stack.enter_context(torch.inference_mode())
+            if taps.inference is not None:
+                stack.enter_context(taps.inference())
         if job.autocast and narrow:
             stack.enter_context(run.region(True))
         if job.autocast and not job.ids:  # noqa: SIM108 - a leaf's cast would be cached by autocast

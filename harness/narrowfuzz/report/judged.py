@@ -14,7 +14,7 @@ from typing import Any
 
 from narrowfuzz.arms.available import unavailable
 from narrowfuzz.case.arm import EAGER, REFERENCE, Arm
-from narrowfuzz.case.events import Forward, Reload, Step
+from narrowfuzz.case.events import Forward, Open, Reload, Step
 from narrowfuzz.case.ladder import BY_NAME, LADDER
 from narrowfuzz.case.layout import LAYOUTS, Layout, layouts
 from narrowfuzz.case.spec import Case
@@ -140,7 +140,8 @@ def known_under(case: Case, known: Iterable[Verdict]) -> Iterator[tuple[str, str
     for verdict in known:
         arm = BY_NAME[verdict.arm]
         circumstances = {
-            "autocast": case.spec.autocast,
+            "autocast": case.spec.autocast
+            or any(isinstance(event, Open) for event in case.spec.events),
             "torch.compile": bool(arm.compiler),
             "checkpoints": bool(arm.checkpoint),
             "several ranks": bool(arm.sharded),
