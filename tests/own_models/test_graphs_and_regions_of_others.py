@@ -3,12 +3,18 @@ share tensors or are called by keyword, and parts that do something when they be
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
+import torch.nn.functional as F
 from narrowfuzz.case.events import Backward, Forward, Step
 from narrowfuzz.own_models import register
+from narrowfuzz.play.layers import in_backward
 from narrowfuzz.rules.contract import _NO_KEYWORDS
 from test_own_causes import ROWWISE, judged
-from test_own_models import Own, own
+from test_own_models import RECIPES, Own, own
+from torch import nn
 
 __all__ = ["own"]  # a fixture
 
@@ -95,14 +101,28 @@ def test_what_a_reentrant_checkpoint_does_not_take_is_no_finding(own: Own) -> No
     assert found.ran and not found.causes
 
 
-def test_a_missing_gradient_is_found_where_no_checkpoint_is_reentrant(own: Own) -> None:
-    text = BLOCKS.format("y = block(y, memory)").replace(
-        "self.k(memory + x)", "F.linear(memory + x, self.k.weight.detach(), self.k.bias)"
-    )
-    assert not judged(own(text), **REENTRANT).causes  # nor does the model without a checkpoint
-    assert "model.blocks.0.k.weight" in {
-        f"model.{name}" for name in register(own(text))[0].unreached
-    }
+def test_a_gradient_that_only_a_recompute_loses_is_found(
+    own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library's, in a block: no documented limit explains it."""
+    text = own(BLOCKS.format("y = block(y, memory)"))
+    plain = RECIPES["torch.fp32"]
+
+    def converted(model: nn.Module, spec: object) -> nn.Module:
+        linear = model.get_submodule("model.blocks.1.v")
+        forward = linear.forward
+
+        def losing(x: torch.Tensor) -> torch.Tensor:
+            if in_backward():
+                return F.linear(x, linear.weight, linear.bias.detach())
+            return forward(x)
+
+        linear.forward = losing
+        return model
+
+    monkeypatch.setitem(RECIPES, "torch.fp32", replace(plain, convert=converted))
+    causes = judged(text, **REENTRANT).causes
+    assert "no grad_parameter" in {v.symptom for v in causes if v.rule == "contract"}
 
 
 def test_a_part_that_acts_when_it_trains_again_gets_to_do_so(own: Own) -> None:

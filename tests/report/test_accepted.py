@@ -282,7 +282,7 @@ def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) ->
     told = text_of(rendered)
     assert "New findings: 2 (1 high, 1 medium), known issues met: 1; suspected" in told
     assert "can run here (67 %)" in told and "9" * 12 not in told
-    each = f"{entry.severity}, each with autocast"
+    each = f"{entry.severity}, 2 times, each with autocast"
     assert f"{entry.id} ({each}): {entry.title}. What helps: {entry.workaround}" in told
     details = rendered[rendered.index("<details>") : rendered.index("</details>")]
     assert "inductor: 1 of 2 combinations of recipe and model" in text_of(details)

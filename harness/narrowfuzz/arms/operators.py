@@ -15,7 +15,6 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from narrowfuzz.arms.lost import reading
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
@@ -24,7 +23,7 @@ from narrowfuzz.operators.low_bit_steps import KINDS, ROUNDS, read_low_bit_step
 from narrowfuzz.operators.operator import Operator, Read
 from narrowfuzz.operators.optimizer_steps import LARGEST_PARAMETER, read_step
 from narrowfuzz.play.function_call import called
-from narrowfuzz.play.layers import in_backward
+from narrowfuzz.play.layers import in_backward, tensors_of
 from narrowfuzz.play.watches import AttentionWatch, KernelWatch, by_name, copied, unseen
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -325,12 +324,6 @@ class FunctionWatch(TorchFunctionMode):
         operator = of_function(func)
         if operator is None or any(kind not in _PLAIN for kind in types):
             return func(*args, **(kwargs or {}))
-        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tree_leaves((args, kwargs)))):
-            self.watch.unjudged[operator.words] = "inside of torch.func.vmap or a transform"
-            return func(*args, **(kwargs or {}))
-        if operator.autocasts and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-            self.watch.unjudged[operator.words] = "under autocast"
-            return func(*args, **(kwargs or {}))
         return self.call(operator, func, args, kwargs)
 
     def __enter__(self) -> Any:
@@ -348,6 +341,14 @@ class FunctionWatch(TorchFunctionMode):
 
     def call(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
         """Call ``func``, record the call and return the result."""
+        why = ""
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors_of((args, kwargs)))):
+            why = "inside of torch.func.vmap or another transform"
+        elif operator.autocasts and any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            why = "under autocast"
+        if why:
+            self.watch.unjudged[operator.words] = why
+            return func(*args, **(kwargs or {}))
         inside: dict[str, str] = {}
         self.watch.within = inside
         try:

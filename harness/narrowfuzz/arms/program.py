@@ -275,8 +275,8 @@ class _Run:
     def _train(self) -> None:
         events = self.job.events
         # in inference mode composed functions reach a dispatch mode whole, and below autocast: what
-        # they compute inside of it may have other bits
-        taps = Taps(inference=unseen)
+        # a user's model computes inside of it may have other bits
+        taps = Taps(inference=unseen if self.program.description.own else None)
         player.train(self.played, self.training, self.tensors, events, job=self.job, taps=taps)
         player.keep_state(self.played, self.training, job=self.job)
 

@@ -262,10 +262,12 @@ class Generator:
                 if key in self.served:
                     return
                 self.served.add(key)
+            if eager and self.shares is not None and self.shares.overspent(chosen[0].spec):
+                return
             met.add(chosen[0].spec.model)
             if not eager or self.shares is None:
                 serve(chosen)
-            elif not self.shares.overspent(chosen[0].spec):
+            else:
                 self.shares.pay(chosen[0].spec, partial(serve, chosen))
 
         some = st.lists(batch, min_size=candidates, max_size=candidates)

@@ -72,8 +72,8 @@ _CORE = tuple(o for o in RULES if not o.reruns)
 _LARGE = 3 * 2**30
 _REPORT_EVERY = 0.5
 #: No compiled slice begins while compiled ones have had more than this share of the time of slices:
-#: in the first seconds, as the compiler would take most of a run's first minute, and later, when
-#: eager slices show little that is new.
+#: one while slices have taken less than ``_FIRST_SECONDS``, as the compiler would take most of a
+#: run's first minute, and one later, when eager slices show little that is new.
 _FIRST_SECONDS, _FIRST_SHARE, _LATER_SHARE = 120.0, 0.5, 0.75
 #: Seconds, in all, for making smaller what only one side of a comparison shows.
 _TOGETHER_SECONDS = 20.0

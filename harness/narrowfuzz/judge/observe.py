@@ -198,6 +198,7 @@ class Observer:
             plan_for_spec=self.plan,
             gradients=gradient_names(spec),
             may_be_missing=self._may_be_missing(case, recipe, tensors) if model.own else None,
+            lacking=self._lacking(case, recipe, tensors) if model.own else None,
             unconverted_error=(
                 partial(self._unconverted_error, case, recipe, tensors) if model.own else None
             ),
@@ -295,6 +296,18 @@ class Observer:
     ) -> Callable[[frozenset[str]], frozenset[str]]:
         """Returns which of the missing gradients of a user's model need not exist."""
         return lru_cache(lambda names: may_be_missing(self._bare(case, recipe), tensors, names))
+
+    def _lacking(
+        self, case: Case, recipe: Recipe, tensors: dict[str, F32]
+    ) -> Callable[[str], frozenset[str]]:
+        """Returns the gradients that the unconverted model does not get on an arm."""
+
+        @lru_cache
+        def lacking(arm: str) -> frozenset[str]:
+            run = self._bare(case, recipe, ARMS[arm]).run(tensors, tap=False)
+            return gradient_names(case.spec) - run.outputs.keys()
+
+        return lacking
 
     def _drop_unread(
         self, case: Case, recipe: Recipe, tensors: dict[str, F32], traces: Mapping[str, Trace]

@@ -46,7 +46,7 @@ def _read(
     dim = named.get("dim", -1) % x.ndim
     settings = {"count": count, "dim": dim, "falling": falling, "stable": stable}
     if not x.is_floating_point():
-        if (x.abs() > _EXACT).any():
+        if (x.double().abs() > _EXACT).any():
             raise ValueError("of whole numbers above 2^24")
         x, values = x.float(), values.float()
     return Read({"input": x}, {"values": values, "indices": indices.float()}, settings)

@@ -267,7 +267,8 @@ class ParameterUses(TorchFunctionMode):
             if (kwargs or {}).get("create_graph"):  # its gradients have gradients of their own
                 self._elsewhere.update(f"{layer}.input" for layer in self._linears)
         elif any(t.requires_grad and id(t) not in self._uses for t in tensors_in(made)):
-            own = {id(p) for p in self._running[-1].parameters()} if self._running else set()
+            running = self._running[-1:]
+            own = {id(p) for linear in running for p in linear.parameters(recurse=False)}
             for t in tensors_in((args, kwargs)):
                 self._uses.update({id(t): self._uses[id(t)] + 1} if id(t) in self._uses else {})
                 if id(t) not in own:

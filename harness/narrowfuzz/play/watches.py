@@ -155,11 +155,13 @@ class AttentionWatch(TorchDispatchMode):
 
 
 def _by_hand() -> bool:
-    """Does an autograd.Function of the model's own call what runs? Ring attention, for example,
-    calls kernels with the parts of a sequence, and their backward with the merged results."""
+    """Does an autograd.Function of a model's own call what runs? Ring attention, for example, calls
+    kernels with the parts of a sequence, and their backward with the merged results."""
     node: Any = torch._C._current_autograd_node()
-    own = isinstance(node, torch.autograd.function.BackwardCFunction)
-    return own and not type(node).__name__.startswith("CompiledFunction")
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    package = type(node)._forward_cls.__module__.partition(".")[0]  # type: ignore[attr-defined]
+    return package not in ("torch", "torchao", "transformer_engine", "triton")
 
 
 def by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from narrowfuzz.arms.available import unavailable
 from narrowfuzz.case.arm import EAGER, REFERENCE, Arm
-from narrowfuzz.case.events import Forward, Open, Reload, Step
+from narrowfuzz.case.events import Forward, Reload, Step
 from narrowfuzz.case.ladder import BY_NAME, LADDER
 from narrowfuzz.case.layout import LAYOUTS, Layout, layouts
 from narrowfuzz.case.spec import Case
@@ -87,8 +87,8 @@ class Judged:
 
 def judged_layers(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
     """("judged", recipe, arm, model, layer) for each call of a layer that a rule judged; the layer
-    is "" for a verdict about a whole model, a model of a single operator, or a product of an
-    unconverted model outside of nn.Linear, as linears with a forward of their own make them."""
+    is "" for a verdict about a whole model or a model of a single operator. In an unconverted model
+    products outside of nn.Linear count, as linears with a forward of their own make them."""
     one_operator = model in of_kind("operator")
     products = _PRODUCTS if recipe.startswith(f"{PLAIN_FAMILY}.") else frozenset()
     forbidden = model in MODELS and MODELS[model].forbidden
@@ -140,8 +140,7 @@ def known_under(case: Case, known: Iterable[Verdict]) -> Iterator[tuple[str, str
     for verdict in known:
         arm = BY_NAME[verdict.arm]
         circumstances = {
-            "autocast": case.spec.autocast
-            or any(isinstance(event, Open) for event in case.spec.events),
+            "autocast": bool(case.spec.narrowed),
             "torch.compile": bool(arm.compiler),
             "checkpoints": bool(arm.checkpoint),
             "several ranks": bool(arm.sharded),

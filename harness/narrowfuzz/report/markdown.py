@@ -47,9 +47,10 @@ def _parts(ended: Ended) -> Iterator[str]:
         yield plain(NOT_FILTERED)
     if ended.known:
         lines = (
-            f"{entry.id} ({entry.severity}{ended.always(entry)}): {entry.title}. "
+            f"{entry.id} ({entry.severity}, {plural(hits, 'time')}{ended.always(entry)}): "
+            f"{entry.title}. "
             f"What helps: {entry.workaround}"
-            for entry, _ in ended.known
+            for entry, hits in ended.known
         )
         yield "Known issues that showed:\n\n" + bullets(lines)
     if ended.notes:

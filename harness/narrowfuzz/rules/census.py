@@ -24,8 +24,8 @@ def check_census(evidence: Evidence) -> Iterator[Verdict]:
     if trace is None:
         return
     if trace.census is None:
-        failed = "its conversion failed, or a compiled run of it before"
-        why = failed if trace.error is not None else "the recipe does not say what it converts"
+        failed = trace.error is not None
+        why = "conversion failed" if failed else "the recipe does not say what it converts"
         yield plain("census", arm, ROLE, "not_applicable", why)
         return
     by_kind: dict[ChangeKind, list[Change]] = {}

@@ -12,7 +12,7 @@ from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import diverged, plain
-from narrowfuzz.rules.whole import role_of
+from narrowfuzz.rules.whole import not_passed, role_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Lacking, Present, Refuses, Runs, Typed
 from narrowfuzz.trace.meaning import shortened
@@ -102,9 +102,10 @@ def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: boo
     Triton's interpreter, which does not support that. "" if it may be the library's fault."""
     if _UNTRACED in error.message:
         return _INTERPRETED
-    if BY_NAME[arm].checkpoint == "reentrant" and error.message.startswith(_BY_KEYWORD):
-        return _NO_KEYWORDS
     changed = _MUTATED in error.message
+    by_keyword = error.type == "ValueError" and error.message.startswith(_BY_KEYWORD)
+    if by_keyword and BY_NAME[arm].checkpoint == "reentrant" and evidence.unconverted_error:
+        return _NO_KEYWORDS
     if evidence.unconverted_error is None or not (base_fails or changed):
         return ""
     own = evidence.unconverted_error(arm)
@@ -123,7 +124,7 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
     if absent and evidence.may_be_missing is not None:
         absent -= evidence.may_be_missing(absent)
     missing = sorted(absent)
-    if missing and BY_NAME[arm].checkpoint == "reentrant" and evidence.may_be_missing is not None:
+    if missing and absent <= not_passed(evidence, arm):
         why = "a reentrant checkpoint passes no gradient to what is inside of lists, as documented"
         return plain("contract", arm, "backward", "not_applicable", why)
     census = evidence.traces[arm].census

@@ -103,6 +103,8 @@ class Evidence:
     gradients: frozenset[str] = frozenset()
     #: Missing gradients -> those of them that may be missing; None: all ``gradients`` must exist.
     may_be_missing: Callable[[frozenset[str]], frozenset[str]] | None = None
+    #: For a user's model: the gradients that it does not get on an arm, unconverted.
+    lacking: Callable[[str], frozenset[str]] | None = None
     #: Does the library promise that a row has the same bits in any batch?
     batch_invariant: bool = False
     #: The error of a user's unconverted model on an arm; None if the model is not a user's.

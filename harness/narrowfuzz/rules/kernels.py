@@ -101,10 +101,8 @@ def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
     }
     converted = _converted(evidence)
     candidates = [_of_weight(evidence, name, t) for name, t in weights.items() if name in converted]
-    whole = {*weights} - converted | {*MODELS[evidence.spec.model].gradients.elsewhere}
-    if any(np.array_equal(array, t) for name, t in weights.items() if name in whole):
-        why = "this layer is not quantised, or its weight is used elsewhere, too"
-        yield plain("O2", arm, "output", "not_applicable", why)
+    if any(np.array_equal(array, t) for name, t in weights.items() if name not in converted):
+        yield plain("O2", arm, "output", "not_applicable", "this layer is not quantised")
         return
     if not candidates:
         yield plain("O2", arm, "output", "inconclusive", "no weight of that shape")
@@ -120,7 +118,13 @@ def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
         why = "it matches no weight of its shape: it is another operand of the model"
         yield plain("O2", arm, "output", "inconclusive", why)
         return
-    yield from judged[int(np.argmax(likeness))]
+    nearest = int(np.argmax(likeness))
+    elsewhere = MODELS[evidence.spec.model].gradients.elsewhere
+    if seen.codes is None and candidates[nearest][0] in elsewhere:
+        why = "a weight that the model also uses elsewhere, where it need not be quantised"
+        yield plain("O2", arm, "output", "inconclusive", why)
+        return
+    yield from judged[nearest]
 
 
 def _converted(evidence: Evidence) -> frozenset[str]:

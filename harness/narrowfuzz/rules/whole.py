@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.case.kind import kind_of
+from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import OPTIMIZERS, Spec
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
@@ -59,6 +60,15 @@ def _not_exact(evidence: Evidence) -> str:
     ):
         return "kernels sum in their own order"
     return "the bias may be fused" if evidence.spec.bias else ""
+
+
+def not_passed(evidence: Evidence, arm: str) -> frozenset[str]:
+    """The gradients of parameters outside of all blocks that a user's model, unconverted, does not
+    get on an arm of a reentrant checkpoint, which passes none to tensors inside of lists."""
+    if BY_NAME[arm].checkpoint != "reentrant" or evidence.lacking is None:
+        return frozenset()
+    blocks = tuple(f"{region}." for region in evidence.regions)
+    return frozenset(n for n in evidence.lacking(arm) if blocks and not n.startswith(blocks))
 
 
 def equal_outputs(
