@@ -190,7 +190,7 @@ def test_a_finding_names_function_argument_and_module_and_its_script_shows_it(
     assert float.fromhex(expect.off) > float.fromhex(expect.allowed) == 2.0**-7
     assert expect.directions == 20 and not expect.others
     said = cause.sentence()  # which argument's, how far off over all, and what is allowed
-    assert "gradient of x: off by" in said and "(allowed: 0.78 %)" in said
+    assert "gradient of x that is not the forward's: off by" in said and "(allowed: 0.78 %)" in said
     assert "times the tolerance" not in said
     result = triage(judge, case, cause, seconds=2.0, scripts=scripts)
     assert result.confirmed, result.finding.why_suspected

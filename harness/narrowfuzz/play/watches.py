@@ -154,6 +154,10 @@ class AttentionWatch(TorchDispatchMode):
         )
 
 
+#: Packages whose own Functions are no models': libraries, and narrowfuzz, which injects bugs.
+_LIBRARIES = ("torch", "torchao", "transformer_engine", "triton", "narrowfuzz")
+
+
 def _by_hand() -> bool:
     """Does an autograd.Function of a model's own call what runs? Ring attention, for example, calls
     kernels with the parts of a sequence, and their backward with the merged results."""
@@ -161,7 +165,7 @@ def _by_hand() -> bool:
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return False
     package = type(node)._forward_cls.__module__.partition(".")[0]  # type: ignore[attr-defined]
-    return package not in ("torch", "torchao", "transformer_engine", "triton")
+    return package not in _LIBRARIES
 
 
 def by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
