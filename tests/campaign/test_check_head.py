@@ -47,3 +47,11 @@ def test_linears_that_a_recipe_refuses_are_named(
     assert len(notes) == bool(note)
     for line in notes:
         assert line.startswith(f"note: {MX} {note}"), line
+
+
+def test_a_model_that_is_a_linear_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef build(): return torch.nn.Linear(48, 64), torch.ones(32, 48)\n"
+    )
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    assert {product.layer for product in model.products} == set(model.linears) == {"model"}

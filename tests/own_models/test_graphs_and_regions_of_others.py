@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from narrowfuzz.case.events import Backward, Forward, Step
 from narrowfuzz.own_models import register
 from narrowfuzz.play.layers import in_backward
 from narrowfuzz.rules.contract import _NO_KEYWORDS
+from narrowfuzz.rules.recompute import _within
 from test_own_causes import ROWWISE, judged
 from test_own_models import RECIPES, Own, own
 from torch import nn
@@ -123,6 +125,16 @@ def test_a_gradient_that_only_a_recompute_loses_is_found(
     monkeypatch.setitem(RECIPES, "torch.fp32", replace(plain, convert=converted))
     causes = judged(text, **REENTRANT).causes
     assert "no grad_parameter" in {v.symptom for v in causes if v.rule == "contract"}
+
+
+@pytest.mark.parametrize(
+    ("x", "near"),
+    [([8.0, 1.0, np.inf], True), ([8.0, 1.0 + 2**-16, np.inf], True), ([8.0, 1.001, np.inf], False),
+     ([8.0, np.nan, np.inf], False), ([8.0, 1.0, 3.0], False)],
+)  # fmt: skip
+def test_only_roundings_pass_for_another_order_of_sums(x: list[float], near: bool) -> None:
+    plain = np.array([8.0, 1.0, np.inf], dtype=np.float32)
+    assert _within(2**-18, np.array(x, dtype=np.float32), plain) == near
 
 
 def test_a_part_that_acts_when_it_trains_again_gets_to_do_so(own: Own) -> None:

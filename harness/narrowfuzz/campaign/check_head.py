@@ -142,8 +142,8 @@ def _refused(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:
         for product in one.model.products:
             sizes = {"m": product.rows, "batch": 0, "k": product.k, "n": product.n}
             why = recipe.refusal(msgspec.structs.replace(spec, **sizes), device)
-            if why and named(f"model.{product.layer}", one.only):
-                refused.setdefault(product.layer, why)
+            if why and named(product.layer, one.only):
+                refused.setdefault(product.layer.removeprefix("model."), why)
         if not refused or (spec.recipe, *refused.items()) in said:
             continue
         said.add((spec.recipe, *refused.items()))

@@ -176,8 +176,7 @@ def products(model: nn.Module, call: Callable[[], Any]) -> list[Product]:
     def note(name: str, linear: Any, given: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and linear.out_features:
             rows = output.numel() // linear.out_features
-            layer = name.removeprefix("model.")
-            found.append(Product(layer, rows, linear.in_features, linear.out_features))
+            found.append(Product(name, rows, linear.in_features, linear.out_features))
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -270,7 +269,8 @@ class ParameterUses(TorchFunctionMode):
             running = self._running[-1:]
             own = {id(p) for linear in running for p in linear.parameters(recurse=False)}
             for t in tensors_in((args, kwargs)):
-                self._uses.update({id(t): self._uses[id(t)] + 1} if id(t) in self._uses else {})
+                if id(t) in self._uses:
+                    self._uses[id(t)] += 1
                 if id(t) not in own:
                     self._elsewhere.update(self._names.get(id(t), ()))
         return made
@@ -278,7 +278,7 @@ class ParameterUses(TorchFunctionMode):
     def __enter__(self) -> Any:
         for linear in self._linears.values():
             begins = linear.register_forward_pre_hook(self._begins, with_kwargs=True)
-            ends = linear.register_forward_hook(lambda *_: self._ends(), always_call=True)
+            ends = linear.register_forward_hook(self._ends, always_call=True)
             self._hooks.callback(begins.remove)
             self._hooks.callback(ends.remove)
         return super().__enter__()
@@ -293,7 +293,7 @@ class ParameterUses(TorchFunctionMode):
                 )
                 raise ValueError(f"it calls a linear {why}: its products cannot be recorded")
 
-    def _ends(self) -> None:
+    def _ends(self, *_: Any) -> None:
         self._running.pop()
 
     def __exit__(self, *raised: Any) -> None:

@@ -48,8 +48,7 @@ def _parts(ended: Ended) -> Iterator[str]:
     if ended.known:
         lines = (
             f"{entry.id} ({entry.severity}, {plural(hits, 'time')}{ended.always(entry)}): "
-            f"{entry.title}. "
-            f"What helps: {entry.workaround}"
+            f"{entry.title}. What helps: {entry.workaround}"
             for entry, hits in ended.known
         )
         yield "Known issues that showed:\n\n" + bullets(lines)
