@@ -25,7 +25,7 @@ _ELSEWHERE = {
 
 def rule_command(name: str) -> None:
     """Print one rule; "" lists all. Raises ValueError with the nearest match."""
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if not name:
         for rule in sorted(BY_NAME.values(), key=lambda rule: _place(rule.name)):
             console.print(f"{rule.name:9} {title_of(rule.name)}")

@@ -13,6 +13,7 @@ def console(*, markup: bool = True, quiet: bool = False, width: int = 110) -> Co
     return Console(
         highlight=False,
         markup=markup,
+        emoji=False,  # ``mine.py:loop:`` names a model
         quiet=quiet,
         soft_wrap=True,
         width=None if sys.stdout.isatty() else width,
