@@ -7,7 +7,6 @@ worker only, and the case that caused it is known.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import math
@@ -37,6 +36,7 @@ from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
 from narrowfuzz.campaign.journal import Journal, Writing
 from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice, in_turn
+from narrowfuzz.campaign.triaging import Triaging
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.kind import LAYERS, kind_of
 from narrowfuzz.case.spec import Case, Spec, load_case
@@ -56,14 +56,10 @@ from narrowfuzz.report.judged import (
     known_under,
 )
 from narrowfuzz.report.own_functions import functions_seen
-from narrowfuzz.report.store import claim, release
 from narrowfuzz.rules import RULES
-from narrowfuzz.trace.verdict import Verdict, fingerprint
-from narrowfuzz.triage.first_bad import with_first_bad
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
 from narrowfuzz.triage.session import Session, SessionOptions, open_session
-from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import RunScript, run_script
 
 _RELATIONS = tuple(o for o in RULES if o.reruns)
@@ -75,15 +71,6 @@ _REPORT_EVERY = 0.5
 #: one while slices have taken less than ``_FIRST_SECONDS``, as the compiler would take most of a
 #: run's first minute, and one later, when eager slices show little that is new.
 _FIRST_SECONDS, _FIRST_SHARE, _LATER_SHARE = 120.0, 0.5, 0.75
-#: Seconds, in all, for making smaller what only one side of a comparison shows.
-_TOGETHER_SECONDS = 20.0
-#: The share of a run's time that triage may take before the requested configuration has been
-#: compiled.
-_AT_ONCE = 0.2
-
-
-#: A known issue is claimed by this prefix and its id; and seconds for making its case smaller.
-_KNOWN, _KNOWN_SECONDS = "known issue ", 8.0
 
 
 class _Draws(NamedTuple):
@@ -159,15 +146,10 @@ class Worker:
     def __init__(self, config: Config, place: Place, out: Connection, device: Device) -> None:
         self.config, self.place, self.deadline = config, place, place.deadline
         self.tell: Callable[[messages.Message], None] = out.send
-        #: Runs scripts. Created before anything is planted or patched: forked scripts start from a
-        #: clean copy of this process.
+        # before anything is planted or patched: forked scripts start from a clean copy
         copies = config.plant and forks(device.name)
-        self.scripts: RunScript = (
-            ForkedScripts() if copies else partial(run_script, device=device.name)
-        )
+        scripts: RunScript = ForkedScripts() if copies else partial(run_script, device=device.name)
         self.judged = place.judged
-        #: Fingerprint -> the name by which the known issue that explains it is claimed.
-        self.issues: dict[str, str] = {}
         #: Hash of the ids of the cases that it has judged, in order.
         self.digest = hashlib.sha256()
         self.arms = select_arms(config.arms)
@@ -178,10 +160,9 @@ class Worker:
         self.process = kinds[(place.number + place.generation) % len(kinds)]
         able = session.prepared_recipes(self.process)
         self.recipes, self.stateful = split_by_source(able.values())
-        self.trials, self.judge, self.unfiltered_ledger = (
-            session.trials,
-            session.judge,
-            session.unfiltered_ledger,
+        self.trials, self.judge = session.trials, session.judge
+        self.triaging = Triaging(
+            config, self.judge, session.unfiltered_ledger, scripts, place.deadline, self.tell
         )
         self.judge.before_rerun = self._note
         self.judge.programs.note_arm = lambda arm: self.journal.note_arm(arm.name)
@@ -194,14 +175,6 @@ class Worker:
         #: Recipe and model of the case that runs.
         self.subject = ""
         rng = random.Random(f"{config.seed}/{config.part}/{place.number}/{place.generation}")
-        #: Seconds spent on triage, which do not count for the shares of recipes and models, nor as
-        #: time for data or compiling.
-        self.triage_seconds = 0.0
-        #: Divergences that wait for triage: case, verdict, and the cases that ran before. While
-        #: ``holding``, as something more urgent is to run, triage may take ``triage_at_once``
-        #: seconds.
-        self.waiting: list[tuple[Case, Any, tuple[Case, ...]]] = []
-        self.holding, self.triage_at_once = False, _AT_ONCE * 60.0 * config.minutes
         #: Seconds spent on slices: on compiled ones (True), and on others.
         self.spent = {True: 0.0, False: 0.0}
         self.generator = Generator(
@@ -214,7 +187,7 @@ class Worker:
         )
         self.counts: Counter[Any] = Counter()
         #: Keys that are counted once only, such as recipe, arm, model and layer that were judged.
-        self.looked: set[tuple[Any, ...]] = set()
+        self.counted_once: set[tuple[Any, ...]] = set()
         #: Recipes for which the user was warned that their tap sees nothing.
         self.warned: set[str] = set()
         #: The cases that this process has judged last.
@@ -227,7 +200,6 @@ class Worker:
         #: Selects the Inductor arm that runs next: with eager's roundings, or as users run it.
         self.inductors = itertools.count()
         self.began = time.monotonic()
-        self.triage_compiling = 0.0
         self.reported = time.monotonic()
 
     def loop(self) -> None:
@@ -248,7 +220,7 @@ class Worker:
 
     def _clock(self) -> float:
         """Seconds, without those of triage."""
-        return time.monotonic() - self.triage_seconds
+        return time.monotonic() - self.triaging.seconds
 
     def _compiled_overspent(self) -> bool:
         """Have compiled slices taken more than their share of the time so far? Never if the number
@@ -267,7 +239,7 @@ class Worker:
         for case, holding in dealt(mine, self.place.number, self.config.workers):
             if time.monotonic() >= self.deadline or self.has_enough:
                 break
-            self.holding = holding
+            self.triaging.holding = holding
             self.counts["specs"] += 1
             with self._compiles_counted():
                 judgement = self._judge(case, RULES, only)
@@ -277,13 +249,9 @@ class Worker:
                 verdicts = (*judgement.verdicts, *judgement.known)
                 blocked = blocked_arms(verdicts, case.spec.recipe, case.spec.model)
                 self.counts.update(("stopped", *one) for _, *one in blocked)
-        self.holding = False
-        self._work_off()
-
-    def _work_off(self) -> None:
-        """Triage the divergences that had to wait."""
-        while self.waiting and not self.holding:
-            self._triage(*self.waiting.pop(0))
+        self.triaging.holding = False
+        self.flush()
+        self.triaging.work_off()
 
     def serve(self, now: Slice, until: float) -> None:
         """Serve one slice, which ends at the time ``until``."""
@@ -370,13 +338,11 @@ class Worker:
         for compiling and for data, without those of triage."""
         programs = self.judge.programs
         compiles, compiling = programs.compiles, programs.compile_seconds
-        started, aside = time.monotonic(), self.triage_seconds
-        self.triage_compiling = 0.0
+        started, aside, triaging = self._clock(), self.triaging.compiling, self.triaging
 
         def spent() -> tuple[float, float]:
-            compile_time = programs.compile_seconds - compiling - self.triage_compiling
-            whole = time.monotonic() - started - (self.triage_seconds - aside)
-            return compile_time, max(0.0, whole - compile_time)
+            compile_time = programs.compile_seconds - compiling - (triaging.compiling - aside)
+            return compile_time, max(0.0, self._clock() - started - compile_time)
 
         yield spent
         if programs.compiles > compiles:
@@ -453,54 +419,26 @@ class Worker:
             self._warn(case.spec.recipe, why)
         for verdict in verdicts:
             self.counts["rule", verdict.rule, case.spec.recipe, verdict.status] += 1
-        looked: set[tuple[Any, ...]] = {*judged_layers(verdicts, case.spec.recipe, case.spec.model)}
-        looked |= called(verdicts)
-        looked |= happened(case) if looked else set()
-        looked |= functions_seen(verdicts)
+        once: set[tuple[Any, ...]] = {*judged_layers(verdicts, case.spec.recipe, case.spec.model)}
+        once |= called(verdicts)
+        once |= happened(case) if once else set()
+        once |= functions_seen(verdicts)
         self.counts.update(how_arms_ran((*verdicts, *known), case.spec.recipe, case.spec.model))
-        self.counts.update(looked - self.looked)
-        self.looked |= looked
+        self.counts.update(once - self.counted_once)
+        self.counted_once |= once
         for verdict in known:
             self.counts["known", verdict.explained_by] += 1
         self.counts.update(known_under(case, known))
         if self.side_recorder:
             self.side_recorder.judged(case, judgement, self.past)
         else:
-            self._claim(case, judgement)
+            if judgement.causes:
+                self.flush()  # triage may take long
+            self.triaging.claim(case, judgement, self.past)
         self.past.append(case)
         if time.monotonic() - self.reported > _REPORT_EVERY:
             self.flush()
         return judgement
-
-    def _claim(self, case: Case, judgement: Judgement) -> None:
-        """Triage the case's divergences that no other worker has claimed, at once or once there is
-        time."""
-        for verdict in judgement.causes:
-            name = fingerprint(verdict, judgement.family)
-            claimed = claim(self.config.out, name, case.spec.dtype)
-            if claimed and not self._sighted(case, verdict, name):
-                self.waiting.append((case, verdict, tuple(self.past)))
-                self.tell(messages.Claimed(unconfirmed(self.judge, case, verdict)))
-                if not self.holding or self.triage_seconds < self.triage_at_once:
-                    self._triage(*self.waiting.pop())
-        self._work_off()
-
-    def _sighted(self, case: Case, verdict: Verdict, name: str) -> bool:
-        """Where known issues count as findings: is this one that a worker has already claimed on
-        another case? One finding stands for all sightings of a known issue: confirming each would
-        take most of a short run."""
-        if self.unfiltered_ledger is None:
-            return False
-        issue = self.judge.with_ledger(self.unfiltered_ledger).known_as(case, verdict)
-        if not issue:
-            return False
-        self.issues[name] = _KNOWN + issue
-        if claim(self.config.out, self.issues[name]):
-            return False
-        seen = unconfirmed(self.judge, case, verdict)
-        finding = msgspec.structs.replace(seen.finding, known_issue=issue)
-        self.tell(messages.Sighted(dataclasses.replace(seen, finding=finding)))
-        return True
 
     def _warn(self, recipe: str, why: str) -> None:
         """Warn once that rules about operands judge nothing of this recipe."""
@@ -510,55 +448,10 @@ class Worker:
             self.tell(messages.Note(f"{unseen}: rules about operands check nothing"))
 
     def settle(self) -> None:
-        """In a comparison: triage the divergences that the other side does not show, each on one
-        case after the other until a script shows it."""
-        if not self.side_recorder:
-            return
-        self.flush()
-        differing = self.side_recorder.differing(self.deadline, self.journal.journal.file.touch)
-        for name, waiting in differing:
-            for pending in waiting:
-                if not claim(self.config.out, name, pending.case.spec.dtype):
-                    break
-                seconds = _TOGETHER_SECONDS / len(differing)
-                self._triage(pending.case, pending.verdict, pending.past, most=max(seconds, 3.0))
-
-    def _triage(
-        self, case: Case, verdict: Any, past: Sequence[Case], *, most: float = 25.0
-    ) -> None:
-        self.flush()
-        wanted = fingerprint(verdict, self.judge.family(case.spec))
-        if wanted in self.issues:
-            most = min(most, _KNOWN_SECONDS)
-        started, compiling = time.monotonic(), self.judge.programs.compile_seconds
-        self.tell(messages.Confirming(started))
-        at_once = self.triage_at_once - self.triage_seconds if self.holding else math.inf
-        least = min(5.0, most)
-        seconds = max(least, min(most, self.deadline - time.monotonic(), at_once))
-        result = triage(
-            self.judge,
-            case,
-            verdict,
-            seconds=seconds,
-            plant=self.config.plant,
-            scripts=self.scripts,
-            past=tuple(past),
-            files=self.config.recipe_files,
-            models=self.config.own,
-            shown=lambda found: self.tell(messages.ScriptConfirmed(found)),
-            unfiltered_ledger=self.unfiltered_ledger,
-        )
-        result = with_first_bad(
-            result, plant=self.config.plant, device=self.judge.device.name, seconds=seconds
-        )
-        self.tell(messages.Finished(result))
-        self.tell(messages.Settled(wanted))
-        if not result.confirmed or result.finding.fingerprint != wanted:
-            release(self.config.out, wanted, case.spec.dtype)
-            if wanted in self.issues:
-                release(self.config.out, self.issues[wanted])
-        self.triage_seconds += time.monotonic() - started
-        self.triage_compiling += self.judge.programs.compile_seconds - compiling
+        """In a comparison: triage the divergences that the other side does not show."""
+        if self.side_recorder:
+            self.flush()
+            self.triaging.settle(self.side_recorder, self.journal.journal.file.touch)
 
     def flush(self) -> None:
         self.counts.update(("trial", answer) for answer in self.trials.new_answers())

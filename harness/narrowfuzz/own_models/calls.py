@@ -162,7 +162,7 @@ def unwritten(model: nn.Module, call: Callable[[], Any], first: Answer) -> str:
     try:
         with filled():
             other = observe_call(model, call)
-    except Exception as error:  # noqa: BLE001 - told: without the filling it did not raise
+    except Exception as error:  # noqa: BLE001 - reported: without the filling it did not raise
         return f"the model itself, which raises {type(error).__name__},"
     if not any(t.isnan().any() for t in other.floats):
         return ""

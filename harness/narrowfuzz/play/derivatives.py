@@ -105,7 +105,7 @@ def of_call(call: FunctionCall, other: FunctionCall | None) -> Iterator[Derivati
         why = why or follows(call, other)
         for i in indices:
             yield (unsaid(call, i, why) if why else of_argument(wide, values, sent, i))
-    except Exception as error:  # noqa: BLE001 - it is a user's code, and what it raised is told
+    except Exception as error:  # noqa: BLE001 - it is a user's code, and what it raised is reported
         lines = str(error).strip().splitlines() or [""]
         why = f"it does not run in float64: {type(error).__name__}: {lines[0][:200]}"
         yield from (unsaid(call, i, why) for i in indices)

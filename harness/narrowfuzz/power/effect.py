@@ -142,12 +142,12 @@ def _compare(tried: Tried) -> Effect:
     try:
         planting = planted(tried.file, tried.id)
         planting.__enter__()
-    except Exception as error:  # noqa: BLE001 - told to the user
+    except Exception as error:  # noqa: BLE001 - reported to the user
         return Effect(f"raises {type(error).__name__} when planted: {error}", False)
     under = seen()
     try:
         planting.__exit__(None, None, None)
-    except Exception as error:  # noqa: BLE001 - told to the user
+    except Exception as error:  # noqa: BLE001 - reported to the user
         return Effect(f"raises {type(error).__name__} when lifted: {error}", True)
     stays = "" if seen() == before else "cannot be lifted: results differ from before"
     return Effect(stays, under != before)

@@ -1,7 +1,7 @@
 """The conditions of a divergence: the fields of its minimal case that are not at their defaults.
 
 The minimiser has reset every field that the divergence does not need, so those that remain are its
-conditions. Causes are told apart by them: two findings of one recipe with the same conditions, at
+conditions. They distinguish causes: two findings of one recipe with the same conditions, at
 least one, have one cause, because a state machine that went wrong once breaks many rules. The same
 holds for a finding that breaks a rule which another finding breaks with fewer conditions.
 """

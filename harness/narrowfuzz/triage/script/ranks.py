@@ -217,8 +217,8 @@ def _check(
         return f"""
 trace = on_ranks_here()[0]{_OTHERS}
 exact, eager = alone(0, torch.float64, {_given(given["float64"])}), alone(0)
-told, bad = {beyond_text(spec, verdict)}
-print("{verdict.located}:", told)
+sentence, bad = {beyond_text(spec, verdict)}
+print("{verdict.located}:", sentence)
 sys.exit(bad)"""
     got = _element(spec, recipe, verdict.at, given)
     if isinstance(expect, Same):
