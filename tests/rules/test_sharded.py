@@ -285,6 +285,16 @@ def test_graphs_alone_do_not_say_that_nothing_was_quantised() -> None:
     assert ("S7", "not_applicable") in {(v.rule, v.status) for v in judged.verdicts}
 
 
+def test_codes_that_are_the_values_do_not_say_that_nothing_was_quantised() -> None:
+    """Conversion that also changes nothing in one process says nothing about ranks."""
+    fields = {"regime": "lattice", "dtype": "fp32", "m": 32, "k": 32, "n": 32}
+    drawn = case(TENSORWISE, {"tensor": 2}, 3, **fields)
+    with planted("", "float8-lost-by-tensor-parallel"):
+        judged = judge().judge(drawn)
+    assert [v.status for v in judged.verdicts if v.rule == "S7"] == ["inconclusive"]
+    assert "in one process, too" in next(v.why for v in judged.verdicts if v.rule == "S7")
+
+
 def test_infinite_outputs_that_are_the_unconverted_models_say_so() -> None:
     drawn = case("torchao.mxfp8.even", {"tensor": 1}, m=32, k=32, n=32, backend="wrapper")
     data = DataSpec(seed=248, values="near_max")

@@ -23,7 +23,7 @@ from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.model_names import gradient_names, layer_names, parameter_shapes, ties
 from narrowfuzz.arms.modules import may_be_missing
 from narrowfuzz.arms.program import Program
-from narrowfuzz.arms.sharded import run_sharded, sharded_traces
+from narrowfuzz.arms.sharded import run_alone, run_sharded, sharded_traces
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case.arm import SHARDED, Arm, with_checkpoint
 from narrowfuzz.case.data import make_model_tensors, make_tensors
@@ -228,6 +228,7 @@ class Observer:
             layers=layer_names(spec),
             styles=MODELS[spec.model].styles(spec),
             unconverted_run=partial(run_sharded, spec, bare, tensors, arm, device),
+            unconverted_alone=partial(run_alone, spec, bare, tensors, device),
             laid_out=lambda sharding: run_sharded(
                 msgspec.structs.replace(spec, sharding=sharding), recipe, tensors, arm, device
             ),

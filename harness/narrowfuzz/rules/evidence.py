@@ -132,9 +132,10 @@ class Evidence:
     unconverted: bool = False
     #: On ranks: name of a linear that tensor-parallel ranks share -> colwise or rowwise.
     styles: Mapping[str, str] = field(default_factory=dict)
-    #: On ranks: ``unconverted_run`` runs the unconverted model, ``laid_out`` runs the case on
-    #: another layout. None in one process.
+    #: On ranks: ``unconverted_run`` runs the unconverted model on ranks, ``unconverted_alone`` in
+    #: one process, and ``laid_out`` the case on another layout. None in one process.
     unconverted_run: Callable[[], Trace] | None = None
+    unconverted_alone: Callable[[], Trace] | None = None
     laid_out: Callable[[Sharding], Trace] | None = None
 
     def datum(self, of: Datum[T]) -> T | None:

@@ -23,12 +23,12 @@ QUANTISED = "quantised products, as in one process"
 
 
 def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
-    """S7: if no quantised product is observed on ranks, although one process makes some, their
-    results must differ from those of the unconverted model."""
+    """S7: if no quantised product is observed on ranks, although one process makes some, and
+    conversion changes the results of one process, it must change those of ranks, too."""
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
-    assert evidence.unconverted_run is not None
+    assert evidence.unconverted_run is not None and evidence.unconverted_alone is not None
     if not evidence.plan.quantised or not _products(evidence.traces[EAGER.name]):
         yield plain("S7", arm, "operand", "not_applicable", "one process shows no product")
     elif BY_NAME[arm].compiled:
@@ -40,6 +40,11 @@ def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
         yield plain(
             "S7", arm, "operand", "inconclusive", other.error.message if other.error else why
         )
+    elif (alone := evidence.unconverted_alone()).error is not None:
+        yield plain("S7", arm, "operand", "inconclusive", alone.error.message)
+    elif _identical(evidence.traces[EAGER.name], alone):
+        why = "in one process, too, the results are those of the unconverted model"
+        yield plain("S7", arm, "operand", "inconclusive", why)
     else:
         at, actual = At(what="module"), "the results of the unconverted model"
         yield diverged("S7", arm, "operand", "not quantised on ranks", at, actual, Own(QUANTISED))
@@ -63,13 +68,17 @@ def _same(evidence: Evidence, run: Trace, other: Trace) -> bool:
     NaN?"""
     if other.error is not None:
         return False
-    pairs = list(zip(run.ranks, other.ranks, strict=True))
     products = _of_products(evidence)
     every = (item for trace in run.ranks for item in trace.outputs.items())
     made = (x for name, x in every if name_of(name).kind in products)
     judged = any(((x != 0.0) & ~np.isnan(x)).any() for x in made)
-    return judged and all(
+    return judged and _identical(run, other)
+
+
+def _identical(one: Trace, other: Trace) -> bool:
+    """Are the results of every rank the same in both runs?"""
+    return all(
         a.outputs.keys() == b.outputs.keys()
         and all(identical(x, b.outputs[name]) for name, x in a.outputs.items())
-        for a, b in pairs
+        for a, b in zip(one.ranks, other.ranks, strict=True)
     )
