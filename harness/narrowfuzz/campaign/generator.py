@@ -30,7 +30,7 @@ from narrowfuzz.case.arm import SHARDED_PROCESSES, Compile
 from narrowfuzz.case.kind import ON_RANKS, kind_of
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, ModelName, Spec, compile_key, load_case
-from narrowfuzz.draw.coverage import Pair, pairs
+from narrowfuzz.draw.coverage import Pair, layout_pairs, pairs
 from narrowfuzz.draw.library_specs import ALWAYS, RARELY
 from narrowfuzz.draw.neighbours import again, near
 from narrowfuzz.draw.operator_specs import operator_specs
@@ -54,8 +54,9 @@ from narrowfuzz.recipe.recipe import Recipe, unconverted
 #: Data draws per Spec of an eager model: they take longer than a linear's, and bugs of a model
 #: seldom depend on the data, so more Specs find more.
 MODEL_DRAWS = 4
-#: Number of drawn batches of models of which the most novel one is taken: compiled, and eager.
-_CANDIDATES, _EAGER_CANDIDATES = 6, 3
+#: Number of drawn batches of models of which the most novel one is taken: compiled, and eager; and
+#: on ranks, where it is the one with the most that is new for the time that it takes.
+_CANDIDATES, _EAGER_CANDIDATES, _CANDIDATES_ON_RANKS = 6, 3, 8
 #: Eager cases near their error bound are tried again compiled: how many of them are remembered,
 #: and the chance that one of them is taken in place of a drawn batch.
 _NEAR_BOUND_KEPT, _NEAR_BOUND_CHANCE = 8, 0.25
@@ -329,11 +330,15 @@ class Generator:
     def sharded(self, more: Callable[[], bool], serve: Serve) -> None:
         """As ``converted_models``, with models on ranks."""
         specs = sharded_specs(self.shardable, self.shared, gpus=self.gpus)
-        some = batches(specs, draws=_SHARDED_DRAWS)
+        batch = batches(specs, draws=_SHARDED_DRAWS)
+        some = st.lists(batch, min_size=_CANDIDATES_ON_RANKS, max_size=_CANDIDATES_ON_RANKS)
 
-        def take(batch: tuple[Case, ...]) -> None:
-            if more() and (new := self._new(batch)):
-                serve(new)
+        def take(drawn: list[tuple[Case, ...]]) -> None:
+            if more() and (new := [*filter(None, map(self._new, drawn))]):
+                serve(max(new, key=worth))
+
+        def worth(batch: tuple[Case, ...]) -> float:
+            return self._novelty(batch) / _seconds_on_ranks(batch[0].spec)
 
         self._generate(some, take, _FEW_SHARDED if self.counted else 40)
 
@@ -356,7 +361,7 @@ class Generator:
     def remember(self, case: Case, judgement: Judgement) -> None:
         """Record the case's pairs of features, which are not novel any more, and the case itself if
         it came close to its bound: it may be worth compiling."""
-        self.seen.update(pairs(case))
+        self.seen.update(_pairs(case))
         self.ran.add(case.id)
         if self.counted or case.spec.compile != "none" or case.spec.events:
             return  # a graph cannot play every event
@@ -453,7 +458,7 @@ class Generator:
         compiled Spec that has been drawn before."""
         if compile_key(batch[0].spec) in self.served:
             return -1
-        return len({p for case in batch for p in pairs(case)} - self.seen)
+        return len({p for case in batch for p in _pairs(case)} - self.seen)
 
     def _closest(self, kind: Compile, wanted: Models) -> tuple[Case, ...]:
         """The eager case nearest to its bound among those that such a slice may compile, as a batch
@@ -483,3 +488,15 @@ def _wherever_files_lie() -> Iterator[None]:
     none = providers.Constants()
     with patch.object(providers, "_get_local_constants", lambda: none):
         yield
+
+
+def _pairs(case: Case) -> frozenset[Pair]:
+    """The pairs of features by which draws are compared; on ranks, also those of the layout."""
+    return layout_pairs(case.spec).union(pairs(case))
+
+
+def _seconds_on_ranks(spec: Spec) -> float:
+    """Roughly how long a case on ranks takes, as measured on two cores."""
+    compiled, processes = spec.compile != "none", spec.sharding.processes
+    steps = 1.3 if spec.steps > 1 else 1.0
+    return 0.3 + 0.1 * spec.sharding.ranks * steps + 1.5 * compiled + 0.3 * processes

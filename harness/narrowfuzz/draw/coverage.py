@@ -13,7 +13,7 @@ from typing import get_args
 from narrowfuzz.case import features as of_training
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, SHARDED, Compile
 from narrowfuzz.case.layout import layouts
-from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
+from narrowfuzz.case.spec import UNSHARDED, Case, Checkpoint, DataSpec, Sharding, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.stimulus import possible
 from narrowfuzz.draw.strategies import EXACT, OF_OPERATORS, WILD
@@ -57,6 +57,32 @@ def pairs(case: Case) -> tuple[Pair, ...]:
     recipe = ("recipe", case.spec.recipe)
     met = tuple((recipe, ("schedule", name)) for name in sorted(of_training.features(case.spec)))
     return (*combinations(features(case), 2), *met)
+
+
+#: Fields of a Spec that a layout on ranks is paired with.
+_BESIDE_LAYOUT = (
+    "recipe",
+    "model",
+    "dtype",
+    "compile",
+    "checkpoint",
+    "steps",
+    "microbatches",
+    "optimizer",
+    "loss_scaling",
+    "clipping",
+)
+
+
+def layout_pairs(spec: Spec) -> frozenset[Pair]:
+    """Every pair of options of a Spec on ranks: of its layout, and of what it trains there; none
+    for a Spec in one process."""
+    layout, names = spec.sharding, Sharding.__struct_fields__
+    if layout == UNSHARDED:
+        return frozenset()
+    options = [(name, str(getattr(layout, name))) for name in names]
+    options += [(name, str(getattr(spec, name))) for name in _BESIDE_LAYOUT]
+    return frozenset(combinations(options, 2))
 
 
 def universe(

@@ -325,6 +325,8 @@ def _shape(
         dims = _dims(choose.draw, recipe, off, min(largest, 64) if wide else largest)
     if wide:
         dims = {name: max(size, 1) for name, size in dims.items()}
+        if choose("dims", False, False, True):
+            dims["n"] = dims["k"]  # tensors of one shape can be mistaken for each other
     batch = choose("batch", 0, 0, 2, 3)
     if batch and recipe.alignment == 32 and not off and dims["m"] > 32:
         dims["m"] //= 2
