@@ -119,6 +119,9 @@ def _convert(
         "wgrad_with_hp": wgrad_with_hp,
     }
     if spec.backend == "wrapper":
+        pads = "pad_token_groups_for_grouped_mm"
+        if spec.sharding.experts and hasattr(MXFP8TrainingOpConfig, pads):
+            kw[pads] = True  # ranks that share experts receive any number of rows
         quantize_(
             model,
             MXFP8TrainingOpConfig(**kw),

@@ -14,6 +14,7 @@ pytest.importorskip("torchao.prototype.moe_training.mxfp8_grouped_mm")
 
 from narrowfuzz.arms.operators import EagerWatch, operators_of
 from narrowfuzz.operators import BY_NAME
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.groups import mxfp8_grouped
 from narrowfuzz.play.operator_models import QuantisedGroups
 from narrowfuzz.rules.operators import judge_call
@@ -25,11 +26,18 @@ OPERATOR = BY_NAME["mxfp8_grouped_mm"]
 
 
 def calls_of(
-    dtype: str, mode: str, sizes: tuple[int, ...] = SHARED, hp: bool = False, scale: float = 1.0
+    dtype: str,
+    mode: str,
+    sizes: tuple[int, ...] = SHARED,
+    *,
+    hp: bool = False,
+    scale: float = 1.0,
+    padded: bool = False,
 ) -> list[OperatorCall]:
     torch.manual_seed(0)
-    model = QuantisedGroups(40, 4, sizes, 32, "mxfp8", mode, hp).to(DTYPES[dtype])
-    x = (torch.randn(90, 40) * scale).to(DTYPES[dtype]).requires_grad_()
+    model = QuantisedGroups(40, 4, sizes, 32, "mxfp8", mode, hp, padded).to(DTYPES[dtype])
+    rows = torch.randn(90, 40) * 2.0 ** (torch.arange(90)[:, None] % 9)  # blocks differ in scale
+    x = (rows * scale).to(DTYPES[dtype]).requires_grad_()
     with EagerWatch() as watch:
         y = model(x)
         y.backward(torch.randn(y.shape).to(y.dtype))
@@ -38,10 +46,16 @@ def calls_of(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["floor", "rceil", "ceil", "even"])
-@pytest.mark.parametrize("sizes", [WHOLE, SHARED], ids=["whole", "shared"])
-def test_every_result_has_the_plans_values(dtype: str, mode: str, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "padded"),
+    [(WHOLE, False), (SHARED, False), (SHARED, True)],
+    ids=["whole", "shared", "padded"],
+)
+def test_every_result_has_the_plans_values(
+    dtype: str, mode: str, sizes: tuple[int, ...], padded: bool
+) -> None:
     for scale in (1.0, 2.0**-40, 2.0**40):
-        calls = calls_of(dtype, mode, sizes, scale=scale)
+        calls = calls_of(dtype, mode, sizes, scale=scale, padded=padded)
         assert len(calls) == 2
         for call in calls:
             verdicts = list(judge_call("eager", call))
@@ -51,7 +65,7 @@ def test_every_result_has_the_plans_values(dtype: str, mode: str, sizes: tuple[i
 
 def test_a_gradient_in_high_precision_is_that_of_the_operands() -> None:
     for call in calls_of("bf16", "rceil", hp=True):
-        assert call.settings == {"mode": "rceil", "wgrad_with_hp": True}
+        assert call.settings == {"mode": "rceil", "wgrad_with_hp": True, "padded": False}
         assert all(v.status == "ok" for v in judge_call("eager", call))
         other = replace(call, settings={**call.settings, "wgrad_with_hp": False})
         (wrong,) = (v for v in judge_call("eager", other) if v.status != "ok")
@@ -101,36 +115,31 @@ def test_what_scripts_call_gives_the_same() -> None:
     rows, weights, grad = (t.bfloat16() for t in given)
     weights = weights.transpose(1, 2).contiguous().transpose(1, 2)
     offs = torch.from_numpy(call.tensors["offs"])
-    found = mxfp8_grouped(rows, weights, offs, grad, "rceil", False)
+    found = mxfp8_grouped(rows, weights, offs, grad, "rceil", False, False)
     for name, result in zip(OPERATOR.results, found, strict=True):
         known = slice(int(offs[-1])) if name != "grad_weight" else slice(None)
         assert np.array_equal(result.float().numpy()[known], call.outputs[name][known])
 
 
-def test_kernels_of_a_gpu_and_padding_are_said_not_to_be_judged() -> None:
-    from torchao.prototype.moe_training import _to_mxfp8_then_scaled_grouped_mm
-    from torchao.quantization.quantize_.common import KernelPreference
+def test_padded_groups_begin_blocks_of_their_own() -> None:
+    for call in calls_of("bf16", "rceil"):
+        other = replace(call, settings={**call.settings, "padded": True})
+        (wrong,) = (v for v in judge_call("eager", other) if v.status != "ok")
+        assert wrong.role == "mxfp8_grouped_mm.grad_weight"
 
-    x, w = torch.randn(32, 32).bfloat16(), torch.randn(1, 32, 32).bfloat16().transpose(1, 2)
-    import torchao.prototype.moe_training as home
 
-    with EagerWatch() as watch:
-        home._to_mxfp8_then_scaled_grouped_mm(
-            x,
-            w,
-            torch.tensor([32], dtype=torch.int32),
-            kernel_preference=KernelPreference.EMULATED,
-            pad_token_groups_for_grouped_mm=True,
-        )
-    assert home._to_mxfp8_then_scaled_grouped_mm is _to_mxfp8_then_scaled_grouped_mm
-    assert "of padded groups" in watch.unjudged[OPERATOR.words]
+def test_rows_of_other_groups_in_place_of_padded_ones_are_wrong() -> None:
+    with builtin_faults()["mx-groups-padding-returned"].plant():
+        calls = calls_of("bf16", "rceil", padded=True)
+    for call in calls:
+        wrong = {v.role.rpartition(".")[2] for v in judge_call("eager", call) if v.status != "ok"}
+        assert "output" in wrong
 
 
 def test_experts_that_a_recipe_converts_are_judged_in_a_model() -> None:
     from narrowfuzz.case.spec import Case, DataSpec, Spec
     from narrowfuzz.judge.judge import Judge
     from narrowfuzz.ledger.ledger import Ledger
-    from narrowfuzz.plants.registry import builtin_faults
     from narrowfuzz.recipe.recipe import load_recipes
 
     spec = Spec(recipe="torchao.mxfp8.rceil", backend="wrapper", model="grouped_experts", m=64)

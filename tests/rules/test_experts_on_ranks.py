@@ -62,6 +62,22 @@ def test_ranks_that_share_experts_leave_one_processs_bits(
     assert passed >= {"S1", "S2", "S4", "S6"}
 
 
+@pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[1], PARTED[0]], ids=str)
+@pytest.mark.parametrize("recipe", ["torchao.mxfp8.rceil", "torchao.mxfp8.floor"])
+@pytest.mark.one_in(2)
+def test_experts_in_mxfp8_are_padded_and_quantised_on_the_ranks_that_share_them(
+    recipe: str, sharding: dict[str, Any]
+) -> None:
+    """Ranks receive any number of rows, which without padding is refused."""
+    drawn = case(recipe, sharding, m=128, n=64, backend="wrapper")
+    judged = judge().judge(drawn)
+    assert judged.ran and not judged.causes
+    assert {v.rule for v in judged.verdicts if v.status == "ok"} >= {"S1", "S2", "S7"}
+    if "tensor" not in sharding:  # else one process cuts its weights in the same way
+        with planted("", "experts-shared-unquantised"):
+            assert {v.rule for v in judge().judge(drawn).causes} == {"S1"}
+
+
 def test_experts_that_hide_what_is_converted_are_no_proof() -> None:
     """Their products are so large that nothing is seen of a converted linear's beside them."""
     drawn = case(

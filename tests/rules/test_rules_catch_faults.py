@@ -211,6 +211,7 @@ HUNTS = [
                 "mxfp8_grouped_rceil",
                 {"m": 96},
             ),
+            ("mx-groups-padding-returned", "torch.bf16", "mxfp8_grouped_padded", {"m": 96}),
             ("topk-misses-last", "torch.fp32", "topk", {"k": 33, "n": 4}),
             ("topk-names-first-twice", "torch.bf16", "topk", {"m": 64, "k": 256, "n": 64}),
             ("sort-reverses-equal", "torch.bf16", "sort", {"m": 64, "k": 256}),

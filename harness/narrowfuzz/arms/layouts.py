@@ -81,19 +81,22 @@ def copies_of(spec: Spec) -> int:
 
 def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     """The converted model; for a pipeline, all its stages in sequence."""
+    return recipe.convert(_built(spec, device), spec)  # type: ignore[no-any-return]
 
+
+def _built(spec: Spec, device: str) -> nn.Module:
     def build() -> nn.Module:
         return MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device=device)
 
     copies = copies_of(spec)
-    model = layout_of(spec).player.chained(build, copies) if copies else build()
-    return recipe.convert(model, spec)  # type: ignore[no-any-return]
+    return layout_of(spec).player.chained(build, copies) if copies else build()  # type: ignore[no-any-return]
 
 
 def reference_model(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     """The converted model that one process trains for comparison; where ranks share experts, one
     model for each rank, in a single module."""
-    model = made(spec if copies_of(spec) else single_process_spec(spec), recipe, device)
+    built = _built(spec if copies_of(spec) else single_process_spec(spec), device)
+    model = recipe.convert(built, spec)  # as on ranks
     experts, parts = spec.sharding.experts, max(spec.sharding.tensor, 1)
     return ExpertParallelReference(model, experts, parts) if experts else model
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from narrowfuzz.numerics.accumulator import Unjudged
+
 #: Exit code of a process that has lost its device.
 EXIT_LOST = 75
 
@@ -24,11 +26,11 @@ class CannotRecord(Exception):
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turns exceptions inside into CannotRecord, except for a ValueError, which states why a call
-    is not judged."""
+    """Turns exceptions inside into CannotRecord, except for Unjudged, which states why a call is
+    not judged."""
     try:
         yield
-    except ValueError:
+    except Unjudged:
         raise
     except Exception as error:
         raise CannotRecord(f"{what} cannot be read: {error!r}") from error

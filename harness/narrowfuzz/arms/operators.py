@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from narrowfuzz.arms.lost import reading
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.operators import BY_KERNEL, BY_LIBRARY, BY_NAME, arguments_of, of_function
 from narrowfuzz.operators.low_bit_steps import KINDS, ROUNDS, read_low_bit_step
 from narrowfuzz.operators.operator import Operator, Read
@@ -140,7 +141,7 @@ class OperatorWatch(AttentionWatch):
         try:
             with unseen(), reading(f"a call of {operator.name}"):
                 read = operator.read(named, result)
-        except ValueError as error:
+        except Unjudged as error:
             self.unjudged[operator.words] = str(error)
             return None
         call = None
@@ -202,7 +203,7 @@ class OperatorWatch(AttentionWatch):
                             step = self._low_bit(stepping, group, parameter, state)
                         else:
                             step = read_step(kind, group, parameter, state)
-                except ValueError as error:
+                except Unjudged as error:
                     self.unjudged[_STEPS] = str(error)
                     continue
                 if step is not None and (call := self._called(step[0], "optimizer", step[1])):
@@ -212,9 +213,9 @@ class OperatorWatch(AttentionWatch):
         self, stepping: Any, group: Any, parameter: Any, state: Any
     ) -> tuple[str, Read] | None:
         """The step of one of torchao's low-bit optimizers; None where its earlier steps were not
-        recorded. Raises ValueError for a parameter that is too large."""
+        recorded. Raises Unjudged for a parameter that is too large."""
         if parameter.numel() > LARGEST_PARAMETER:
-            raise ValueError(f"a parameter of more than {LARGEST_PARAMETER} elements")
+            raise Unjudged(f"a parameter of more than {LARGEST_PARAMETER} elements")
         if not parameter.numel():
             return None
         if not state:

@@ -75,7 +75,7 @@ _QUANTISED_GROUPS = tuple(
         f"mxfp8_grouped_{name}",
         f"MXFP8 products of groups of rows, {title}",
         "QuantisedGroups",
-        partial(_quantised, sizes=sizes, block=32, how=("mxfp8", mode, hp)),
+        partial(_quantised, sizes=sizes, block=32, how=("mxfp8", mode, hp, padded)),
         "mxfp8_grouped_mm",
         "grouped_mm",
         values=("outlier_rows", "heavy_tail", "scale_ends"),
@@ -84,10 +84,11 @@ _QUANTISED_GROUPS = tuple(
         # (docs/unrun.md)
         device="cpu" if name == "floor" else "",
     )
-    for name, title, sizes, mode, hp in (
-        ("rceil", "rceil, whole blocks", _BLOCKS, "rceil", False),
-        ("floor", "floor, groups that share blocks", _RAGGED, "floor", False),
-        ("hp", "rceil, the weight gradient in bf16", _RAGGED, "rceil", True),
+    for name, title, sizes, mode, hp, padded in (
+        ("rceil", "rceil, whole blocks", _BLOCKS, "rceil", False, False),
+        ("floor", "floor, groups that share blocks", _RAGGED, "floor", False, False),
+        ("hp", "rceil, the weight gradient in bf16", _RAGGED, "rceil", True, False),
+        ("padded", "rceil, groups padded to whole blocks", _RAGGED, "rceil", False, True),
     )
 )
 
@@ -95,7 +96,7 @@ _IDLE_GROUPS = _of_torchao(
     "mxfp8_grouped_idle",
     "MXFP8 products of groups without a row",
     "QuantisedGroups",
-    partial(_quantised, sizes=(), block=32, how=("mxfp8", "rceil", False)),
+    partial(_quantised, sizes=(), block=32, how=("mxfp8", "rceil", False, False)),
     "mxfp8_grouped_mm",
     columns="experts",
 )

@@ -176,11 +176,15 @@ def reconciled(table: Accumulators, seen: Mapping[str, MeasuredAccumulator]) -> 
     return found
 
 
+class Unjudged(ValueError):
+    """Why a result is not judged: no bound holds, or computing it would take too long."""
+
+
 def gamma(n: int) -> float:
-    """gamma_n = n u / (1 - n u). Raises ValueError if n u >= 1, where the bound is void."""
+    """gamma_n = n u / (1 - n u). Raises Unjudged if n u >= 1, where the bound is void."""
     n = max(n, 0)
     if n * U32 >= 1.0:
-        raise ValueError(f"{n} additions in fp32: the bound is void, split the contraction")
+        raise Unjudged(f"{n} additions in fp32: the bound is void, split the contraction")
     return n * U32 / (1.0 - n * U32)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics.accumulator import gamma
+from narrowfuzz.numerics.accumulator import Unjudged, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, Format
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sampled import judge_sampled, sample_places
@@ -27,7 +27,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     if not a.numel() or not b.numel():
         return None  # the result is zeros, or empty
     if b.numel() > _MOST:
-        raise ValueError("more than 2^22 products a row take longer to judge than to compute")
+        raise Unjudged("more than 2^22 products a row take longer to judge than to compute")
     return Read({"input": a, "mat2": b}, {"output": result}, {})
 
 

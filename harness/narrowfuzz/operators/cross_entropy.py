@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics.accumulator import gamma
+from narrowfuzz.numerics.accumulator import Unjudged, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, round_to
 from narrowfuzz.operators.operator import (
     TORCH_DTYPE,
@@ -29,11 +29,11 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     if not smooth:
         return None
     if named["weight"] is not None or target.is_floating_point():
-        raise ValueError("smoothed labels with class weights, or targets that are probabilities")
+        raise Unjudged("smoothed labels with class weights, or targets that are probabilities")
     if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:  # classes are recorded in fp32
-        raise ValueError("logits that are no matrix, empty or very large")
+        raise Unjudged("logits that are no matrix, empty or very large")
     if named["size_average"] or named["reduce"] or result.dtype != x.dtype:
-        raise ValueError("deprecated size_average or reduce, or autocast")
+        raise Unjudged("deprecated size_average or reduce, or autocast")
     settings = {
         "reduction": named["reduction"],
         "ignored": int(named["ignore_index"]),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.operators.fused_attention import forward_of, settings_of
 from narrowfuzz.operators.large_attention import some_of
 from narrowfuzz.operators.operator import TORCH_DTYPE, Operator, Read
@@ -15,11 +16,11 @@ from narrowfuzz.trace.trace import OperatorCall
 
 def _read(named: Mapping[str, Any], result: Any) -> Read:
     if named["score_mod"] is not None:
-        raise ValueError("flex_attention with a score_mod")
+        raise Unjudged("flex_attention with a score_mod")
     output = result[0] if isinstance(result, tuple) else result
     tensors = {name: named[name] for name in ("query", "key", "value")}
     if any(t.dtype != output.dtype for t in tensors.values()):
-        raise ValueError("flex_attention of operands that autocast narrows inside of it")
+        raise Unjudged("flex_attention of operands that autocast narrows inside of it")
     settings = settings_of(named)
     if named["block_mask"] is not None:
         seen = _seen(named["block_mask"].mask_mod, tensors["query"], tensors["key"])

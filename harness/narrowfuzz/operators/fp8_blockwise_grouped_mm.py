@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import BF16, E4M3FN, F32, F64, decode, round_to
 from narrowfuzz.numerics.plan import Fp32Scale, OperandPlan
 from narrowfuzz.operators.bmm import MultiplyRounding, products, rounding_of
@@ -37,13 +38,13 @@ _OF = "torchao.prototype.moe_training.blockwise_fp8.grouped_mm"
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     a, b, offs = named["A"], named["B_t"], named["offs"]
     if named["kernel_preference"].name != "EMULATED" and a.is_cuda and find_spec("deep_gemm"):
-        raise ValueError("blockwise FP8 products of groups by DeepGEMM")
+        raise Unjudged("blockwise FP8 products of groups by DeepGEMM")
     if a.dtype != b.dtype or str(named["out_dtype"]) != "torch.bfloat16":
-        raise ValueError("blockwise FP8 products of groups of two dtypes")
+        raise Unjudged("blockwise FP8 products of groups of two dtypes")
     if not result.numel():
         return None
     if a.shape[0] * b[0].numel() > _MOST:
-        raise ValueError("more than 2^24 products take longer to judge than to compute")
+        raise Unjudged("more than 2^24 products take longer to judge than to compute")
     in_order(offs.tolist(), len(a))
     how = {"padded": named["pad_token_groups_for_grouped_mm"]}
     return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, how)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.plan import OperandPlan
 from narrowfuzz.operators.fp8_rows import Rows, quantised, row_plan, without_nan
@@ -69,7 +70,7 @@ class _Kernel:
 def _read(kernel: _Kernel, named: Mapping[str, Any], result: Any) -> list[Read | str]:
     """One call for each tensor: a kernel that takes two tensors counts as two calls."""
     if str(named["output_dtype"]) != "torch.float8_e4m3fn":
-        raise ValueError(f"{kernel.words} to another format than E4M3")
+        raise Unjudged(f"{kernel.words} to another format than E4M3")
     offs = named.get("offsets")
     inputs = [named[name] for name in named if name.startswith("hp_tensor")]
     reads: list[Read | str] = []
@@ -77,7 +78,7 @@ def _read(kernel: _Kernel, named: Mapping[str, Any], result: Any) -> list[Read |
         if not x.numel():
             continue
         if x.numel() > _MOST:
-            raise ValueError("more than 2^20 numbers take longer to judge than to quantise")
+            raise Unjudged("more than 2^20 numbers take longer to judge than to quantise")
         tensors = {"input": x}
         if offs is not None:
             along = 1 if kernel.parts is _of_groups_of_columns else 0

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics import bounds, reference
-from narrowfuzz.numerics.accumulator import FP32, HOPPER_FP8_FAST
+from narrowfuzz.numerics.accumulator import FP32, HOPPER_FP8_FAST, Unjudged
 from narrowfuzz.numerics.formats import BF16, E4M3FN, F32
 from narrowfuzz.numerics.plan import GemmPlan, OperandPlan
 from narrowfuzz.operators.fp8_rows import Rows, quantised, row_plan, without_nan
@@ -33,13 +33,13 @@ _OF = "torchao.prototype.moe_training.fp8_grouped_mm"
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     a, b, offs = named["A"], named["B_t"], named["offs"]
     if a.ndim != 2 or offs is None or named["pad_token_groups_for_grouped_mm"]:
-        raise ValueError("FP8 products of groups that are padded, or have no offsets")
+        raise Unjudged("FP8 products of groups that are padded, or have no offsets")
     if a.dtype != b.dtype:
-        raise ValueError("FP8 products of groups of two dtypes")
+        raise Unjudged("FP8 products of groups of two dtypes")
     if not result.numel():
         return None
     if a.shape[0] * b[0].numel() > _MOST:
-        raise ValueError("more than 2^24 products take longer to judge than to compute")
+        raise Unjudged("more than 2^24 products take longer to judge than to compute")
     in_order(offs.tolist(), len(a))
     return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, {})
 

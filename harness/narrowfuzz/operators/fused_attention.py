@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, FP32
 from narrowfuzz.operators.attention_products import for_each_head, products
 from narrowfuzz.operators.large_attention import some_of
@@ -67,13 +67,13 @@ def _tensors(named: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def settings_of(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a call. Raises ValueError for dropout, for queries that are not 4-D, for
+    """The settings of a call. Raises Unjudged for dropout, for queries that are not 4-D, for
     empty queries or keys, and for a scale of 0."""
     q, k, scale = named["query"], named["key"], named.get("scale")
     if named.get("dropout_p"):
-        raise ValueError("dropout, whose random numbers are the kernel's own")
+        raise Unjudged("dropout, whose random numbers are the kernel's own")
     if q.ndim != 4 or not q.numel() or not k.numel() or scale == 0.0:
-        raise ValueError("queries that have not four dimensions or are empty, or a scale of 0")
+        raise Unjudged("queries that have not four dimensions or are empty, or a scale of 0")
     return {
         "causal": bool(named.get("is_causal", False)),
         "scale": q.shape[-1] ** -0.5 if scale is None else float(scale),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format
 from narrowfuzz.operators.bmm import Factors, MultiplyRounding, rounding_of, sums_of
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
@@ -46,9 +47,9 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     if not result.numel():
         return None
     if named.get("bias") is not None:
-        raise ValueError("products of groups with a bias")
+        raise Unjudged("products of groups with a bias")
     if b.numel() > _MOST:
-        raise ValueError("more than 2^22 products a row take longer to judge than to compute")
+        raise Unjudged("more than 2^22 products a row take longer to judge than to compute")
     tensors = {"input": a, "mat2": b}
     if offs is not None:
         in_order(offs.tolist(), _grouped_length(a, b))
@@ -62,10 +63,10 @@ def _grouped_length(a: Any, b: Any) -> int:
 
 
 def in_order(offs: list[int], length: int) -> None:
-    """Raises ValueError for offsets that decrease or exceed ``length``, whose meaning the
+    """Raises Unjudged for offsets that decrease or exceed ``length``, whose meaning the
     documentation does not define."""
     if any(start > end for start, end in zip([0, *offs], [*offs, length], strict=True)):
-        raise ValueError(f"offsets {offs} of {length} rows run backwards, or beyond the end")
+        raise Unjudged(f"offsets {offs} of {length} rows run backwards, or beyond the end")
 
 
 def rows_of_groups(ends: list[int]) -> Iterator[tuple[int, slice]]:

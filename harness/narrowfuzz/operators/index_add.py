@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.accumulator import U32, Unjudged
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, Format
 from narrowfuzz.operators.operator import (
     TORCH_DTYPE,
@@ -68,9 +68,9 @@ def sums_at(
 
 def _limited(base: Any, source: Any, ids: Any) -> None:
     if max(base.numel(), source.numel()) > _MOST:
-        raise ValueError(f"more than {_MOST} numbers take longer to judge than to add")
+        raise Unjudged(f"more than {_MOST} numbers take longer to judge than to add")
     if not ids.numel() or not base.numel():
-        raise ValueError("nothing is added")
+        raise Unjudged("nothing is added")
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
@@ -79,7 +79,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     source = named["source"] if "source" in named else named["src"]
     _limited(base, source, ids)
     if named.get("alpha", 1) != 1 or not base.ndim or ("source" in named and not ids.ndim):
-        raise ValueError("a factor other than 1, or a tensor or an index without dimensions")
+        raise Unjudged("a factor other than 1, or a tensor or an index without dimensions")
     tensors = {"input": base, "index": ids.float(), "source": source}
     return Read(tensors, {"output": result}, {"dim": named["dim"] % base.ndim})
 
@@ -91,7 +91,7 @@ def _read_put(named: Mapping[str, Any], result: Any) -> Read | None:
     base, given = named["self"], list(named["indices"])
     tensors = [(dim, ids) for dim, ids in enumerate(given) if ids is not None]
     if len(tensors) != 1 or tensors[0][1].dtype.itemsize < 4:
-        raise ValueError("indices in several dimensions, or a mask")
+        raise Unjudged("indices in several dimensions, or a mask")
     dim, ids = tensors[0]
     _limited(base, named["values"], ids)
     settings = {"dim": dim, "before": [None] * dim}

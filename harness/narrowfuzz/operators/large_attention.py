@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.operators.sampled import Judging, judge_sampled, sample_places
 from narrowfuzz.trace.trace import OperatorCall
@@ -25,14 +26,14 @@ _KEYS = dict.fromkeys(("key", "value", "grad_key", "grad_value"), 2)
 
 def some_of(judging: Judging, call: OperatorCall) -> dict[str, Expected]:
     """What ``judging`` expects of a call; for a large one only of some queries, and of the
-    gradients of some keys and values. Raises ValueError if even one query, or one key, of all heads
+    gradients of some keys and values. Raises Unjudged if even one query, or one key, of all heads
     has too many scores."""
     batch, heads, rows, _ = call.tensors["query"].shape
     columns = call.tensors["key"].shape[2]
     if batch * heads * rows * columns <= _WHOLE:
         return dict(judging(call))
     if batch * heads * max(rows, columns) > _MOST:
-        raise ValueError("attention of so many scores takes longer to judge than to compute")
+        raise Unjudged("attention of so many scores takes longer to judge than to compute")
     mask = _mask(call)
     if mask is not None:  # the mask then has a row for each query
         written_out = "mask" not in call.tensors

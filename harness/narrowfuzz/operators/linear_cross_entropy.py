@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
 from narrowfuzz.operators.softmax import log_probabilities
@@ -22,13 +22,13 @@ _MOST = 2**22
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     x, weight, target = named["input"], named["linear_weight"], named["target"]
     if x.ndim != 2 or weight.ndim != 2 or target.is_floating_point() or not x.numel():
-        raise ValueError("an input that is no matrix, or targets that are probabilities")
+        raise Unjudged("an input that is no matrix, or targets that are probabilities")
     if named["linear_bias"] is not None or named["weight"] is not None or named["label_smoothing"]:
-        raise ValueError("a bias, class weights or smoothed labels")
+        raise Unjudged("a bias, class weights or smoothed labels")
     if x.shape[0] * weight.numel() > _MOST:
-        raise ValueError("more than 2^22 products, which take longer to judge than to compute")
+        raise Unjudged("more than 2^22 products, which take longer to judge than to compute")
     if not x.dtype == weight.dtype == result.dtype:
-        raise ValueError("autocast, or a weight of another dtype")
+        raise Unjudged("autocast, or a weight of another dtype")
     ignored, options = named["ignore_index"], named["options"]
     settings = {
         "reduction": named["reduction"],

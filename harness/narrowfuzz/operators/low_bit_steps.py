@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.accumulator import U32, Unjudged
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.operator import (
     TORCH_DTYPE,
@@ -41,11 +41,11 @@ def read_low_bit_step(
 ) -> Read | None:
     """The call, read before it is made. ``start``: the parameter before its first step; ``grads``
     [steps, ...]: the gradients of all steps, this one's last. None for other optimizers; raises
-    ValueError with the reason for options without a reference."""
+    Unjudged with the reason for options without a reference."""
     if kind not in KINDS:
         return None
     if group.get("amsgrad"):
-        raise ValueError("amsgrad")
+        raise Unjudged("amsgrad")
     tensors = {"param": param, "start": start, "grads": grads}
     for name in ("exp_avg", "exp_avg_sq"):
         if (saved := state.get(name)) is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.accumulator import U32, Unjudged
 from narrowfuzz.numerics.formats import FORMATS, FP32
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sum import over, summed
@@ -17,7 +17,7 @@ from narrowfuzz.trace.trace import OperatorCall
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     x, dims = named["self"], named.get("dim")
     if not x.numel() or x.dtype != result.dtype:
-        raise ValueError("of nothing, or asked for in another dtype")
+        raise Unjudged("of nothing, or asked for in another dtype")
     axes = tuple(sorted(d % x.ndim for d in dims)) if dims and x.ndim else tuple(range(x.ndim))
     settings = {"dim": axes, "keepdim": bool(named.get("keepdim", False))}
     return Read({"input": x}, {"output": result}, settings)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import FORMATS, round_to
 from narrowfuzz.operators.bmm import products, rounding_of
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read, hull
@@ -35,9 +36,9 @@ def _read_with_bias(named: Mapping[str, Any], result: Any) -> Read | None:
     if not result.numel() or not a.numel():
         return None
     if bias.ndim != 1 or len(bias) != result.shape[1]:
-        raise ValueError("products to which more than a row is added")
+        raise Unjudged("products to which more than a row is added")
     if named.get("alpha", 1) != 1 or named.get("beta", 1) != 1:
-        raise ValueError("products that are added with a factor")
+        raise Unjudged("products that are added with a factor")
     return Read({"bias": bias, "input": a, "mat2": b}, {"output": result}, {})
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import BF16, F32, F64, FP32, round_to
 from narrowfuzz.operators.grouped_mm import in_order, rows_of_groups
 from narrowfuzz.operators.operator import Expected, Operator, Read
@@ -75,7 +76,7 @@ def _read(along: int | None, named: Mapping[str, Any], result: Any) -> Read | No
     if not scales.numel():
         return None
     if result.numel() > _MOST:
-        raise ValueError("more than 2^22 bytes take longer to judge than to move")
+        raise Unjudged("more than 2^22 bytes take longer to judge than to move")
     tensors = {"input": _bytes(scales)}
     if along is not None:
         ends = named["input_offsets"]
@@ -94,11 +95,11 @@ def _expected(moved: _Moved, call: OperatorCall) -> dict[str, Expected]:
 def _read_codes(named: Mapping[str, Any], result: Any) -> Read | None:
     codes, scales = named["e4m3_data"], named["e8m0_scales"]
     if str(scales.dtype) != "torch.uint8":
-        raise ValueError("scales that are no bytes: torchao's kernel converts their values")
+        raise Unjudged("scales that are no bytes: torchao's kernel converts their values")
     if not result.numel():
         return None
     if result.numel() > _MOST:
-        raise ValueError("more than 2^22 numbers take longer to judge than to dequantise")
+        raise Unjudged("more than 2^22 numbers take longer to judge than to dequantise")
     flat = codes.float().reshape(-1, codes.shape[-1])
     how = {"dtype": str(named["out_dtype"]).removeprefix("torch.")}
     tensors = {"input": flat, "scales": scales.float()}

@@ -1,8 +1,9 @@
 """torchao's MXFP8 grouped products, emulated: both operands of all three products are quantised in
 blocks of 32 along the contracted axis, dequantised to bf16 and multiplied group by group.
 
-The plan is that of torchao 0.18 ``prototype/moe_training/mxfp8_grouped_mm.py``. The blocks of its
-weight gradient lie along all tokens: a group's border may fall inside a block.
+The plan is that of torchao 0.18 ``prototype/moe_training/mxfp8_grouped_mm.py``. The weight gradient
+contracts over tokens: where torchao pads groups to 32 rows, each group begins a new block; where it
+does not, the blocks are those of all tokens, so that a group's border may fall inside a block.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import BF16, E4M3FN, F32, F64, round_to
 from narrowfuzz.numerics.plan import MxScale, OperandPlan
 from narrowfuzz.operators.bmm import rounding_of
-from narrowfuzz.operators.grouped_mm import in_order, products_of_groups
+from narrowfuzz.operators.grouped_mm import in_order, products_of_groups, rows_of_groups
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -30,17 +32,21 @@ _OF = "torchao.prototype.moe_training.mxfp8_grouped_mm"
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     a, b, offs = named["A"], named["B_t"], named["offs"]
-    if named["kernel_preference"].name != "EMULATED" or named["pad_token_groups_for_grouped_mm"]:
-        raise ValueError("MXFP8 products of groups by kernels of a GPU, or of padded groups")
+    if named["kernel_preference"].name != "EMULATED":
+        raise Unjudged("MXFP8 products of groups by kernels of a GPU")
     if named.get("bias") is not None or a.dtype != b.dtype:  # torchao 0.17 takes no bias
-        raise ValueError("MXFP8 products of groups with a bias, or of two dtypes")
+        raise Unjudged("MXFP8 products of groups with a bias, or of two dtypes")
     if not result.numel():
         return None
     if a.shape[0] * b[0].numel() > _MOST:
-        raise ValueError("more than 2^24 products take longer to judge than to compute")
+        raise Unjudged("more than 2^24 products take longer to judge than to compute")
     in_order(offs.tolist(), len(a))
     mode = named["scale_calculation_mode"].name.lower()
-    how = {"mode": mode, "wgrad_with_hp": named["wgrad_with_hp"]}
+    how = {
+        "mode": mode,
+        "wgrad_with_hp": named["wgrad_with_hp"],
+        "padded": named["pad_token_groups_for_grouped_mm"],
+    }
     return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, how)
 
 
@@ -73,6 +79,24 @@ def _experts(weights: F32, offs: F32, mode: str) -> F64:
     return found
 
 
+def _across_tokens(x: F32, call: OperatorCall) -> F64:
+    """The rows [tokens, features], dequantised in blocks along the tokens and transposed; a padded
+    group begins a new block."""
+    if call.settings["wgrad_with_hp"]:
+        return x.T.astype(np.float64)
+    mode = call.settings["mode"]
+    if not call.settings["padded"]:
+        return _stacked(x.T, mode)
+    found = np.zeros(x.T.shape)
+    for _, rows in rows_of_groups(call.tensors["offs"].astype(int).tolist()):
+        columns = x[rows].T
+        size = columns.shape[1]
+        if not size:
+            continue
+        found[:, rows] = _stacked(np.pad(columns, ((0, 0), (0, -size % _BLOCK))), mode)[:, :size]
+    return found
+
+
 def _expected(call: OperatorCall) -> dict[str, Expected]:
     """Group by group, within the bound of ``torch.grouped_mm``: bf16's own kernel adds the
     products."""
@@ -91,8 +115,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         across = _experts(b, offs, mode).swapaxes(1, 2)
         found["grad_input"] = grouped(_stacked(grad, mode), across, a.shape)
     if "grad_weight" in call.outputs:
-        wide = call.settings["wgrad_with_hp"]
-        left, right = (x.T.astype(np.float64) if wide else _stacked(x.T, mode) for x in (a, grad))
+        left, right = (_across_tokens(x, call) for x in (a, grad))
         found["grad_weight"] = grouped(left, right.T, b.shape)
     return found
 
@@ -102,7 +125,8 @@ def _title(call: OperatorCall) -> str:
     offs = call.tensors["offs"].astype(int).tolist()
     dtype = TORCH_DTYPE[call.dtypes["input"]]
     of = f"torchao's MXFP8 product of groups ({call.settings['mode']}) of {dtype} tensors of"
-    return f"{of} {a} and {b}, groups up to {', '.join(map(str, offs))}"
+    padded = ", padded" if call.settings["padded"] else ""
+    return f"{of} {a} and {b}, groups up to {', '.join(map(str, offs))}{padded}"
 
 
 OPERATOR = Operator(
@@ -110,7 +134,7 @@ OPERATOR = Operator(
     words="MXFP8 products of groups",
     read=_read,
     expected=_expected,
-    expression="mxfp8_grouped(input, mat2, offs, grad_output, {mode}, {wgrad_with_hp})",
+    expression="mxfp8_grouped(input, mat2, offs, grad_output, {mode}, {wgrad_with_hp}, {padded})",
     title=_title,
     library=(f"{_OF}:_to_mxfp8_then_scaled_grouped_mm",),
     gradients={"A": "grad_input", "B_t": "grad_weight"},

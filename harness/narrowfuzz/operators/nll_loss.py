@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, round_to
 from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
 from narrowfuzz.operators.sum import FLUSHED, rounded
@@ -24,7 +24,7 @@ _NONE, _MEAN = 0, 1
 def _read(named: Mapping[str, Any], result: Any, outputs: Mapping[str, Any]) -> Read:
     x, target, weight = named["self"], named["target"], named.get("weight")
     if x.ndim != 2 or not x.numel() or max(x.shape) > 2**24:  # classes are recorded in fp32
-        raise ValueError("logits that are no matrix, empty or very large")
+        raise Unjudged("logits that are no matrix, empty or very large")
     tensors = {"input": x, "target": target.float()}
     tensors |= {} if weight is None else {"weight": weight}
     settings = {"reduction": int(named["reduction"]), "ignored": int(named["ignore_index"])}

@@ -123,9 +123,9 @@ class Operator:
     #: Reads a call: (the arguments of a kernel by their names in its schema, or those of a
     #: function; its result) -> the call. For a kernel that takes lists: for each tensor the call,
     #: or the reason why it is not judged. None if these arguments make it a call of another
-    #: operator. Raises ValueError with the reason if such a call is not judged.
+    #: operator. Raises Unjudged with the reason if such a call is not judged.
     read: Callable[[Mapping[str, Any], Any], Read | Sequence[Read | str] | None]
-    #: What each result may be, by name. Raises ValueError with the reason if nothing is known.
+    #: What each result may be, by name. Raises Unjudged with the reason if nothing is known.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]
     #: A call of it in Python: the names of its tensors, and ``{}`` fields that ``str.format`` fills
     #: in from its settings.

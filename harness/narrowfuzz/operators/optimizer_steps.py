@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.accumulator import U32, Unjudged
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.low_bit_steps import KINDS
 from narrowfuzz.operators.operator import (
@@ -59,21 +59,21 @@ def read_step(
     kind: str, group: Mapping[str, Any], param: Any, state: Any
 ) -> tuple[str, Read] | None:
     """The operator's name, and the call, read before it is made; its results are the parameter and
-    its state afterwards. None for an empty parameter; raises ValueError with the reason for other
+    its state afterwards. None for an empty parameter; raises Unjudged with the reason for other
     optimizers, options without a reference, a learning rate that is a tensor, a sparse gradient,
     and a very large parameter."""
     if kind not in _KINDS:
-        raise ValueError(f"torch.optim.{kind}")
+        raise Unjudged(f"torch.optim.{kind}")
     if others := [name for name in _OTHERWISE if group.get(name)]:
-        raise ValueError(f"{kind} with {', '.join(others)}")
+        raise Unjudged(f"{kind} with {', '.join(others)}")
     if others := [name for name, x in _PUBLISHED.items() if group.get(name, x) != x]:
-        raise ValueError(f"{kind} with other {', '.join(others)} than by default")
+        raise Unjudged(f"{kind} with other {', '.join(others)} than by default")
     if param.grad.is_sparse:
-        raise ValueError("a sparse gradient")
+        raise Unjudged("a sparse gradient")
     if not isinstance(group["lr"], (float, int)):
-        raise ValueError("a learning rate that is a tensor")
+        raise Unjudged("a learning rate that is a tensor")
     if param.numel() > LARGEST_PARAMETER:
-        raise ValueError(f"a parameter of more than {LARGEST_PARAMETER} elements")
+        raise Unjudged(f"a parameter of more than {LARGEST_PARAMETER} elements")
     if not param.numel():
         return None
     operator, names, options = _KINDS[kind]

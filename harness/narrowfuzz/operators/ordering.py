@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators.operator import TORCH_DTYPE, Derived, Expected, Operator, Read
 from narrowfuzz.play.derived import at_their_places
@@ -23,7 +24,7 @@ _EXACT = 2**24
 
 def _read_topk(named: Mapping[str, Any], result: Any) -> Read | None:
     if not named.get("sorted", True):
-        raise ValueError("in no order")
+        raise Unjudged("in no order")
     falling = named.get("largest", True)
     return _read(named, result, int(named["k"]), falling=falling, stable=False)
 
@@ -42,12 +43,12 @@ def _read(
     if not x.ndim or not values.numel():
         return None
     if x.numel() > _MOST:
-        raise ValueError(f"of more than {_MOST} numbers")
+        raise Unjudged(f"of more than {_MOST} numbers")
     dim = named.get("dim", -1) % x.ndim
     settings = {"count": count, "dim": dim, "falling": falling, "stable": stable}
     if not x.is_floating_point():
         if (x.double().abs() > _EXACT).any():
-            raise ValueError("of whole numbers above 2^24")
+            raise Unjudged("of whole numbers above 2^24")
         x, values = x.float(), values.float()
     return Read({"input": x}, {"values": values, "indices": indices.float()}, settings)
 

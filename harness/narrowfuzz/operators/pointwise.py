@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.accumulator import U32, Unjudged
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
 from narrowfuzz.operators.sampled import elements
@@ -172,7 +172,7 @@ _APPROXIMATE = _Function("gelu", "torch.nn.functional.gelu", _gelu_tanh, _gelu_t
 
 def _settings(named: Mapping[str, Any], x: Any, result: Any) -> dict[str, Any]:
     if x.dtype != result.dtype:
-        raise ValueError("of whole numbers, or asked for in another dtype")
+        raise Unjudged("of whole numbers, or asked for in another dtype")
     return {"approximate": named.get("approximate", "none")}
 
 

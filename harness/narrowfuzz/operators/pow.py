@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.accumulator import U32, Unjudged
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Expected, Operator, Read
 from narrowfuzz.operators.sampled import elements
@@ -24,9 +24,9 @@ _JUDGED = (0.0, 0.5, 1.0, 2.0, 3.0)
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
     x, exponent = named["self"], named["exponent"]
     if x.dtype != result.dtype:
-        raise ValueError("of whole numbers")
+        raise Unjudged("of whole numbers")
     if isinstance(exponent, complex) or float(exponent) not in _JUDGED:
-        raise ValueError(f"with {exponent} as exponent")
+        raise Unjudged(f"with {exponent} as exponent")
     return Read({"input": x}, {"output": result}, {"exponent": float(exponent)})
 
 

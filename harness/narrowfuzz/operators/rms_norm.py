@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F64
 from narrowfuzz.operators.operator import UNIT, Expected, Operator, Read, hull
 from narrowfuzz.operators.rows import LARGEST, rows_of, title_of, within
@@ -20,7 +20,7 @@ from narrowfuzz.trace.trace import OperatorCall
 
 def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
     if named.get("eps") is None:
-        raise ValueError("no eps is given, and the kernel takes one of its own")
+        raise Unjudged("no eps is given, and the kernel takes one of its own")
     tensors = {name: named.get(name) for name in ("input", "weight")}
     return Read(
         {name: t for name, t in tensors.items() if t is not None},
@@ -45,7 +45,7 @@ def _read_function(named: Mapping[str, Any], result: Any) -> Read | None:
     if x.device.type != "cpu":
         return None  # there it is one kernel, which is judged instead
     if not x.numel():
-        raise ValueError("it is empty")
+        raise Unjudged("it is empty")
     tensors = {"input": x} | ({} if weight is None else {"weight": weight})
     eps = None if named["eps"] is None else float(named["eps"])
     shape = tuple(named["normalized_shape"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.operators.operator import Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -27,7 +28,7 @@ def _read_numbers(named: Mapping[str, Any], result: Any) -> Read | None:
         return None
     counts = named["tokens_per_expert_group"]
     if int(counts.min()) < 0 or int(counts.sum()) > _MOST:
-        raise ValueError("fewer rows than none, or more than 2^22")
+        raise Unjudged("fewer rows than none, or more than 2^22")
     of = {"counts": counts, "starts": named["start_index_values"], "ends": named["write_offsets"]}
     how = {name: int(named[name]) for name in ("experts_per_rank", "num_ranks", "max_len")}
     return Read({n: t.float() for n, t in of.items()}, {"output": result.float()}, how)
@@ -50,7 +51,7 @@ def _read_gradient(named: Mapping[str, Any], result: Any) -> Read | None:
     if not result.numel() or not named["grad_output"].numel():
         return None
     if named["grad_output"].numel() > _MOST:
-        raise ValueError("more than 2^22 numbers take longer to judge than to move")
+        raise Unjudged("more than 2^22 numbers take longer to judge than to move")
     tensors = {"grad_output": named["grad_output"], "numbers": named["permuted_indices"].float()}
     return Read(tensors, {"grad_input": result}, {"rows": int(named["original_rows"])})
 

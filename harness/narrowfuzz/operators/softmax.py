@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, round_to
 from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Expected, Operator, Read
 from narrowfuzz.operators.sum import FLUSHED
@@ -22,20 +22,20 @@ _EPS = 20.0 * 2.0**-23
 def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
     x = named["self"]
     if not x.ndim or named.get("half_to_float"):
-        raise ValueError("of a tensor without dimensions, or asked for in another dtype")
+        raise Unjudged("of a tensor without dimensions, or asked for in another dtype")
     return Read({"input": x}, {"output": result}, {"dim": int(named["dim"]) % x.ndim})
 
 
 def _read_safe(named: Mapping[str, Any], result: Any) -> Read | None:
     if named["self"].dtype != result.dtype:
-        raise ValueError("asked for in another dtype")
+        raise Unjudged("asked for in another dtype")
     return _read_forward(named, result)
 
 
 def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
     out, dy = named["output"], named["grad_output"]
     if not out.ndim or out.dtype != result.dtype:
-        raise ValueError("of a tensor without dimensions, or asked for in another dtype")
+        raise Unjudged("of a tensor without dimensions, or asked for in another dtype")
     dim = int(named["dim"]) % out.ndim
     dtype = str(result.dtype)
     tensors = {"grad_output": dy, "output": out}
@@ -87,7 +87,7 @@ def _read_logsumexp(named: Mapping[str, Any], result: Any) -> Read | None:
     x, dims = named["self"], named["dim"]
     dims = [dims] if isinstance(dims, int) else dims
     if not x.ndim or not x.numel() or x.dtype != result.dtype or len(dims) != 1:
-        raise ValueError("of a tensor without dimensions, of nothing, or over several dimensions")
+        raise Unjudged("of a tensor without dimensions, of nothing, or over several dimensions")
     settings = {"dim": dims[0] % x.ndim, "keepdim": bool(named.get("keepdim", False))}
     return Read({"input": x}, {"output": result}, settings)
 

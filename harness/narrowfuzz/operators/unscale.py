@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.accumulator import U32
+from narrowfuzz.numerics.accumulator import U32, Unjudged
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sum import FLUSHED
@@ -21,7 +21,7 @@ LARGEST_GRADIENT = 2**22
 def _read(named: Mapping[str, Any], result: Any) -> list[Read]:
     scaled, given = named["self"], {n: named[n] for n in ("found_inf", "inv_scale")}
     if any(x.numel() > LARGEST_GRADIENT for x in scaled):
-        raise ValueError(f"a gradient of more than {LARGEST_GRADIENT} elements")
+        raise Unjudged(f"a gradient of more than {LARGEST_GRADIENT} elements")
     finite = [bool(x.isfinite().all()) for x in scaled]
     found = {"found_inf": result["found_inf"]}
     return [

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, FP32, round_to
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
 from narrowfuzz.operators.sum import FLUSHED, exact_sums, over, summed
@@ -22,13 +22,13 @@ LARGEST_TENSOR = 2**20
 def _read(named: Mapping[str, Any], result: Any) -> Read | list[Read | str]:
     x, order = named["self"], float(named.get("ord", 2))
     if order not in (1.0, 2.0, math.inf):
-        raise ValueError(f"of order {order:g}")
+        raise Unjudged(f"of order {order:g}")
     dims, keeps = named.get("dim"), bool(named.get("keepdim", False))
     if isinstance(x, (list, tuple)):
         pairs = zip(x, result, strict=True)
         return [_large(t) or _one(t, order, None, False, norm) for t, norm in pairs]
     if why := _large(x):
-        raise ValueError(why)
+        raise Unjudged(why)
     return _one(x, order, dims, keeps, result)
 
 

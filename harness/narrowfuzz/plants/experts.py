@@ -163,6 +163,18 @@ def _gradient_parts_taken_for_whole() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _wrapper_lost() -> Iterator[None]:
+    """The parts of a wrapped weight that ranks receive are plain tensors: nobody quantises them."""
+    import torch
+    from torchao.prototype.moe_training import tensor
+
+    wrapped = tensor._ops_to_preserve_subclass
+    kept = wrapped - {torch.ops.aten.split.Tensor}
+    with attribute_replaced(tensor, "_ops_to_preserve_subclass", lambda _: kept):
+        yield
+
+
 PLANTS = [
     Plant(
         id=id, family="experts on ranks", title=title, source=source, recipes=_PLAIN, plant=plant,
@@ -205,3 +217,15 @@ PLANTS = [
         ),
     )
 ]  # fmt: skip
+PLANTS.append(
+    Plant(
+        "experts-shared-unquantised",
+        "experts on ranks",
+        "experts are no longer quantised once ranks share them",
+        "the class of torchtitan#3199: parallelism that undoes a conversion",
+        ("torchao.mxfp8.*",),
+        _wrapper_lost,
+        arms=("sharded*",),
+        models=_WITH_EXPERTS,
+    )
+)

@@ -47,6 +47,11 @@ def _without_last_block(original: Any, a: Any, a_scale: Any, *rest: Any, **how: 
     return original(a, a_scale, *rest, **how)
 
 
+def _first_rows(original: Any, padded: Any, ends: Any, starts: Any, tokens: int, **how: Any) -> Any:
+    """What padding has moved is not moved back: the first rows, padding included, are returned."""
+    return padded[:tokens]
+
+
 _OPERATOR = "mxfp8_grouped_mm"
 PLANTS = [
     of_operator(
@@ -78,6 +83,13 @@ PLANTS = [
             "the class of scales that are read a block off",
             "_emulated_mxfp8_scaled_grouped_mm_2d_2d",
             _without_last_block,
+        ),
+        (
+            "padding-returned",
+            "results of padded groups begin where they would without padding",
+            "the class of https://github.com/pytorch/torchtitan/issues/1237: padding among tokens",
+            "unpad_token_groups",
+            _first_rows,
         ),
     )
     if any(_OPERATOR in (model.operators or ()) for model in OPERATORS)  # torchao is there

@@ -28,12 +28,16 @@ def mxfp8_grouped(
     grad_output: torch.Tensor | None,
     mode: str,
     wgrad_with_hp: bool,
+    padded: bool,
 ) -> tuple[torch.Tensor, ...]:
     """Rows, [M, K] in groups that end at ``offs``, times their group's matrix of [G, K, N],
-    emulated; with a ``grad_output``, the gradients of both as well."""
+    emulated; with a ``grad_output``, the gradients of both as well. ``padded``: each group is
+    padded to whole blocks."""
     from torchao.prototype.moe_training import _to_mxfp8_then_scaled_grouped_mm
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.quantization.quantize_.common import KernelPreference
+
+    how = {"pad_token_groups_for_grouped_mm": True} if padded else {}  # older releases cannot
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return _to_mxfp8_then_scaled_grouped_mm(
@@ -43,6 +47,7 @@ def mxfp8_grouped(
             kernel_preference=KernelPreference.EMULATED,
             wgrad_with_hp=wgrad_with_hp,
             scale_calculation_mode=ScaleCalculationMode(mode),
+            **how,
         )
 
     return with_gradients(product, rows, weights, grad_output)

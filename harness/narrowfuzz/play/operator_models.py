@@ -133,7 +133,7 @@ class QuantisedGroups(nn.Module):
             import torchao.prototype.moe_training.blockwise_fp8.grouped_mm  # noqa: F401
 
         self.experts, self.sizes, self.kind, self.how = experts, sizes, kind, how
-        pads = kind == "fp8_blockwise" and how[0]
+        pads = kind != "fp8" and how[-1]
         self.padding = 1 if pads else block
         width = dim - dim % -block
         self.up = nn.Parameter(torch.randn(experts, 2 * width, width))

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Expected, Operator
@@ -70,7 +71,7 @@ def judge_call(
     operator = BY_NAME[call.operator]
     try:
         expected = operator.expected(call)
-    except ValueError as error:
+    except Unjudged as error:
         yield plain(NAME, arm, call.operator, "inconclusive", str(error))
         return
     as_built: dict[str, Mapping[str, Expected]] = {}
