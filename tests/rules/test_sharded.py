@@ -303,6 +303,17 @@ def test_infinite_outputs_that_are_the_unconverted_models_say_so() -> None:
     assert not judged.causes
 
 
+def test_zeros_on_ranks_where_quantised_products_are_nan_are_the_unconverted_models() -> None:
+    drawn = case(
+        "torchao.mxfp8.even", {"tensor": 1, "sequence": True}, m=32, k=32, n=32,
+        model="rmsnorm_linear", backend="wrapper",
+    )  # fmt: skip
+    data = DataSpec(seed=1446850, values="near_max")
+    judged = Judge(RECIPES, load_ledger()).judge(msgspec.structs.replace(drawn, data=data))
+    assert not judged.causes
+    assert {v.explained_by for v in judged.known} == {"mx-wrapper-tensor-parallel"}
+
+
 def test_the_layout_on_which_a_training_resumes_may_cut_blocks() -> None:
     sharding = {"data": 4, "resumes": "swapped"}
     drawn = case("torchao.mxfp8.ceil", sharding, m=128, k=32, n=64, backend="linear", steps=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -24,26 +24,18 @@ QUANTISED = "quantised products, as in one process"
 
 def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
     """S7: if no quantised product is observed on ranks, although one process makes some, and
-    conversion changes the results of one process, it must change those of ranks, too."""
+    conversion changes the products of one process, it must change the results of ranks, too."""
     arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
-    assert evidence.unconverted_run is not None and evidence.unconverted_alone is not None
-    if not evidence.plan.quantised or not _products(evidence.traces[EAGER.name]):
+    alone = evidence.traces[EAGER.name]
+    if not evidence.plan.quantised or not _products(alone):
         yield plain("S7", arm, "operand", "not_applicable", "one process shows no product")
     elif BY_NAME[arm].compiled:
         yield plain("S7", arm, "operand", "not_applicable", "nobody sees what graphs multiply")
     elif _products(run):
         yield plain("S7", arm, "operand", "ok")
-    elif not _same(evidence, run, other := evidence.unconverted_run()):
-        why = "nothing is seen; other results without the conversion, or none of products alone"
-        yield plain(
-            "S7", arm, "operand", "inconclusive", other.error.message if other.error else why
-        )
-    elif (alone := evidence.unconverted_alone()).error is not None:
-        yield plain("S7", arm, "operand", "inconclusive", alone.error.message)
-    elif _identical(evidence.traces[EAGER.name], alone):
-        why = "in one process, too, the results are those of the unconverted model"
+    elif why := _not_comparable(evidence, run, alone):
         yield plain("S7", arm, "operand", "inconclusive", why)
     else:
         at, actual = At(what="module"), "the results of the unconverted model"
@@ -52,6 +44,25 @@ def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
 
 def _products(run: Trace) -> bool:
     return any(call.sites for trace in run.ranks for call in trace.calls)
+
+
+def _not_comparable(evidence: Evidence, run: Trace, alone: Trace) -> str:
+    """Why results do not show that ranks quantise nothing; "" if they do: on ranks they are those
+    of the unconverted model, and in one process its products are not."""
+    assert evidence.unconverted_run is not None and evidence.unconverted_alone is not None
+    bare = evidence.unconverted_run()
+    if bare.error is not None:
+        return bare.error.message
+    if not _identical(run, bare, lambda name: True):
+        return "no product is seen on ranks, and their results differ without the conversion"
+    every = (item for trace in run.ranks for item in trace.outputs.items())
+    hidden = {name_of(name).kind for name, x in every if np.isnan(x).any()}
+    bare_alone, products = evidence.unconverted_alone(), _of_products(evidence) - hidden
+    if bare_alone.error is not None:
+        return bare_alone.error.message
+    if _identical(alone, bare_alone, lambda name: name_of(name).kind in products):
+        return "in one process, too, products without NaN are those of the unconverted model"
+    return ""
 
 
 def _of_products(evidence: Evidence) -> set[str]:
@@ -63,22 +74,10 @@ def _of_products(evidence: Evidence) -> set[str]:
     return made if MODELS[evidence.spec.model].branches else {"output", "grad_input", *made}
 
 
-def _same(evidence: Evidence, run: Trace, other: Trace) -> bool:
-    """Are the results of every rank the same in both runs, and is some product neither zero nor
-    NaN?"""
-    if other.error is not None:
-        return False
-    products = _of_products(evidence)
-    every = (item for trace in run.ranks for item in trace.outputs.items())
-    made = (x for name, x in every if name_of(name).kind in products)
-    judged = any(((x != 0.0) & ~np.isnan(x)).any() for x in made)
-    return judged and _identical(run, other)
-
-
-def _identical(one: Trace, other: Trace) -> bool:
-    """Are the results of every rank the same in both runs?"""
+def _identical(one: Trace, other: Trace, counts: Callable[[str], bool]) -> bool:
+    """Are the results of every rank whose names count the same in both runs?"""
     return all(
         a.outputs.keys() == b.outputs.keys()
-        and all(identical(x, b.outputs[name]) for name, x in a.outputs.items())
+        and all(identical(x, b.outputs[name]) for name, x in a.outputs.items() if counts(name))
         for a, b in zip(one.ranks, other.ranks, strict=True)
     )
