@@ -303,15 +303,43 @@ def test_infinite_outputs_that_are_the_unconverted_models_say_so() -> None:
     assert not judged.causes
 
 
-def test_zeros_on_ranks_where_quantised_products_are_nan_are_the_unconverted_models() -> None:
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("rmsnorm_linear", DataSpec(seed=1446850, values="near_max")),
+        ("layernorm_linear", DataSpec(seed=465286, values="scale_ends")),
+    ],
+    ids=["nan in one process", "nan on ranks, too"],
+)
+def test_results_beside_nan_show_that_nothing_was_quantised(model: Any, data: DataSpec) -> None:
     drawn = case(
         "torchao.mxfp8.even", {"tensor": 1, "sequence": True}, m=32, k=32, n=32,
-        model="rmsnorm_linear", backend="wrapper",
+        model=model, backend="wrapper",
     )  # fmt: skip
-    data = DataSpec(seed=1446850, values="near_max")
     judged = Judge(RECIPES, load_ledger()).judge(msgspec.structs.replace(drawn, data=data))
     assert not judged.causes
     assert {v.explained_by for v in judged.known} == {"mx-wrapper-tensor-parallel"}
+
+
+def test_a_bias_gradient_of_codes_is_known_where_it_is_clipped() -> None:
+    sharding = {"tensor": 1, "narrow_styles": True, "resumes": "early"}
+    sizes = {"m": 1, "k": 1, "n": 2, "bias": True, "steps": 2, "clipping": "norm"}
+    drawn = case(TENSORWISE, sharding, 317, backend="real", **sizes)
+    judged = Judge(RECIPES, load_ledger()).judge(drawn)
+    assert not judged.causes
+    assert {v.explained_by for v in judged.known} == {"float8-styles-bias-gradient"}
+    assert "S2" in broken(judge().judge(drawn))
+
+
+def test_shards_of_their_own_scales_are_known_where_one_contains_nan() -> None:
+    spike = Spike("weight", row=69, col=195, bits="0x7fc00000")
+    drawn = case(
+        TENSORWISE, {"data": 1, "tensor": 2, "gathers": "codes"}, 5032992, m=1, k=2, n=2,
+        backend="emulated", spikes=(spike,),
+    )  # fmt: skip
+    judged = Judge(RECIPES, load_ledger()).judge(drawn)
+    assert not judged.causes
+    assert {v.explained_by for v in judged.known} == {"float8-gather-scale-of-shard"}
 
 
 def test_the_layout_on_which_a_training_resumes_may_cut_blocks() -> None:

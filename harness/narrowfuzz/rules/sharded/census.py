@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.names import name_of
-from narrowfuzz.rules.evidence import Evidence, identical
+from narrowfuzz.rules.evidence import Evidence, same_bits
 from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.sharded.evidence import arm_of, run_of
 from narrowfuzz.trace.address import At
@@ -53,16 +54,35 @@ def _not_comparable(evidence: Evidence, run: Trace, alone: Trace) -> str:
     bare = evidence.unconverted_run()
     if bare.error is not None:
         return bare.error.message
-    if not _identical(run, bare, lambda name: True):
+    if next(_differing(run, bare), None):
         return "no product is seen on ranks, and their results differ without the conversion"
-    every = (item for trace in run.ranks for item in trace.outputs.items())
-    hidden = {name_of(name).kind for name, x in every if np.isnan(x).any()}
-    bare_alone, products = evidence.unconverted_alone(), _of_products(evidence) - hidden
+    bare_alone = evidence.unconverted_alone()
     if bare_alone.error is not None:
         return bare_alone.error.message
-    if _identical(alone, bare_alone, lambda name: name_of(name).kind in products):
-        return "in one process, too, products without NaN are those of the unconverted model"
-    return ""
+    every = [item for trace in run.ranks for item in trace.outputs.items()]
+    of_products = _of_products(evidence)
+    numbers = {k for name, x in every if (k := name_of(name).kind) in of_products and _numbers(x)}
+    whole = numbers - {name_of(name).kind for name, x in every if np.isnan(x).any()}
+    for name, x, other in _differing(alone, bare_alone):
+        kind = name_of(name).kind
+        finite = np.isfinite(x) & np.isfinite(other)
+        if kind in whole or (kind in numbers and (finite & ~same_bits(x, other)).any()):
+            return ""
+    return "in one process, too, products are those of the unconverted model, or NaN on ranks"
+
+
+def _numbers(x: F32) -> bool:
+    return not np.isnan(x).all()
+
+
+def _differing(one: Trace, other: Trace) -> Iterator[tuple[str, F32, F32]]:
+    """The results of every rank that differ between two runs; NaN where one run lacks a result."""
+    for a, b in zip(one.ranks, other.ranks, strict=True):
+        lacking = {name: np.full_like(x, np.nan) for name, x in (a.outputs | b.outputs).items()}
+        mine, theirs = lacking | a.outputs, lacking | b.outputs
+        for name, x in mine.items():
+            if not same_bits(x, theirs[name]).all():
+                yield name, x, theirs[name]
 
 
 def _of_products(evidence: Evidence) -> set[str]:
@@ -72,12 +92,3 @@ def _of_products(evidence: Evidence) -> set[str]:
     calls = (call for trace in evidence.traces[EAGER.name].ranks for call in trace.calls)
     made = {f"{call.module}.weight.grad" for call in calls if call.sites}
     return made if MODELS[evidence.spec.model].branches else {"output", "grad_input", *made}
-
-
-def _identical(one: Trace, other: Trace, counts: Callable[[str], bool]) -> bool:
-    """Are the results of every rank whose names count the same in both runs?"""
-    return all(
-        a.outputs.keys() == b.outputs.keys()
-        and all(identical(x, b.outputs[name]) for name, x in a.outputs.items() if counts(name))
-        for a, b in zip(one.ranks, other.ranks, strict=True)
-    )

@@ -138,7 +138,7 @@ def _scaled_apart(
         fmt = operand.plan.format
         assert fmt is not None
         codes = seen.codes if seen.codes.shape == planned.codes.shape else seen.codes.T
-        if not identical(np.asarray(seen.scale).reshape(planned.scale.shape), planned.scale):
+        if not same_bits(np.asarray(seen.scale).reshape(planned.scale.shape), planned.scale).all():
             return verdict
         if not identical(canonical(codes, fmt), canonical(planned.codes, fmt)):
             return verdict
