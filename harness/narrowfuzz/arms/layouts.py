@@ -15,7 +15,7 @@ from narrowfuzz.arms.jobs import job_of
 from narrowfuzz.arms.model_names import layer_names, parameter_shapes, ties
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.layout import layout_of
-from narrowfuzz.case.spec import UNSHARDED, Spec
+from narrowfuzz.case.spec import UNSHARDED, Sharding, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.dtypes import DTYPES
@@ -81,23 +81,24 @@ def copies_of(spec: Spec) -> int:
 
 def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     """The converted model; for a pipeline, all its stages in sequence."""
-    return recipe.convert(_built(spec, device), spec)  # type: ignore[no-any-return]
 
-
-def _built(spec: Spec, device: str) -> nn.Module:
     def build() -> nn.Module:
         return MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device=device)
 
     copies = copies_of(spec)
-    return layout_of(spec).player.chained(build, copies) if copies else build()  # type: ignore[no-any-return]
+    model = layout_of(spec).player.chained(build, copies) if copies else build()
+    return recipe.convert(model, spec)  # type: ignore[no-any-return]
 
 
 def reference_model(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     """The converted model that one process trains for comparison; where ranks share experts, one
     model for each rank, in a single module."""
-    built = _built(spec if copies_of(spec) else single_process_spec(spec), device)
-    model = recipe.convert(built, spec)  # as on ranks
+    if copies_of(spec):
+        return made(spec, recipe, device)
     experts, parts = spec.sharding.experts, max(spec.sharding.tensor, 1)
+    # a recipe may convert experts otherwise where ranks share them
+    alone = msgspec.structs.replace(single_process_spec(spec), sharding=Sharding(experts=experts))
+    model = made(alone, recipe, device)
     return ExpertParallelReference(model, experts, parts) if experts else model
 
 
