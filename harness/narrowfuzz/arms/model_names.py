@@ -37,7 +37,7 @@ def gradient_names(spec: Spec) -> frozenset[str]:
     model = MODELS[spec.model]
     trained = [f"{name}.grad" for name, p in _bare(spec).named_parameters() if p.requires_grad]
     names = {spec.gradients.get(name, name) for name in trained}
-    return frozenset(names if model.takes_ids else names | {"grad_input"})
+    return frozenset(names | {"grad_input"} if model.input_grad else names)
 
 
 def _bare(spec: Spec) -> nn.Module:

@@ -118,6 +118,11 @@ def _notes(one: Configuration) -> Iterator[str]:
         blocks = few([name.removeprefix("model.") for name in model.regions], _NAMED)
         what = f"{blocks}, one by one" if blocks else "the model as a whole"
         yield f"--checkpoint {checkpoint} recomputes {what}"
+    if model.cut:
+        yield (
+            "its forward sets requires_grad of its input, which torch allows for leaves alone: it "
+            "is called with an input that needs no gradient, and none of the input is compared"
+        )
     if model.changing:
         names = few([name.removeprefix("model.") for name in model.changing], _NAMED)
         more = "" if checkpoint == "none" else "; a checkpoint's recompute changes them again"

@@ -47,8 +47,10 @@ def _not_wrapped(spec: Spec) -> str:
 
 def not_reentrant(model: str, *, autocast: bool) -> str:
     """Why the reentrant checkpoint cannot recompute this model; "" if it can."""
-    if takes_ids(model) and not MODELS[model].regions_get_gradients:
-        return "token ids carry no gradient, and it needs an input that does"
+    row = MODELS.get(model)
+    if row is not None and not (row.input_grad or row.regions_get_gradients):
+        what = "token ids carry" if row.takes_ids else "its input carries"
+        return f"{what} no gradient, and it needs an input that does"
     return "its detached inputs are leaves, whose casts autocast keeps" if autocast else ""
 
 

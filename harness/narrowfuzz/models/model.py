@@ -107,8 +107,11 @@ class Model:
     #: Where the gradients of a user's own model come from besides the products of its linears.
     gradients: Gradients = Gradients()
     #: True: each of ``regions`` is given a tensor that needs a gradient, although the input of this
-    #: user's own model is token ids.
+    #: user's own model has none.
     regions_get_gradients: bool = False
+    #: True: the input of this user's own model is handed over without its gradient, because the
+    #: model sets ``requires_grad`` of it.
+    cut: bool = False
     #: A block of a user's own model that computes something else when it is called again; if there
     #: is one, checkpoints wrap the whole model and no blocks.
     unrepeatable: str = ""
@@ -162,6 +165,11 @@ class Model:
         from narrowfuzz.play.dtypes import DTYPES
 
         return self.own and dtype == DTYPES[spec.dtype]
+
+    @property
+    def input_grad(self) -> bool:
+        """True if a backward gives its input a gradient."""
+        return not (self.takes_ids or self.cut)
 
     @property
     def multiplications(self) -> int:

@@ -40,6 +40,8 @@ _HOW = (
     "it must return a module and the arguments of a call: a tensor, a tuple of arguments, or a "
     "dict of arguments by name"
 )
+#: Part of torch's message if requires_grad is set of a tensor that operators have made.
+_LEAVES_ONLY = "can only change requires_grad flags of leaf variables"
 
 
 def tried(source: Source) -> Model:
@@ -74,12 +76,13 @@ def tried(source: Source) -> Model:
     assert set(fixed) == FIXED_BY_OWN, set(fixed) ^ FIXED_BY_OWN
     blocks, given_gradients = _blocks(own, module, lambda: called(example.clone()))
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
-    where, place, dims = (source.where, source.build), own.driven, dict(source.dims)
+    where, dims = (source.where, source.build), dict(source.dims)
+    place = (own.driven, True) if own.cut else (own.driven,)
     return Model(
         source.name,
         source.title,
         "OwnModel",
-        lambda spec: (*where, spec.tokens, spec.width, dims, place),
+        lambda spec: (*where, spec.tokens, spec.width, dims, *place),
         "block",
         wide=not ids,
         takes_ids=ids,
@@ -92,7 +95,8 @@ def tried(source: Source) -> Model:
         by_default=not source.dims,
         unreached=unreached,
         gradients=uses.found(DTYPES[dtype]),
-        regions_get_gradients=ids and given_gradients,
+        regions_get_gradients=(ids or own.cut) and given_gradients,
+        cut=own.cut,
         inputs=_inputs(given),
         unrepeatable=unrepeatable,
         changing=tuple(f"model.{name}" for name in sorted(changing.names)),
@@ -138,10 +142,10 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
     return linears, dtype
 
 
-def _made(source: Source, place: Any) -> OwnModel:
+def _made(source: Source, place: Any, cut: bool = False) -> OwnModel:
     """A new instance of the model, built as players build it: a case's input replaces the argument
-    at this position or of this name."""
-    return OwnModel(source.where, source.build, 1, 1, dict(source.dims), place)
+    at this position or of this name; ``cut``: without its gradient."""
+    return OwnModel(source.where, source.build, 1, 1, dict(source.dims), place, cut)
 
 
 def _driven(
@@ -154,12 +158,26 @@ def _driven(
     with lookups() as found:
         call(example)
     call(example)
-    own = _made(source, driven(probe.given, found))
+    probe.driven = driven(probe.given, found)
+    own = _made(source, probe.driven, _takes_leaves_only(probe))
     if _buffers(module) != _buffers(own.model):
         raise source.refused(
             f"{source.build}() gives other buffers each time: seed its random numbers"
         )
     return own, found
+
+
+def _takes_leaves_only(own: OwnModel) -> bool:
+    """Does its forward set requires_grad of its input, or of a view of that, as Wav2Vec2 does? That
+    raises an error for any but a leaf."""
+    example = own.given[own.driven]
+    if not example.is_floating_point():
+        return False
+    try:
+        own.called(example.clone().requires_grad_())
+    except Exception as error:  # noqa: BLE001 - the calls of the trial proper report any other
+        return _LEAVES_ONLY in str(error)
+    return False
 
 
 def _check_buffers(

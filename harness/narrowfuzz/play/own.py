@@ -27,14 +27,22 @@ class OwnModel(nn.Module):
 
     The case's input replaces the tensor ``driven``: an argument's position, or its name. All floats
     that the model returns, one tensor after the other, are the output, in rows of ``width`` with
-    zeros at the end of the last. Modules built in eval mode stay in it.
+    zeros at the end of the last. Modules built in eval mode stay in it. ``cut``: the input is given
+    without its gradient.
     """
 
     def __init__(
-        self, where: str, build: str, rows: int, width: int, dims: dict[str, Any], driven: Any
+        self,
+        where: str,
+        build: str,
+        rows: int,
+        width: int,
+        dims: dict[str, Any],
+        driven: Any,
+        cut: bool = False,
     ) -> None:
         super().__init__()
-        self.rows, self.width, self.driven = rows, width, driven
+        self.rows, self.width, self.driven, self.cut = rows, width, driven, cut
         torch.manual_seed(0)
         with torch.device("cpu"):  # ``build`` may read parameters
             self.model, self.given = built(where, build, dims)
@@ -58,7 +66,8 @@ class OwnModel(nn.Module):
         like = self.given[self.driven]
         dtype = x.dtype if cast or not x.is_floating_point() else like.dtype
         # a copy: the model may write into what it is given
-        given[self.driven] = x.reshape(like.shape).to(dtype, copy=True)
+        own = x.detach() if self.cut else x
+        given[self.driven] = own.reshape(like.shape).to(dtype, copy=True)
         args = [value for key, value in given.items() if isinstance(key, int)]
         kwargs = {key: value for key, value in given.items() if isinstance(key, str)}
         return self.model(*args, **kwargs)
