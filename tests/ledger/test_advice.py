@@ -18,7 +18,7 @@ from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine, machine
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.models.model import Model
+from narrowfuzz.models.model import Gradients, Model
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.summary import print_unmet
 from rich.console import Console
@@ -105,7 +105,8 @@ def test_what_a_model_or_an_eager_training_cannot_show_is_not_named() -> None:
         )
         assert (bias in [entry.id for entry in found]) is has
     other = replace(MODELS["linear"], fixed={"bias": True})
-    assert of_models((model, other)) == {"model": "linear", "changes_buffers": False}
+    plain = {"changes_buffers": False, "second_derivative": False}
+    assert of_models((model, other)) == {"model": "linear", **plain}
 
 
 @pytest.mark.parametrize("called", [{"layer_norm", "layer_norm_backward"}, {"sum"}])
@@ -131,8 +132,17 @@ def test_what_a_recompute_does_to_buffers_is_named_where_a_forward_changes_one(
     assert ("checkpoint-changes-buffers-twice" in found) == bool(changing)
 
 
-def _applying(models: Sequence[Model], arm: str = "eager") -> set[str]:
-    recipes, arms = [load_every()["torch.bf16"]], [BY_NAME[arm]]
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_is_known_of_second_derivatives_is_named_where_a_forward_takes_one(
+    twice: bool,
+) -> None:
+    gradients = Gradients(twice=twice)
+    model = replace(MODELS["linear"], name="mine.py:build", own=True, gradients=gradients)
+    assert ("float8-double-backward" in _applying((model,), recipe=ROWWISE)) is twice
+
+
+def _applying(models: Sequence[Model], arm: str = "eager", recipe: str = "torch.bf16") -> set[str]:
+    recipes, arms = [load_every()[recipe]], [BY_NAME[arm]]
     facts = of_models(models)
     return {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", facts)}
 

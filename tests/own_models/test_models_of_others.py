@@ -30,6 +30,8 @@ from narrowfuzz.own_models import register
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.report.judged import judged_layers
 from test_own_models import Own, own
+from torchao.float8 import float8_linear
+from torchao.float8.float8_training_tensor import GemmInputRole
 
 __all__ = ["own"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +102,11 @@ NEVER_CALLED = {
 
 #: Entry -> page, recipes and checkpoint that show it: no model of ours does.
 OF_OWN = {
+    "float8-double-backward": (
+        "gradient_penalty.py:build",
+        ("torchao.float8.rowwise", "torchao.float8.tensorwise", "torchao.float8.rowwise_gw_hp"),
+        "none",
+    ),
     "linear-output-in-place": (
         "inplace_relu.py:build",
         ("torchao.float8.rowwise", "torchao.mxfp8.rceil"),
@@ -146,6 +153,30 @@ def test_another_failure_of_that_conversion_is_reported(monkeypatch: pytest.Monk
     monkeypatch.setattr("torchao.float8.float8_linear.Float8Linear.from_float", fails)
     for case in narrow_cases("weight_norm.py:build", "torchao.float8.rowwise"):
         assert Judge(RECIPES, LEDGER).judge(case).causes
+
+
+def test_another_operand_that_is_not_float8_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **named: Any) -> Any:
+        raise AssertionError("another reason")
+
+    name = "gradient_penalty.py:build"
+    monkeypatch.setattr("torchao.float8.float8_ops.preprocess_addmm", fails)
+    for case in narrow_cases(name, "torchao.float8.rowwise", "none"):
+        assert Judge(RECIPES, LEDGER).judge(case).causes
+    monkeypatch.undo()
+    # the same error of a model that does not differentiate twice
+    cast = "torchao.float8.float8_linear.hp_tensor_to_float8_dynamic"
+    real = float8_linear.hp_tensor_to_float8_dynamic
+
+    def uncast(t: torch.Tensor, *args: Any, gemm_input_role: Any, **named: Any) -> Any:
+        if gemm_input_role is GemmInputRole.GRAD_OUTPUT:
+            return t
+        return real(t, *args, gemm_input_role=gemm_input_role, **named)
+
+    monkeypatch.setattr(cast, uncast)
+    for case in narrow_cases("bilinear.py:build", "torchao.float8.rowwise", "none"):
+        (verdict,) = Judge(RECIPES, LEDGER).judge(case).causes
+        assert "AssertionError in float8_mm" in verdict.symptom
 
 
 #: Nodes of the graph behind a linear that torchao converted.

@@ -66,6 +66,7 @@ def of_models(models: Collection[Model]) -> dict[str, Fact]:
     }
     if {model.name for model in others} <= {first.name}:
         facts["model"], facts["changes_buffers"] = first.name, bool(first.changing)
+        facts["second_derivative"] = first.gradients.twice
     called = [model.operators for model in models if model.operators is not None]
     if len(called) == len(models):
         facts[OPERATORS] = frozenset().union(*called)

@@ -208,6 +208,8 @@ _OF_CASE: dict[str, Callable[[Context], Fact]] = {
     "attends": _of_model(attrgetter("attends")),
     #: The model is a user's, and each forward changes a buffer.
     "changes_buffers": _of_model(lambda model: bool(model.changing)),
+    #: The model is a user's, and its forward takes gradients that have gradients of their own.
+    "second_derivative": _of_model(attrgetter("gradients.twice")),
     #: The model's forward draws random numbers.
     "random": _of_model(attrgetter("random")),
 }

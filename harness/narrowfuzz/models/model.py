@@ -38,6 +38,8 @@ class Gradients:
     hooked: bool = False
     #: True: a forward uses some parameter several times.
     reused: bool = False
+    #: True: a forward takes gradients that have gradients of their own.
+    twice: bool = False
     #: Names of parameters of other dtypes than the first linear -> these dtypes, "" for those that
     #: no recipe knows.
     dtypes: Mapping[str, str] = field(default_factory=dict, hash=False)

@@ -232,6 +232,7 @@ class ParameterUses(TorchFunctionMode):
         #: Parameter of a linear -> its names.
         self._names: dict[int, list[str]] = {}
         self._elsewhere: set[str] = set()
+        self._twice = False
         self._hooked = any(
             m._backward_hooks or m._backward_pre_hooks for m in model.modules()
         ) or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
@@ -255,6 +256,7 @@ class ParameterUses(TorchFunctionMode):
             tuple(sorted(self._elsewhere)),
             self._hooked,
             any(uses > 1 for uses in self._uses.values()),
+            self._twice,
             {name: DTYPE_NAME.get(one, "") for name, one in other.items()},
         )
 
@@ -265,6 +267,7 @@ class ParameterUses(TorchFunctionMode):
             self._elsewhere.update(itertools.chain.from_iterable(self._names.values()))
             if (kwargs or {}).get("create_graph"):  # its gradients have gradients of their own
                 self._elsewhere.update(f"{layer}.input" for layer in self._linears)
+                self._twice = True
         elif any(t.requires_grad and id(t) not in self._uses for t in tensors_in(made)):
             running = self._running[-1:]
             own = {id(p) for linear in running for p in linear.parameters(recurse=False)}
