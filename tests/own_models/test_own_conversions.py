@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.own_models import register
+from narrowfuzz.plants.registry import builtin_plants
+from narrowfuzz.report.judged import judged_layers
 from narrowfuzz.rules.kernels import check_weight_copies
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.trace import Seen
@@ -219,3 +221,50 @@ def _lost(seen: Seen, how: str) -> Seen:
     if how == "codes":
         return replace(seen, codes=np.zeros_like(seen.codes))
     return replace(seen, codes=None, scale=None, values=np.zeros(seen.codes.shape, np.float32))
+
+
+#: torchao makes two modules of each linear, and only those of the second names are called.
+TWICE = """
+class Block(nn.Module):
+    def __init__(self, up):
+        super().__init__()
+        self.up = up
+    def forward(self, x):
+        return x + self.up(x).relu()
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        shared = [nn.Linear(32, 32) for _ in range(2)]
+        self.all = nn.ModuleList(shared)
+        self.layers = nn.ModuleList(map(Block, shared))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+def build():
+    return Twice(), torch.linspace(-2, 2, 16 * 32).view(16, 32)
+"""
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "full"])
+def test_a_linear_that_a_conversion_makes_two_of_is_judged(own: Own, checkpoint: str) -> None:
+    text = own(TWICE)
+    (model,) = register(text)
+    assert model.linears == ("model.all.0", "model.all.1")
+    found = judged(text, ROWWISE, dtype="fp32", checkpoint=checkpoint, known=True)
+    assert not found.causes and "float8-linear-registered-twice" in entries(found)
+    seen = {(arm, layer) for _, _, arm, _, layer in
+            judged_layers(found.verdicts, ROWWISE, model.name)}  # fmt: skip
+    recomputed = ["eager+checkpoint"] * (checkpoint == "full")
+    assert seen >= {(arm, layer) for arm in ("eager", *recomputed) for layer in model.linears}
+    with builtin_plants()["cast-truncates"].plant():
+        wrong = judged(text, ROWWISE, dtype="fp32", checkpoint=checkpoint, known=True)
+    assert {verdict.at.layer for verdict in wrong.causes} & {f"model.layers.{i}.up" for i in (0, 1)}
+
+
+def test_a_second_name_that_is_left_unconverted_is_no_quantised_linear(own: Own) -> None:
+    both = "self.first = self.second = nn.Linear(32, 32)"
+    text = own(TWICE.replace("self.layers =", both + "\n        self.layers =")
+               .replace("return x\n", "return self.second(x)\n"))  # fmt: skip
+    found = judged(text, ROWWISE, dtype="fp32", known=True)
+    assert not found.causes and "float8-linear-registered-twice" in entries(found)

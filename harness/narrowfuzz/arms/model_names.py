@@ -52,6 +52,13 @@ def linear_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, m in module.named_modules() if isinstance(m, nn.Linear))
 
 
+def other_names(module: nn.Module) -> dict[str, str]:
+    """Further names of linears that have several -> the linear's first name."""
+    first = {id(m): name for name, m in module.named_modules() if isinstance(m, nn.Linear)}
+    every = module.named_modules(remove_duplicate=False)
+    return {n: first[id(m)] for n, m in every if id(m) in first and first[id(m)] != n}
+
+
 def tied_names(module: nn.Module) -> dict[str, str]:
     """Further names of tied parameters -> the parameter's first name."""
     first: dict[int, str] = {}

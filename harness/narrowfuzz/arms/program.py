@@ -7,7 +7,7 @@ Exceptions of the library under test become the Trace's error; our own are not c
 from __future__ import annotations
 
 import traceback as tb
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.jobs import job_of, with_model_names
 from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import CannotRecord, out_of_memory, raise_if_lost
-from narrowfuzz.arms.model_names import linear_names, tied_names
+from narrowfuzz.arms.model_names import linear_names, other_names, tied_names
 from narrowfuzz.arms.operators import EagerWatch, LiveCall, operators_of
 from narrowfuzz.arms.recordings import attention_of, multiplied_of, seen_of
 from narrowfuzz.arms.sites import name_sites
@@ -77,11 +77,19 @@ class Program:
         spec = self.spec
         plain = self._plain()
         names, classes = linear_names(plain), {n: type(m) for n, m in plain.named_modules()}
-        self._shared = tied_names(plain)
+        self._shared, others = tied_names(plain), other_names(plain)
         model, self._census = convert(self.recipe, plain, spec)
         modules = dict(model.named_modules(remove_duplicate=False))
+        # a conversion may make several modules of one that has several names
+        names += tuple(n for n, of in others.items() if self._split(modules, n, of))
         self._linears = tuple(n for n in names if not _own_kind(modules.get(n), classes.get(n)))
         return converted.renewed(model, self._anew, lifecycle=spec.lifecycle)
+
+    def _split(self, modules: Mapping[str, nn.Module], name: str, of: str) -> bool:
+        """Has the linear with these two names been converted into a module for each?"""
+        made = modules.get(name)
+        alone = made is not None and made is not modules.get(of)
+        return alone and self.recipe.converted is not None and self.recipe.converted(made)
 
     def _plain(self) -> nn.Module:
         dtype = DTYPES[self.spec.dtype]

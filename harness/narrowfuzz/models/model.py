@@ -102,8 +102,10 @@ class Model:
     compiled: bool = True
     #: True: a user's own model (``own_models``).
     own: bool = False
-    #: Names of the linears of a user's own model.
+    #: Names of the linears of a user's own model; and the further names of those that have several
+    #: -> their first names.
     linears: tuple[str, ...] = ()
+    also: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Trainable parameters of a user's own model that get no gradient with its example input.
     unreached: tuple[str, ...] = ()
     #: Where the gradients of a user's own model come from besides the products of its linears.

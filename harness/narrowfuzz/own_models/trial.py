@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from narrowfuzz.arms.model_names import other_names
 from narrowfuzz.case.spec import LARGEST_OWN
 from narrowfuzz.machine.environment import one_thread
 from narrowfuzz.models.catalog import FIXED_BY_OWN
@@ -92,6 +93,7 @@ def tried(source: Source) -> Model:
         fixed=fixed,
         own=True,
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),
+        also=other_names(own),
         by_default=not source.dims,
         unreached=unreached,
         gradients=uses.found(DTYPES[dtype]),

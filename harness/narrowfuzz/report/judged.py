@@ -92,8 +92,9 @@ def judged_layers(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[t
     one_operator = model in of_kind("operator")
     products = _PRODUCTS if recipe.startswith(f"{PLAIN_FAMILY}.") else frozenset()
     forbidden = model in MODELS and MODELS[model].forbidden
+    also = MODELS[model].also if model in MODELS else {}
     return {
-        ("judged", recipe, verdict.arm, model, verdict.at.layer)
+        ("judged", recipe, verdict.arm, model, also.get(verdict.at.layer, verdict.at.layer))
         for verdict in verdicts
         if verdict.status in JUDGED
         and (
