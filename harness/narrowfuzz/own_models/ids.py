@@ -80,13 +80,13 @@ def vocabulary(
     ``again`` returns the lookups with other ids, which rules out tables of positions or token types
     whose indices happen to equal the example's ids."""
     tables = {one.rows for one in found if one.of(example)}
-    other = _others(example)
+    other = other_ids(example)
     if len(tables) > 1:
         tables = {one.rows for one in again(other) if one.of(other)} or tables
     return min(tables, default=int(example.max()) + 1)
 
 
-def _others(example: torch.Tensor) -> torch.Tensor:
+def other_ids(example: torch.Tensor) -> torch.Tensor:
     """Other valid ids of the same shape: the example's in another order, or if all are equal, with
     the first replaced by 0 or 1."""
     turned = example.reshape(-1).roll(1).reshape(example.shape)

@@ -31,6 +31,7 @@ from narrowfuzz.own_models.calls import (
     strange_generator,
     unwritten,
 )
+from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
 from narrowfuzz.own_models.source import Source, raised
 from narrowfuzz.play.dtypes import DTYPES
@@ -63,7 +64,13 @@ def tried(source: Source) -> Model:
         with ParameterUses(own) as uses:
             called(example.clone().requires_grad_(not ids))
         answers, unreached, operators = _answers(source, own, example, called)
-        _check_buffers(source, module, own, example, changing)
+        fresh = Fresh(
+            lambda: _made(source, own.driven, own.cut),
+            lambda made: _calling(made, source, changing),
+            changing.names,
+        )
+        check_filled(source, fresh, buffers_of(own.model), example)
+        check_first(source, fresh.make(), example, changing.names)
         count = _vocabulary(example, found, called) if ids else 0
         remembers = bool(changing.names) and _remembers(source, own, example, answers[0])
     fixed = _sizes(source, example, sum(t.numel() for t in answers[0].floats), count) | {
@@ -126,7 +133,7 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
     if not dtype:
         dtype_name = str(kind).removeprefix("torch.")
         raise source.refused(f"its first linear is {dtype_name}: use fp32, bf16 or fp16")
-    before, state = _buffers(module), torch.get_rng_state()
+    before, state = buffers_of(module), torch.get_rng_state()
     for name, linear in linears.items():
         _ = linear.weight
         if not torch.equal(torch.get_rng_state(), state):
@@ -135,7 +142,7 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
                 "dropout of weights draws them: narrowfuzz reads weights to judge products. Build "
                 "it without, or in eval()"
             )
-        if _buffers(module) != before:
+        if buffers_of(module) != before:
             raise source.refused(
                 f"each time that the weight of {name} is read, a buffer changes, as "
                 "torch.nn.utils.parametrizations.spectral_norm changes it in training mode: "
@@ -162,7 +169,7 @@ def _driven(
     call(example)
     probe.driven = driven(probe.given, found)
     own = _made(source, probe.driven, _takes_leaves_only(probe))
-    if _buffers(module) != _buffers(own.model):
+    if buffers_of(module) != buffers_of(own.model):
         raise source.refused(
             f"{source.build}() gives other buffers each time: seed its random numbers"
         )
@@ -180,24 +187,6 @@ def _takes_leaves_only(own: OwnModel) -> bool:
     except Exception as error:  # noqa: BLE001 - the calls of the trial proper report any other
         return _LEAVES_ONLY in str(error)
     return False
-
-
-def _check_buffers(
-    source: Source, built: nn.Module, own: OwnModel, example: torch.Tensor, changing: Changing
-) -> None:
-    """Refuse a model whose first forward fills a buffer with values that depend on its input."""
-    after = {n: then for n, then in _buffers(own.model).items() if n not in changing.names}
-    if after.items() <= _buffers(built).items():
-        return
-    other = _made(source, own.driven)
-    ids = not example.is_floating_point()
-    _calling(other, source, changing)(example.flip(0) if ids else example * 0.5)
-    made = _buffers(other.model)
-    if changed := [name for name, then in after.items() if made.get(name) != then]:
-        raise source.refused(
-            f"the first forward fills its buffer {changed[0]} depending on its input, so no two "
-            "runs are the same: fill it where the model is built"
-        )
 
 
 def _vocabulary(
@@ -280,13 +269,13 @@ def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[tor
     def call(x: torch.Tensor) -> Any:
         nonlocal called_before
         changing.restore(own.model)
-        before, called_before, first = _buffers(own.model), True, not called_before
+        before, called_before, first = buffers_of(own.model), True, not called_before
         try:
             given = own.called(x)
         except Exception as error:
             called = f"calling it with what {source.build}() gives"
             raise source.refused(raised(called, error)) from error
-        after = _buffers(own.model)
+        after = buffers_of(own.model)
         changed = {name for name, then in after.items() if before.get(name) != then}
         if not first and (new := changed - changing.names):
             if made := new - changing.built.keys():
@@ -433,11 +422,6 @@ def _members(name: str, part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from _members(f"{name}.{key}", member)
         else:
             yield f"{name}.{key}", member
-
-
-def _buffers(module: nn.Module) -> dict[str, bytes]:
-    """Name -> hash of the bytes of every buffer."""
-    return {name: digest([buffer]) for name, buffer in module.named_buffers()}
 
 
 def _kind(made: Any) -> str:
