@@ -123,6 +123,44 @@ def test_what_is_known_of_an_operator_is_named_where_the_model_calls_it(called: 
     assert "attention-large-mask" in _applying((attends, other)) - _applying((model, other))
 
 
+#: Entry -> recipe and arm with which it may show, and what of a model shows it.
+SHOWN_BY = {
+    "mxfp8-grouped-hp-fp32": ("torch.fp32", "eager", "grouped_mm"),
+    "grouped-mm-compiles-bf16-only": ("torch.fp32", "aot_eager", "grouped_mm"),
+    "mx-permute-padding-row": (ROWWISE, "eager", "permuted_rows"),
+    "low-bit-state-cannot-be-copied": ("torch.fp32", "eager", "low_bit_adam_step"),
+    "float8-attention-output-unquantised": (ROWWISE, "eager", "MultiheadAttention"),
+    "lazy-linears": (ROWWISE, "eager", "LazyLinear"),
+}
+
+
+@pytest.mark.parametrize("entry", SHOWN_BY)
+def test_what_no_model_without_something_can_show_is_not_named(entry: str) -> None:
+    recipe, arm, what = SHOWN_BY[entry]
+    plain = replace(MODELS["linear"], operators=frozenset({"mm"}), modules=frozenset({"Linear"}))
+    calls = replace(plain, operators=frozenset({"mm", what}))
+    holds = replace(plain, modules=frozenset({"Linear", what}))
+    assert entry not in _applying((plain,), arm, recipe)
+    assert entry in _applying((calls,), arm, recipe) | _applying((holds,), arm, recipe)
+    assert entry in _applying((MODELS["linear"],), arm, recipe)  # of which it is not known
+
+
+def test_what_only_other_families_arms_or_backends_show_is_not_named() -> None:
+    copied, compiled = "low-bit-state-cannot-be-copied", "grouped-mm-compiles-bf16-only"
+    assert copied in named("torch.bf16", "eager") and copied not in named(ROWWISE, "eager")
+    assert compiled in named("torch.fp32", "aot_eager")
+    assert compiled not in named("torch.fp32", "eager")
+    budget = "partitioner-budget-saves-tuple"
+    assert budget in named("torch.bf16", "aot_eager+checkpoint_selective")
+    assert budget not in named("torch.bf16", "aot_eager+checkpoint")
+    triton, mx = "mx-dim1-tiles-outside", load_every()[MX]
+    assert triton in named(MX, "eager")
+    here = replace(mx, backends=("linear", "wrapper"))  # type: ignore[type-var]
+    found = applying(load_entries(), [here], [BY_NAME["eager"]], machine())
+    assert triton not in {entry.id for entry in found}
+    assert "mx-wrapper-drops-bias" in {entry.id for entry in found}
+
+
 @pytest.mark.parametrize("changing", [(), ("model.tokens",)])
 def test_what_a_recompute_does_to_buffers_is_named_where_a_forward_changes_one(
     changing: tuple[str, ...],
@@ -139,6 +177,7 @@ def test_what_is_known_of_second_derivatives_is_named_where_a_forward_takes_one(
     gradients = Gradients(twice=twice)
     model = replace(MODELS["linear"], name="mine.py:build", own=True, gradients=gradients)
     assert ("float8-double-backward" in _applying((model,), recipe=ROWWISE)) is twice
+    assert ("mx-double-backward" in _applying((model,), recipe=MX)) is twice
 
 
 def _applying(models: Sequence[Model], arm: str = "eager", recipe: str = "torch.bf16") -> set[str]:

@@ -17,8 +17,9 @@ from narrowfuzz.operators import DEVIATIONS, OPERATORS_OF
 from narrowfuzz.operators.operator import Deviation
 from narrowfuzz.recipe.recipe import Recipe
 
-#: The fact of a configuration that names the operators that its model calls.
-OPERATORS = "operators"
+#: The facts of a configuration that name the operators that its models call, and the classes of
+#: their modules.
+OPERATORS, MODULES = "operators", "modules"
 #: The beginning of a symptom that only runs on several ranks show.
 _ON_RANKS = "fails only on ranks"
 
@@ -55,7 +56,8 @@ def applying(
 
 def of_models(models: Collection[Model]) -> dict[str, Fact]:
     """Facts that every case of these models has: fields of the Spec that they all fix to the same
-    value, and the operators that they call, if known for all of them."""
+    value, and the operators that they call and the classes of their modules, if known for all of
+    them."""
     if not models:
         return {}
     first, *others = models
@@ -67,9 +69,10 @@ def of_models(models: Collection[Model]) -> dict[str, Fact]:
     if {model.name for model in others} <= {first.name}:
         facts["model"], facts["changes_buffers"] = first.name, bool(first.changing)
         facts["second_derivative"] = first.gradients.twice
-    called = [model.operators for model in models if model.operators is not None]
-    if len(called) == len(models):
-        facts[OPERATORS] = frozenset().union(*called)
+    for name in (OPERATORS, MODULES):
+        sets = [found for model in models if (found := getattr(model, name)) is not None]
+        if len(sets) == len(models):
+            facts[name] = frozenset().union(*sets)
     return facts
 
 
@@ -78,16 +81,24 @@ def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
     each of the recipe's names (its own and that of its base). Facts about ranks are None where the
     arm runs in one process."""
     without_ranks: dict[str, Fact] = {} if arm.sharded else dict.fromkeys(OF_RANKS)
+    backends = frozenset(recipe.backends or ("",))
     rungs = [rung for rung, stages in COMPILED.items() if arm.stage in {a.name for a in stages}]
     for name in dict.fromkeys((recipe.name, recipe.based_on or recipe.name)):
         for rung in rungs or ["none"]:
             checkpoint = arm.checkpoint or "none"
             how = {"arm": arm.name, "compile": rung, "checkpoint": checkpoint}
-            yield {"recipe": name, **how, **without_ranks}
+            whose: dict[str, Fact] = {"family": recipe.family, "backends": backends}
+            yield {"recipe": name, **whose, **how, **without_ranks}
 
 
 def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
     if not entry.about(str(facts["recipe"])):
+        return False
+    backends = facts["backends"]
+    assert isinstance(backends, frozenset)
+    if not any(fnmatch.fnmatchcase(one, glob) for one in backends for glob in entry.backends):
+        return False
+    if entry.shown_by and not _has(facts, entry.shown_by):
         return False
     if entry.deviation in DEVIATIONS and not _runs(DEVIATIONS[entry.deviation], facts):
         return False
@@ -104,9 +115,23 @@ def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
     )
 
 
+def _has(facts: dict[str, Fact], needed: Collection[str]) -> bool:
+    """May a model with these facts call one of these operators, or have a module of one of these
+    classes?"""
+    for name in needed:
+        has = facts.get(OPERATORS if name in BY_OPERATOR else MODULES)
+        unknown = name in BY_OPERATOR and facts["device"] != "cpu"  # models are tried on a CPU
+        if unknown or not isinstance(has, frozenset) or name in has:
+            return True
+    return False
+
+
 def _calls(facts: dict[str, Fact], fingerprint: str) -> bool:
-    """May the operator be called that this fingerprint is about? True if it is about none."""
-    rule, role, *_ = fingerprint.split("--")
+    """May the operator be called that this fingerprint is about, by a recipe of its family? True if
+    it is about none."""
+    rule, role, *_, family = fingerprint.split("--")
+    if not fnmatch.fnmatchcase(str(facts["family"]), family):
+        return False
     name, called = role.partition(".")[0], facts.get(OPERATORS)
     if rule == "O18":
         rule, name = "O25", "attention"
@@ -130,4 +155,15 @@ def _on(arm: Arm, fingerprint: str) -> bool:
     if not arm.sharded and (symptom.startswith(_ON_RANKS) or rule.startswith("S")):
         return False
     # the cases run on the lower arms of their ladder as well
-    return any(fnmatch.fnmatch(a.name, arms) for a in BY_NAME.values() if a.sharded <= arm.sharded)
+    return any(fnmatch.fnmatch(a.name, arms) for a in BY_NAME.values() if _below(a, arm))
+
+
+def _below(other: Arm, arm: Arm) -> bool:
+    """May a case that runs on the arm run on the other as well, before that?"""
+    compilers = [[a.stage for a in stages] for stages in COMPILED.values()]
+    before = {s for some in compilers if arm.stage in some for s in some[: some.index(arm.stage)]}
+    return (
+        other.sharded <= arm.sharded
+        and other.checkpoint in ("", arm.checkpoint)
+        and (not other.compiler or other.stage in {arm.stage, *before})
+    )

@@ -126,6 +126,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     #: One of ``CURES``: the entry explains a finding only if the finding is gone under this cure;
     #: "" where the predicates suffice.
     cure: str = ""
+    #: Operators (``operators/``) and classes of modules of which a model must have one to show it;
+    #: (): any model may. For the list of what may affect a user.
+    shown_by: tuple[str, ...] = ()
     #: Conditions for the deviation and for every match.
     when: dict[str, Condition] = {}
     #: Empty and no deviation: confirmed by hand, but no case can express it yet.

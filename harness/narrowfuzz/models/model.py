@@ -132,6 +132,9 @@ class Model:
     #: Names of the operators (``operators/``) that a single-operator model consists of, or that a
     #: user's own model calls; None: unknown.
     operators: frozenset[str] | None = None
+    #: Names of the classes of a user's own model's modules, and of torch's that they are made of;
+    #: None: unknown.
+    modules: frozenset[str] | None = None
     #: Value classes that a single operator is sensitive to: about half of its cases have one.
     values: tuple[str, ...] = ()
     #: The meaning of ``n`` for a single operator, for example "keys"; "" if n has no effect.

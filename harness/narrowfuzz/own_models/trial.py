@@ -113,6 +113,7 @@ def tried(source: Source) -> Model:
         remembers=remembers,
         products=tuple(products(own, lambda: called(example.clone()))),
         operators=operators,
+        modules=frozenset(c.__name__ for m in module.modules() for c in type(m).__mro__),
     )
 
 
