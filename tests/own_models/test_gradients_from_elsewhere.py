@@ -36,6 +36,16 @@ MODELS = {
         weight = self.b.weight * self.a(x).mean(0, keepdim=True).sigmoid().t()
         return functional_call(self.b, {"weight": weight, "bias": self.b.bias}, (x,))
 """, {"b.weight"}),
+    "a weight in a reentrant checkpoint": ("""
+    def inner(self, x):
+        return self.b(x) + x @ (self.a.weight * 0.5)
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.inner, self.a(x), use_reentrant=True)
+""", {"a.weight"}),
+    "only its own product in a reentrant checkpoint": ("""
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(super().forward, x * 1, use_reentrant=True)
+""", set()),
     "a masked gradient": ("""
     def __init__(self):
         super().__init__()

@@ -22,7 +22,6 @@ from narrowfuzz.own_models.calls import (
     Answer,
     Functions,
     Kernels,
-    ParameterUses,
     digest,
     forgetful,
     kept_outside,
@@ -34,6 +33,7 @@ from narrowfuzz.own_models.calls import (
 from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
 from narrowfuzz.own_models.source import Source, raised
+from narrowfuzz.own_models.uses import ParameterUses
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import eagerly
 from narrowfuzz.play.own import OwnModel, by_place, imported, tensors_in
