@@ -33,7 +33,7 @@ from narrowfuzz.own_models.calls import (
 from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
 from narrowfuzz.own_models.source import Source, raised
-from narrowfuzz.own_models.uses import ParameterUses
+from narrowfuzz.own_models.uses import ParameterUses, changed_by_older_hooks
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import eagerly
 from narrowfuzz.play.own import OwnModel, by_place, imported, tensors_in
@@ -301,23 +301,19 @@ def _answers(
         x = example.clone()
         return called(x.requires_grad_() if x.is_floating_point() else x)
 
-    with Kernels() as kernels, Functions() as functions:
-        first = observe_call(own.model, call)
+    with changed_by_older_hooks(own.model) as changed:
+        with Kernels() as kernels, Functions() as functions:
+            first = observe_call(own.model, call)
+        _judgeable(source, own, call, first)
+        with kernels:
+            unreached = _unreached(own.model, first)
+    if changed:
+        raise source.refused(
+            f"a hook of register_backward_hook changes gradients of {changed[0] or 'the model'}: "
+            "torch applies it to whichever function made the module's output, and recording adds "
+            "functions there. Use register_full_backward_hook"
+        )
     answers = [first]
-    if not sum(t.numel() for t in first.floats):
-        raise source.refused("it returns no tensor of floats: there is nothing to compare")
-    if not any(t.requires_grad for t in first.floats):
-        raise source.refused(
-            "nothing that it returns has a gradient: return the loss, or what it is made of, "
-            "without detach() and outside of torch.no_grad(), and with parameters that train"
-        )
-    if which := unwritten(own.model, call, first):
-        raise source.refused(
-            f"it returns uninitialised memory: the output of {which} is NaN where torch.empty "
-            "gives NaN. Write every element of such a tensor, or use torch.zeros"
-        )
-    with kernels:
-        unreached = _unreached(own.model, first)
     answers += [
         observe_call(own.model, call) for _ in range(CALLS - 1)
     ]  # after a backward: what it leaves may change the next forward
@@ -338,6 +334,23 @@ def _answers(
     ran = (BY_KERNEL.get(name) for name, _ in kernels.ran)
     names = functions.operators | {operator.name for operator in ran if operator}
     return answers, unreached, frozenset(names)
+
+
+def _judgeable(source: Source, own: OwnModel, call: Callable[[], Any], first: Answer) -> None:
+    """Refuse a model that returns nothing to compare or differentiate, or memory that nobody
+    wrote."""
+    if not sum(t.numel() for t in first.floats):
+        raise source.refused("it returns no tensor of floats: there is nothing to compare")
+    if not any(t.requires_grad for t in first.floats):
+        raise source.refused(
+            "nothing that it returns has a gradient: return the loss, or what it is made of, "
+            "without detach() and outside of torch.no_grad(), and with parameters that train"
+        )
+    if which := unwritten(own.model, call, first):
+        raise source.refused(
+            f"it returns uninitialised memory: the output of {which} is NaN where torch.empty "
+            "gives NaN. Write every element of such a tensor, or use torch.zeros"
+        )
 
 
 def _unreached(model: nn.Module, answer: Answer) -> tuple[str, ...] | None:

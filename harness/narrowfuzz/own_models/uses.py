@@ -1,9 +1,11 @@
-"""Which gradients of a user's model come from elsewhere than its linears' products."""
+"""Which gradients of a user's model come from elsewhere than its linears' products, and which hooks
+change them."""
 
 from __future__ import annotations
 
 import itertools
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -103,3 +105,26 @@ class ParameterUses(TorchFunctionMode):
         super().__exit__(*raised)
         self._hooks.close()
         self._running.clear()
+
+
+@contextmanager
+def changed_by_older_hooks(model: nn.Module) -> Iterator[list[str]]:
+    """The names of modules whose hooks of ``register_backward_hook`` change gradients in backwards
+    of the forwards inside."""
+    found: list[str] = []
+
+    def noting(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            made = hook(*args)
+            if made is not None:
+                found.append(name)
+            return made
+
+        return noted
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if module._is_full_backward_hook is False:
+                hooks = {key: noting(name, one) for key, one in module._backward_hooks.items()}
+                stack.enter_context(patch.dict(module._backward_hooks, hooks))
+        yield found
