@@ -48,13 +48,32 @@ class OwnModel(nn.Module):
             self.model, self.given = built(where, build, dims)
         linears = (m for m in self.model.modules() if isinstance(m, nn.Linear))
         self.dtype = next((linear.weight.dtype for linear in linears), torch.float32)
-        self.evaluating = [module for module in self.model.modules() if not module.training]
+        self.modes = {module: module.training for module in self.model.modules()}
 
     def train(self, mode: bool = True) -> OwnModel:
-        super().train(mode)
-        for module in self.evaluating:
-            module.training = False
+        if not mode:
+            return super().train(False)
+        self.training = True
+        self._as_built(self.model)
         return self
+
+    def _as_built(self, module: nn.Module) -> None:
+        """Set it and what is inside to the modes that they were built in. What is all in eval mode
+        is not touched: its ``train`` may act, as that of merging layers does."""
+        inside = [m for m in module.modules() if m in self.modes]
+        modes = {self.modes[m] for m in inside}
+        if modes == {False}:
+            if any(m.training for m in inside):
+                module.train(False)
+        elif len(modes) < 2:
+            module.train(True)
+        else:
+            if type(module).train is nn.Module.train:
+                module.training = self.modes[module]
+            else:
+                module.train(self.modes[module])
+            for child in module.children():
+                self._as_built(child)
 
     def called(self, x: torch.Tensor) -> Any:
         """The model's results, with x in place of the driven argument."""

@@ -412,7 +412,8 @@ def forward(
     if "eval" in job.modes and mode == "eval":
         run.model.train()
         for part in evaluating:  # as before
-            part.training = False
+            if part.training:
+                part.train(False)
     if taps.keeps:
         keep(trace, run, "output", innermost(y.detach()).flatten(0, -2), number)
     if mode == "train":
