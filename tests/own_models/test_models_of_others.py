@@ -143,7 +143,25 @@ def test_an_entry_of_users_models_explains_its_page(entry: str) -> None:
 
 def test_every_entry_of_users_models_has_a_page() -> None:
     compiled = {"aot-eager-gradient-strides", "inductor-alpha-dropped"}  # ledger/test_cures.py
-    assert explaining("own") == {*OF_OWN, *compiled}
+    assert explaining("own") == {*OF_OWN, *compiled, "compiled-double-backward"}
+
+
+def test_a_second_derivative_that_the_compiler_refuses_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = page("gradient_penalty.py:build")
+    (spec,) = _specs(model, [RECIPES["torch.fp32"]], "aot_eager", "none")
+    case, arms = Case(spec=spec, data=DataSpec()), frozenset({"eager", "aot_eager"})
+    judged = Judge(RECIPES, LEDGER, arms).judge(case)
+    assert not judged.causes
+    assert {verdict.explained_by for verdict in judged.known} == {"compiled-double-backward"}
+
+    def fails(*args: Any, **named: Any) -> Any:
+        raise RuntimeError("another reason")
+
+    monkeypatch.setattr("torch._dynamo.backends.common.aot_module_simplified", fails)
+    torch._dynamo.reset()
+    assert Judge(RECIPES, LEDGER, arms).judge(case).causes
 
 
 def test_another_failure_of_that_conversion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
