@@ -14,7 +14,7 @@ from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.models.model import Model
+from narrowfuzz.models.model import Gradients, Model
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.judged import (
     COUNTING_RULES,
@@ -105,6 +105,7 @@ def test_a_run_without_a_case_says_that_it_says_nothing(tmp_path: Path) -> None:
     assert "not checked: torch.bf16 eager linear" in text
     subject = said(tmp_path, Judged(frozenset(), ()), Counter(), subject="mine.py:build")
     assert subject.startswith("mine.py:build: nothing was checked")
+    assert "no rule could judge" not in subject, "none has tried"
 
 
 def ended(tmp_path: Path, share: Judged, counts: dict[Any, int], **more: Any) -> Ended:
@@ -162,6 +163,20 @@ def test_the_verdict_says_what_was_compared_and_no_more(tmp_path: Path, own: Mod
     said = ended(tmp_path, share, dict.fromkeys(counts, 1)).soundness()
     assert "1 kind of data" in said and "over 1 step" in said and "a reload" in said
     assert "compiled" not in said and "recomputed" not in said
+
+
+def test_gradients_that_no_product_determines_are_named(
+    tmp_path: Path, own: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = counted(
+        own, ["eager"], [Case(spec=Spec(recipe="torch.bf16", model=own.name), data=DataSpec())]
+    )
+    share = judged(Counter(counts), BF16, ["eager"], [own.name], "cpu")
+    one = ended(tmp_path, share, dict.fromkeys(counts, 1))
+    assert "gradients of" not in one.soundness()
+    elsewhere = Gradients(tuple(f"model.up.{n}" for n in ("bias", "input", "weight")))
+    monkeypatch.setitem(MODELS, own.name, replace(own, gradients=elsewhere))
+    assert "; between runs only the gradients of up.bias, up.input, up.weight" in one.soundness()
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,11 @@ from narrowfuzz.report.nearest import looks_like, nearest
 from narrowfuzz.report.own_functions import said_of_functions
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.tally import Tally, counted
-from narrowfuzz.trace.words import plural
+from narrowfuzz.trace.words import few, plural
 from narrowfuzz.triage.finding import OUT_OF_TIME, Finding, known_words, replay_command
+
+#: The largest number of gradients that a sentence lists.
+_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class Ended:
             # if rules judged calls before the error, no arm is unjudged and so none gives a reason
             whys = "; ".join(map(self._titled, self._errors()))
             found.append(raised if self.share.never else f"{raised}: {whys}")
-        if not self.share.met and not self.share.why:
+        if counts["cases"] and not self.share.met and not self.share.why:
             found.append("no rule could judge any of it: narrowfuzz check -v says which tried")
         elif self.share.share < self.min_judged:
             found += self._never_judged()
@@ -189,6 +192,8 @@ class Ended:
         recipes = ", ".join(dict.fromkeys(recipe for recipe, _, _ in own))
         ways = [*dict.fromkeys(how for arm in arms for how in _ways(arm))]
         text = f"Checked with {recipes}: {_linears(share, own)}"
+        if elsewhere := _of_elsewhere(own):
+            text += f"; {elsewhere}"
         if share.operators:
             text += f"; call by call {_listed(share.operators)}"
         if ways:
@@ -290,3 +295,13 @@ def _linears(share: Judged, own: Sequence[Combination]) -> str:
     known = [layer for name, layers in every.items() for layer in layers if (name, layer) in seen]
     whole = plural(sum(map(len, every.values())), "linear")
     return f"{len(known)} of {whole} one by one, their casts and products"
+
+
+def _of_elsewhere(own: Sequence[Combination]) -> str:
+    """Words on the gradients that are not those of linears' products alone; "" if there are
+    none."""
+    names = dict.fromkeys(n for _, _, name in own for n in MODELS[name].gradients.elsewhere)
+    if not names:
+        return ""
+    which = few([name.removeprefix("model.") for name in names], _NAMED)
+    return f"between runs only the gradients of {which}, to which other functions contribute, too"
