@@ -22,6 +22,7 @@ __all__ = ["own"]  # a fixture
         ("raise RuntimeError('no weights here')", "importing it raised RuntimeError: no weights"),
         ("import nothing_like_it", "importing it raised ModuleNotFoundError"),
         ("import nothing_like_it.at_all", "install nothing_like_it where narrowfuzz runs"),
+        ("import torch.nothing_like_it", "it'; there is a torch, but it is another release"),
         ("def other(): pass", "there is no function build in it"),
         ("def build(dim): pass", "build needs dim: give it a default, or values by Literal"),
         ("def build(): raise OSError('no such checkpoint')", "build() raised OSError: no such"),

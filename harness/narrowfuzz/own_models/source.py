@@ -107,5 +107,7 @@ def raised(doing: str, error: BaseException) -> str:
     what = f"{doing} raised {error_text(error)}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
+        if package in sys.modules:
+            return f"{what}; there is a {package}, but it is another release, or another package"
         return f"{what}; install {package} where narrowfuzz runs, or run narrowfuzz where it is"
     return what
