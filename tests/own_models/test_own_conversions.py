@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
+from narrowfuzz.case.spec import DataSpec, Spike
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import builtin_plants
@@ -42,6 +44,39 @@ def test_a_model_that_autocast_does_not_run_is_no_librarys(own: Own, recipe: str
     (said,) = {v.why for v in judgement.verdicts if v.rule == "contract"}
     assert said.startswith("the model itself, unconverted, raises RuntimeError: All tensors must")
     assert not judged(own(PAIRS), recipe).causes
+
+
+#: It refuses what is not finite, and quotes its numbers, which a conversion rounds.
+REFUSES = """
+class Refuses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.actor = nn.Linear(32, 32)
+    def forward(self, x):
+        logits = self.actor(x)
+        if logits.isfinite().all():
+            return logits
+        rows, values = logits.isfinite().all(-1).sum(), logits[logits.isfinite()]
+        raise ValueError(f"loss {logits.flatten()[0].item()} of %s\\n{values}")
+def build():
+    return Refuses(), torch.zeros(16, 32)
+"""
+
+
+@pytest.mark.parametrize(("quoted", "found"), [("16 rows", False), ("{rows} rows", True)])
+def test_a_model_that_refuses_infinite_numbers_is_no_librarys(
+    own: Own, quoted: str, found: bool
+) -> None:
+    """Tensorwise, an infinite amax makes every number NaN: another row than the first is finite
+    only without conversion."""
+    case = case_of(register(own(REFUSES % quoted))[0], TENSORWISE)
+    spike = Spike(tensor="input", row=3, col=5, bits="0x7f800000")
+    case = msgspec.structs.replace(case, data=DataSpec(spikes=(spike,)))
+    judgement = Judge(RECIPES, of_operators()).judge(case)
+    contract = [v for v in judgement.verdicts if v.rule == "contract"]
+    assert any(v.status == "crashed" for v in contract) is found
+    said = any("the model itself, unconverted, raises ValueError: loss" in v.why for v in contract)
+    assert said is not found
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -422,7 +422,8 @@ def _graphs(event: Event) -> int:
 
 def run_error(error: BaseException, phase: ErrorPhase) -> RunError:
     """The record of a library's exception, with the innermost of *its* functions."""
-    theirs = in_libraries(tb.extract_tb(error.__traceback__))
+    frames = tb.extract_tb(error.__traceback__)
+    theirs = in_libraries(frames)
     where = f"{module_of(theirs[-1].filename)}.{theirs[-1].name}" if theirs else "?"
     return RunError(
         phase=phase,
@@ -430,4 +431,5 @@ def run_error(error: BaseException, phase: ErrorPhase) -> RunError:
         message=message_of(error)[:4000],
         where=where,
         traceback="".join(tb.format_exception(error))[-8000:],
+        line=f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
     )

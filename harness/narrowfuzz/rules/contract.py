@@ -47,6 +47,10 @@ _NO_NORM = "norm on an empty tensor because the operation does not have an ident
 _EMPTY = re.compile(r"numel\(\) == 0|to have non-zero size|tensor of 0 elements")
 
 
+#: Matches a floating-point number in a message. Whole numbers are sizes.
+_VALUE = re.compile(r"[-+]?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\b(?:nan|inf)\b)", re.I)
+
+
 #: The symptom of a run that is documented to raise and does not.
 ALLOWED = "runs although it is documented to raise"
 
@@ -113,9 +117,18 @@ def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: boo
         return ""
     if changed and _MUTATED in own.message:
         return CHANGED_IN_PLACE
-    if (own.type, own.message) != (error.type, error.message):
+    if not _alike(own, error):
         return ""
     return f"the model itself, unconverted, raises {own.type}: {_first_line(own.message)}"
+
+
+def _alike(one: RunError, other: RunError) -> bool:
+    """True if both are the same error, though a message may quote values that a conversion rounds:
+    then the same line must have raised them, and the first lines of both say the same otherwise."""
+    if one.type != other.type or one.message == other.message:
+        return one.type == other.type
+    texts = (_VALUE.sub("a value", _first_line(error.message)) for error in (one, other))
+    return "" != one.line == other.line and len(set(texts)) == 1
 
 
 def _complete(evidence: Evidence, arm: str) -> Verdict:

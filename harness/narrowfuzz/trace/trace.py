@@ -271,6 +271,8 @@ class RunError:
     layer: str = ""
     #: Tokens, in_features and out_features of the linear's call; None where they are not known.
     sizes: tuple[int, int, int] | None = None
+    #: File and line of the innermost frame of all, a user's own included; "" where not known.
+    line: str = ""
 
 
 #: Classes of changes that a conversion makes; they are part of fingerprints, so they contain no
