@@ -39,6 +39,20 @@ __all__ = ["own"]  # a fixture
         ("def build(): return nn.Conv1d(3, 3, 1), torch.ones(2, 3, 4)", "it has no nn.Linear"),
         ("def build(): return nn.Linear(4, 4), torch.ones(2, 5)", "raised RuntimeError: mat1"),
         ("def build(): return nn.Linear(4, 4, device='meta'), torch.ones(2, 4)", "built on meta"),
+        (
+            "def build(): return nn.Sequential(nn.LazyLinear(4)), torch.ones(2, 4)",
+            "0.weight gets its shape in the first forward, as in nn.LazyLinear: call the model",
+        ),
+        (
+            "def build(): return torch.jit.script(nn.Linear(4, 4)), torch.ones(2, 4)",
+            "the model itself is compiled by torch.jit",
+        ),
+        (
+            "def build():\n"
+            "    within = torch.jit.script(nn.Sequential(nn.Linear(4, 4)))\n"
+            "    return nn.Sequential(nn.Linear(4, 4), within), torch.ones(2, 4)",
+            "1 is compiled by torch.jit: it takes no hooks",
+        ),
         ("def build(): return nn.Linear(4, 4), torch.ones(0, 4)", "it needs rows and features"),
         ("def build(): return nn.Linear(1, 1), torch.ones(2**20 + 1, 1)", "it has 1048577 rows"),
         (

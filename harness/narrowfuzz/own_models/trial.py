@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from narrowfuzz.arms.model_names import other_names
 from narrowfuzz.case.spec import LARGEST_OWN
@@ -126,6 +128,8 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
             f"it is built on {', '.join(sorted(elsewhere))}: build it on the CPU; the run "
             "moves it to its device"
         )
+    if why := _closed(module):
+        raise source.refused(why)
     linears = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
     if not linears:
         raise source.refused("it has no nn.Linear: there is nothing that a recipe would quantise")
@@ -150,6 +154,25 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
                 "narrowfuzz reads weights to judge products. Build it without, or in eval()"
             )
     return linears, dtype
+
+
+def _closed(module: nn.Module) -> str:
+    """Why the modules of a model cannot be observed, or have no sizes yet; "" if they can."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            which = name or "the model itself"
+            return (
+                f"{which} is compiled by torch.jit: it takes no hooks, with which narrowfuzz sees "
+                "what runs, and a conversion does not reach linears in it. Build it without "
+                "torch.jit.script and torch.jit.trace"
+            )
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if isinstance(tensor, UninitializedTensorMixin):
+            return (
+                f"{name} gets its shape in the first forward, as in nn.LazyLinear: call the model "
+                "once where it is built"
+            )
+    return ""
 
 
 def _made(source: Source, place: Any, cut: bool = False) -> OwnModel:
