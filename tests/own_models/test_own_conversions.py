@@ -113,6 +113,36 @@ def test_a_gradient_that_conversion_alone_loses_is_found(
     assert verdict.expect == Present(("model.down.weight.grad", "model.up.weight.grad"))
 
 
+#: It calls its second linear only if a condition holds.
+CHOOSES = """
+class Chooses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+    def forward(self, x):
+        y = self.first(x)
+        return self.second(y) if {condition} else y
+def build():
+    return Chooses(), torch.zeros(16, 32)
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [("y[0].isfinite().all()", False), ("type(self.second) is nn.Linear", True)],
+)
+def test_a_linear_that_the_values_skip_needs_no_gradient_and_one_that_conversion_hides_does(
+    own: Own, condition: str, found: bool
+) -> None:
+    """Tensorwise, an infinity in row 3 makes row 0 NaN, too."""
+    case = case_of(register(own(CHOOSES.format(condition=condition)))[0], TENSORWISE)
+    spike = Spike(tensor="input", row=3, col=5, bits="0x7f800000")
+    case = msgspec.structs.replace(case, data=DataSpec(spikes=(spike,)))
+    judgement = Judge(RECIPES, of_operators()).judge(case)
+    lost = Present(("model.second.bias.grad", "model.second.weight.grad"))
+    assert [v.expect for v in judgement.causes] == [lost] * found
+
+
 # What is known is known in anybody's model.
 
 HOOKED = """

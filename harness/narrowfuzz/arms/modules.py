@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,6 +19,9 @@ from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Same
 from narrowfuzz.trace.trace import repeated
 from narrowfuzz.trace.verdict import Verdict
+
+#: Number of other inputs with which a module that was not called may be called.
+_OTHER_INPUTS = 8
 
 
 def at_its_module(program: Program, tensors: dict[str, F32], verdict: Verdict) -> Verdict:
@@ -130,3 +134,31 @@ def _of_torch(module: nn.Module) -> bool:
     """Is this one of torch's modules, or of a class that is derived from one?"""
     kinds = (kind for kind in type(module).__mro__ if kind is not nn.Module)
     return any(kind.__module__.startswith("torch.nn.modules.") for kind in kinds)
+
+
+def not_called_on(
+    program: Program, tensors: dict[str, F32], names: frozenset[str]
+) -> frozenset[str]:
+    """Those of the gradients ``names`` whose module the converted model of this ``program`` does
+    not call on these tensors, but calls with other inputs: the model chooses by values, which a
+    conversion rounds (an expert without rows, an early exit). A module that it never calls is no
+    excuse: a conversion may hide it."""
+    called = _called(program, tensors)
+    idle = {name for name in names if called and name_of(name).module not in called}
+    chosen: set[str] = set()
+    for seed in range(_OTHER_INPUTS if idle else 0):
+        chosen |= _called(program, tensors | {"input": _another(program, tensors["input"], seed)})
+    return frozenset(name for name in idle if name_of(name).module in chosen)
+
+
+def _called(program: Program, tensors: dict[str, F32]) -> frozenset[str]:
+    """The names of all modules that an eager run calls; empty if it fails."""
+    return frozenset(call.module for call in program.watched(tensors)[1])
+
+
+def _another(program: Program, example: F32, seed: int) -> F32:
+    """Other token ids or features of the same shape, which are finite."""
+    random = np.random.default_rng(seed)
+    if program.description.takes_ids:
+        return random.permuted(example.reshape(-1)).reshape(example.shape)
+    return random.standard_normal(example.shape).astype(np.float32)

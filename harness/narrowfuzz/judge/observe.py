@@ -21,7 +21,7 @@ from narrowfuzz.arms.layouts import linear_specs_on_ranks
 from narrowfuzz.arms.library_ranks import run_on_ranks
 from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.model_names import gradient_names, layer_names, parameter_shapes, ties
-from narrowfuzz.arms.modules import may_be_missing
+from narrowfuzz.arms.modules import may_be_missing, not_called_on
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.sharded import run_alone, run_sharded, sharded_traces
 from narrowfuzz.arms.twin import twin_outputs
@@ -296,7 +296,16 @@ class Observer:
         self, case: Case, recipe: Recipe, tensors: dict[str, F32]
     ) -> Callable[[frozenset[str]], frozenset[str]]:
         """Returns which of the missing gradients of a user's model need not exist."""
-        return lru_cache(lambda names: may_be_missing(self._bare(case, recipe), tensors, names))
+
+        @lru_cache
+        def of_the_model(names: frozenset[str]) -> frozenset[str]:
+            found = may_be_missing(self._bare(case, recipe), tensors, names)
+            if found == names:
+                return found
+            converted = Program(case.spec, recipe, base_of(case.spec), device=self.device.torch)
+            return found | not_called_on(converted, tensors, names - found)
+
+        return of_the_model
 
     def _lacking(
         self, case: Case, recipe: Recipe, tensors: dict[str, F32]
