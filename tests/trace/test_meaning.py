@@ -220,3 +220,13 @@ def test_a_frame_without_a_name_of_its_own_is_not_named(frame: str) -> None:
     assert said.endswith("fails with TypeError in quantization")
     named = meaning("forward", "fails only under compile (TypeError in cast)", At(), None)
     assert named.endswith("with TypeError in cast")
+
+
+def test_a_gradient_that_was_placed_at_a_module_is_the_modules_output() -> None:
+    """It is not the gradient's numbers that are then shown."""
+    there = At(layer="model.router", name="output", index=(0, 0))
+    said = meaning("grad_input", "differs from no checkpoint", there, None)
+    assert said == "output differs with checkpointing"
+    whole = At(name="grad_input", index=(0, 0))
+    said = meaning("grad_input", "differs from no checkpoint", whole, None)
+    assert said == "input gradient differs with checkpointing"

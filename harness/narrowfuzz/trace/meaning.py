@@ -305,6 +305,8 @@ def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
 def _result(role: str, at: At) -> str:
     """Words for a result, with the parameter's name or the number of the forward it belongs to."""
     name = name_of(at.name)
+    if at.layer and at.name == "output" and role.startswith("grad"):
+        role = "output"  # a gradient's difference was placed at the module in which it begins
     if role in ("grad_parameter", "gradient") and name.gradient_of:
         return f"gradient of {name.gradient_of}"
     if name.clipped_of:
