@@ -14,7 +14,7 @@ from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.models.model import Gradients, Model
+from narrowfuzz.models.model import Gradients, Model, Product
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.judged import (
     COUNTING_RULES,
@@ -174,9 +174,14 @@ def test_gradients_that_no_product_determines_are_named(
     share = judged(Counter(counts), BF16, ["eager"], [own.name], "cpu")
     one = ended(tmp_path, share, dict.fromkeys(counts, 1))
     assert "gradients of" not in one.soundness()
-    elsewhere = Gradients(tuple(f"model.up.{n}" for n in ("bias", "input", "weight")))
-    monkeypatch.setitem(MODELS, own.name, replace(own, gradients=elsewhere))
-    assert "; between runs only the gradients of up.bias, up.input, up.weight" in one.soundness()
+    parts = ("up.bias", "up.input", "up.weight", "out_proj.weight")
+    elsewhere = Gradients(tuple(f"model.{part}" for part in parts))
+    called = (Product("model.up", 3, 4, 4), Product("model.down", 3, 4, 4))
+    changed = replace(own, gradients=elsewhere, products=called)
+    monkeypatch.setitem(MODELS, own.name, changed)
+    said = one.soundness()
+    assert "; gradients of up between runs only, as other functions" in said
+    assert "out_proj" not in said, "it is never called itself"
 
 
 @pytest.mark.parametrize(

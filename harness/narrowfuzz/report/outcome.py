@@ -298,10 +298,13 @@ def _linears(share: Judged, own: Sequence[Combination]) -> str:
 
 
 def _of_elsewhere(own: Sequence[Combination]) -> str:
-    """Words on the gradients that are not those of linears' products alone; "" if there are
-    none."""
-    names = dict.fromkeys(n for _, _, name in own for n in MODELS[name].gradients.elsewhere)
-    if not names:
+    """Words on the called linears with gradients that are not those of their products alone; "" if
+    there are none."""
+    models = [MODELS[name] for _, _, name in own]
+    called = {product.layer for model in models for product in model.products}
+    found = (n.rpartition(".")[0] for model in models for n in model.gradients.elsewhere)
+    layers = dict.fromkeys(layer for layer in found if layer in called)
+    if not layers:
         return ""
-    which = few([name.removeprefix("model.") for name in names], _NAMED)
-    return f"between runs only the gradients of {which}, to which other functions contribute, too"
+    which = few([layer.removeprefix("model.") for layer in layers], _NAMED)
+    return f"gradients of {which} between runs only, as other functions contribute to them"
