@@ -61,6 +61,27 @@ class Assigns(Counts):
         self.tokens = self.tokens + 1.0
         return self.experts(x)
 def assigns(): return Assigns(0.0), torch.randn(16, 8)
+class Teaches(nn.Module):
+    '''Its teacher follows the student in each forward, by .data or not, from equal weights or
+    others.'''
+    def __init__(self, always=False, apart=0.0, by_data=False):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        self.always, self.by_data = always, by_data
+        for t, s in zip(self.teacher.parameters(), self.student.parameters()):
+            t.data.copy_(s.data + apart)
+    def forward(self, x):
+        if self.training or self.always:
+            with torch.no_grad():
+                for t, s in zip(self.teacher.parameters(), self.student.parameters()):
+                    (t.data if self.by_data else t).lerp_(s, 0.25)
+        with torch.no_grad():
+            y = self.teacher(x)
+        return self.student(x) * y
+def teaches(): return Teaches(), torch.randn(16, 8)
+def by_data(): return Teaches(by_data=True), torch.randn(16, 8)
+def apart(): return Teaches(apart=0.5), torch.randn(16, 8)
+def always(): return Teaches(always=True), torch.randn(16, 8)
 def normed():
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(16, 8)
 """
@@ -241,6 +262,31 @@ def test_another_fault_of_a_recompute_is_no_known_one(
     monkeypatch.setattr(torch.nn.functional, "linear", linear)
     judgement = judged("normed", TWO_STEPS, "full", known=True)
     assert {verdict.rule for verdict in judgement.causes} == {"O13"}, "and O12 with it"
+
+
+TAUGHT = ("model.teacher.bias", "model.teacher.weight")
+
+
+@pytest.mark.parametrize("build", ["teaches", "by_data", "apart"])
+def test_a_teacher_that_forwards_move_is_no_finding(judged: Judged, build: str) -> None:
+    """Forwards in training move it, with a graph or without."""
+    events = (Forward(), Forward(mode="no_grad"), Backward(of=(0,)), Step(), Forward())
+    assert not judged(build, (*events, Backward(of=(2,)))).causes
+    assert not judged(build, (), microbatches=2).causes
+    assert not judged(build, EVALUATED).causes
+    (model,) = (one for name, one in MODELS.items() if name.startswith(f"counts.py:{build}#"))
+    assert model.changing_parameters == TAUGHT and model.remembers
+
+
+def test_a_teacher_that_an_evaluation_moves_is_found(judged: Judged) -> None:
+    events = (Forward(), Backward(of=(0,)), Step(), Forward(mode="eval"), Forward())
+    assert {v.rule for v in judged("always", events).causes} == {"R24"}
+    assert not judged("teaches", events).causes
+
+
+def test_a_teacher_that_a_recompute_moves_again_is_found(judged: Judged) -> None:
+    (cause,) = judged("apart", TWO_STEPS, "full").causes
+    assert "recompute" in cause.sentence() or "checkpointing" in cause.sentence()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

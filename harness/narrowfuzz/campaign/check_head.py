@@ -130,6 +130,13 @@ def _notes(one: Configuration) -> Iterator[str]:
             f"each forward changes its buffers {names}: every run begins with what it is "
             f"built with, and those that a state_dict holds are compared at the end{more}"
         )
+    if model.changing_parameters:
+        names = few([n.removeprefix("model.") for n in model.changing_parameters], _NAMED)
+        more = "" if checkpoint == "none" else "; a checkpoint's recompute changes them again"
+        yield (
+            f"each forward changes its parameters {names} by itself: every run begins with the "
+            f"values of its case{more}"
+        )
     if model.unreached:
         names = few(model.unreached, _NAMED)
         yield (

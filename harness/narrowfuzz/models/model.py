@@ -123,7 +123,10 @@ class Model:
     changing: tuple[str, ...] = ()
     #: Those of them that a state_dict holds: results at the end of a training.
     saved_buffers: tuple[str, ...] = ()
-    #: True: what its forward computes depends on the forwards before, which changed buffers.
+    #: Parameters of a user's own model that each forward changes by itself.
+    changing_parameters: tuple[str, ...] = ()
+    #: True: what its forward computes depends on the forwards before, which changed buffers or
+    #: parameters.
     remembers: bool = False
     #: The products of the linears of a user's own model in one forward, in their order.
     products: tuple[Product, ...] = ()

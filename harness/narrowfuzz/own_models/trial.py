@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,9 @@ from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import eagerly
 from narrowfuzz.play.own import OwnModel, by_place, imported, tensors_in
 
+#: By which share of themselves, at most, trained parameters are moved before it is seen which
+#: others follow them.
+_MOVED = 0.125
 _HOW = (
     "it must return a module and the arguments of a call: a tensor, a tuple of arguments, or a "
     "dict of arguments by name"
@@ -56,6 +59,7 @@ def tried(source: Source) -> Model:
     changing = Changing(dict(module.named_buffers()))
     with one_thread(), eagerly():
         own, found = _driven(source, module, given, changing)
+        changing.keep(own.model, _changed_parameters(source, _made(source, own.driven, own.cut)))
         called, example = _calling(own, source, changing), own.given[own.driven]
         ids = not example.is_floating_point()
         if example.dim() == 0 or not example.numel():
@@ -74,7 +78,8 @@ def tried(source: Source) -> Model:
         check_filled(source, fresh, buffers_of(own.model), example)
         check_first(source, fresh.make(), example, changing.names)
         count = _vocabulary(example, found, called) if ids else 0
-        remembers = bool(changing.names) and _remembers(source, own, example, answers[0])
+        remembers = bool(changing.parameters)
+        remembers |= bool(changing.names) and _remembers(source, own, example, answers[0])
     fixed = _sizes(source, example, sum(t.numel() for t in answers[0].floats), count) | {
         "heads": 1,
         "attention": "flash",
@@ -111,6 +116,7 @@ def tried(source: Source) -> Model:
         inputs=_inputs(given),
         unrepeatable=unrepeatable,
         changing=tuple(f"model.{name}" for name in sorted(changing.names)),
+        changing_parameters=tuple(f"model.{name}" for name in sorted(changing.parameters)),
         saved_buffers=_saved(module, changing.names),
         remembers=remembers,
         products=tuple(products(own, lambda: called(example.clone()))),
@@ -213,6 +219,24 @@ def _takes_leaves_only(own: OwnModel) -> bool:
     return False
 
 
+def _changed_parameters(source: Source, own: OwnModel) -> list[str]:
+    """The names of the parameters that a forward in training changes by itself (a teacher that
+    follows its student, weights that are clipped). Those that train are first moved, as steps move
+    them: a teacher that begins as its student does not change before."""
+    random = torch.Generator().manual_seed(0)
+    for parameter in own.model.parameters():
+        if parameter.requires_grad and parameter.is_floating_point():
+            moved = 1.0 + _MOVED * torch.rand(parameter.shape, generator=random)
+            parameter.data.mul_(moved.to(parameter.dtype))
+    before = {name: digest([p]) for name, p in own.model.named_parameters()}
+    try:
+        own.called(own.given[own.driven].clone())
+    except Exception as error:
+        called = f"calling it after its weights changed by up to {100 * _MOVED:g} %"
+        raise source.refused(raised(called, error)) from error
+    return [name for name, p in own.model.named_parameters() if digest([p]) != before[name]]
+
+
 def _vocabulary(
     example: torch.Tensor, found: Sequence[Lookup], called: Callable[[torch.Tensor], Any]
 ) -> int:
@@ -271,17 +295,24 @@ def _saved(module: nn.Module, names: set[str]) -> tuple[str, ...]:
 
 @dataclass
 class Changing:
-    """The buffers of a model as built, and the names of those that every forward changes."""
+    """The buffers of a model as built, the names of those that every forward changes, and the
+    parameters that forwards change, as built."""
 
     built: Mapping[str, torch.Tensor]
     names: set[str] = field(default_factory=set)
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def keep(self, model: nn.Module, names: Iterable[str]) -> None:
+        """Note that forwards change these parameters of a model that was not called yet."""
+        self.parameters = {name: model.get_parameter(name).detach().clone() for name in names}
 
     def restore(self, model: nn.Module) -> None:
-        """Set the changing buffers back to their initial values for the next forward. Through
-        ``data``, because autograd must not count this as a new version: a backward may still need
-        them."""
+        """Set what changes back to its initial values for the next forward. Through ``data``,
+        because autograd must not count this as a new version: a backward may still need it."""
         for name in self.names:
             model.get_buffer(name).data.copy_(self.built[name])
+        for name, value in self.parameters.items():
+            model.get_parameter(name).data.copy_(value)
 
 
 def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[torch.Tensor], Any]:

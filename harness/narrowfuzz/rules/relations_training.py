@@ -36,7 +36,7 @@ def check_evaluations(evidence: Evidence) -> Iterator[Verdict]:
     without_graph = any(isinstance(e, Forward) and e.mode == "no_grad" for e in spec.events)
     why = "its forwards draw random numbers" if evidence.twin is None and without_graph else ""
     if without_graph and MODELS[spec.model].remembers:
-        why = "its forwards without a graph change buffers that later forwards read"
+        why = "its forwards without a graph change what later forwards read"
     if any(isinstance(event, Open) for event in spec.events) and _three_addends(evidence):
         # the region's forwards share the cast of a weight that the evaluation made
         why = "in a region an evaluation changes the order in which a weight's gradients are added"
