@@ -55,3 +55,35 @@ def test_a_model_that_is_a_linear_is_named(tmp_path: Path) -> None:
     )
     (model,) = register(f"{tmp_path / 'mine.py'}:build")
     assert {product.layer for product in model.products} == set(model.linears) == {"model"}
+
+
+ATTENDS = """
+import torch, torch.nn.functional as F
+from torch import nn
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.unused = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.out = nn.Linear(128, 64)
+    def forward(self, x):
+        return self.out(F.linear(x, torch.cat([self.q.weight, self.k.weight])))
+def build():
+    return Attends(), torch.ones(32, 64)
+"""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "only", "names"),
+    [(MX, (), "q, k"), (MX, ("!q",), "k"), (MX, ("out",), ""), ("torch.fp32", (), "")],
+)
+def test_linears_whose_weights_are_only_read_are_named(
+    tmp_path: Path, recipe: str, only: tuple[str, ...], names: str
+) -> None:
+    (tmp_path / "mine.py").write_text(ATTENDS)
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    options = RunOptions(models=(model.name,), recipes=(recipe,))
+    chosen = [load_recipes()[recipe]]
+    one = Configuration(options, model, (), "none", "none", only, (recipe,), chosen)
+    said = head(one, 10, [])
+    assert (f"note: {names}: never called, other functions read" in said) is bool(names)
+    assert ("never called" in said) is bool(names)

@@ -137,12 +137,27 @@ def _notes(one: Configuration) -> Iterator[str]:
             f"each forward changes its parameters {names} by itself: every run begins with the "
             f"values of its case{more}"
         )
+    if any(recipe.package for recipe in one.recipes) and (idle := _only_read(one)):
+        names = few([name.removeprefix("model.") for name in idle], _NAMED)
+        yield (
+            f"{names}: never called, other functions read the parameters; a conversion that "
+            "replaces such a linear by one of its own does not quantise these products"
+        )
     if model.unreached:
         names = few(model.unreached, _NAMED)
         yield (
             f"no gradient reaches {names} in one call with what it is built with: nothing "
             "that it returns depends on that"
         )
+
+
+def _only_read(one: Configuration) -> list[str]:
+    """The linears to convert that the model does not call, though its functions use their weights:
+    a product of several weights at once, or the last one of ``nn.MultiheadAttention``."""
+    called = {product.layer for product in one.model.products}
+    read = {name.rpartition(".")[0] for name in one.model.gradients.elsewhere}
+    chosen = (name for name in one.model.linears if named(name, one.only))
+    return [name for name in chosen if name in read - called]
 
 
 def _refused(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:

@@ -133,7 +133,7 @@ def _print_layers(console: Console, share: Judged) -> None:
         how = f"  {recipe}, {ARMS[arm].words}:"
         line = f"{how} {len(seen)} of {plural(len(every), 'linear')} checked one by one"
         if rest:
-            line += f"; as part of the whole model: {', '.join(rest)}"
+            line += f"; not one by one: {', '.join(rest)}"
         console.print(escape(line))
 
 
