@@ -78,6 +78,17 @@ class Teaches(nn.Module):
         with torch.no_grad():
             y = self.teacher(x)
         return self.student(x) * y
+class Averages(nn.Linear):
+    '''It evaluates with an average of its weights, which a buffer holds.'''
+    def __init__(self):
+        super().__init__(8, 8)
+        self.register_buffer("average", self.weight.detach().clone())
+    def forward(self, x):
+        if self.training:
+            self.average.lerp_(self.weight.detach(), 0.25)
+            return super().forward(x)
+        return F.linear(x, self.average, self.bias)
+def averages(): return nn.Sequential(Averages()), torch.randn(16, 8)
 def teaches(): return Teaches(), torch.randn(16, 8)
 def by_data(): return Teaches(by_data=True), torch.randn(16, 8)
 def apart(): return Teaches(apart=0.5), torch.randn(16, 8)
@@ -276,6 +287,13 @@ def test_a_teacher_that_forwards_move_is_no_finding(judged: Judged, build: str) 
     assert not judged(build, EVALUATED).causes
     (model,) = (one for name, one in MODELS.items() if name.startswith(f"counts.py:{build}#"))
     assert model.changing_parameters == TAUGHT and model.remembers
+
+
+def test_a_buffer_that_changes_only_after_a_step_is_seen(judged: Judged) -> None:
+    """It begins as a copy of the weights."""
+    assert not judged("averages", (*TWO_STEPS, Step(), Forward(mode="eval"))).causes
+    (model,) = (one for name, one in MODELS.items() if name.startswith("counts.py:averages#"))
+    assert model.changing == ("model.0.average",) and not model.changing_parameters
 
 
 def test_a_teacher_that_an_evaluation_moves_is_found(judged: Judged) -> None:

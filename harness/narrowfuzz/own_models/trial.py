@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +59,7 @@ def tried(source: Source) -> Model:
     changing = Changing(dict(module.named_buffers()))
     with one_thread(), eagerly():
         own, found = _driven(source, module, given, changing)
-        changing.keep(own.model, _changed_parameters(source, _made(source, own.driven, own.cut)))
+        changing.note(own.model, _changed_after_a_step(source, _made(source, own.driven, own.cut)))
         called, example = _calling(own, source, changing), own.given[own.driven]
         ids = not example.is_floating_point()
         if example.dim() == 0 or not example.numel():
@@ -219,22 +219,29 @@ def _takes_leaves_only(own: OwnModel) -> bool:
     return False
 
 
-def _changed_parameters(source: Source, own: OwnModel) -> list[str]:
-    """The names of the parameters that a forward in training changes by itself (a teacher that
-    follows its student, weights that are clipped). Those that train are first moved, as steps move
-    them: a teacher that begins as its student does not change before."""
+def _changed_after_a_step(source: Source, own: OwnModel) -> set[str]:
+    """The names of the parameters and buffers that a forward in training changes by itself (a
+    teacher that follows its student, weights that are clipped), the first one aside, which may fill
+    caches. Parameters that train are moved in between, as steps move them: what begins as their
+    copy does not change before."""
+    _calling(own, source, Changing({}))(own.given[own.driven])
     random = torch.Generator().manual_seed(0)
     for parameter in own.model.parameters():
         if parameter.requires_grad and parameter.is_floating_point():
             moved = 1.0 + _MOVED * torch.rand(parameter.shape, generator=random)
             parameter.data.mul_(moved.to(parameter.dtype))
-    before = {name: digest([p]) for name, p in own.model.named_parameters()}
+    before = _digests(own.model)
     try:
         own.called(own.given[own.driven].clone())
     except Exception as error:
         called = f"calling it after its weights changed by up to {100 * _MOVED:g} %"
         raise source.refused(raised(called, error)) from error
-    return [name for name, p in own.model.named_parameters() if digest([p]) != before[name]]
+    return {name for name, value in _digests(own.model).items() if before.get(name) != value}
+
+
+def _digests(module: nn.Module) -> dict[str, bytes]:
+    """Name -> hash of the bytes of every parameter and buffer."""
+    return {name: digest([p]) for name, p in module.named_parameters()} | buffers_of(module)
 
 
 def _vocabulary(
@@ -302,9 +309,12 @@ class Changing:
     names: set[str] = field(default_factory=set)
     parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
-    def keep(self, model: nn.Module, names: Iterable[str]) -> None:
-        """Note that forwards change these parameters of a model that was not called yet."""
-        self.parameters = {name: model.get_parameter(name).detach().clone() for name in names}
+    def note(self, model: nn.Module, names: Collection[str]) -> None:
+        """Note that forwards change these parameters and buffers of a model that was not called
+        yet."""
+        self.names |= self.built.keys() & names
+        parameters = dict(model.named_parameters()).items()
+        self.parameters = {n: p.detach().clone() for n, p in parameters if n in names}
 
     def restore(self, model: nn.Module) -> None:
         """Set what changes back to its initial values for the next forward. Through ``data``,
