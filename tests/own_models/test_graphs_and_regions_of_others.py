@@ -195,7 +195,10 @@ def build():
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        ("torch.func.vmap(self.a)(x)", "it calls a linear inside of torch.func.vmap"),
+        (
+            "torch.func.vmap(self.a)(x)",
+            "build: it calls a linear inside of a transform of torch.func, such as vmap",
+        ),
         (
             "self.a(torch.nested.nested_tensor([x, x])).to_padded_tensor(0.0)",
             "it calls a linear with a nested tensor",

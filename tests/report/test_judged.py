@@ -106,6 +106,10 @@ def test_a_run_without_a_case_says_that_it_says_nothing(tmp_path: Path) -> None:
     subject = said(tmp_path, Judged(frozenset(), ()), Counter(), subject="mine.py:build")
     assert subject.startswith("mine.py:build: nothing was checked")
     assert "no rule could judge" not in subject, "none has tried"
+    assert "Give it more --minutes" in subject
+    idle = Judged(frozenset(), ())
+    with_cases = said(tmp_path, idle, Counter(), subject="mine.py:build", counted=True)
+    assert "--minutes" not in with_cases
 
 
 def ended(tmp_path: Path, share: Judged, counts: dict[Any, int], **more: Any) -> Ended:

@@ -35,7 +35,7 @@ from narrowfuzz.own_models.calls import (
 from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
 from narrowfuzz.own_models.source import Source, raised
-from narrowfuzz.own_models.uses import ParameterUses, changed_by_older_hooks
+from narrowfuzz.own_models.uses import ParameterUses, UnrecordableError, changed_by_older_hooks
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import eagerly
 from narrowfuzz.play.own import OwnModel, by_place, imported, tensors_in
@@ -337,6 +337,8 @@ def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[tor
         before, called_before, first = buffers_of(own.model), True, not called_before
         try:
             given = own.called(x)
+        except UnrecordableError as why:
+            raise source.refused(str(why)) from why
         except Exception as error:
             called = f"calling it with what {source.build}() gives"
             raise source.refused(raised(called, error)) from error

@@ -19,6 +19,10 @@ from narrowfuzz.models.model import Gradients
 from narrowfuzz.play.own import tensors_in
 
 
+class UnrecordableError(Exception):
+    """The model does something that narrowfuzz cannot record."""
+
+
 class ParameterUses(TorchFunctionMode):
     """Finds out which gradients of a model are not those of its linears' products alone: functions
     outside of a linear use its parameters, too, hooks change gradients, or the forward
@@ -94,9 +98,11 @@ class ParameterUses(TorchFunctionMode):
             mapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
             if mapped or t.is_nested:
                 why = (
-                    "inside of torch.func.vmap or a transform" if mapped else "with a nested tensor"
+                    "inside of a transform of torch.func, such as vmap"
+                    if mapped
+                    else "with a nested tensor"
                 )
-                raise ValueError(f"it calls a linear {why}: its products cannot be recorded")
+                raise UnrecordableError(f"it calls a linear {why}: its products cannot be recorded")
 
     def _ends(self, *_: Any) -> None:
         self._running.pop()

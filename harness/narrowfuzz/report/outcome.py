@@ -109,7 +109,8 @@ class Ended:
             head = f"Found {plural(len(found), 'problem')} in {subject} ({_severities(found)})"
             return f"{head}: {found[0].sentence}{more}"
         if not counts["cases"]:
-            return f"{subject}: nothing was checked. Give it more --minutes"
+            more = "" if self.counted else ". Give it more --minutes"
+            return f"{subject}: nothing was checked{more}"
         if counts["first stopped"] and not (self.share.met and self.first_ran):
             return f"{subject} does not run: {'; '.join(self.lacking)}"
         if self.lacking:
