@@ -89,6 +89,13 @@ class Averages(nn.Linear):
             return super().forward(x)
         return F.linear(x, self.average, self.bias)
 def averages(): return nn.Sequential(Averages()), torch.randn(16, 8)
+class Normalises(nn.Linear):
+    '''It normalises its weights before each use.'''
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.copy_(F.normalize(self.weight, dim=-1))
+        return super().forward(x)
+def normalises(): return nn.Sequential(nn.Linear(8, 8), Normalises(8, 8)), torch.randn(16, 8)
 def teaches(): return Teaches(), torch.randn(16, 8)
 def by_data(): return Teaches(by_data=True), torch.randn(16, 8)
 def apart(): return Teaches(apart=0.5), torch.randn(16, 8)
@@ -287,6 +294,10 @@ def test_a_teacher_that_forwards_move_is_no_finding(judged: Judged, build: str) 
     assert not judged(build, EVALUATED).causes
     (model,) = (one for name, one in MODELS.items() if name.startswith(f"counts.py:{build}#"))
     assert model.changing_parameters == TAUGHT and model.remembers
+
+
+def test_weights_that_are_normalised_before_use_are_no_finding(judged: Judged) -> None:
+    assert not judged("normalises", TWO_STEPS).causes
 
 
 def test_a_buffer_that_changes_only_after_a_step_is_seen(judged: Judged) -> None:

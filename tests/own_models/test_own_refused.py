@@ -66,6 +66,23 @@ def build(): return Detached(4, 4), torch.ones(2, 4)
         ),
         (
             """
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+    def forward(self, x):
+        with torch.enable_grad():
+            self.optimizer.zero_grad()
+            self.net(x).square().mean().backward()
+            self.optimizer.step()
+        return self.net(x)
+def build(): return Steps(), torch.ones(2, 4)
+""",
+            "its forward makes a training step of its own: it differentiates, and changes net.weig",
+        ),
+        (
+            """
 class Counted(nn.Linear):
     def __init__(self):
         super().__init__(4, 4)

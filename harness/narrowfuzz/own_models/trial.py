@@ -69,6 +69,11 @@ def tried(source: Source) -> Model:
             )
         with ParameterUses(own) as uses:
             called(example.clone().requires_grad_(not ids))
+        if uses.differentiates and (stepped := changing.trained(own.model)):
+            raise source.refused(
+                f"its forward makes a training step of its own: it differentiates, and changes "
+                f"{stepped}. Return the loss, and leave the step to the training that calls it"
+            )
         answers, unreached, operators = _answers(source, own, example, called)
         fresh = Fresh(
             lambda: _made(source, own.driven, own.cut),
@@ -315,6 +320,11 @@ class Changing:
         self.names |= self.built.keys() & names
         parameters = dict(model.named_parameters()).items()
         self.parameters = {n: p.detach().clone() for n, p in parameters if n in names}
+
+    def trained(self, model: nn.Module) -> str:
+        """The first parameter of those that forwards change that trains, "" if none does."""
+        trained = (n for n in self.parameters if model.get_parameter(n).requires_grad)
+        return next(trained, "")
 
     def restore(self, model: nn.Module) -> None:
         """Set what changes back to its initial values for the next forward. Through ``data``,

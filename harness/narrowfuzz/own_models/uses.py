@@ -41,6 +41,8 @@ class ParameterUses(TorchFunctionMode):
         ) or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
         #: Parameter -> the number of functions that used it in a forward.
         self._uses = dict.fromkeys(map(id, model.parameters()), 0)
+        #: Does the forward differentiate anything?
+        self.differentiates = False
         self._running: list[nn.Linear] = []
         self._hooks = ExitStack()
         for layer, linear in self._linears.items():
@@ -67,6 +69,7 @@ class ParameterUses(TorchFunctionMode):
         made = func(*args, **(kwargs or {}))
         self._hooked |= func is torch.Tensor.register_hook
         if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
+            self.differentiates = True
             self._elsewhere.update(itertools.chain.from_iterable(self._names.values()))
             if (kwargs or {}).get("create_graph"):  # its gradients have gradients of their own
                 self._elsewhere.update(f"{layer}.input" for layer in self._linears)
