@@ -161,6 +161,37 @@ def test_what_legal_models_do_is_no_finding(own: Own, name: str) -> None:
         assert found.ran and not found.causes, [(v.rule, v.symptom) for v in found.causes]
 
 
+#: A critic that is frozen for the last of so many losses.
+FROZEN = """
+    def forward(self, x):
+        y = sum(self.b(self.a(x + i).relu()) for i in range({} - 1))
+        self.b.requires_grad_(False)
+        z = self.b(self.a(x).tanh())
+        self.b.requires_grad_(True)
+        return y + z
+"""
+
+
+@pytest.mark.parametrize("losses", [2, 3])
+def test_a_call_with_a_frozen_weight_adds_nothing_to_its_gradient(own: Own, losses: int) -> None:
+    text = own(HEAD.format(FROZEN.format(losses)))
+    for way in ("once", "twice"):
+        assert not judged(text, "torch.fp32", dtype="fp32", **WAYS[way]).causes
+    plant = {2: "bias-gradient-loses-row", 3: "gradient-never-cleared"}[losses]
+    with builtin_plants()[plant].plant():
+        verdicts = judged(text, ROWWISE, dtype="fp32", steps=losses - 1).verdicts
+    wrong = {(v.rule, v.at.layer or v.at.name) for v in verdicts if v.status == "diverged"}
+    assert wrong & {("O16", "model.b"), ("O21", "model.b.weight.grad")}, wrong
+
+
+def test_a_recompute_that_ends_while_a_weight_is_frozen_is_found(own: Own) -> None:
+    """torch's checkpoint ends a recompute as soon as it has all tensors, so nothing thaws it."""
+    (cause,) = judged(
+        own(HEAD.format(FROZEN.format(2))), "torch.fp32", dtype="fp32", checkpoint="full"
+    ).causes
+    assert cause.symptom == "gradient missing in one run"
+
+
 def test_what_is_used_nowhere_else_is_judged(own: Own) -> None:
     text = own(HEAD.format(MODELS["a transposed weight"][0]))
     with builtin_plants()["bias-gradient-loses-row"].plant():

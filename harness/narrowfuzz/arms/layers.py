@@ -81,6 +81,7 @@ def _close(call: Call, plan: Plan, rounds: frozenset[TensorName], inverse: bool)
         call.forward,
         call.segment,
         call.checkpointed,
+        frozenset({"weight", "bias"} & tensors.keys()) - call.trained,
     )
 
 

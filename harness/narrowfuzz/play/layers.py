@@ -59,7 +59,7 @@ class Call:
     interrupted: list[Any] | None = None
     forward_gemms: list[Any] = field(default_factory=list)
     backward_gemms: list[Any] = field(default_factory=list)
-    #: Names of the module's own parameters that required a gradient; set by ``watch_any`` only.
+    #: Names of the module's own parameters that required a gradient when it was called.
     trained: frozenset[str] = frozenset()
     #: The parameters (weight, bias) whose gradients include this call's part by now.
     added: set[str] = field(default_factory=set)
@@ -199,6 +199,10 @@ class LayerWatch:
             running[-1].weight = kept(module.weight)
             if getattr(module, "bias", None) is not None:
                 running[-1].bias = kept(module.bias)
+            parameters = {role: getattr(module, role, None) for role in ("weight", "bias")}
+            running[-1].trained = frozenset(
+                role for role, p in parameters.items() if p is not None and p.requires_grad
+            )
 
         def after(module: Any, args: Any, output: Any) -> Any:
             call = running.pop()
@@ -236,6 +240,7 @@ class LayerWatch:
                 c
                 for c in self.calls
                 if c.module == name and "grad_output" in c.tensors and role not in c.added
+                if role in c.trained
             ]
             for call in fresh:
                 call.added.add(role)

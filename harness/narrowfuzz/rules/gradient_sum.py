@@ -44,14 +44,16 @@ def check_gradient_sum(evidence: Evidence) -> Iterator[Verdict]:
 
 def _last_step(evidence: Evidence, trace: Trace) -> dict[str, list[LayerCall]]:
     """The calls of each linear in the forwards that contributed to the final gradients, if all of
-    these calls got a gradient back. Linears whose weights are used elsewhere are omitted. Empty if
-    a graph ran backward twice, since only its last gradient is observed."""
+    these calls got a gradient back. Calls with a frozen weight are omitted, and so are linears
+    whose weights are used elsewhere. Empty if a graph ran backward twice, since only its last
+    gradient is observed."""
     made = last_gradients(evidence.spec.training)
     if len(set(made)) < len(made):
         return {}
     calls: dict[str, list[LayerCall]] = defaultdict(list)
     for call in trace.calls:
-        if call.phase == "forward" and call.forward in made:
+        trained = "weight" not in call.frozen  # else its product is no part of the gradient
+        if call.phase == "forward" and call.forward in made and trained:
             calls[call.module].append(call)
     used = MODELS[evidence.spec.model].gradients.elsewhere
     shared = {*evidence.tied, *evidence.tied.values(), *used}

@@ -89,6 +89,8 @@ class LayerCall:
     segment: int = 0
     #: False for a recompute that a function of the model's own makes, not torch's checkpoint.
     checkpointed: bool = True
+    #: Those of weight and bias that required no gradient during this call: frozen for one loss.
+    frozen: frozenset[str] = frozenset()
 
     @property
     def plain(self) -> bool:
