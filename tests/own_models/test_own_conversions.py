@@ -15,6 +15,7 @@ from narrowfuzz.report.judged import judged_layers
 from narrowfuzz.rules.kernels import check_weight_copies
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.trace import Seen
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
 from samples import of_operators
@@ -53,30 +54,46 @@ class Refuses(nn.Module):
         super().__init__()
         self.actor = nn.Linear(32, 32)
     def forward(self, x):
-        logits = self.actor(x)
+        logits = {called}
         if logits.isfinite().all():
             return logits
-        rows, values = logits.isfinite().all(-1).sum(), logits[logits.isfinite()]
-        raise ValueError(f"loss {logits.flatten()[0].item()} of %s\\n{values}")
+        alike = (logits == logits[:1]).all(-1).sum()
+        raise ValueError(f"loss {{logits.flatten()[0].item()}} of {rows} rows\\n{{logits}}")
 def build():
     return Refuses(), torch.zeros(16, 32)
 """
 
 
-@pytest.mark.parametrize(("quoted", "found"), [("16 rows", False), ("{rows} rows", True)])
-def test_a_model_that_refuses_infinite_numbers_is_no_librarys(
-    own: Own, quoted: str, found: bool
+def refusing(own: Own, called: str, rows: str, bits: str) -> list[Verdict]:
+    """The verdicts on its errors, with these bits in one element of the input."""
+    case = case_of(register(own(REFUSES.format(called=called, rows=rows)))[0], TENSORWISE)
+    spikes = (Spike(tensor="input", row=3, col=5, bits=bits),) if bits else ()
+    case = msgspec.structs.replace(case, data=DataSpec(spikes=spikes))
+    verdicts = Judge(RECIPES, of_operators()).judge(case).verdicts
+    return [v for v in verdicts if v.rule == "contract" and v.arm == "eager"]
+
+
+@pytest.mark.parametrize(("rows", "found"), [("16", False), ("{alike}", True)])
+def test_a_model_that_refuses_an_overflow_is_no_librarys(own: Own, rows: str, found: bool) -> None:
+    """Converted, all rows but the one with a number near the largest become zero before the
+    bias."""
+    (verdict,) = refusing(own, "self.actor(x) * 8.0", rows, "0x7f61b1e6")
+    assert (verdict.status == "crashed") is found
+    assert ("the model itself, unconverted, raises ValueError: loss" in verdict.why) is not found
+
+
+def test_a_model_that_refuses_what_a_conversion_spreads_is_no_librarys(
+    own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tensorwise, an infinite amax makes every number NaN: another row than the first is finite
-    only without conversion."""
-    case = case_of(register(own(REFUSES % quoted))[0], TENSORWISE)
-    spike = Spike(tensor="input", row=3, col=5, bits="0x7f800000")
-    case = msgspec.structs.replace(case, data=DataSpec(spikes=(spike,)))
-    judgement = Judge(RECIPES, of_operators()).judge(case)
-    contract = [v for v in judgement.verdicts if v.rule == "contract"]
-    assert any(v.status == "crashed" for v in contract) is found
-    said = any("the model itself, unconverted, raises ValueError: loss" in v.why for v in contract)
-    assert said is not found
+    """Tensorwise, one infinity makes all NaN; else its tanh is 1."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    (verdict,) = refusing(own, "torch.tanh(self.actor(x))", "16", "0x7f800000")
+    assert verdict.why == "the model itself refuses numbers that are not finite, which the case has"
+    forward = Float8Linear.forward
+    monkeypatch.setattr(Float8Linear, "forward", lambda self, x: forward(self, x) * float("nan"))
+    (verdict,) = refusing(own, "torch.tanh(self.actor(x))", "16", "")
+    assert verdict.status == "crashed", "there is nothing infinite"
 
 
 @pytest.mark.parametrize("autocast", [False, True])

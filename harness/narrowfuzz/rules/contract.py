@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
+import numpy as np
+
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence
@@ -112,6 +114,8 @@ def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: boo
         return _NO_KEYWORDS
     if evidence.unconverted_error is None or not (base_fails or changed):
         return ""
+    if _refuses_not_finite(evidence):
+        return "the model itself refuses numbers that are not finite, which the case has"
     own = evidence.unconverted_error(arm)
     if own is None:
         return ""
@@ -120,6 +124,16 @@ def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: boo
     if not _alike(own, error):
         return ""
     return f"the model itself, unconverted, raises {own.type}: {_first_line(own.message)}"
+
+
+def _refuses_not_finite(evidence: Evidence) -> bool:
+    """Does a user's model fail outside of its linears on a case with infinities or NaN? A
+    conversion may spread them: with one scale for a tensor, a single infinity makes all NaN."""
+    base = evidence.traces[evidence.base].error
+    if base is None or base.phase != "forward" or base.layer:
+        return False
+    given = (x for name, x in evidence.tensors.items() if not name.startswith("grad_output"))
+    return not all(np.isfinite(x).all() for x in given)
 
 
 def _alike(one: RunError, other: RunError) -> bool:
