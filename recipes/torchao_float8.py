@@ -141,8 +141,8 @@ def _tap(emit: Emit) -> Iterator[None]:
         amaxes = of_threads.pop(threading.get_ident(), [])
         of_a, of_b = amaxes[-2:] if len(amaxes) > 1 else (None, None)
         a, b = args
-        if not (hasattr(a, "_data") and hasattr(b, "_data")):  # a second derivative: it refuses
-            return multiply(aten_op, args, kwargs)
+        if not (hasattr(a, "_data") and hasattr(b, "_data")):
+            return multiply(aten_op, args, kwargs)  # torchao refuses it, in a second derivative
         if hasattr(of_a, "placements") or hasattr(of_b, "placements"):
             of_a = of_b = None  # amaxes of distributed tensors, while a and b are this rank's
         if of_a is not None and of_b is not None:

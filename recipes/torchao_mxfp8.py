@@ -291,7 +291,8 @@ def _tap(emit: Emit) -> Iterator[None]:
     def watch(*args: Any, **kw: Any) -> Any:
         # before 0.12: the operator, and the operands as a tuple
         a, b, *_ = args[1] if isinstance(args[1], tuple) else args
-        emit(*_seen(a, transposed=False), *_seen(b, transposed=True))
+        if all(hasattr(t, "qdata") or hasattr(t, "_data") for t in (a, b)):
+            emit(*_seen(a, transposed=False), *_seen(b, transposed=True))
         return multiply(*args, **kw)
 
     place[name] = watch

@@ -96,6 +96,31 @@ def test_a_model_that_refuses_what_a_conversion_spreads_is_no_librarys(
     assert verdict.status == "crashed", "there is nothing infinite"
 
 
+#: It differentiates its output by its input, and what comes of that by its weights.
+TWICE = """
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            u = self.second(torch.tanh(self.first(x)))
+            (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        return (slope[:, :16] + u[:, :16]).square()
+def build():
+    return Twice(), torch.zeros(32, 32)
+"""
+
+
+@pytest.mark.parametrize("recipe", [TENSORWISE, ROWWISE, MX])
+def test_what_a_library_says_of_second_derivatives_is_its_own(own: Own, recipe: str) -> None:
+    """Not what a tap in front of its products would say, which no script reproduces."""
+    found = [v for v in judged(own(TWICE), recipe).verdicts if v.status == "crashed"]
+    assert all("torchao" in verdict.at.name for verdict in found), found
+    assert not any("_data" in verdict.got for verdict in found)
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_what_a_converted_model_alone_raises_is_found(
     own: Own, monkeypatch: pytest.MonkeyPatch, autocast: bool
