@@ -184,7 +184,7 @@ def test_gradients_that_no_product_determines_are_named(
     changed = replace(own, gradients=elsewhere, products=called)
     monkeypatch.setitem(MODELS, own.name, changed)
     said = one.soundness()
-    assert "; gradients of up between runs only, as other functions" in said
+    assert "; gradients of 1 linear (up) between runs only, as other functions" in said
     assert "out_proj" not in said, "it is never called itself"
 
 

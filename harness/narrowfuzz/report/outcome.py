@@ -308,4 +308,5 @@ def _of_elsewhere(own: Sequence[Combination]) -> str:
     if not layers:
         return ""
     which = few([layer.removeprefix("model.") for layer in layers], _NAMED)
-    return f"gradients of {which} between runs only, as other functions contribute to them"
+    count = plural(len(layers), "linear")
+    return f"gradients of {count} ({which}) between runs only, as other functions add to them"
