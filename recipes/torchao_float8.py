@@ -138,18 +138,19 @@ def _tap(emit: Emit) -> Iterator[None]:
         return amax
 
     def watch(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
-        amaxes = of_threads.pop(threading.get_ident(), [])
-        of_a, of_b = amaxes[-2:] if len(amaxes) > 1 else (None, None)
+        amaxes = of_threads.pop(threading.get_ident(), [])[-2:]
         a, b = args
         if not (hasattr(a, "_data") and hasattr(b, "_data")):
             return multiply(aten_op, args, kwargs)  # torchao refuses it, in a second derivative
-        if hasattr(of_a, "placements") or hasattr(of_b, "placements"):
-            of_a = of_b = None  # amaxes of distributed tensors, while a and b are this rank's
-        if of_a is not None and of_b is not None:
+        known: tuple[Any, ...] = ()
+        # amaxes of distributed tensors are not those of a and b, which are this rank's
+        if len(amaxes) == 2 and not any(hasattr(amax, "placements") for amax in amaxes):
             # a 3-D input's amax is [batch, m, 1], its scale [batch * m, 1]
-            of_a = of_a.reshape(a._scale.shape)
-            of_b = (of_b.t() if of_b.ndim == 2 else of_b).reshape(b._scale.t().shape)
-        emit(a._data, a._scale, b._data.t(), b._scale.t(), of_a, of_b)
+            known = (
+                amaxes[0].reshape(a._scale.shape),
+                (amaxes[1].t() if amaxes[1].ndim == 2 else amaxes[1]).reshape(b._scale.t().shape),
+            )
+        emit(a._data, a._scale, b._data.t(), b._scale.t(), *known)
         return multiply(aten_op, args, kwargs)
 
     table[op], float8_utils.tensor_to_amax = watch, watch_amax

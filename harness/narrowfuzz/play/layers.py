@@ -199,9 +199,10 @@ class LayerWatch:
             running[-1].weight = kept(module.weight)
             if getattr(module, "bias", None) is not None:
                 running[-1].bias = kept(module.bias)
-            parameters = {role: getattr(module, role, None) for role in ("weight", "bias")}
             running[-1].trained = frozenset(
-                role for role, p in parameters.items() if p is not None and p.requires_grad
+                role
+                for role in ("weight", "bias")
+                if getattr(getattr(module, role, None), "requires_grad", False)
             )
 
         def after(module: Any, args: Any, output: Any) -> Any:
