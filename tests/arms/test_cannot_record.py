@@ -9,6 +9,7 @@ from narrowfuzz.arms.lost import CannotRecord
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.operators import BY_KERNEL
 from samples import recipes
 
@@ -29,16 +30,23 @@ def test_a_call_that_cannot_be_read_ends_the_run(
         judge.judge(CASE)
 
 
+@pytest.mark.parametrize("error", [Unjudged, ValueError])
 def test_a_call_that_is_refused_with_a_reason_is_not_judged(
-    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Any other error is a fault of ours."""
+
     def refuse(named: object, result: object) -> None:
-        raise ValueError("for a reason")
+        raise error("for a reason")
 
     judge = Judge(recipes(), Ledger([]), frozenset({"eager"}))
     broken = replace(BY_KERNEL[KERNELS[0]], read=refuse)
     monkeypatch.setitem(BY_KERNEL, KERNELS[0], broken)  # type: ignore[arg-type]
-    assert not judge.judge(CASE).causes
+    if error is Unjudged:
+        assert not judge.judge(CASE).causes
+    else:
+        with pytest.raises(CannotRecord, match="for a reason"):
+            judge.judge(CASE)
 
 
 def test_a_step_that_cannot_be_read_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_every_kind_of_pair_meets_for_every_value_of_both_sides() -> None:
 
 @pytest.mark.parametrize("name", ["torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"])
 def test_every_recipe_meets_what_may_happen_to_a_model(name: str) -> None:
-    drawn = draws.drawn_in_lots(trainings([RECIPES[name]]), 500)
+    drawn = draws.drawn_in_lots(trainings([RECIPES[name]]), 1500)
     found = seen(tuple(Case(spec=spec, data=DataSpec()) for spec in drawn))
     wanted = {p for p in WHOLE if p[0] == ("recipe", name) and p[1][0] == "schedule"}
     assert wanted <= found, wanted - found

@@ -216,7 +216,7 @@ def test_a_slice_varies_what_it_may_and_nothing_else(factor: str | None) -> None
     vary = frozenset() if factor is None else frozenset({factor})
     # graphs run on oneDNN's, and on one thread
     compile: Compile = "none" if factor in ("kernels", "threads") else "inductor"
-    found = drawn(specs(ALL, compile=compile, vary=vary), 60)
+    found = drawn(specs(ALL, compile=compile, vary=vary), 120)
     changed = {
         name
         for spec in found

@@ -152,7 +152,7 @@ def specs(
     )
     spec = _on_grid(fixed(spec, recipe), recipe)
     # more events where there may be autocast regions, and fewer for slow models
-    rarely = 20 if model in _LONG else 5 if recipe.autocasts and spec.dtype == "fp32" else 9
+    rarely = 20 if model in _LONG else 3 if recipe.autocasts and spec.dtype == "fp32" else 5
     if spec.trains and not spec.scheduled and choose("schedule", *[False] * rarely, True):
         spec = draw(trained(spec, recipe))
     if compile == "none":

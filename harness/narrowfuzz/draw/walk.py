@@ -245,7 +245,7 @@ def _backward(way: _Walk) -> Backward:
     how = "oldest"
     if len(live) > 1:
         how = way.choose("events", "oldest", "oldest", "newest", "newest", "both")
-    retain = way.habits.retains and way.choose("events", False, False, False, True)
+    retain = way.habits.retains and way.choose("events", False, False, True)
     of = {"newest": live[-1:], "both": live[-2:]}.get(how, live[:1])
     return Backward(of=tuple(of), values=values, shift=shift, retain=retain)
 

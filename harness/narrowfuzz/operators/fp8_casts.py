@@ -36,13 +36,13 @@ def _of_rows(x: F32, ends: list[int]) -> Iterator[_Part]:
 def _of_columns(x: F32, ends: list[int]) -> Iterator[_Part]:
     """[E, K, N], one scale per column of each matrix."""
     for expert, matrix in enumerate(x):
-        yield matrix.T, (expert,), True, (expert, 0)
+        yield matrix.T, (expert,), True, (expert,)
 
 
 def _of_transposed(x: F32, ends: list[int]) -> Iterator[_Part]:
     """[E, K, N] -> [E, N, K], one scale per row of each matrix."""
     for expert, matrix in enumerate(x):
-        yield matrix, (expert,), True, (expert, 0)
+        yield matrix, (expert,), True, (expert,)
 
 
 def _of_groups_of_columns(x: F32, ends: list[int]) -> Iterator[_Part]:
@@ -105,8 +105,11 @@ def _expected(
         open_codes = rows.scale_uncertain[:, None] | (np.isnan(rows.codes) & ~np.isnan(x))
         whole["codes"][place] = rows.codes.T if across else rows.codes
         unknown["codes"][place] = open_codes.T if across else open_codes
-        whole["scales"][scale_place] = rows.scale
-        unknown["scales"][scale_place] = rows.scale_uncertain | np.isnan(rows.scale)
+        # scales of a matrix are a row, or a matrix of one row or column
+        shape = whole["scales"][scale_place].shape
+        doubted = rows.scale_uncertain | np.isnan(rows.scale)
+        whole["scales"][scale_place] = rows.scale.reshape(shape)
+        unknown["scales"][scale_place] = doubted.reshape(shape)
     return {n: Expected.between(whole[n], whole[n], unknown[n]) for n in whole}
 
 
