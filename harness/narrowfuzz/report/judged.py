@@ -26,6 +26,7 @@ from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.report.tally import counted
 from narrowfuzz.rules import RULES
+from narrowfuzz.trace.meaning import shortened
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict
 
 #: The rules whose verdict makes a combination count as judged: they check a cast, check a multiply
@@ -172,7 +173,7 @@ def _why_blocked(verdict: Verdict) -> str:
     if verdict.status in ("not_applicable", "inconclusive"):
         return verdict.why
     by = verdict.explained_by
-    return known_issue(by) if by else "it fails: see findings"
+    return known_issue(by) if by else f"it fails: {shortened(verdict.got, 80)}"
 
 
 def known_issue(entry: str) -> str:
