@@ -10,7 +10,7 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.numerics.accumulator import Unjudged
-from narrowfuzz.operators import BY_KERNEL
+from narrowfuzz.operators import BY_KERNEL, BY_NAME
 from samples import recipes
 
 CASE = Case(spec=Spec(recipe="torch.fp32", dtype="fp32", model="layernorm_linear"), data=DataSpec())
@@ -47,6 +47,16 @@ def test_a_call_that_is_refused_with_a_reason_is_not_judged(
     else:
         with pytest.raises(CannotRecord, match="for a reason"):
             judge.judge(CASE)
+
+
+def test_our_own_mistake_is_no_reason_not_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistake(_: object) -> None:
+        raise ValueError("of our own")
+
+    operator = replace(BY_KERNEL[KERNELS[0]], expected=mistake)  # type: ignore[arg-type]
+    monkeypatch.setitem(BY_NAME, operator.name, operator)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="of our own"):
+        Judge(recipes(), Ledger([]), frozenset({"eager"})).judge(CASE)
 
 
 def test_a_step_that_cannot_be_read_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from narrowfuzz.draw.strategies import batches
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.machine.device import check_device
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Expected
@@ -201,7 +202,7 @@ def _uses(call: OperatorCall, operators: Sequence[str]) -> Iterator[Used]:
         return
     try:
         expected = BY_NAME[call.operator].expected(call)
-    except ValueError:  # too large to be judged, as the rule reports
+    except Unjudged:  # too large to be judged, as the rule reports
         return
     for name, may in expected.items():
         yield used(call, name, may)
