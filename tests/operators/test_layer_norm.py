@@ -151,6 +151,18 @@ def test_an_element_that_is_off_by_little_more_than_the_bound_is_seen(name: str)
     assert outside(may, wrong)[5, 7] and outside(may, wrong).sum() == 1
 
 
+@pytest.mark.parametrize("shape", [(0,), (4, 0)], ids=str)
+def test_rows_without_elements_are_not_judged(shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape, requires_grad=True)
+    with OperatorWatch() as watch:
+        F.layer_norm(x, (0,)).sum().backward()
+    calls = [c for c in operators_of(watch.operators) if c.operator.startswith("layer_norm")]
+    assert len(calls) == 2
+    for call in calls:
+        (verdict,) = judge_call("eager", call)
+        assert (verdict.status, verdict.why) == ("inconclusive", "rows without elements")
+
+
 def test_a_norm_without_parameters_and_one_of_frozen_ones_are_read() -> None:
     watch = OperatorWatch()
     x = torch.randn(4, 6, requires_grad=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.operator import TORCH_DTYPE, Expected
 from narrowfuzz.trace.trace import OperatorCall
@@ -19,8 +20,10 @@ LARGEST = 2.0**100
 
 def rows_of(call: OperatorCall, name: str, default: float = 0.0) -> F64:
     """A tensor as [rows, n], where each row is normalised together; a parameter as one row, filled
-    with ``default`` if the call has none."""
+    with ``default`` if the call has none. Raises Unjudged for rows without elements."""
     n = math.prod(call.settings["shape"])
+    if not n:
+        raise Unjudged("rows without elements")
     if name not in call.tensors:
         return np.full((1, n), default)
     return call.tensors[name].astype(np.float64).reshape(-1, n)
