@@ -48,6 +48,13 @@ REFUSED = {
     "another output": (WAVES, "x += 0 if self.started else 1",
                        "the first forward gives another output than a later one of the same input: "
                        "the first module that does is the model itself (Model)"),
+    "a parameter that is made": (WAVES,
+                                 "if not self.started: self.made = nn.Parameter(torch.ones(8))",
+                                 "the first forward makes its parameter made, so no two runs are"),
+    "another shape": (WAVES, "self.mean = x.mean(0)[None]",
+                      "each forward replaces its buffer mean by one of another shape"),
+    "expanded": (WAVES, "self.mean = x[0, :1].expand(8)",
+                 "by one of another shape, or by an expanded one"),
 }  # fmt: skip
 JUDGED = {
     "constants by a flag": ("if not self.started: self.mean.fill_(0.5)", ()),

@@ -77,6 +77,11 @@ def check_first(
     with the same parameters and ``changing`` buffers. ``own`` has not been called yet."""
     began = {name: t.detach().clone() for name, t in _state(own.model, changing).items()}
     first, wrote = _run(own, example, changing)
+    if made := [name for name in wrote if name not in began]:
+        raise source.refused(
+            f"the first forward makes its parameter {made[0]}, so no two runs are the same: create "
+            "it where the model is built"
+        )
     for name, t in _state(own.model, changing).items():
         t.data.copy_(began[name])
     later, writes = _run(own, example, changing)

@@ -334,6 +334,13 @@ class Changing:
         for name, value in self.parameters.items():
             model.get_parameter(name).data.copy_(value)
 
+    def fits(self, model: nn.Module, name: str) -> bool:
+        """Can the buffer of this name be set back to its initial value?"""
+        buffer = model.get_buffer(name)
+        steps = zip(buffer.shape, buffer.stride(), strict=True)
+        expanded = any(size > 1 and not step for size, step in steps)
+        return buffer.shape == self.built[name].shape and not expanded
+
 
 def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[torch.Tensor], Any]:
     """A function that calls the model with an input, each time with the initial values of its
@@ -359,6 +366,11 @@ def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[tor
                 raise source.refused(
                     f"each forward changes its buffer {min(made)}, which the first one makes: "
                     "create it where the model is built"
+                )
+            if other := [name for name in sorted(new) if not changing.fits(own.model, name)]:
+                raise source.refused(
+                    f"each forward replaces its buffer {other[0]} by one of another shape, or by "
+                    "an expanded one, which cannot be set back: write into it with copy_()"
                 )
             changing.names |= new
         return given
