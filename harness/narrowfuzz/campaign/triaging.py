@@ -42,9 +42,12 @@ class Triaging:
         scripts: RunScript,
         deadline: float,
         tell: Callable[[messages.Message], None],
+        flush: Callable[[], None],
     ) -> None:
         self.config, self.judge, self.unfiltered_ledger = config, judge, unfiltered_ledger
         self.scripts, self.deadline, self.tell = scripts, deadline, tell
+        #: Sends what the worker has counted: triage may take long, and end the process.
+        self.flush = flush
         #: Seconds spent on triage; and those of them spent on compiling.
         self.seconds = self.compiling = 0.0
         #: While something more urgent is to run, triage may take ``at_once`` seconds.
@@ -102,6 +105,7 @@ class Triaging:
         return True
 
     def _triage(self, pending: PendingTriage, *, most: float = 25.0) -> None:
+        self.flush()
         case, verdict = pending.case, pending.verdict
         wanted = fingerprint(verdict, self.judge.family(case.spec))
         if wanted in self.issues:

@@ -162,7 +162,13 @@ class Worker:
         self.recipes, self.stateful = split_by_source(able.values())
         self.trials, self.judge = session.trials, session.judge
         self.triaging = Triaging(
-            config, self.judge, session.unfiltered_ledger, scripts, place.deadline, self.tell
+            config,
+            self.judge,
+            session.unfiltered_ledger,
+            scripts,
+            place.deadline,
+            self.tell,
+            self.flush,
         )
         self.judge.before_rerun = self._note
         self.judge.programs.note_arm = lambda arm: self.journal.note_arm(arm.name)
@@ -250,7 +256,6 @@ class Worker:
                 blocked = blocked_arms(verdicts, case.spec.recipe, case.spec.model)
                 self.counts.update(("stopped", *one) for _, *one in blocked)
         self.triaging.holding = False
-        self.flush()
         self.triaging.work_off()
 
     def serve(self, now: Slice, until: float) -> None:
@@ -432,8 +437,6 @@ class Worker:
         if self.side_recorder:
             self.side_recorder.judged(case, judgement, self.past)
         else:
-            if judgement.causes:
-                self.flush()  # triage may take long
             self.triaging.claim(case, judgement, self.past)
         self.past.append(case)
         if time.monotonic() - self.reported > _REPORT_EVERY:
@@ -450,7 +453,7 @@ class Worker:
     def settle(self) -> None:
         """In a comparison: triage the divergences that the other side does not show."""
         if self.side_recorder:
-            self.flush()
+            self.flush()  # it waits for the other side
             self.triaging.settle(self.side_recorder, self.journal.journal.file.touch)
 
     def flush(self) -> None:
