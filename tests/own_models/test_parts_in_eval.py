@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from narrowfuzz.campaign.check import _TRAINING
 from narrowfuzz.own_models import register
 from test_own_causes import ROWWISE, judged
@@ -55,3 +56,20 @@ def test_each_module_returns_to_the_mode_that_it_was_built_in(own: Own) -> None:
     model.train()
     assert [module.training for module in model.modules()] == modes
     assert model.model.part.merged
+
+
+class Wrapped(torch.nn.Module):
+    """What a conversion may put in a module's place."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+
+def test_a_module_that_a_conversion_wraps_keeps_the_modes_inside(own: Own) -> None:
+    model = made(register(own(MERGES))[0])
+    model.model.head = Wrapped(model.model.head)
+    model.eval()
+    model.train()
+    assert model.model.head.training
+    assert [part.training for part in model.model.head.inner] == [True, False]

@@ -68,10 +68,11 @@ class OwnModel(nn.Module):
         elif len(modes) < 2:
             module.train(True)
         else:
+            mode = self.modes.get(module, True)  # a conversion may have made it
             if type(module).train is nn.Module.train:
-                module.training = self.modes[module]
+                module.training = mode
             else:
-                module.train(self.modes[module])
+                module.train(mode)
             for child in module.children():
                 self._as_built(child)
 
