@@ -46,6 +46,32 @@ MODELS = {
     def forward(self, x):
         return torch.utils.checkpoint.checkpoint(super().forward, x * 1, use_reentrant=True)
 """, set()),
+    "a weight in a function that recomputes": ("""
+    class Recomputed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, run, x):
+            ctx.run = run
+            ctx.save_for_backward(x)
+            return run(x)
+        @staticmethod
+        def backward(ctx, g):
+            with torch.enable_grad():
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                y = ctx.run(x)
+            torch.autograd.backward(y, g)
+            return None, x.grad
+    def inner(self, x):
+        return self.b(x) + x @ (self.a.weight * 0.5)
+    def forward(self, x):
+        return self.Recomputed.apply(self.inner, self.a(x))
+""", {"a.weight"}),
+    "a hook that a forward adds": ("""
+    def forward(self, x):
+        hook = self.b.register_full_backward_hook(lambda m, gi, go: (gi[0] / 2,))
+        y = super().forward(x)
+        hook.remove()
+        return y
+""", {"b.input"}),
     "a masked gradient": ("""
     def __init__(self):
         super().__init__()

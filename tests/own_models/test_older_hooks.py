@@ -29,8 +29,22 @@ def test_one_that_changes_gradients_is_refused(own: Own, module: str, name: str)
         register(text)
 
 
+@pytest.mark.parametrize("does", ["[g.mul_(0.5) for g in gi] and None", "(go[0].mul_(2), None)[1]"])
+def test_one_that_writes_into_gradients_is_refused(own: Own, does: str) -> None:
+    with pytest.raises(ValueError, match="changes gradients of b: torch applies it to"):
+        register(own(HOOKED.format("self.b", does)))
+
+
+def test_one_that_a_forward_adds_is_refused(own: Own) -> None:
+    adds = f"self.b.register_backward_hook(lambda m, gi, go: {HALVES}); return self.b("
+    text = HOOKED.format("self.a", "None").replace("return self.b(", adds)
+    with pytest.raises(ValueError, match="changes gradients of b: torch applies it to"):
+        register(own(text))
+
+
+@pytest.mark.parametrize("returns", ["print(end='')", "gi"])
 @pytest.mark.parametrize("module", ["self.b", "self"])
-def test_one_that_only_looks_is_judged(own: Own, module: str) -> None:
-    text = own(HOOKED.format(module, "print(end='')"))
+def test_one_that_only_looks_is_judged(own: Own, module: str, returns: str) -> None:
+    text = own(HOOKED.format(module, returns))
     found = judged(text, "torch.fp32", dtype="fp32")
     assert found.ran and not found.causes

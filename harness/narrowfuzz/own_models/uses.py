@@ -6,13 +6,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
 
 from narrowfuzz.arms.tensors import DTYPE_NAME
 from narrowfuzz.models.model import Gradients
@@ -44,15 +45,22 @@ class ParameterUses(TorchFunctionMode):
         #: Does the forward differentiate anything?
         self.differentiates = False
         self._running: list[nn.Linear] = []
+        #: How many forwards of autograd functions are running: a checkpoint, or a function that
+        #: recomputes in backward, calls functions and linears there without a graph.
+        self._inside = 0
         self._hooks = ExitStack()
         for layer, linear in self._linears.items():
-            changed = ["input"] * bool(linear._backward_hooks or linear._backward_pre_hooks)
-            changed += ["weight", "bias"] * bool(linear._backward_pre_hooks)
-            self._elsewhere.update(f"{layer}.{name}" for name in changed)
+            self._note_hooks(layer, linear)
             for name, parameter in linear.named_parameters(recurse=False):
                 self._names.setdefault(id(parameter), []).append(f"{layer}.{name}")
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                     self._elsewhere.add(f"{layer}.{name}")
+
+    def _note_hooks(self, layer: str, linear: nn.Linear) -> None:
+        changed = ["input"] * bool(linear._backward_hooks or linear._backward_pre_hooks)
+        changed += ["weight", "bias"] * bool(linear._backward_pre_hooks)
+        self._elsewhere.update(f"{layer}.{name}" for name in changed)
+        self._hooked |= bool(changed)
 
     def found(self, dtype: torch.dtype) -> Gradients:
         """What was found, for a model whose first linear has this dtype."""
@@ -74,7 +82,9 @@ class ParameterUses(TorchFunctionMode):
             if (kwargs or {}).get("create_graph"):  # its gradients have gradients of their own
                 self._elsewhere.update(f"{layer}.input" for layer in self._linears)
                 self._twice = True
-        elif any(t.requires_grad and id(t) not in self._uses for t in tensors_in(made)):
+        elif any(
+            (t.requires_grad or self._inside) and id(t) not in self._uses for t in tensors_in(made)
+        ):
             running = self._running[-1:]
             own = {id(p) for linear in running for p in linear.parameters(recurse=False)}
             for t in tensors_in((args, kwargs)):
@@ -85,17 +95,26 @@ class ParameterUses(TorchFunctionMode):
         return made
 
     def __enter__(self) -> Any:
-        for linear in self._linears.values():
-            begins = linear.register_forward_pre_hook(self._begins, with_kwargs=True)
+        for layer, linear in self._linears.items():
+            begin = partial(self._begins, layer)
+            begins = linear.register_forward_pre_hook(begin, with_kwargs=True)
             ends = linear.register_forward_hook(self._ends, always_call=True)
             self._hooks.callback(begins.remove)
             self._hooks.callback(ends.remove)
-        # a reentrant checkpoint runs its forward without a graph, which would hide uses
-        plainly = staticmethod(lambda function, preserve, *args: function(*args))
-        self._hooks.enter_context(patch.object(CheckpointFunction, "apply", plainly))
+        applied = vars(Function)["apply"].__func__
+
+        def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._inside += 1
+            try:
+                return applied(function, *args, **kwargs)
+            finally:
+                self._inside -= 1
+
+        self._hooks.enter_context(patch.object(Function, "apply", classmethod(apply)))
         return super().__enter__()
 
-    def _begins(self, linear: Any, args: Any, kwargs: Any) -> None:
+    def _begins(self, layer: str, linear: Any, args: Any, kwargs: Any) -> None:
+        self._note_hooks(layer, linear)  # the forward may have added some
         self._running.append(linear)
         for t in tensors_in((args, kwargs)):
             mapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
@@ -119,20 +138,30 @@ class ParameterUses(TorchFunctionMode):
 @contextmanager
 def changed_by_older_hooks(model: nn.Module) -> Iterator[list[str]]:
     """The names of modules whose hooks of ``register_backward_hook`` change gradients in backwards
-    of the forwards inside."""
+    of the forwards inside, which may add such hooks."""
     found: list[str] = []
+    names = {module: name for name, module in model.named_modules()}
+    added = nn.Module.register_backward_hook
+
+    def add(module: nn.Module, hook: Callable[..., Any]) -> Any:
+        return added(module, noting(names.get(module, ""), hook))
 
     def noting(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any) -> Any:
+            given, every = tensors_in(args[1]), tensors_in(args[1:])
+            versions = [t._version for t in every]
             made = hook(*args)
-            if made is not None:
+            returned = given if made is None else tensors_in(made)
+            others = any(t is not g for t, g in itertools.zip_longest(returned, given))
+            if others or versions != [t._version for t in every]:
                 found.append(name)
             return made
 
         return noted
 
     with ExitStack() as stack:
-        for name, module in model.named_modules():
+        stack.enter_context(patch.object(nn.Module, "register_backward_hook", add))
+        for module, name in names.items():
             if module._is_full_backward_hook is False:
                 hooks = {key: noting(name, one) for key, one in module._backward_hooks.items()}
                 stack.enter_context(patch.dict(module._backward_hooks, hooks))
