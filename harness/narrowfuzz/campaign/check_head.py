@@ -121,7 +121,7 @@ def _notes(one: Configuration) -> Iterator[str]:
     if model.cut:
         yield (
             "its forward sets requires_grad of its input, which torch allows for leaves alone: it "
-            "is called with an input that needs no gradient, and none of the input is compared"
+            "is called with an input that needs no gradient, and the input's gradient is not judged"
         )
     if model.changing:
         names = few([name.removeprefix("model.") for name in model.changing], _NAMED)

@@ -88,7 +88,7 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
 
 def _of_codes(evidence: Evidence, verdict: Verdict, name: str) -> Verdict:
     """The divergence of a result, marked as known if it is a bias' gradient that may be the sum of
-    codes: O16 judges that sum, where it is finite."""
+    codes: O16 judges that sum on a single rank, where it is finite."""
     entry = evidence.deviations.get("bias_gradient_of_codes", "")
     return verdict.known(entry) if entry and name_of(name).kind.endswith(".bias.grad") else verdict
 
