@@ -51,6 +51,9 @@ REFUSED = {
     "a parameter that is made": (WAVES,
                                  "if not self.started: self.made = nn.Parameter(torch.ones(8))",
                                  "the first forward makes its parameter made, so no two runs are"),
+    "another shape, of what weights make": (
+        WAVES, "self.mean = self.proj(x).mean(0)[None]",
+        "each forward replaces its buffer mean by one of another shape"),
     "another shape": (WAVES, "self.mean = x.mean(0)[None]",
                       "each forward replaces its buffer mean by one of another shape"),
     "expanded": (WAVES, "self.mean = x[0, :1].expand(8)",
@@ -80,3 +83,9 @@ def test_what_each_forward_does_is_judged(own: Own, name: str) -> None:
     assert register(text)[0].changing == changing
     found = judged(text, "torch.fp32", dtype="fp32", steps=2)
     assert found.ran and not found.causes, [(v.rule, v.symptom) for v in found.causes]
+
+
+def test_a_parameter_whose_elements_share_memory_is_refused(own: Own) -> None:
+    text = MODEL.replace("nn.Parameter(torch.zeros(8))", "nn.Parameter(torch.zeros(1).expand(8))")
+    with pytest.raises(ValueError, match="elements of its parameter shift share memory"):
+        register(own(text.format("pass", WAVES)))

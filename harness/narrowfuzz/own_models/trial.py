@@ -56,6 +56,11 @@ def tried(source: Source) -> Model:
     it cannot be judged."""
     module, given = _built(source)
     linears, dtype = _linears(source, module)
+    if expanded := [name for name, p in module.named_parameters() if _expanded(p)]:
+        raise source.refused(
+            f"elements of its parameter {expanded[0]} share memory, which nothing can write to: "
+            "build it with contiguous()"
+        )
     changing = Changing(dict(module.named_buffers()))
     with one_thread(), eagerly():
         own, found = _driven(source, module, given, changing)
@@ -337,9 +342,20 @@ class Changing:
     def fits(self, model: nn.Module, name: str) -> bool:
         """Can the buffer of this name be set back to its initial value?"""
         buffer = model.get_buffer(name)
-        steps = zip(buffer.shape, buffer.stride(), strict=True)
-        expanded = any(size > 1 and not step for size, step in steps)
-        return buffer.shape == self.built[name].shape and not expanded
+        return buffer.shape == self.built[name].shape and not _expanded(buffer)
+
+
+def _expanded(t: torch.Tensor) -> bool:
+    """Do several of its elements share one place in memory, so that it cannot be written to?"""
+    return any(size > 1 and not step for size, step in zip(t.shape, t.stride(), strict=True))
+
+
+def _check_restorable(own: OwnModel, source: Source, changing: Changing) -> None:
+    if other := [name for name in sorted(changing.names) if not changing.fits(own.model, name)]:
+        raise source.refused(
+            f"each forward replaces its buffer {other[0]} by one of another shape, or by an "
+            "expanded one, which cannot be set back: write into it with copy_()"
+        )
 
 
 def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[torch.Tensor], Any]:
@@ -350,6 +366,7 @@ def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[tor
 
     def call(x: torch.Tensor) -> Any:
         nonlocal called_before
+        _check_restorable(own, source, changing)
         changing.restore(own.model)
         before, called_before, first = buffers_of(own.model), True, not called_before
         try:
@@ -367,12 +384,8 @@ def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[tor
                     f"each forward changes its buffer {min(made)}, which the first one makes: "
                     "create it where the model is built"
                 )
-            if other := [name for name in sorted(new) if not changing.fits(own.model, name)]:
-                raise source.refused(
-                    f"each forward replaces its buffer {other[0]} by one of another shape, or by "
-                    "an expanded one, which cannot be set back: write into it with copy_()"
-                )
             changing.names |= new
+            _check_restorable(own, source, changing)
         return given
 
     return call
