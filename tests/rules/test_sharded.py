@@ -331,6 +331,27 @@ def test_a_bias_gradient_of_codes_is_known_where_it_is_clipped() -> None:
     assert "S2" in broken(judge().judge(drawn))
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_sum_of_codes_over_ranks_is_known_and_hides_no_other_sum(microbatches: int) -> None:
+    sharding = {"data": 2, "tensor": 1, "narrow_styles": True}
+    sizes = {"m": 32, "k": 32, "n": 32, "bias": True, "microbatches": microbatches}
+    drawn = case(TENSORWISE, sharding, backend="emulated", **sizes)
+
+    def of_bias() -> set[str]:
+        verdicts = (*(j := judge_known().judge(drawn)).verdicts, *j.known)
+        named = (v for v in verdicts if v.rule == "S2" and "bias" in v.at.name)
+        return {v.status for v in named} & {"diverged", "known"}
+
+    assert of_bias() == {"known"}
+    for fault in ("fsdp-sum-for-mean", "fsdp-last-rank-lost"):
+        with planted("", fault):
+            assert of_bias() == {"diverged"}
+
+
+def judge_known() -> Judge:
+    return Judge(RECIPES, load_ledger())
+
+
 def test_shards_of_their_own_scales_are_known_where_one_contains_nan() -> None:
     spike = Spike("weight", row=69, col=195, bits="0x7fc00000")
     drawn = case(

@@ -13,6 +13,7 @@ from narrowfuzz.numerics.formats import BF16, F32, F64, FORMATS, Format, round_t
 from narrowfuzz.numerics.plan import ROLES, Role
 from narrowfuzz.numerics.reference import product
 from narrowfuzz.operators.linear import Reference
+from narrowfuzz.operators.operator import Expected
 from narrowfuzz.operators.sum import summed
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.expected import NOTHING, beyond, outside, passed
@@ -100,17 +101,25 @@ def _summed_codes(evidence: Evidence, trace: Trace, got: F32) -> NDArray[np.bool
     """True where a bias gradient is the sum of the quantised output gradients that a GEMM
     multiplied, rounded to the layer's dtype; False everywhere if the reference does not follow that
     deviation."""
-    fmt, nowhere = FORMATS[evidence.spec.dtype], np.zeros(got.shape, dtype=bool)
     if "bias_gradient_of_codes" not in evidence.deviations:
-        return nowhere
+        return np.zeros(got.shape, dtype=bool)
+    may = sum_of_codes(evidence, trace)
+    if may is None:
+        return np.zeros(got.shape, dtype=bool)
+    return bounds.contains(may.lo, may.hi, got) | may.unknown
+
+
+def sum_of_codes(evidence: Evidence, trace: Trace) -> Expected | None:
+    """The sum of the quantised output gradients that a GEMM multiplied, rounded to the layer's
+    dtype; None if they were not observed."""
     multiplied = observed(evidence, trace, "grad_input")[0]
     if multiplied is None:
         multiplied = observed(evidence, trace, "grad_weight")[0]
         if multiplied is None:
-            return nowhere
+            return None
         multiplied = multiplied.T
-    may = summed(round_to(multiplied, fmt, overflow="ieee"), (0,), fmt)
-    return bounds.contains(may.lo, may.hi, got) | may.unknown
+    fmt = FORMATS[evidence.spec.dtype]
+    return summed(round_to(multiplied, fmt, overflow="ieee"), (0,), fmt)
 
 
 def check_layer(evidence: Evidence) -> Iterator[Verdict]:

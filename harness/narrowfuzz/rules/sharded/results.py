@@ -3,7 +3,7 @@ precomputed scales, of graphs and of processes), S12 (of the stages of a pipelin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any
@@ -21,6 +21,8 @@ from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.clipping import NORM, NOT_THE_NORM, norm_between
 from narrowfuzz.rules.evidence import Evidence, identical, same_bits
 from narrowfuzz.rules.expected import outside, passed
+from narrowfuzz.rules.gemm import sum_of_codes
+from narrowfuzz.rules.layers import layer_evidence
 from narrowfuzz.rules.rule import diverged, diverged_from, first, plain
 from narrowfuzz.rules.sharded.evidence import (
     arm_of,
@@ -49,6 +51,8 @@ from narrowfuzz.trace.verdict import Verdict
 _Ends = tuple[F64, F64]
 #: Symptoms of results that cannot be compared element by element.
 OTHER_SHAPE, NO_WHOLE = "other shape", "pieces make up no whole"
+#: The end of the kind of a bias' gradient.
+_BIAS = ".bias.grad"
 #: The name of the run whose gathers compute scales themselves.
 ON_THE_FLY = "on the fly"
 
@@ -79,18 +83,11 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
             want = single.outputs[name]
             there = At(name=name, run=EAGER.name, rank=rank)
             found = differs("S1", arm, "differs from one process", there, want, trace, rank)
-            if found is not None:
-                found = _of_codes(evidence, found, name)
+            if found is not None and entry and name_of(name).kind.endswith(_BIAS):
+                found = found.known(entry)  # S2 and O16 judge that sum
             status = "ok" if want.any() else "inconclusive"
             why = "" if want.any() else "zeros in both runs"
             yield found or plain("S1", arm, role_of(name), status, why)
-
-
-def _of_codes(evidence: Evidence, verdict: Verdict, name: str) -> Verdict:
-    """The divergence of a result, marked as known if it is a bias' gradient that may be the sum of
-    codes: O16 judges that sum on a single rank, where it is finite."""
-    entry = evidence.deviations.get("bias_gradient_of_codes", "")
-    return verdict.known(entry) if entry and name_of(name).kind.endswith(".bias.grad") else verdict
 
 
 def _each_rank(evidence: Evidence) -> Iterator[tuple[int, Trace, Trace]]:
@@ -140,8 +137,21 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
             continue
         for part, pieces in enumerate(by_part(evidence, key)):
             cut = partial(_ends_of_part, stacked(evidence, pieces).shape, part, sharding.tensor)
-            of_part = [[*map(cut, term)] for term in each]
-            yield _reduced(evidence, key, pieces, [*zip(*of_part, strict=True)])
+            verdict = _reduced(evidence, key, pieces, _cut(each, cut))
+            entry = evidence.deviations.get("bias_gradient_of_codes", "")
+            if verdict.status == "diverged" and entry and name_of(key).kind.endswith(_BIAS):
+                of_codes = [_by_codes(evidence, single[term], key) for term in terms]
+                if not all(of_codes):
+                    why = "the codes of its output gradients were not seen"
+                    verdict = plain("S2", arm, verdict.role, "inconclusive", why)
+                elif _reduced(evidence, key, pieces, _cut(of_codes, cut)).status == "ok":
+                    verdict = verdict.known(entry)
+            yield verdict
+
+
+def _cut(each: Sequence[Sequence[_Ends]], cut: Callable[[_Ends], _Ends]) -> list[tuple[_Ends, ...]]:
+    """For each backward, the part of every rank's contribution."""
+    return [*zip(*([*map(cut, term)] for term in each), strict=True)]
 
 
 def _ends_of_part(shape: tuple[int, ...], part: int, parts: int, ends: _Ends) -> _Ends:
@@ -208,8 +218,21 @@ def _reduced(
     piece, inside = origin(pieces, got.shape, where)
     symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
     at, actual = At(name=name, index=inside, rank=ranks[piece]), number(got[where])
-    found = diverged("S2", arm, role, symptom, at, actual, between(lo[where], hi[where]))
-    return _of_codes(evidence, found, name)
+    return diverged("S2", arm, role, symptom, at, actual, between(lo[where], hi[where]))
+
+
+def _by_codes(evidence: Evidence, trace: Trace, name: str) -> list[_Ends]:
+    """The interval of each backward's contribution to the gradient of a linear's bias, if that is
+    the sum of the codes of the output gradients. Empty if some were not observed."""
+    layer = name_of(name).gradient_of.removesuffix(".bias")
+    found: list[_Ends] = []
+    for call in [c for c in trace.calls if c.module == layer][: first_step(evidence)[1]]:
+        linear = layer_evidence(evidence, EAGER.name, call)
+        may = sum_of_codes(linear, linear.traces[EAGER.name])
+        if may is None or may.unknown.any():
+            return []
+        found.append((may.lo, may.hi))
+    return found
 
 
 def _dividing(term: _Ends, by: int, fmt: Format) -> _Ends:
