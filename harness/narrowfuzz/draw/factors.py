@@ -23,7 +23,7 @@ from narrowfuzz.models.catalog import COMPOSED, MODELS
 from narrowfuzz.recipe.recipe import Recipe
 
 #: Number of eager cases, and of cases of each compiled rung, that are drawn for a recipe.
-EAGER_DRAWS, COMPILED_DRAWS = 600, 160
+EAGER_DRAWS, COMPILED_DRAWS = 600, 240
 _LOT = 10
 _COMPILER = ("dynamic", "fullgraph", "memory_budget")
 #: Fields of a Spec that have few values.
