@@ -81,11 +81,27 @@ def test_a_divergence_is_triaged_at_once_and_by_one_worker(out: Path, said: list
     assert len(said) == 6
 
 
-def test_one_that_no_script_shows_may_be_claimed_again(out: Path, said: list[Any]) -> None:
+@pytest.mark.parametrize("cases", [0, 7])
+def test_one_that_no_script_shows_pauses_as_long_as_its_triage_took(
+    out: Path, said: list[Any], monkeypatch: pytest.MonkeyPatch, cases: int
+) -> None:
+    """Unless the number of cases is given: then no clock decides."""
+    now, triage = [100.0], triaging.triage
+
+    def takes_nine_seconds(*args: Any, **how: Any) -> Any:
+        now[0] += 9.0
+        return triage(*args, **how)
+
+    monkeypatch.setattr(triaging, "triage", takes_nine_seconds)
+    monkeypatch.setattr(triaging.time, "monotonic", lambda: now[0])
     one = of(out, said)
-    one.claim(CASE, judged(B), [])
-    one.claim(CASE, judged(B), [])
-    assert said.count(("O2", ())) == 2
+    one.config = dataclasses.replace(one.config, cases=cases)
+    for seconds, times in ((0.0, 1), (8.0, 1), (2.0, 2)):
+        now[0] += seconds
+        one.claim(CASE, judged(B), [])
+        if not cases:
+            assert said.count(("O2", ())) == times
+    assert not cases or said.count(("O2", ())) == 3
 
 
 def test_it_waits_while_something_more_urgent_runs(out: Path, said: list[Any]) -> None:

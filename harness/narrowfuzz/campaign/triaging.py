@@ -55,12 +55,17 @@ class Triaging:
         self.waiting: list[PendingTriage] = []
         #: Fingerprint -> the name by which the known issue that explains it is claimed.
         self.issues: dict[str, str] = {}
+        #: Fingerprint of a divergence that no script has shown -> when it may be triaged again. It
+        #: pauses as long as its triage took, so at most half of the time goes to it.
+        self.paused: dict[str, float] = {}
 
     def claim(self, case: Case, judgement: Judgement, past: Sequence[Case]) -> None:
         """Claim the case's divergences that no other worker has claimed. ``past`` are the cases
         that this process has judged before."""
         for verdict in judgement.causes:
             name = fingerprint(verdict, judgement.family)
+            if time.monotonic() < self.paused.get(name, -math.inf):
+                continue
             claimed = claim(self.config.out, name, case.spec.dtype)
             if claimed and not self._sighted(case, verdict, name):
                 pending = PendingTriage(case, verdict, tuple(past))
@@ -137,5 +142,7 @@ class Triaging:
             release(self.config.out, wanted, case.spec.dtype)
             if wanted in self.issues:
                 release(self.config.out, self.issues[wanted])
+            if not self.config.cases:  # else no clock decides what is found
+                self.paused[wanted] = 2.0 * time.monotonic() - started
         self.seconds += time.monotonic() - started
         self.compiling += self.judge.programs.compile_seconds - compiling
