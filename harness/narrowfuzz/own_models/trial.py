@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from narrowfuzz.machine.environment import one_thread
 from narrowfuzz.models.catalog import FIXED_BY_OWN
 from narrowfuzz.models.model import Model
 from narrowfuzz.operators import BY_KERNEL
+from narrowfuzz.own_models.blocks import blocks_of
 from narrowfuzz.own_models.calls import (
     CALLS,
     Answer,
@@ -32,17 +31,15 @@ from narrowfuzz.own_models.calls import (
     strange_generator,
     unwritten,
 )
+from narrowfuzz.own_models.changing import Changing, calling, changed_after_a_step, is_expanded
 from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
 from narrowfuzz.own_models.source import Source, raised
-from narrowfuzz.own_models.uses import ParameterUses, UnrecordableError, changed_by_older_hooks
+from narrowfuzz.own_models.uses import ParameterUses, changed_by_older_hooks
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import eagerly
 from narrowfuzz.play.own import OwnModel, by_place, imported, tensors_in
 
-#: By which share of themselves, at most, trained parameters are moved before it is seen which
-#: others follow them.
-_MOVED = 0.125
 _HOW = (
     "it must return a module and the arguments of a call: a tensor, a tuple of arguments, or a "
     "dict of arguments by name"
@@ -56,7 +53,7 @@ def tried(source: Source) -> Model:
     it cannot be judged."""
     module, given = _built(source)
     linears, dtype = _linears(source, module)
-    if expanded := [name for name, p in module.named_parameters() if _expanded(p)]:
+    if expanded := [name for name, p in module.named_parameters() if is_expanded(p)]:
         raise source.refused(
             f"elements of its parameter {expanded[0]} share memory, which nothing can write to: "
             "build it with contiguous()"
@@ -64,8 +61,8 @@ def tried(source: Source) -> Model:
     changing = Changing(dict(module.named_buffers()))
     with one_thread(), eagerly():
         own, found = _driven(source, module, given, changing)
-        changing.note(own.model, _changed_after_a_step(source, _made(source, own.driven, own.cut)))
-        called, example = _calling(own, source, changing), own.given[own.driven]
+        changing.note(own.model, changed_after_a_step(source, _made(source, own.driven, own.cut)))
+        called, example = calling(own, source, changing), own.given[own.driven]
         ids = not example.is_floating_point()
         if example.dim() == 0 or not example.numel():
             raise source.refused(
@@ -82,7 +79,7 @@ def tried(source: Source) -> Model:
         answers, unreached, operators = _answers(source, own, example, called)
         fresh = Fresh(
             lambda: _made(source, own.driven, own.cut),
-            lambda made: _calling(made, source, changing),
+            lambda made: calling(made, source, changing),
             changing.names,
         )
         check_filled(source, fresh, buffers_of(own.model), example)
@@ -99,7 +96,7 @@ def tried(source: Source) -> Model:
         "weight_layout": "contiguous",
     }
     assert set(fixed) == FIXED_BY_OWN, set(fixed) ^ FIXED_BY_OWN
-    blocks, given_gradients = _blocks(own, module, lambda: called(example.clone()))
+    blocks, given_gradients = blocks_of(own, module, lambda: called(example.clone()))
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
     where, dims = (source.where, source.build), dict(source.dims)
     place = (own.driven, True) if own.cut else (own.driven,)
@@ -203,7 +200,7 @@ def _driven(
     """The model with the argument determined that a case's input replaces, and its lookups in
     embedding tables."""
     probe = _made(source, next(k for k, v in given.items() if isinstance(v, torch.Tensor)))
-    call, example = _calling(probe, source, changing), probe.given[probe.driven]
+    call, example = calling(probe, source, changing), probe.given[probe.driven]
     with lookups() as found:
         call(example)
     call(example)
@@ -227,31 +224,6 @@ def _takes_leaves_only(own: OwnModel) -> bool:
     except Exception as error:  # noqa: BLE001 - the calls of the trial proper report any other
         return _LEAVES_ONLY in str(error)
     return False
-
-
-def _changed_after_a_step(source: Source, own: OwnModel) -> set[str]:
-    """The names of the parameters and buffers that a forward in training changes by itself (a
-    teacher that follows its student, weights that are clipped), the first one aside, which may fill
-    caches. Parameters that train are moved in between, as steps move them: what begins as their
-    copy does not change before."""
-    _calling(own, source, Changing({}))(own.given[own.driven])
-    random = torch.Generator().manual_seed(0)
-    for parameter in own.model.parameters():
-        if parameter.requires_grad and parameter.is_floating_point():
-            moved = 1.0 + _MOVED * torch.rand(parameter.shape, generator=random)
-            parameter.data.mul_(moved.to(parameter.dtype))
-    before = _digests(own.model)
-    try:
-        own.called(own.given[own.driven].clone())
-    except Exception as error:
-        called = f"calling it after its weights changed by up to {100 * _MOVED:g} %"
-        raise source.refused(raised(called, error)) from error
-    return {name for name, value in _digests(own.model).items() if before.get(name) != value}
-
-
-def _digests(module: nn.Module) -> dict[str, bytes]:
-    """Name -> hash of the bytes of every parameter and buffer."""
-    return {name: digest([p]) for name, p in module.named_parameters()} | buffers_of(module)
 
 
 def _vocabulary(
@@ -308,87 +280,6 @@ def _saved(module: nn.Module, names: set[str]) -> tuple[str, ...]:
     """Those of the buffers of these names that a state_dict holds, and that are real numbers."""
     saved = names & module.state_dict().keys()
     return tuple(f"model.{n}" for n in sorted(saved) if not module.get_buffer(n).is_complex())
-
-
-@dataclass
-class Changing:
-    """The buffers of a model as built, the names of those that every forward changes, and the
-    parameters that forwards change, as built."""
-
-    built: Mapping[str, torch.Tensor]
-    names: set[str] = field(default_factory=set)
-    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
-
-    def note(self, model: nn.Module, names: Collection[str]) -> None:
-        """Note that forwards change these parameters and buffers of a model that was not called
-        yet."""
-        self.names |= self.built.keys() & names
-        parameters = dict(model.named_parameters()).items()
-        self.parameters = {n: p.detach().clone() for n, p in parameters if n in names}
-
-    def trained(self, model: nn.Module) -> str:
-        """The first parameter of those that forwards change that trains, "" if none does."""
-        trained = (n for n in self.parameters if model.get_parameter(n).requires_grad)
-        return next(trained, "")
-
-    def restore(self, model: nn.Module) -> None:
-        """Set what changes back to its initial values for the next forward. Through ``data``,
-        because autograd must not count this as a new version: a backward may still need it."""
-        for name in self.names:
-            model.get_buffer(name).data.copy_(self.built[name])
-        for name, value in self.parameters.items():
-            model.get_parameter(name).data.copy_(value)
-
-    def fits(self, model: nn.Module, name: str) -> bool:
-        """Can the buffer of this name be set back to its initial value?"""
-        buffer = model.get_buffer(name)
-        return buffer.shape == self.built[name].shape and not _expanded(buffer)
-
-
-def _expanded(t: torch.Tensor) -> bool:
-    """Do several of its elements share one place in memory, so that it cannot be written to?"""
-    return any(size > 1 and not step for size, step in zip(t.shape, t.stride(), strict=True))
-
-
-def _check_restorable(own: OwnModel, source: Source, changing: Changing) -> None:
-    if other := [name for name in sorted(changing.names) if not changing.fits(own.model, name)]:
-        raise source.refused(
-            f"each forward replaces its buffer {other[0]} by one of another shape, or by an "
-            "expanded one, which cannot be set back: write into it with copy_()"
-        )
-
-
-def _calling(own: OwnModel, source: Source, changing: Changing) -> Callable[[torch.Tensor], Any]:
-    """A function that calls the model with an input, each time with the initial values of its
-    changing buffers. The first call may fill a cache that later calls use. If the model raises an
-    error, the model is refused."""
-    called_before = False
-
-    def call(x: torch.Tensor) -> Any:
-        nonlocal called_before
-        _check_restorable(own, source, changing)
-        changing.restore(own.model)
-        before, called_before, first = buffers_of(own.model), True, not called_before
-        try:
-            given = own.called(x)
-        except UnrecordableError as why:
-            raise source.refused(str(why)) from why
-        except Exception as error:
-            called = f"calling it with what {source.build}() gives"
-            raise source.refused(raised(called, error)) from error
-        after = buffers_of(own.model)
-        changed = {name for name, then in after.items() if before.get(name) != then}
-        if not first and (new := changed - changing.names):
-            if made := new - changing.built.keys():
-                raise source.refused(
-                    f"each forward changes its buffer {min(made)}, which the first one makes: "
-                    "create it where the model is built"
-                )
-            changing.names |= new
-            _check_restorable(own, source, changing)
-        return given
-
-    return call
 
 
 def _answers(
@@ -485,58 +376,6 @@ def _sizes(source: Source, example: torch.Tensor, given: int, ids: int) -> dict[
             "checked: build it with fewer tokens, or a smaller width or vocabulary"
         )
     return fixed
-
-
-def _blocks(own: OwnModel, module: Any, call: Callable[[], Any]) -> tuple[tuple[str, ...], bool]:
-    """Names of the blocks in the first ModuleList that contains linears, which training code
-    recomputes one by one, and whether each call of one gets a tensor that needs a gradient. An
-    earlier list without linears, of norms for example, does not count, nor does one of blocks that
-    are never called themselves, but part by part."""
-    for blocks in _lists(module):
-        if given := _called(own, blocks, call):
-            return blocks, all(given)
-    return (), False
-
-
-def _lists(module: Any) -> Iterator[tuple[str, ...]]:
-    """Names of the blocks of each ModuleList that contains linears, but not of one of bare linears:
-    what a checkpoint repeats is a module's ``forward``, and what a linear is given there is seen by
-    hooks around it, which are not called again."""
-    for name, part in module.named_modules():
-        if isinstance(part, nn.ModuleList) and _holds_linears(part):
-            blocks = dict(_members(name, part))
-            if not any(isinstance(block, nn.Linear) for block in blocks.values()):
-                yield tuple(f"model.{block}" for block in blocks)
-
-
-def _called(own: OwnModel, blocks: tuple[str, ...], call: Callable[[], Any]) -> list[bool]:
-    """For each call of a block in this call of the model: is it given a tensor that needs a
-    gradient, as the reentrant checkpoint requires? Behind a frozen embedding the first one is
-    not."""
-    given: list[bool] = []
-
-    def note(module: Any, args: Any) -> None:
-        given.append(any(t.requires_grad for t in tensors_in([args])))
-
-    with ExitStack() as hooks, torch.enable_grad():
-        for name in blocks:
-            hooks.callback(own.get_submodule(name).register_forward_pre_hook(note).remove)
-        call()
-    return given
-
-
-def _holds_linears(module: nn.Module) -> bool:
-    return any(isinstance(m, nn.Linear) for m in module.modules())
-
-
-def _members(name: str, part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Name and module of what such a list holds, and of what lists in it hold: nobody calls a list
-    itself."""
-    for key, member in part.named_children():
-        if isinstance(member, (nn.ModuleList, nn.ModuleDict)):
-            yield from _members(f"{name}.{key}", member)
-        else:
-            yield f"{name}.{key}", member
 
 
 def _kind(made: Any) -> str:

@@ -1,0 +1,64 @@
+"""The blocks of a user's model that training code recomputes one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from narrowfuzz.play.own import OwnModel, tensors_in
+
+
+def blocks_of(own: OwnModel, module: Any, call: Callable[[], Any]) -> tuple[tuple[str, ...], bool]:
+    """Names of the blocks in the first ModuleList that contains linears, which training code
+    recomputes one by one, and whether each call of one gets a tensor that needs a gradient. An
+    earlier list without linears, of norms for example, does not count, nor does one of blocks that
+    are never called themselves, but part by part."""
+    for blocks in _lists(module):
+        if given := _called(own, blocks, call):
+            return blocks, all(given)
+    return (), False
+
+
+def _lists(module: Any) -> Iterator[tuple[str, ...]]:
+    """Names of the blocks of each ModuleList that contains linears, but not of one of bare linears:
+    what a checkpoint repeats is a module's ``forward``, and what a linear is given there is seen by
+    hooks around it, which are not called again."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.ModuleList) and _holds_linears(part):
+            blocks = dict(_members(name, part))
+            if not any(isinstance(block, nn.Linear) for block in blocks.values()):
+                yield tuple(f"model.{block}" for block in blocks)
+
+
+def _called(own: OwnModel, blocks: tuple[str, ...], call: Callable[[], Any]) -> list[bool]:
+    """For each call of a block in this call of the model: is it given a tensor that needs a
+    gradient, as the reentrant checkpoint requires? Behind a frozen embedding the first one is
+    not."""
+    given: list[bool] = []
+
+    def note(module: Any, args: Any) -> None:
+        given.append(any(t.requires_grad for t in tensors_in([args])))
+
+    with ExitStack() as hooks, torch.enable_grad():
+        for name in blocks:
+            hooks.callback(own.get_submodule(name).register_forward_pre_hook(note).remove)
+        call()
+    return given
+
+
+def _holds_linears(module: nn.Module) -> bool:
+    return any(isinstance(m, nn.Linear) for m in module.modules())
+
+
+def _members(name: str, part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Name and module of what such a list holds, and of what lists in it hold: nobody calls a list
+    itself."""
+    for key, member in part.named_children():
+        if isinstance(member, (nn.ModuleList, nn.ModuleDict)):
+            yield from _members(f"{name}.{key}", member)
+        else:
+            yield f"{name}.{key}", member
