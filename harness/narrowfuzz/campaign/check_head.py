@@ -123,16 +123,15 @@ def _notes(one: Configuration) -> Iterator[str]:
             "its forward sets requires_grad of its input, which torch allows for leaves alone: it "
             "is called with an input that needs no gradient, and the input's gradient is not judged"
         )
+    more = "" if checkpoint == "none" else "; a checkpoint's recompute changes them again"
     if model.changing:
         names = few([name.removeprefix("model.") for name in model.changing], _NAMED)
-        more = "" if checkpoint == "none" else "; a checkpoint's recompute changes them again"
         yield (
             f"each forward changes its buffers {names}: every run begins with what it is "
             f"built with, and those that a state_dict holds are compared at the end{more}"
         )
     if model.changing_parameters:
         names = few([n.removeprefix("model.") for n in model.changing_parameters], _NAMED)
-        more = "" if checkpoint == "none" else "; a checkpoint's recompute changes them again"
         yield (
             f"each forward changes its parameters {names} by itself: every run begins with the "
             f"values of its case{more}"

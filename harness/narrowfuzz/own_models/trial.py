@@ -53,11 +53,6 @@ def tried(source: Source) -> Model:
     it cannot be judged."""
     module, given = _built(source)
     linears, dtype = _linears(source, module)
-    if expanded := [name for name, p in module.named_parameters() if is_expanded(p)]:
-        raise source.refused(
-            f"elements of its parameter {expanded[0]} share memory, which nothing can write to: "
-            "build it with contiguous()"
-        )
     changing = Changing(dict(module.named_buffers()))
     with one_thread(), eagerly():
         own, found = _driven(source, module, given, changing)
@@ -77,13 +72,7 @@ def tried(source: Source) -> Model:
                 f"{stepped}. Return the loss, and leave the step to the training that calls it"
             )
         answers, unreached, operators = _answers(source, own, example, called)
-        fresh = Fresh(
-            lambda: _made(source, own.driven, own.cut),
-            lambda made: calling(made, source, changing),
-            changing.names,
-        )
-        check_filled(source, fresh, buffers_of(own.model), example)
-        check_first(source, fresh.make(), example, changing.names)
+        _check_first_forwards(source, own, example, changing)
         count = _vocabulary(example, found, called) if ids else 0
         remembers = bool(changing.parameters)
         remembers |= bool(changing.names) and _remembers(source, own, example, answers[0])
@@ -170,7 +159,8 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
 
 
 def _closed(module: nn.Module) -> str:
-    """Why the modules of a model cannot be observed, or have no sizes yet; "" if they can."""
+    """Why the modules of a model cannot be observed, or their parameters cannot be set; "" if they
+    can."""
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             which = name or "the model itself"
@@ -184,6 +174,12 @@ def _closed(module: nn.Module) -> str:
             return (
                 f"{name} gets its shape in the first forward, as in nn.LazyLinear: call the model "
                 "once where it is built"
+            )
+    for name, parameter in module.named_parameters():
+        if is_expanded(parameter):
+            return (
+                f"elements of its parameter {name} share memory, which nothing can write to: build "
+                "it with contiguous()"
             )
     return ""
 
@@ -224,6 +220,19 @@ def _takes_leaves_only(own: OwnModel) -> bool:
     except Exception as error:  # noqa: BLE001 - the calls of the trial proper report any other
         return _LEAVES_ONLY in str(error)
     return False
+
+
+def _check_first_forwards(
+    source: Source, own: OwnModel, example: torch.Tensor, changing: Changing
+) -> None:
+    """Refuse a model whose first forward does what later ones do not."""
+    fresh = Fresh(
+        lambda: _made(source, own.driven, own.cut),
+        lambda made: calling(made, source, changing),
+        changing.names,
+    )
+    check_filled(source, fresh, buffers_of(own.model), example)
+    check_first(source, fresh.make(), example, changing.names)
 
 
 def _vocabulary(

@@ -122,6 +122,7 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
         yield plain("S2", arm, "grad_parameter", "not_applicable", "sums are cut over ranks")
         return
     single = evidence.traces[EAGER.name].ranks
+    entry = evidence.deviations.get("bias_gradient_of_codes", "")
     for name in single[0].outputs:
         if not name.endswith(".grad"):
             continue
@@ -138,7 +139,6 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
         for part, pieces in enumerate(by_part(evidence, key)):
             cut = partial(_ends_of_part, stacked(evidence, pieces).shape, part, sharding.tensor)
             verdict = _reduced(evidence, key, pieces, _cut(each, cut))
-            entry = evidence.deviations.get("bias_gradient_of_codes", "")
             if verdict.status == "diverged" and entry and name_of(key).kind.endswith(_BIAS):
                 of_codes = [_by_codes(evidence, single[term], key) for term in terms]
                 if not all(of_codes):
