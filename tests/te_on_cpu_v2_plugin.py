@@ -10,6 +10,10 @@ from te_on_cpu import cuda_names
 from te_on_cpu.environment import real_extension
 from te_on_cpu.install import install
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import triton_on_cpu
+
+    triton_on_cpu.install()
 if real_extension():
     torch.set_default_device("cuda")
 else:

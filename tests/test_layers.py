@@ -36,7 +36,7 @@ ALONE = {
     "triton_on_cpu": set(),
     "narrowfuzz_watch": set(),
     "numerics": set(),
-    "play": {"triton_on_cpu"},
+    "play": {"te_on_cpu", "triton_on_cpu"},
 }
 
 

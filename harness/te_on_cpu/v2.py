@@ -2,7 +2,8 @@
 
 Supported, with delayed, current and MXFP8 scaling: Linear, LayerNormLinear, LayerNormMLP,
 GroupedLinear without grouped tensors, TransformerLayer with attention that is not fused, their
-recomputation, cached weights and quantised parameters. Every other function of the extension raises
+recomputation, cached weights and quantised parameters; the router of experts, its auxiliary loss,
+and the movement of tokens by an index map. Every other function of the extension raises
 UnsupportedByEmulation with its name.
 """
 
@@ -18,10 +19,12 @@ from types import ModuleType
 from te_on_cpu import (
     v2_activation,
     v2_attention,
+    v2_experts,
     v2_gemm,
     v2_grouped,
     v2_norm,
     v2_quantize,
+    v2_router,
     v2_tensors,
 )
 from te_on_cpu.refusal import refuse
@@ -50,6 +53,17 @@ FUNCTIONS = v2_activation.functions() | {
         v2_attention.scaled_masked_softmax_forward,
         v2_attention.fused_rope_forward,
         v2_attention.fused_rope_backward,
+        v2_router.fused_topk_with_score_function_fwd,
+        v2_router.fused_topk_with_score_function_bwd,
+        v2_router.fused_score_for_moe_aux_loss_fwd,
+        v2_router.fused_score_for_moe_aux_loss_bwd,
+        v2_router.fused_moe_aux_loss_fwd,
+        v2_router.fused_moe_aux_loss_fwd_graph_safe,
+        v2_router.fused_moe_aux_loss_bwd,
+        v2_experts.moe_permute_fwd,
+        v2_experts.moe_permute_bwd,
+        v2_experts.moe_unpermute_fwd,
+        v2_experts.moe_unpermute_bwd,
     )
 }
 FUNCTIONS["scaled_masked_softmax_backward"] = v2_attention.scaled_softmax_backward
@@ -68,7 +82,8 @@ VERSIONS = {
 _RECIPES = "use DelayedScaling, Float8CurrentScaling or MXFP8BlockScaling"
 _TRITON = "transformer_engine.pytorch.triton"
 
-#: Modules of the library that import onnxscript or triton; their functions are refused when called.
+#: Modules of the library that import onnxscript or triton; their functions are refused when called,
+#: unless Triton is imported already, which then interprets its kernels.
 _NOT_IMPORTABLE = (
     "transformer_engine.pytorch.onnx_extensions",
     _TRITON,
@@ -93,7 +108,9 @@ def install_v2(version: str) -> None:
     sys.modules[NAME] = module = extension(FUNCTIONS, VERSIONS)
     backend = functools.partial(v2_attention.get_fused_attn_backend, module)
     module.__dict__["get_fused_attn_backend"] = backend
-    sys.modules.update({name: refusing_module(name) for name in _NOT_IMPORTABLE})
+    interpreted = "triton" in sys.modules
+    refusing = [name for name in _NOT_IMPORTABLE if not (interpreted and _TRITON in name)]
+    sys.modules.update({name: refusing_module(name) for name in refusing})
     _import_without_loading()
     import transformer_engine
     import transformer_engine.pytorch

@@ -80,6 +80,16 @@ def test_the_share_is_of_what_can_run() -> None:
     assert judged({}, {}, EAGER, [], "cpu").share == 100.0
 
 
+def test_models_that_are_never_compiled_are_not_expected_to_be() -> None:
+    models = ["softmax", "mxfp8_grouped_rceil"]
+    never = judged({}, BF16, ["eager", "inductor"], models, "cpu").never
+    assert {(arm, model) for _, arm, model in never} == {
+        ("eager", "softmax"),
+        ("inductor", "softmax"),
+        ("eager", "mxfp8_grouped_rceil"),
+    }
+
+
 def test_a_device_without_an_arm_is_not_asked_for_it() -> None:
     names = [arm for arm in BY_NAME if arm.startswith("inductor")]
     assert not judged({}, BF16, names, ["linear"], "simulated").never

@@ -12,12 +12,13 @@ from xml.etree import ElementTree
 
 import pytest
 from fresh import HERE, python
+from narrowfuzz.machine.overlay import folder_of
 from te_on_cpu.environment import real_extension, worker_environment
 
 #: Version, and the capability that it is told of -> what is checked on it, and how it is marked.
 V1 = ((HERE / "te_on_cpu_v1_checks.py",), ())
 V2 = (
-    (HERE / "te_on_cpu_v2_checks.py", HERE / "te_on_cpu_native_checks.py"),
+    tuple(HERE / f"te_on_cpu_{name}_checks.py" for name in ("v2", "native", "experts")),
     ("-p", "te_on_cpu_v2_plugin"),
 )
 Run = tuple[tuple[Path, ...], tuple[str, ...]]
@@ -80,3 +81,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_check(run: tuple[str, str], name: str, folder: Path) -> None:
     failure = failures(run, folder)[name]
     assert not failure, failure
+
+
+def test_tokens_moved_by_a_mask_are_judged_in_tritons_interpreter() -> None:
+    environment = worker_environment("2.20.2", os.environ)
+    paths = (environment["PYTHONPATH"], str(folder_of("triton==3.6.0")), str(HERE))
+    environment |= {"PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": "1"}
+    done = python(
+        "-m", "pytest", "-p", "te_on_cpu_v2_plugin", "-q", "-o", "python_functions=check_*",
+        "-p", "no:cacheprovider", "-k", "bounds or wrong", HERE / "te_on_cpu_experts_checks.py",
+        env=environment,
+    )  # fmt: skip
+    assert "24 passed" in done.stdout, done.stdout

@@ -11,9 +11,10 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.own_models import register
-from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.plants.registry import builtin_faults, load_plants
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.history import fewest, histories
+from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.script.choice import script_of
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, run_script
@@ -154,3 +155,37 @@ def test_a_users_model_is_there_in_the_process_that_runs_the_past(tmp_path: Path
     assert len(longer.history) == 1 and there.symptom == cause.symptom
     # nobody names its file: each process raises, on a line as long as the past, and shows nothing
     assert some() == []
+
+
+FORGETTING = """
+from contextlib import contextmanager
+from narrowfuzz import Plant
+from narrowfuzz.plants.operators import kernel_replaced
+
+def first_result():
+    kept = {}
+    def make(run):
+        def of_shape(x, *how):
+            return kept.setdefault(tuple(x.shape), run(x, *how)).clone()
+        return of_shape
+    return kernel_replaced("_softmax", make)
+
+PLANTS = [Plant("first-result-kept", "operators", "softmax returns its first result of a shape",
+                "https://github.com/NVIDIA/TransformerEngine/issues/2908", ("torch.fp32",),
+                first_result)]
+"""
+
+
+@pytest.mark.slow
+def test_an_operator_that_remembers_is_shown_by_its_calls_before(
+    tmp_path: Path, scripts: RunScript
+) -> None:
+    file = tmp_path / "plants.py"
+    file.write_text(FORGETTING)
+    spec = Spec(recipe="torch.fp32", model="softmax", m=3, k=8, dtype="fp32", steps=2)
+    case, judge = Case(spec=spec, data=DataSpec(seed=1)), Judge(recipes(), Ledger([]))
+    with load_plants(file)["first-result-kept"].plant():
+        (verdict,) = [v for v in judge.judge(case).causes if v.at.name == "softmax"]
+        assert (verdict.rule, verdict.at.call) == ("O25", 1)
+        proof = proven(judge, case, verdict, (str(file), "first-result-kept"), scripts)
+    assert proof.why == "" and proof.script.count("torch.softmax(input, ") == 2

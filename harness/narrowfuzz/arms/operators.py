@@ -361,12 +361,13 @@ class FunctionWatch(TorchFunctionMode):
         call = self.watch.record(operator, given, made)
         if call is None:
             self.watch.unjudged.update(inside)
-        if call is not None and operator.gradients and made.requires_grad:
+        result = made[operator.graded] if isinstance(made, tuple) else made
+        if call is not None and operator.gradients and result.requires_grad:
             tensors = {n: t for n, t in given.items() if isinstance(t, torch.Tensor)}
             held = given | {name: copied(t) for name, t in tensors.items()}
             trains = tuple(n for n in operator.gradients if n in tensors and given[n].requires_grad)
             self._again.append((call, func, held, trains))
-            made.register_hook(partial(_keep, call))
+            result.register_hook(partial(_keep, call))
         return made
 
     def repeat(self) -> None:
@@ -374,11 +375,19 @@ class FunctionWatch(TorchFunctionMode):
         for call, func, held, trains in self._again:
             if "grad_output" not in call.tensors:
                 continue
-            _, *gradients = called(func, held, call.tensors["grad_output"], *trains)
-            names = BY_NAME[call.operator].gradients
+            operator = BY_NAME[call.operator]
+            function = partial(_graded, func, operator.graded)
+            _, *gradients = called(function, held, call.tensors["grad_output"], *trains)
+            names = operator.gradients
             for name, gradient in zip(trains, gradients, strict=True):
                 if gradient is not None:
                     call.outputs[names[name]] = gradient
+
+
+def _graded(function: Any, position: int, **arguments: Any) -> Any:
+    """What the function returns; of several results the one at this position."""
+    returned = function(**arguments)
+    return returned[position] if isinstance(returned, tuple) else returned
 
 
 def _home(module: str) -> Any:

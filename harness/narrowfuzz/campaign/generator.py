@@ -49,7 +49,7 @@ from narrowfuzz.machine.environment import Collector
 from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.numerics.plan import Plan
-from narrowfuzz.recipe.recipe import Recipe, unconverted
+from narrowfuzz.recipe.recipe import Recipe
 
 #: Data draws per Spec of an eager model: they take longer than a linear's, and bugs of a model
 #: seldom depend on the data, so more Specs find more.
@@ -103,8 +103,6 @@ class Generator:
         self.plan_of = plan_of
         named = (*filter(config.asks, WIDE), *(m for m in config.models if MODELS[m].own))
         self.models = tuple(m for m in named if any(recipe.takes(m) for recipe in recipes))
-        #: The recipes that do not convert operators.
-        self.plain = [recipe for recipe in recipes if unconverted(recipe)]
         #: Used for single operators and neighbours of the corpus only, so that the draws of other
         #: slices do not depend on these.
         self.independent_rng = copy.copy(rng)
@@ -172,9 +170,9 @@ class Generator:
         pairs = [
             (recipe, model)
             for recipe, model in itertools.product(
-                self.plain, filter(self.config.asks, SINGLE_OPERATORS)
+                self.recipes, filter(self.config.asks, SINGLE_OPERATORS)
             )
-            if MODELS[model].runs_on(here, recipe.dtypes)
+            if recipe.takes(model) and MODELS[model].runs_on(here, recipe.dtypes)
         ]
         compiled = [(recipe, model) for recipe, model in pairs if MODELS[model].compiled]
         return {

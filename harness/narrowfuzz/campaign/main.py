@@ -143,9 +143,11 @@ def _corpus(options: RunOptions, recipes: Mapping[str, Recipe]) -> Corpus:
 
 def _first(recipes: Iterable[Recipe], models: tuple[str, ...]) -> Iterator[Case]:
     """For recipes of packages with models of their own: one case, as the model is trained, for each
-    model and backend."""
+    model and backend. Models of single operators are many, and have slices of their own."""
     for recipe in recipes:
         for model in recipe.models(models) if recipe.models_of else ():
+            if MODELS[model].kind == "operator":
+                continue
             for backend in recipe.backends:
                 spec = Spec(
                     recipe=recipe.name, backend=backend, model=model, dtype=recipe.dtypes[0]

@@ -124,7 +124,8 @@ def specs(
     choose = _Choices(draw, vary)
     if compile != "none":
         wild_shapes = draw(sampled(False, False, True)) and wild_shapes
-    recipe = draw(sampled(*recipes))
+    able = [r for r in recipes if (linears and r.takes("linear")) or any(map(r.takes, models))]
+    recipe = draw(sampled(*(able or recipes)))
     linears = linears and recipe.takes("linear")
     models = tuple(name for name in models if recipe.takes(name)) or models
     backends = [b for b in recipe.backends if compile == "none" or b not in recipe.eager]

@@ -160,10 +160,11 @@ class Model:
         """The module with fresh parameters."""
         import torch
 
-        from narrowfuzz.play import models, operator_models, own, titan
+        from narrowfuzz.play import models, operator_models, own, te_experts, titan
 
         ours = operator_models if self.kind == "operator" else models
-        classes: Any = own if self.own else titan if self.package else ours
+        of_packages = {"torchtitan": titan, "transformer_engine": te_experts}
+        classes: Any = own if self.own else of_packages.get(self.package, ours)
         with torch.device(device):
             made: nn.Module = getattr(classes, self.module)(*self.arguments(spec))
             return made.to(device, None if self.keeps(spec, dtype) else dtype)

@@ -20,6 +20,7 @@ from narrowfuzz.models.relations import (
     of_steps_on_a_table,
 )
 from narrowfuzz.models.single_operator import has, operator_model
+from narrowfuzz.models.te_experts import TE_EXPERTS
 
 
 def _by_norm(spec: Any, *, order: str) -> Arguments:
@@ -519,6 +520,7 @@ OPERATORS: tuple[Model, ...] = (
     ),
     *(_LOW_BIT if has("optim/adam.py", of="torchao") else ()),
     *QUANTISED,
+    *TE_EXPERTS,
     *(_MUONS if has("optim/_muon.py") else ()),
 )
 

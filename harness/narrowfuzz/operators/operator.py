@@ -146,6 +146,8 @@ class Operator:
     #: For functions: an argument -> the result of the same call that is its gradient. The incoming
     #: gradient is the tensor ``grad_output``.
     gradients: Mapping[str, str] = field(default_factory=dict)
+    #: For functions that return several results: the position of the one whose gradient that is.
+    graded: int = 0
     #: The results that the expression returns: one, or a tuple of several; derived ones come last.
     results: tuple[str, ...] = ("output",)
     #: Result -> results of the same call from which its expected value is computed: if one of these

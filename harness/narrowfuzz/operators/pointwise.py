@@ -20,7 +20,7 @@ from narrowfuzz.trace.trace import OperatorCall
 #: Relative error of a function of the C library, SLEEF or CUDA in fp32. SLEEF promises one unit in
 #: the last place, the CUDA programming guide two for each function used here; four are allowed,
 #: because some are computed from another: tanh and the logistic function from an exponential.
-_EPS = 8.0 * U32
+EPS = 8.0 * U32
 #: Larger arguments overflow on the way, or (angles) need pi in more digits than fp32 has.
 _LARGEST, _LARGEST_ANGLE = 2.0**20, 2.0**13
 
@@ -28,7 +28,7 @@ _erf = np.frompyfunc(erf, 1, 1)
 
 
 @dataclass(frozen=True)
-class _Value:
+class Value:
     """The function of each argument in float64, and the largest distance from it that a kernel may
     have before it rounds to the dtype of the result."""
 
@@ -36,45 +36,45 @@ class _Value:
     radius: F64
 
 
-def _of_exp(x: F64) -> F64:
-    """Relative error of e^x: ``_EPS``, and the loss of a kernel that computes it as 2 to the power
+def error_of_exp(x: F64) -> F64:
+    """Relative error of e^x: ``EPS``, and the loss of a kernel that computes it as 2 to the power
     of x log2(e), which is rounded."""
-    return np.asarray(_EPS + 2.0 * U32 * np.abs(x))
+    return np.asarray(EPS + 2.0 * U32 * np.abs(x))
 
 
-def _exp(x: F64) -> _Value:
+def _exp(x: F64) -> Value:
     y = np.exp(x)
-    return _Value(y, y * _of_exp(x))
+    return Value(y, y * error_of_exp(x))
 
 
-def _rsqrt(x: F64) -> _Value:
+def _rsqrt(x: F64) -> Value:
     y = 1.0 / np.sqrt(x)
-    return _Value(y, y * _EPS)
+    return Value(y, y * EPS)
 
 
-def _sin(x: F64) -> _Value:
-    return _Value(np.sin(x), np.full(x.shape, _EPS))
+def _sin(x: F64) -> Value:
+    return Value(np.sin(x), np.full(x.shape, EPS))
 
 
-def _cos(x: F64) -> _Value:
-    return _Value(np.cos(x), np.full(x.shape, _EPS))
+def _cos(x: F64) -> Value:
+    return Value(np.cos(x), np.full(x.shape, EPS))
 
 
-def _tanh(x: F64) -> _Value:
+def _tanh(x: F64) -> Value:
     y = np.tanh(x)
-    return _Value(y, np.abs(y) * _EPS)
+    return Value(y, np.abs(y) * EPS)
 
 
-def _sigmoid(x: F64) -> _Value:
+def sigmoid(x: F64) -> Value:
     """1 / (1 + e^-x): the error of the exponential counts by its share of the sum, and both
     operations round. Where the exponential overflows, a result that is nearly 0 is 0."""
     y = 1.0 / (1.0 + np.exp(-x))
-    return _Value(y, y * ((1.0 - y) * _of_exp(x) + _EPS) + FLUSHED)
+    return Value(y, y * ((1.0 - y) * error_of_exp(x) + EPS) + FLUSHED)
 
 
-def _silu(x: F64) -> _Value:
-    y = _sigmoid(x)
-    return _Value(x * y.centre, np.abs(x) * (y.radius + 2.0 * U32 * y.centre))
+def _silu(x: F64) -> Value:
+    y = sigmoid(x)
+    return Value(x * y.centre, np.abs(x) * (y.radius + 2.0 * U32 * y.centre))
 
 
 def _normal(x: F64) -> tuple[F64, F64]:
@@ -83,10 +83,10 @@ def _normal(x: F64) -> tuple[F64, F64]:
     return below, np.asarray(np.exp(-0.5 * x * x) / sqrt(2.0 * pi))
 
 
-def _gelu(x: F64) -> _Value:
+def _gelu(x: F64) -> Value:
     """x/2 (1 + erf(x / sqrt 2)): 1 is added to a number that may be nearly -1, so the error is
     relative to x, not to the result."""
-    return _Value(x * _normal(x)[0], np.abs(x) * _EPS)
+    return Value(x * _normal(x)[0], np.abs(x) * EPS)
 
 
 def _bent(x: F64) -> tuple[F64, F64]:
@@ -95,42 +95,42 @@ def _bent(x: F64) -> tuple[F64, F64]:
     return np.tanh(sqrt(2.0 / pi) * (x + 0.044715 * x**3)), slope
 
 
-def _gelu_tanh(x: F64) -> _Value:
-    return _Value(0.5 * x * (1.0 + _bent(x)[0]), np.abs(x) * _EPS)
+def _gelu_tanh(x: F64) -> Value:
+    return Value(0.5 * x * (1.0 + _bent(x)[0]), np.abs(x) * EPS)
 
 
-def _tanh_slope(y: F64) -> _Value:
+def _tanh_slope(y: F64) -> Value:
     """1 - y^2, from tanh's own result y."""
-    return _Value(1.0 - y * y, np.full(y.shape, 4.0 * U32))
+    return Value(1.0 - y * y, np.full(y.shape, 4.0 * U32))
 
 
-def _sigmoid_slope(y: F64) -> _Value:
+def _sigmoid_slope(y: F64) -> Value:
     slope = (1.0 - y) * y
-    return _Value(slope, np.abs(slope) * 4.0 * U32)
+    return Value(slope, np.abs(slope) * 4.0 * U32)
 
 
-def _silu_slope(x: F64) -> _Value:
+def _silu_slope(x: F64) -> Value:
     """s (1 + x (1 - s)), whose factors cancel where x (1 - s) is nearly -1."""
-    y = _sigmoid(x)
+    y = sigmoid(x)
     s, off = y.centre, y.radius
     factor = 1.0 + x * (1.0 - s)
     of_factor = np.abs(x) * (off + 3.0 * U32 * (1.0 - s) + U32 * s) + 2.0 * U32 * np.abs(factor)
-    return _Value(s * factor, off * (np.abs(factor) + of_factor) + s * of_factor + FLUSHED)
+    return Value(s * factor, off * (np.abs(factor) + of_factor) + s * of_factor + FLUSHED)
 
 
-def _gelu_slope(x: F64) -> _Value:
+def _gelu_slope(x: F64) -> Value:
     below, density = _normal(x)
-    of_density = 2.0 * _EPS + x * x * 4.0 * U32
-    return _Value(below + x * density, _EPS + np.abs(x) * density * of_density)
+    of_density = 2.0 * EPS + x * x * 4.0 * U32
+    return Value(below + x * density, EPS + np.abs(x) * density * of_density)
 
 
-def _gelu_tanh_slope(x: F64) -> _Value:
+def _gelu_tanh_slope(x: F64) -> Value:
     t, slope = _bent(x)
     flat = 1.0 - t * t
-    radius = _EPS + 0.5 * np.abs(x) * slope * (2.0 * _EPS * np.abs(t) + flat * 2.0 * _EPS)
+    radius = EPS + 0.5 * np.abs(x) * slope * (2.0 * EPS * np.abs(t) + flat * 2.0 * EPS)
     # an error of tanh's argument moves 1 - t^2 by its derivative
     argument = np.abs(x * slope)
-    return _Value(0.5 * (1.0 + t) + 0.5 * x * flat * slope, radius + argument**2 * flat * _EPS)
+    return Value(0.5 * (1.0 + t) + 0.5 * x * flat * slope, radius + argument**2 * flat * EPS)
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class _Function:
     name: str
     #: As users call it.
     call: str
-    value: Callable[[F64], _Value]
-    slope: Callable[[F64], _Value] | None = None
+    value: Callable[[F64], Value]
+    slope: Callable[[F64], Value] | None = None
     #: The tensor from which the backward computes the derivative: the result of the forward
     #: ("output"), or its input ("self").
     of: str = "self"
@@ -156,7 +156,7 @@ _FUNCTIONS = (
     _Function("sin", "torch.sin", _sin, largest=_LARGEST_ANGLE),
     _Function("cos", "torch.cos", _cos, largest=_LARGEST_ANGLE),
     _Function("tanh", "torch.tanh", _tanh, _tanh_slope, "output"),
-    _Function("sigmoid", "torch.sigmoid", _sigmoid, _sigmoid_slope, "output"),
+    _Function("sigmoid", "torch.sigmoid", sigmoid, _sigmoid_slope, "output"),
     _Function("silu", "torch.nn.functional.silu", _silu, _silu_slope),
     _Function(
         "gelu",

@@ -15,6 +15,13 @@ def parameter_again(
     return {"bounded_param": results["param"]}
 
 
+def chosen_count(
+    tensors: Mapping[str, Any], results: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """How many experts each token was sent to."""
+    return {"count": results["chosen"].float().sum(-1)}
+
+
 def rate_of_muon(options: Mapping[str, Any], rows: int, columns: int) -> float:
     """The factor by which Muon multiplies an update with this many rows and columns."""
     if options["adjust_lr_fn"] == "match_rms_adamw":

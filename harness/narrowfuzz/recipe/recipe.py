@@ -262,12 +262,14 @@ class Recipe:
 
     def takes(self, model: str) -> bool:
         """Does it run this model? A user's model: always. A package's model: only if the recipe is
-        for that package; such a recipe runs none of our other models. A model that is one operator:
-        only if the recipe quantises nothing."""
+        for that package; such a recipe runs none of our other models. A model that is one operator
+        of torch only if the recipe quantises nothing."""
         row = MODELS.get(model)
         if row is None or row.own:
             return True
-        return row.package == self.models_of and (row.kind != "operator" or unconverted(self))
+        if row.kind == "operator" and not row.package and not unconverted(self):
+            return False
+        return row.package == self.models_of
 
     @property
     def compiles(self) -> bool:

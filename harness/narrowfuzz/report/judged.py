@@ -275,7 +275,7 @@ def _asked(
             ):
                 continue
             mine = able if model in MODELS else [EAGER]
-            if not recipe.compiles:
+            if not (recipe.compiles and (model not in MODELS or MODELS[model].compiled)):
                 mine = [arm for arm in mine if not arm.compiler]
             ways = layouts(model, recipe.shards) if model in MODELS else ()
             mine = [arm for arm in mine if not arm.sharded or _laid_out(arm, ways)]

@@ -86,7 +86,7 @@ def form_of(spec: Spec) -> Form:
 
 def _scripts_of_linear(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Write]:
     if verdict.at.what == "operator":
-        yield _of_call(judge, case, verdict)
+        yield from _of_calls(judge, case, verdict)
         return
     recipe, device = judge.recipe(case.spec), judge.device.torch
     yield partial(script_of, case, verdict, recipe, device=device)
@@ -100,7 +100,7 @@ def _scripts_of_model(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Wr
     model."""
     at, recipe, device = verdict.at, judge.recipe(case.spec), judge.device.torch
     if at.what == "operator":
-        yield _of_call(judge, case, verdict)
+        yield from _of_calls(judge, case, verdict)
         return
     # a single linear cannot show that a recompute was given another tensor
     own = at.layer and at.what != "function" and (at.phase != "recompute" or at.side)
@@ -113,10 +113,14 @@ def _scripts_of_model(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Wr
     yield partial(script_of, case, first, recipe, values, device=device)
 
 
-def _of_call(judge: Judge, case: Case, verdict: Verdict) -> Write:
-    """The script of the guilty call of an operator."""
-    call = call_of(judge, case, verdict)
-    return lambda: write_short_script(of_operator(call, verdict, judge.device.torch))
+def _of_calls(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Write]:
+    """The script of the guilty call of an operator, then that of the calls before it as well, on
+    whose state it may depend."""
+    call, earlier = call_of(judge, case, verdict)
+    device = judge.device.torch
+    yield lambda: write_short_script(of_operator(call, verdict, device))
+    if earlier:
+        yield lambda: write_short_script(of_operator(call, verdict, device, earlier))
 
 
 def _values(case: Case, verdict: Verdict, recipe: Recipe) -> Tensors | None:

@@ -3,18 +3,15 @@ of the element of its result that was wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from narrowfuzz.case.arm import Arm
-from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
-from narrowfuzz.operators.operator import Operator
 from narrowfuzz.play import (
     derived,
     flexed,
@@ -22,6 +19,7 @@ from narrowfuzz.play import (
     groups,
     literal,
     optimizer_step,
+    te_experts,
     unscaled,
 )
 from narrowfuzz.trace.expect import Is, Within, read
@@ -32,49 +30,61 @@ from narrowfuzz.triage.script.paste import pasted
 from narrowfuzz.triage.script.short import Short
 
 #: Modules whose source is pasted into scripts.
-_HELPERS = (literal, optimizer_step, function_call, derived, unscaled, flexed, groups)
+_HELPERS = (literal, optimizer_step, function_call, derived, unscaled, flexed, groups, te_experts)
 #: Tensors of at most this many elements are written as readable numbers.
 _READABLE = 64
+#: A script makes at most this many calls before the one that it is about.
+_EARLIER = 6
 
 
-def call_of(judge: Judge, case: Case, verdict: Verdict) -> OperatorCall:
-    """The call that the verdict is about, from a new run of the case. Raises ValueError if that run
+def call_of(
+    judge: Judge, case: Case, verdict: Verdict
+) -> tuple[OperatorCall, tuple[OperatorCall, ...]]:
+    """The call that the verdict is about, from a new run of the case; and the last calls of the
+    same operator before it, in that run and in the case's history. Raises ValueError if that run
     does not make the call."""
-    arm: Arm = ARMS[verdict.arm]
-    evidence = judge.observe(case, frozenset({arm.name}), repeat=False)
-    trace = evidence.traces.get(arm.name)
-    for call in trace.operators if trace is not None else ():
-        if (call.operator, call.index) == (verdict.at.name, verdict.at.call):
-            return call
+    earlier = [one for past in case.history for one in _calls(judge, past, verdict)]
+    for call in _calls(judge, case, verdict):
+        if call.index == verdict.at.call:
+            return call, tuple(earlier[-_EARLIER:])
+        earlier.append(call)
     raise ValueError(f"the call of {verdict.at.name} that was wrong is not made again")
 
 
-def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
-    """The script of a call, for a device by torch's name."""
+def _calls(judge: Judge, case: Case, verdict: Verdict) -> Iterator[OperatorCall]:
+    """The calls of the verdict's operator in a run of the case on the verdict's arm."""
+    evidence = judge.observe(case, frozenset({verdict.arm}), repeat=False)
+    trace = evidence.traces.get(verdict.arm)
+    for call in trace.operators if trace is not None else ():
+        if call.operator == verdict.at.name:
+            yield call
+
+
+def of_operator(
+    call: OperatorCall, verdict: Verdict, device: str, earlier: Sequence[OperatorCall] = ()
+) -> Short:
+    """The script of a call, for a device by torch's name; before it, ``earlier`` calls are made,
+    whose state it may depend on."""
     operator = BY_NAME[call.operator]
     title = operator.title(call)
-    call = replace(
-        call, tensors={n: x for n, x in call.tensors.items() if n not in operator.state_before}
+    call, *before = (
+        replace(
+            one, tensors={n: x for n, x in one.tensors.items() if n not in operator.state_before}
+        )
+        for one in (call, *earlier)
     )
-    names = tuple(call.tensors)
-    settings = {name: _text(value) for name, value in call.settings.items()}
-    readable = all(_readable(x) for x in call.tensors.values())
     tail = "\n".join(
         (
-            *(_numbers(call) if readable else [f"tensors = {packed(call.tensors)}"]),
-            *(f"{name} = {_laid(call, name, device, readable=readable)}" for name in names),
-            *(
-                f"{name} = None"
-                for name in operator.optional
-                if name not in {*names, *operator.state_before}
-            ),
-            f"result = {_result(operator, verdict, names, settings)}",
+            *(line for one in before for line in (*_given(one, device), _called(one))),
+            *_given(call, device),
+            f"result = {_result(call, verdict)}",
             f"got = result{list(verdict.at.index) or ''}.item()",
             _check(verdict),
         )
     )
-    used = {"laid"} if any(map(_other_layout, _shapes(call))) else set()
-    used |= set() if readable else {"unpacked"}
+    every = (call, *before)
+    used = {"laid"} if any(_other_layout(x) for one in every for x in _shapes(one)) else set()
+    used |= set() if all(map(_readable, every)) else {"unpacked"}
     used |= {operator.helper} if operator.helper else set()
     used |= {operator.derived.make.__name__} if operator.derived else set()
     return Short(
@@ -88,26 +98,40 @@ def of_operator(call: OperatorCall, verdict: Verdict, device: str) -> Short:
     )
 
 
-def _result(
-    operator: Operator, verdict: Verdict, names: Iterable[str], settings: Mapping[str, str]
-) -> str:
+def _given(call: OperatorCall, device: str) -> Iterator[str]:
+    """Lines that set the call's tensors, on the device."""
+    operator, readable = BY_NAME[call.operator], _readable(call)
+    if readable:
+        yield from (f"{name} = torch.tensor({x.tolist()!r})" for name, x in call.tensors.items())
+    else:
+        yield f"tensors = {packed(call.tensors)}"
+    yield from (f"{n} = {_laid(call, n, device, readable=readable)}" for n in call.tensors)
+    absent = (n for n in operator.optional if n not in {*call.tensors, *operator.state_before})
+    yield from (f"{name} = None" for name in absent)
+
+
+def _settings(call: OperatorCall) -> dict[str, str]:
+    return {name: _text(value) for name, value in call.settings.items()}
+
+
+def _called(call: OperatorCall) -> str:
+    """The call as an expression."""
+    return BY_NAME[call.operator].expression.format(**_settings(call))
+
+
+def _result(call: OperatorCall, verdict: Verdict) -> str:
     """An expression for the result that the verdict is about."""
-    name, called = verdict.at.result, operator.expression.format(**settings)
+    operator, name, called = BY_NAME[call.operator], verdict.at.result, _called(call)
     if operator.derived is not None and name in operator.derived.names:
-        tensors = f"dict({', '.join(f'{n}={n}' for n in names)})"
+        tensors = f"dict({', '.join(f'{n}={n}' for n in call.tensors)})"
         returned = f"dict(zip({operator.returned!r}, {called}))"
-        given = f"dict({', '.join(f'{n}={value}' for n, value in settings.items())})"
+        given = f"dict({', '.join(f'{n}={value}' for n, value in _settings(call).items())})"
         return f"{operator.derived.make.__name__}({tensors}, {returned}, {given})[{name!r}]"
     return f"{called}[{operator.returned.index(name)}]" if name else called
 
 
-def _readable(x: F32) -> bool:
-    return bool(x.size <= _READABLE and np.isfinite(x).all())
-
-
-def _numbers(call: OperatorCall) -> Iterator[str]:
-    for name, x in call.tensors.items():
-        yield f"{name} = torch.tensor({x.tolist()!r})"
+def _readable(call: OperatorCall) -> bool:
+    return all(x.size <= _READABLE and np.isfinite(x).all() for x in call.tensors.values())
 
 
 def _laid(call: OperatorCall, name: str, device: str, *, readable: bool) -> str:

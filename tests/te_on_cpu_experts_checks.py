@@ -1,0 +1,232 @@
+"""Checks of TransformerEngine's router and movement of tokens on the emulated extension, for pytest
+in a process of its own: against autograd, and judged by the operators' bounds."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from narrowfuzz.arms.operators import EagerWatch, operators_of
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.te_experts import TE_EXPERTS
+from narrowfuzz.operators import BY_NAME
+from narrowfuzz.rules.operators import judge_call
+from narrowfuzz.triage.script.parts import model_source
+from te_on_cpu.environment import real_extension
+from te_on_cpu.refusal import UnsupportedByEmulation
+from transformer_engine.pytorch import moe_permute, moe_unpermute
+from transformer_engine.pytorch.router import (
+    fused_compute_score_for_moe_aux_loss,
+    fused_moe_aux_loss,
+    fused_topk_with_score_function,
+)
+
+BF16 = torch.bfloat16
+HERE = [
+    model.name
+    for model in TE_EXPERTS
+    if not model.interpreted or importlib.util.find_spec("triton") is not None
+]
+each_model = pytest.mark.parametrize("name", HERE)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=["fp32", "bf16"])
+SCORES = {
+    "softmax": lambda x: x.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda x: torch.nn.functional.softplus(x).sqrt(),
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(1)
+
+
+def expected(x, chosen, kind, early, topk, factor):
+    """The weights in float64, of the experts that were chosen."""
+    if kind == "softmax" and not early:
+        return factor * torch.where(chosen, x, -torch.inf).softmax(-1)
+    values = torch.where(chosen, SCORES[kind](x), 0.0)
+    if kind != "softmax" and topk > 1:
+        values = values / (values.sum(-1, keepdim=True) + 1e-20)
+    return factor * values
+
+
+@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(("topk", "groups"), [(1, None), (2, None), (4, 4), (17, None)])
+@pytest.mark.parametrize("factor", [None, 2.5])
+def check_router_as_by_autograd(kind, early, topk, groups, factor):
+    x = torch.randn(9, 24, requires_grad=True)
+    bias = None if kind == "softmax" else torch.linspace(-0.25, 0.25, 24)
+    probs, chosen = fused_topk_with_score_function(
+        x, topk, early, groups, groups and groups // 2, factor, kind, bias
+    )
+    assert chosen.dtype == torch.bool
+    assert (chosen.sum(-1) == topk).all()
+    if not groups:
+        score = SCORES[kind](x) if bias is None else SCORES[kind](x) + bias
+        assert torch.equal(chosen, torch.zeros_like(chosen).scatter(1, score.topk(topk)[1], True))
+    else:
+        assert (chosen.reshape(9, groups, -1).any(-1).sum(-1) <= groups // 2).all()
+    twin = x.detach().double().requires_grad_()
+    right = expected(twin, chosen, kind, early, topk, factor or 1.0)
+    grad = torch.randn(9, 24)
+    probs.backward(grad)
+    right.backward(grad.double())
+    torch.testing.assert_close(probs.double(), right, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(x.grad.double(), twin.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(real_extension(), reason="which of equal scores wins is the kernels' own")
+def check_ties_as_a_warp_breaks_them():
+    equal = torch.zeros(1, 40)
+    for topk, winners in ((3, [0, 16, 32]), (16, list(range(16)))):
+        _, chosen = fused_topk_with_score_function(
+            equal, topk, False, None, None, None, "sigmoid", None
+        )
+        assert chosen.nonzero()[:, 1].tolist() == winners
+
+
+def check_map_of_bits():
+    x = torch.randn(5, 13)
+    given = (x, 3, False, None, None, None, "sigmoid", None)
+    _, chosen = fused_topk_with_score_function(*given)
+    _, bits = fused_topk_with_score_function(*given, routing_map_format="bitmap_u8")
+    assert bits.shape == (5, 2)
+    unpacked = np.unpackbits(bits.cpu().numpy(), axis=1, bitorder="little")[:, :13]
+    assert np.array_equal(unpacked.astype(bool), chosen.cpu().numpy())
+    indices = torch.empty(5, 3, dtype=torch.int32)
+    x.requires_grad_()
+    probs, _ = fused_topk_with_score_function(*given, topk_indices=indices)
+    assert torch.equal(torch.zeros_like(chosen).scatter(1, indices.long(), True), chosen)
+    probs.sum().backward()
+
+
+@each_dtype
+def check_auxiliary_loss(dtype):
+    probs = torch.rand(9, 6).to(dtype).requires_grad_()
+    counts = torch.tensor([0, 3, 2, 5, 7, 1])
+    for tokens in (9, torch.tensor(9)):
+        probs.grad = None
+        loss = fused_moe_aux_loss(probs, counts, tokens, 6, 2, 0.5)
+        right = 0.5 * 6 / 2 / 81 * (probs.detach().double().sum(0) * counts).sum()
+        torch.testing.assert_close(loss.double(), right, rtol=8e-3, atol=0)
+        loss.backward()
+        row = 0.5 * 6 / 2 / 81 * counts.double()
+        torch.testing.assert_close(probs.grad.double(), row.expand(9, 6), rtol=8e-3, atol=0)
+    with pytest.raises(RuntimeError, match="must be a multiple of number of experts"):
+        fused_moe_aux_loss(probs, counts, 9, 4, 2, 0.5)
+
+
+def check_scores_for_it():
+    for kind, score in SCORES.items():
+        x = torch.randn(7, 10, requires_grad=True)
+        chosen, scores = fused_compute_score_for_moe_aux_loss(x, 3, kind)
+        twin = x.detach().double().requires_grad_()
+        right = score(twin) / score(twin).sum(-1, keepdim=True)
+        assert (chosen.sum(-1) == 3).all()
+        scores.backward(torch.eye(7, 10))
+        right.backward(torch.eye(7, 10).double())
+        torch.testing.assert_close(scores.double(), right, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(x.grad.double(), twin.grad, rtol=1e-4, atol=1e-5)
+
+
+def check_index_map_moves_and_drops():
+    rows = torch.randn(4, 16, dtype=BF16)
+    index = torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1]], dtype=torch.int32)
+    sent, places = moe_permute(rows, index, 5, map_type="index")
+    assert torch.equal(sent, rows[[0, 2, 1, 2, 3]])
+    assert places.tolist() == [-1, 2, 1, -1, 0, -1, 3, 4]
+    weights = torch.tensor([[0.5, 0.3], [1.0, 1.0], [0.1, 0.7], [0.0, 3.0]])
+    back = moe_unpermute(sent, places, weights, map_type="index")
+    right = torch.stack(
+        [
+            rows[0] * weights[0, 1].bfloat16(),
+            rows[1] * weights[1, 0].bfloat16(),
+            rows[2] * weights[2, 0].bfloat16() + rows[2] * weights[2, 1].bfloat16(),
+            rows[3] * weights[3, 1].bfloat16(),
+        ]
+    )
+    assert torch.equal(back, right)
+    masked = torch.tensor([[-1, 0], [1, -1]], dtype=torch.int32)
+    sent, _ = moe_permute(rows[:2], masked, 2, map_type="index")  # as unsigned, -1 comes last
+    assert torch.equal(sent, rows[:2])
+
+
+@pytest.mark.skipif(real_extension(), reason="the emulation's own refusals")
+def check_what_is_refused():
+    with pytest.raises(UnsupportedByEmulation, match="rows of 15 numbers"):
+        moe_permute(torch.randn(4, 15), torch.zeros(4, 1, dtype=torch.int32), 4, map_type="index")
+    if importlib.util.find_spec("triton") is None:
+        with pytest.raises((UnsupportedByEmulation, AttributeError)):
+            moe_permute(torch.randn(4, 16), torch.ones(4, 1, dtype=torch.int32), 4)
+
+
+def recorded(name, dtype, m=24):
+    """The calls of operators in one step of the model."""
+    spec = Spec(
+        recipe="te.experts", model=name, m=m, k=20, n=8, dtype="bf16" if dtype == BF16 else "fp32"
+    )
+    model = MODELS[name].build(spec, dtype=dtype, device="cuda" if real_extension() else "cpu")
+    x = torch.randn(m, 20, dtype=dtype, requires_grad=True)
+    with EagerWatch() as watch:
+        y = model(x)
+        y.backward(torch.randn(y.shape, dtype=dtype))
+    calls = operators_of(watch.operators)
+    assert not [words for words in watch.unjudged if "TransformerEngine" in words]
+    return [call for call in calls if call.operator in (MODELS[name].operators or ())]
+
+
+@each_model
+def check_text_of_a_model_builds_the_same(name):
+    spec = Spec(recipe="te.experts", model=name, m=24, k=20, n=8, dtype="fp32")
+    device = "cuda" if real_extension() else "cpu"
+    ours = MODELS[name].build(spec, dtype=torch.float32, device=device)
+    imports = "import torch\nfrom typing import Any\nfrom torch import nn\n"
+    imports += "import torch.nn.functional as F\n"
+    namespace = {}
+    text = f"{imports}{model_source(name)}\nmodel = {MODELS[name].expression(spec)}"
+    exec(text, namespace)
+    theirs = namespace["model"].to(device)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(24, 20, device=device)
+    assert torch.equal(ours(x), theirs(x))
+
+
+@each_model
+@each_dtype
+def check_what_is_right_is_inside_the_bounds(name, dtype):
+    calls = recorded(name, dtype)
+    assert {call.operator for call in calls} == MODELS[name].operators
+    for call in calls:
+        named = {*BY_NAME[call.operator].results} - {"map"}
+        named -= {"moved", "grad_probs"} - {*call.outputs}  # of calls without weights
+        said = judge_call("eager", call)
+        assert {*BY_NAME[call.operator].expected(call)} >= named & {*call.outputs}
+        assert not [v for v in said if v.status != "ok"], said
+
+
+@each_model
+def check_what_is_wrong_is_seen(name):
+    """One changed element of each result, and a result of the row before."""
+    for call in recorded(name, torch.float32):
+        for result, x in call.outputs.items():
+            if result == "map":
+                continue
+            for change in ("element", "row"):
+                wrong = np.array(x)
+                if change == "element":
+                    at = np.unravel_index(np.abs(wrong).argmax(), wrong.shape)
+                    wrong[at] = wrong[at] * 1.001 + (wrong[at] == 0.0)
+                elif wrong.ndim and len(wrong) > 1 and result not in ("count",):
+                    wrong = np.roll(wrong, 1, 0)
+                if np.array_equal(wrong, x):
+                    continue
+                changed = replace(call, outputs={**call.outputs, result: wrong})
+                said = {v.status for v in judge_call("eager", changed)}
+                same_rows = change == "row" and name.endswith("one") and result == "output"
+                assert "diverged" in said or same_rows, (call.operator, result, change)
