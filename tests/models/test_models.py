@@ -97,7 +97,7 @@ def test_its_source_is_the_classes_it_uses_and_no_others(name: ModelName) -> Non
     classes = [n.name for n in defined if not functions & {*map(ast.unparse, n.bases)}]
     assert len(classes) == len(set(classes))
     assert classes[-1] == MODELS[name].module
-    used = {c for m in built(spec_of(name)).modules() for c in type(m).__mro__}
+    used = {c for m in built(spec_of(name, k=16)).modules() for c in type(m).__mro__}
     ours = {c.__name__ for c in used if c.__module__.startswith("narrowfuzz")}
     assert ours == set(classes)
 

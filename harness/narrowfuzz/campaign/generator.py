@@ -48,6 +48,7 @@ from narrowfuzz.machine.device import forks, torch_name_before_begin
 from narrowfuzz.machine.environment import Collector
 from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.models.catalog import MODELS, of_kind
+from narrowfuzz.models.operators import MANY
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe.recipe import Recipe
 
@@ -175,8 +176,12 @@ class Generator:
             if recipe.takes(model) and MODELS[model].runs_on(here, recipe.dtypes)
         ]
         compiled = [(recipe, model) for recipe, model in pairs if MODELS[model].compiled]
+        # a compiled run has time for few operators: it begins with the graph that calls many
+        many = [(recipe, model) for recipe, model in compiled if model == MANY]
         return {
-            kind: Deck(pairs if kind == "none" else compiled, self.independent_rng)
+            kind: Deck(pairs, self.independent_rng)
+            if kind == "none"
+            else Deck(compiled, self.independent_rng, [*many])
             for kind in get_args(Compile)
         }
 

@@ -60,7 +60,9 @@ _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
 #: and many of them without code generation. Forty eager models take as long as ten linears, and a
 #: slice sees only few of all models.
 _FIRST_PARTITIONED = Slice("aot_eager_decomp_partition", 6.0, "small", data=0.25, least=6)
-_FIRST_LINEARS, _FIRST_SMALL = (one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL))
+_FIRST_LINEARS, _FIRST_SMALL, _FIRST_OPERATORS = (
+    one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL, _COMPILED_OPERATORS)
+)
 FIRST: tuple[Slice, ...] = (
     _CORPUS,
     _LINEARS,
@@ -72,6 +74,7 @@ FIRST: tuple[Slice, ...] = (
     _FIRST_LINEARS,
     _MODELS,
     _OPERATORS,
+    _FIRST_OPERATORS,
     _FIRST_SMALL,
     _SHARDED,
     _COMPILED_CORPUS,
@@ -80,6 +83,7 @@ FIRST: tuple[Slice, ...] = (
     _FIRST_PARTITIONED,
     _FIRST_LINEARS,
     _MODELS,
+    _FIRST_OPERATORS,
     _FIRST_SMALL,
     _LINEARS,
     _FIRST_PARTITIONED,

@@ -359,11 +359,13 @@ def _training(choose: _Choices, recipe: Recipe, model: ModelName) -> dict[str, A
 
 
 def _dims(draw: st.DrawFn, recipe: Recipe, misaligned: bool, largest: int) -> dict[str, int]:
-    """m, k and n. If ``misaligned``, some of them have no alignment, and often one is 0 or 1."""
+    """m, k and n. If ``misaligned``, either one of them has no alignment, as behind a refusal of one
+    nothing is seen of another; or some have none, and often one is 0 or 1."""
     dims: dict[str, int] = {}
+    alone = draw(sampled("", "", "", "m", "k", "n")) if misaligned else ""
     for name in ("m", "k", "n"):
-        off = misaligned and draw(sampled(False, True))
+        off = misaligned and (name == alone if alone else draw(sampled(False, True)))
         dims[name] = draw(_sizes(recipe.alignment, not off, largest))
-    if misaligned and draw(sampled(False, True)):
+    if misaligned and not alone and draw(sampled(False, True)):
         dims[draw(sampled("m", "m", "k", "n"))] = draw(sampled(1, 0))
     return dims

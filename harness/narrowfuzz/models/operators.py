@@ -131,6 +131,9 @@ _STEPS = {
 }
 
 
+#: The model of a graph of many operators: to compile it takes little longer than one of a single
+#: operator.
+MANY = "many_operators"
 #: Value classes for sums: equal numbers, at which a sum stalls, and numbers that are lost beside
 #: larger ones.
 _OF_SUMS = ("equal", "outlier", "heavy_tail")
@@ -461,6 +464,20 @@ OPERATORS: tuple[Model, ...] = (
         values=("outlier", "outlier_rows"),
         relations=of_gradients("weight", scaled=False),
     ),
+    operator_model(
+        MANY,
+        "activations, softmaxes and norms in one graph, each on its share of the features",
+        "ManyOperators",
+        lambda spec: (spec.k,),
+        *(
+            f"{name}{direction}"
+            for name in ("gelu", "silu", "sigmoid", "tanh", "softmax", "log_softmax", "layer_norm")
+            for direction in ("", "_backward")
+        ),
+        *("rms_norm", "fused_rms_norm", "fused_rms_norm_backward"),
+        *("mean", "pow", "vector_norm"),
+        values=_OF_ACTIVATIONS,
+    ),
     _sdpa("sdpa", "attention without a mask", ""),
     _sdpa("sdpa_causal", "causal attention", "causal"),
     _sdpa("sdpa_padding", "attention that sees no padding", "padding"),
@@ -526,12 +543,13 @@ OPERATORS: tuple[Model, ...] = (
 
 
 def models_of_operators(globs: Iterable[str]) -> tuple[str, ...]:
-    """Names of the single-operator models that run an operator which matches one of the globs.
+    """Names of the models of one operator that run an operator which matches one of the globs.
     Raises ValueError for a glob that matches none."""
-    known = sorted({name for model in OPERATORS for name in model.operators or ()})
+    alone = [model for model in OPERATORS if model.name != MANY]
+    known = sorted({name for model in alone for name in model.operators or ()})
     meant: set[str] = set()
     for glob in globs:
         if not (hits := fnmatch.filter(known, glob)):
             raise ValueError(f"no operator {glob!r} is run alone; these are: {', '.join(known)}")
         meant.update(hits)
-    return tuple(model.name for model in OPERATORS if meant & (model.operators or frozenset()))
+    return tuple(model.name for model in alone if meant & (model.operators or frozenset()))

@@ -532,3 +532,33 @@ class Unscaled(nn.Module):
         inverse = torch.full((1,), self.scale, device=x.device).double().reciprocal().float()
         torch._amp_foreach_non_finite_check_and_unscale_([grad], found, inverse)
         return x * self.weight + grad
+
+
+class ManyOperators(nn.Module):
+    """Activations, softmaxes and norms, each on its share of the features: one graph that calls
+    many operators."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        kinds: list[Any] = [
+            lambda share: Activated(share, "gelu", {}),
+            lambda share: Activated(share, "gelu", {"approximate": "tanh"}),
+            lambda share: Activated(share, "silu", {}),
+            lambda share: Activated(share, "sigmoid", {}),
+            lambda share: Capped(share),
+            lambda share: Probabilities(share, False),
+            lambda share: Probabilities(share, True),
+            lambda share: Normalised("layer", share, False),
+            lambda share: Normalised("rms", share, False),
+            lambda share: NormalisedByHand(share, True),
+            lambda share: ScaledByNorm(share, "2"),
+        ]
+        shares = [len(share) for share in torch.arange(dim).tensor_split(len(kinds))]
+        self.shares = [share for share in shares if share]
+        self.parts = nn.ModuleList(
+            make(share) for make, share in zip(kinds, self.shares, strict=False)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pieces = zip(self.parts, x.split(self.shares, -1), strict=True)
+        return torch.cat([part(piece) for part, piece in pieces], -1)
