@@ -13,6 +13,7 @@ from narrowfuzz.arms.operators import EagerWatch, operators_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.te_experts import TE_EXPERTS
+from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.triage.script.parts import model_source
@@ -25,7 +26,7 @@ from transformer_engine.pytorch.router import (
     fused_topk_with_score_function,
 )
 
-BF16 = torch.bfloat16
+BF16, FP16 = torch.bfloat16, torch.float16
 HERE = [
     model.name
     for model in TE_EXPERTS
@@ -230,3 +231,60 @@ def check_what_is_wrong_is_seen(name):
                 said = {v.status for v in judge_call("eager", changed)}
                 same_rows = change == "row" and name.endswith("one") and result == "output"
                 assert "diverged" in said or same_rows, (call.operator, result, change)
+
+
+def said_of(run):
+    """The calls of operators in ``run``, and what is said of them."""
+    with EagerWatch() as watch:
+        run()
+    calls = operators_of(watch.operators)
+    return calls, [verdict for call in calls for verdict in judge_call("eager", call)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "weights", "grads"),
+    [
+        (FP16, 1.0, 1e-4, 1e-3),  # weights and products below the smallest normal number
+        (FP16, 1e-3, 1.0, 1e-3),
+        (FP16, 2e4, 1.0, 1e4),  # sums and products above the largest
+        (FP16, 0.5, 2e5, 1e-2),  # weights above it
+        (BF16, 1e10, 1e-39, 1e10),
+        (torch.float32, 1e10, 1e-39, 1e10),
+    ],
+)
+def check_numbers_that_leave_the_range_of_the_dtype(dtype, rows, weights, grads):
+    def run():
+        x = (torch.randn(32, 64) * rows).to(dtype).requires_grad_()
+        index = torch.stack([torch.randperm(8)[:4] for _ in range(32)]).int()
+        weight = (torch.rand(32, 4) * weights).requires_grad_()
+        sent, places = moe_permute(x, index, 0, map_type="index")
+        back = moe_unpermute(sent, places, weight, map_type="index")
+        back.backward((torch.randn(32, 64) * grads).to(dtype))
+
+    calls, said = said_of(run)
+    assert len(calls) == 4
+    assert not [verdict for verdict in said if verdict.status == "diverged"], said
+
+
+def check_so_many_narrow_sums_are_not_known():
+    index = torch.arange(300, dtype=torch.int32)[None]
+    rows = torch.randn(300, 8, dtype=BF16)
+    calls, said = said_of(
+        lambda: moe_unpermute(rows, index[0], torch.ones(1, 300), map_type="index")
+    )
+    expected = BY_NAME[calls[0].operator].expected(calls[0])["output"]
+    assert expected.unknown.all()
+    assert not [verdict for verdict in said if verdict.status == "diverged"], said
+
+
+def check_calls_without_tokens_and_with_masks_of_bytes():
+    none = torch.zeros(0, 2, dtype=torch.int32)
+    calls, _ = said_of(lambda: moe_permute(torch.randn(0, 16), none, 0, map_type="index"))
+    assert calls == ()
+    read = BY_NAME["te_permute_mask_map_fwd"].read
+    rows, mask = torch.randn(2, 16), torch.eye(2, dtype=torch.bool)
+    given = {"inp": rows, "routing_map": mask, "probs": None, "pad_offsets": None}
+    assert read(given, (rows, torch.zeros(2, 5, dtype=torch.int32), torch.empty(0))) is not None
+    quantised = rows.to(torch.float8_e4m3fn)
+    with pytest.raises(Unjudged, match="quantised"):
+        read(given | {"inp": quantised}, (quantised, mask.int(), torch.empty(0)))

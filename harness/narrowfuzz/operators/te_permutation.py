@@ -38,7 +38,7 @@ def _read(
     given = {name: t for name, t in outputs.items() if t.numel()}
     if not given or len(have) < 2:
         return None
-    if any(t.dtype.itemsize == 1 for t in have.values()):
+    if any(t.is_floating_point() and t.dtype.itemsize == 1 for t in have.values()):
         raise Unjudged("rows that are quantised")
     if max(t.numel() for t in (*have.values(), *given.values())) > _MOST:
         raise Unjudged("more than 2^22 numbers take longer to judge than to move")
@@ -49,7 +49,7 @@ def _read(
 
 def _read_permute_index(named: Mapping[str, Any], result: Any) -> Read | None:
     output, places = result
-    if int(named["index"].min()) < 0:
+    if bool((named["index"] < 0).any()):
         raise Unjudged("tokens that some of their choices do not send anywhere")
     how = {"rows": len(output)}
     given = {"input": named["inp"], "index": named["index"]}
@@ -157,10 +157,12 @@ def _placed(call: OperatorCall) -> Places:
     return found
 
 
-def _unit(call: OperatorCall) -> float:
-    """Unit roundoff of what is computed on the way."""
-    narrow = "places" in call.tensors
-    return UNIT[call.dtypes[next(iter(call.tensors))]][0] if narrow else U32
+def _computed_in(call: OperatorCall) -> tuple[float, float, float]:
+    """Of the dtype that a kernel computes in: unit roundoff, the largest error of a product below
+    its normal numbers, which may be flushed to zero, and a bound below which nothing overflows."""
+    dtype = call.dtypes[next(iter(call.tensors))] if "places" in call.tensors else "fp32"
+    unit, subnormal = UNIT[dtype]
+    return unit, max(subnormal, FLUSHED), min(FORMATS[dtype].max / 2.0, _LARGEST)
 
 
 def _combined(given: str, call: OperatorCall) -> tuple[F64, F64, Any]:
@@ -168,21 +170,29 @@ def _combined(given: str, call: OperatorCall) -> tuple[F64, F64, Any]:
     way; and where nothing is known of it.
 
     Proof. A weight, a product and each of n - 1 additions err by at most u, relative to the sum of
-    magnitudes (Higham, "Accuracy and Stability", 3.3); a copy does not err.
+    magnitudes (Higham, "Accuracy and Stability", 3.3); a weight and a product may also be below the
+    normal numbers, and err by as much as these do; a copy does not err.
     """
     places, x = _placed(call), call.tensors[given].astype(np.float64)
     weights = call.tensors.get("probs")
-    total, size = (np.zeros((places.shape[1], x.shape[1])) for _ in range(2))
+    unit, subnormal, largest = _computed_in(call)
+    total, size, lost = (np.zeros((places.shape[1], x.shape[1])) for _ in range(3))
+    fits = np.ones((places.shape[1], 1), bool)
     for choice, at in enumerate(places):
-        rows = np.where((at != _NONE)[:, None], x[at], 0.0)
+        there = (at != _NONE)[:, None]
+        rows = np.where(there, x[at], 0.0)
         if weights is not None:
-            rows = rows * weights.astype(np.float64)[:, choice, None]
+            weight = weights.astype(np.float64)[:, choice, None]
+            lost += np.where(there, subnormal * (np.abs(rows) + 1.0), 0.0)
+            fits &= (np.abs(weight) < largest) | ~there
+            rows = rows * np.where(there, weight, 0.0)
         total, size = total + rows, size + np.abs(rows)
     n = (places != _NONE).sum(0)[:, None]
     errors = (n - 1 + 2 * (weights is not None)).clip(0)
-    share = errors * _unit(call)
-    radius = np.where(errors > 0, share / (1.0 - share) * size + FLUSHED, 0.0)
-    return total, radius, ~(size < _LARGEST) & (errors > 0)
+    share = errors * unit
+    most = np.where(share < 1.0, (share * size + lost) / (1.0 - share), np.inf)
+    radius = np.where(errors > 0, most + FLUSHED, 0.0)
+    return total, radius, ~((size < largest) & fits) & (errors > 0)
 
 
 def _added(given: str, result: str, call: OperatorCall) -> dict[str, Expected]:
@@ -206,8 +216,8 @@ def _spread(call: OperatorCall) -> dict[str, Expected]:
     count = len(x) if x is not None else call.settings["rows"]
     rows, radius = (np.zeros((count, dy.shape[1])) for _ in range(2))
     unwritten = np.full(count, "pads" not in call.tensors)
-    of_weights, off = (np.zeros((dy.shape[0], len(places))) for _ in range(2))
-    unit = _unit(call)
+    of_weights, off, top = (np.zeros((dy.shape[0], len(places))) for _ in range(3))
+    unit, subnormal, largest = _computed_in(call)
     with np.errstate(all="ignore"):
         for choice, place in enumerate(places):
             token = np.flatnonzero(place != _NONE)
@@ -216,18 +226,23 @@ def _spread(call: OperatorCall) -> dict[str, Expected]:
             if probs is None or x is None:
                 rows[at] = grad
                 continue
-            rows[at] = grad * probs.astype(np.float64)[token, choice, None]
-            radius[at] = np.abs(rows[at]) * 2.02 * unit + FLUSHED
+            weight = probs.astype(np.float64)[token, choice, None]
+            rows[at] = grad * weight
+            off_weight = np.where(np.abs(weight) < largest, 1.01 * subnormal, np.inf)
+            radius[at] = np.abs(rows[at]) * 2.02 * unit + off_weight * (np.abs(grad) + 1.0)
             products = grad * x.astype(np.float64)[at]
             of_weights[token, choice] = products.sum(1)
-            n = products.shape[1] * U32
-            off[token, choice] = np.abs(products).sum(1) * (1.01 * unit + n / (1.0 - n)) + FLUSHED
+            count, size = products.shape[1], np.abs(products)
+            of_sum = count * U32 / (1.0 - count * U32)
+            off[token, choice] = size.sum(1) * (1.01 * unit + of_sum) + 1.01 * count * subnormal
+            top[token, choice] = size.max(1)
         unknown = unwritten[:, None] | ~(np.abs(rows) < _LARGEST) & (radius > 0.0)
         fmt = FORMATS[call.dtypes["grad_input"]]
         found = {"grad_input": Expected.within(rows, radius, fmt, unknown)}
         if "grad_probs" in call.outputs:
             fmt = FORMATS[call.dtypes["grad_probs"]]
-            found["grad_probs"] = Expected.within(of_weights, off, fmt, ~(off < _LARGEST))
+            overflows = ~((off < _LARGEST) & (top < largest))
+            found["grad_probs"] = Expected.within(of_weights, off, fmt, overflows)
     return found
 
 
