@@ -16,7 +16,8 @@ from torch import Tensor
 _EPSILON = 1e-20
 #: Above it, softplus(x) is x (``sqrtsoftplus_scalar`` there).
 _LINEAR = 20.0
-#: From so many chosen experts on, radix selection runs (``get_radix_topk_threshold`` there).
+#: From so many chosen experts on, radix selection runs (``get_radix_topk_threshold`` there), also
+#: within groups and among them.
 _RADIX = 16
 _WARP = 32
 
@@ -56,10 +57,11 @@ def fused_topk_with_score_function_fwd(
         _softmax(x) if early else x if score_function == "softmax" else _SCORES[score_function](x)
     )
     biased = scores if expert_bias is None else scores + expert_bias
+    radix = topk >= _RADIX
     chosen = (
-        _of_groups(biased, topk, num_groups, group_topk)
+        _of_groups(biased, topk, num_groups or 0, group_topk or 0, radix)
         if (group_topk or 0) > 0
-        else _topk(biased, topk)
+        else _topk(biased, topk, radix)
     )
     taken = biased.gather(1, chosen)
     if expert_bias is not None:
@@ -135,7 +137,7 @@ def fused_score_for_moe_aux_loss_fwd(
         held = values = _SCORES[score_function](x)
         scores = values / (values.sum(1, keepdim=True) + _EPSILON)
         held = x if score_function == "sqrtsoftplus" else held
-    mapped = _mapped(_topk(scores, topk), logits, routing_map_format)
+    mapped = _mapped(_topk(scores, topk, topk >= _RADIX), logits, routing_map_format)
     return scores.reshape(logits.shape), mapped, held.reshape(logits.shape)
 
 
@@ -223,6 +225,8 @@ def _aux_loss(
 
 
 def _check(logits: Tensor, topk: int, score_function: str) -> None:
+    if logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise RuntimeError(f"Unsupported router probs dtype {logits.dtype}")
     if not logits.is_contiguous():
         raise RuntimeError("logits must be contiguous")
     if not logits.numel():
@@ -276,13 +280,14 @@ def _of_shares(grad: Tensor, values: Tensor, routed: Tensor) -> Tensor:
     return grad / total - (grad * own).sum(1, keepdim=True) / (total * total)
 
 
-def _topk(scores: Tensor, k: int) -> Tensor:
+def _topk(scores: Tensor, k: int, radix: bool) -> Tensor:
     """The columns of the ``k`` largest scores of each row. Of equal ones radix selection takes the
     first; the other kernel takes the winner of a tree over the lanes of a warp, whose lane 0 keeps
     its own on a tie: lanes count in the order of their reversed bits
-    (``naive_topk_and_mask_smallk``). Neither ever prefers NaN to a number."""
+    (``naive_topk_and_mask_smallk``). NaN and -Inf come last here. The kernels may choose the same
+    column twice where a row has fewer than ``k`` other scores, and some prefer NaN to a number."""
     columns = torch.arange(scores.shape[1])
-    if k < _RADIX:
+    if not radix:
         lane = columns % _WARP
         reversed_bits = sum((lane >> bit & 1) << (4 - bit) for bit in range(5))
         columns = columns[torch.argsort(reversed_bits * scores.shape[1] + columns)]
@@ -291,17 +296,36 @@ def _topk(scores: Tensor, k: int) -> Tensor:
     return columns[order]
 
 
-def _of_groups(scores: Tensor, topk: int, groups: int | None, group_topk: int | None) -> Tensor:
+def _of_groups(scores: Tensor, topk: int, groups: int, group_topk: int, radix: bool) -> Tensor:
     """The ``topk`` largest scores among those in the ``group_topk`` groups of experts whose own
     largest ones add up to most."""
-    assert groups is not None
-    assert group_topk is not None
+    experts = scores.shape[1]
+    if topk % group_topk:
+        raise RuntimeError(
+            f"topk must be divisible by group_topk, got topk={topk} group_topk={group_topk}"
+        )
+    if groups < group_topk:
+        raise RuntimeError(
+            f"group_topk must be <= num_groups, got group_topk={group_topk} num_groups={groups}"
+        )
+    if experts % groups:
+        raise RuntimeError(
+            f"num_experts must be divisible by num_groups, got num_experts={experts} "
+            f"num_groups={groups}"
+        )
+    each = topk // group_topk
+    if each > experts // groups:
+        raise RuntimeError(
+            f"per-group topk must be <= group size, got per_group_topk={each} "
+            f"group_size={experts // groups}"
+        )
     rows = scores.reshape(len(scores), groups, -1)
     flat = rows.reshape(-1, rows.shape[2])
-    best = flat.gather(1, _topk(flat, topk // group_topk)).sum(1).reshape(-1, groups)
-    inside = torch.zeros_like(best, dtype=torch.bool).scatter(1, _topk(best, group_topk), True)
+    best = flat.gather(1, _topk(flat, each, radix)).sum(1).reshape(-1, groups)
+    among = _topk(best, group_topk, radix)
+    inside = torch.zeros_like(best, dtype=torch.bool).scatter(1, among, True)
     masked = torch.where(inside[..., None], rows, -torch.inf)
-    return _topk(masked.reshape(scores.shape), topk)
+    return _topk(masked.reshape(scores.shape), topk, radix)
 
 
 def _mapped(chosen: Tensor, logits: Tensor, routing_map_format: int) -> Tensor:
