@@ -384,7 +384,7 @@ class FunctionWatch(TorchFunctionMode):
                     call.outputs[names[name]] = gradient
 
 
-def _graded(function: Any, position: int, **arguments: Any) -> Any:
+def _graded(function: Any, position: int, /, **arguments: Any) -> Any:
     """What the function returns; of several results the one at this position."""
     returned = function(**arguments)
     return returned[position] if isinstance(returned, tuple) else returned

@@ -66,17 +66,19 @@ class TeExperts(nn.Module):
         """The rows at their experts, multiplied, and back."""
         from transformer_engine.pytorch import permutation
 
-        experts = chosen.nonzero()[:, 1]
-        order = experts.argsort(stable=True)
         if self.moves.startswith("index"):
-            index = experts.reshape(-1, self.topk)
+            # rows with NaN may have fewer chosen experts: others fill up
+            index = chosen.int().argsort(dim=1, descending=True, stable=True)[:, : self.topk]
+            experts = index.reshape(-1)
+            order = experts.argsort(stable=True)
             count = len(experts) * 3 // 4 if self.moves == "index_dropping" else 0
             sent, places = permutation.moe_permute(rows, index.int(), count, map_type="index")
             y = sent * self.scale.index_select(0, experts[order[: len(sent)]])
             weights = probs.gather(1, index).float()
             return permutation.moe_unpermute(y, places, weights, map_type="index")
+        experts = chosen.nonzero()[:, 1].sort().values
         sizes = {"restore_shape": rows.shape}
-        mask, scale = chosen.int(), self.scale.index_select(0, experts[order])
+        mask, scale = chosen.int(), self.scale.index_select(0, experts)
         if self.moves == "mask":
             sent, places = permutation.moe_permute(rows, mask, len(experts))
             return permutation.moe_unpermute(sent * scale, places, probs, **sizes)
