@@ -352,7 +352,7 @@ def check_groups_that_do_not_fit(topk, groups, of_them, words):
         )
 
 
-def check_auxiliary_loss_of_many_tokens_is_inside_the_bounds():
+def check_auxiliary_loss_of_many_tokens():
     probs = torch.rand(64, 32, requires_grad=True)
     counts = torch.randint(0, 100, (32,))
 

@@ -102,6 +102,12 @@ def test_its_source_is_the_classes_it_uses_and_no_others(name: ModelName) -> Non
     assert ours == set(classes)
 
 
+@pytest.mark.parametrize("features", [0, 1, 10, 12])
+def test_many_operators_share_any_number_of_features(features: int) -> None:
+    spec = spec_of("many_operators", k=features)
+    assert tuple(built(spec)(rows(spec)).shape) == spec.output_shape
+
+
 @pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("batch", [0, 2])
 def test_its_output_has_the_specs_shape(name: ModelName, batch: int) -> None:

@@ -241,8 +241,9 @@ def _largest_on_the_way(dy: F64, scores: _Values, shared: Mask | None) -> F64:
 
 def _strange(call: OperatorCall) -> Mask:
     """The rows with a number that is not finite: for these, kernels may choose an expert twice."""
-    strange: Mask = ~np.isfinite(call.tensors["input"]).all(1)
-    return strange | ~np.isfinite(call.tensors.get("bias", np.zeros(1))).all()
+    fine = np.isfinite(call.tensors["input"]).all(1)
+    bias = call.tensors.get("bias", np.zeros(1))
+    return np.asarray(~(fine & np.isfinite(bias).all()))
 
 
 def _mapped(selected: tuple[Mask, Mask], call: OperatorCall) -> Expected:

@@ -554,7 +554,7 @@ class ManyOperators(nn.Module):
             lambda share: ScaledByNorm(share, "2"),
         ]
         shares = [len(share) for share in torch.arange(dim).tensor_split(len(kinds))]
-        self.shares = [share for share in shares if share]
+        self.shares = [share for share in shares if share] or [0]
         self.parts = nn.ModuleList(
             make(share) for make, share in zip(kinds, self.shares, strict=False)
         )
