@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import builtin_faults, load_plants
+from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.history import fewest, histories
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.script.choice import script_of
+from narrowfuzz.triage.script.operator import call_of
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, run_script
 from samples import recipes
@@ -155,6 +161,42 @@ def test_a_users_model_is_there_in_the_process_that_runs_the_past(tmp_path: Path
     assert len(longer.history) == 1 and there.symptom == cause.symptom
     # nobody names its file: each process raises, on a line as long as the past, and shows nothing
     assert some() == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"),
+    [
+        ([2, 2, 2], [0, 1, 2]),
+        ([2] * 9, [3, 4, 5, 6, 7, 8]),
+        ([2, 2**20, 2], [2]),  # together too many
+        ([2, 2**20 - 2, 2], [1, 2]),
+        ([2, 2**20 + 1], []),
+        ([], []),
+    ],
+)
+def test_a_script_makes_few_and_small_calls_before(sizes: list[int], kept: list[int]) -> None:
+    case = Case(spec=Spec(recipe="torch.fp32", model="softmax"), data=DataSpec(seed=1))
+    judge = Judge(recipes(), Ledger([]))
+    (made,) = observed(judge, case)
+    calls = [
+        replace(made, index=i, tensors={"input": np.zeros(size, np.float32)})
+        for i, size in enumerate([*sizes, 2**21])
+    ]
+    verdict = SimpleNamespace(
+        arm="eager", at=SimpleNamespace(name="softmax", call=len(sizes), result="")
+    )
+    remade: Any = SimpleNamespace(
+        observe=lambda *a, **k: SimpleNamespace(traces={"eager": SimpleNamespace(operators=calls)})
+    )
+    call, earlier = call_of(remade, case, verdict)  # type: ignore[arg-type]
+    assert call.index == len(sizes)
+    assert [one.index for one in earlier] == kept
+
+
+def observed(judge: Judge, case: Case) -> list[OperatorCall]:
+    """The calls of softmax in a run of the case."""
+    trace = judge.observe(case, frozenset({"eager"}), repeat=False).traces["eager"]
+    return [call for call in trace.operators if call.operator == "softmax"]
 
 
 FORGETTING = """

@@ -38,7 +38,7 @@ def _first_32(route: Any, logits: Any, *how: Any) -> Any:
     """Experts from the 33rd on are out of the reach of a warp that has 32 lanes."""
     near = logits.clone()
     if how[0] <= 32 and not how[3]:
-        near[:, 32:] = -1e30
+        near[:, 32:] = torch.finfo(near.dtype).min
     return route(near, *how)
 
 

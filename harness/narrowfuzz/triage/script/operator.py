@@ -3,8 +3,10 @@ of the element of its result that was wrong."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -33,22 +35,32 @@ from narrowfuzz.triage.script.short import Short
 _HELPERS = (literal, optimizer_step, function_call, derived, unscaled, flexed, groups, te_experts)
 #: Tensors of at most this many elements are written as readable numbers.
 _READABLE = 64
-#: A script makes at most this many calls before the one that it is about.
-_EARLIER = 6
+#: A script makes at most this many calls before the one that it is about, with at most so many
+#: numbers together.
+_EARLIER, _NUMBERS = 6, 2**20
 
 
 def call_of(
     judge: Judge, case: Case, verdict: Verdict
 ) -> tuple[OperatorCall, tuple[OperatorCall, ...]]:
     """The call that the verdict is about, from a new run of the case; and the last calls of the
-    same operator before it, in that run and in the case's history. Raises ValueError if that run
-    does not make the call."""
-    earlier = [one for past in case.history for one in _calls(judge, past, verdict)]
+    same operator before it, in that run and in the case's history, as many as a script may make.
+    Raises ValueError if that run does not make the call."""
+    earlier: deque[OperatorCall] = deque(maxlen=_EARLIER)
+    for past in case.history:
+        earlier.extend(_calls(judge, past, verdict))
     for call in _calls(judge, case, verdict):
         if call.index == verdict.at.call:
-            return call, tuple(earlier[-_EARLIER:])
+            return call, _that_fit(earlier)
         earlier.append(call)
     raise ValueError(f"the call of {verdict.at.name} that was wrong is not made again")
+
+
+def _that_fit(calls: Sequence[OperatorCall]) -> tuple[OperatorCall, ...]:
+    """The last calls whose tensors have few enough numbers for a script."""
+    sizes = [sum(x.size for x in call.tensors.values()) for call in reversed(calls)]
+    count = sum(total <= _NUMBERS for total in accumulate(sizes))
+    return tuple(calls)[len(calls) - count :]
 
 
 def _calls(judge: Judge, case: Case, verdict: Verdict) -> Iterator[OperatorCall]:
