@@ -369,3 +369,14 @@ def check_auxiliary_loss_of_many_tokens():
 def check_scores_of_float64_are_refused():
     with pytest.raises(RuntimeError, match="dtype"):
         fused_compute_score_for_moe_aux_loss(torch.randn(2, 4).double(), 2, "sigmoid")
+
+
+def check_auxiliary_losses_add_up_in_any_order_on_a_gpu():
+    for rows, unordered in ((2, False), (3, True)):
+        counts = torch.tensor([1, 1])
+        calls, _ = said_of(
+            lambda n=rows, c=counts: fused_moe_aux_loss(torch.rand(n, 2), c, n, 2, 1, 0.5)
+        )
+        operator = BY_NAME[calls[0].operator]
+        assert operator.unordered(replace(calls[0], device="cuda")) == unordered
+        assert not operator.unordered(replace(calls[0], device="cpu"))
