@@ -380,3 +380,19 @@ def check_auxiliary_losses_add_up_in_any_order_on_a_gpu():
         operator = BY_NAME[calls[0].operator]
         assert operator.unordered(replace(calls[0], device="cuda")) == unordered
         assert not operator.unordered(replace(calls[0], device="cpu"))
+
+
+def check_places_outside_of_the_rows_are_not_judged():
+    rows, places = torch.randn(4, 16), torch.arange(4, dtype=torch.int32)
+    calls, _ = said_of(lambda: moe_unpermute(rows, places, torch.ones(4, 1), map_type="index"))
+    (call,) = calls
+    for place in (4.0, -2.0):
+        moved = np.array([0.0, 1.0, place, 3.0], np.float32)
+        outside = replace(call, tensors={**call.tensors, "places": moved})
+        with pytest.raises(Unjudged, match="outside of the rows"):
+            BY_NAME[call.operator].expected(outside)
+        assert "diverged" not in {verdict.status for verdict in judge_call("eager", outside)}
+    call = replace(call, operator="te_permute_mask_map_fwd", settings={"rows": 3})
+    full = replace(call, tensors={"input": rows.numpy(), "mask": np.ones((4, 1), np.float32)})
+    with pytest.raises(Unjudged, match="more rows than the result has"):
+        BY_NAME[full.operator].expected(full)

@@ -50,7 +50,7 @@ def _read(
 def _read_permute_index(named: Mapping[str, Any], result: Any) -> Read | None:
     output, places = result
     if bool((named["index"] < 0).any()):
-        raise Unjudged("tokens that some of their choices do not send anywhere")
+        raise Unjudged("choices that send their token nowhere")
     how = {"rows": len(output)}
     given = {"input": named["inp"], "index": named["index"]}
     return _read(given, {"output": output, "places": places}, how)
@@ -120,6 +120,9 @@ def _permute(call: OperatorCall) -> dict[str, Expected]:
     weight moves along and is 0 becomes zeros ("for routing_map padding", ``_permute_kernel``)."""
     tokens, experts, places = _sent(call)
     rows, there = call.settings["rows"], places < call.settings["rows"]
+    if "mask" in call.tensors and not there.all():
+        # https://github.com/NVIDIA/TransformerEngine/issues/3346: it writes beyond the result
+        raise Unjudged("a mask that sends tokens to more rows than the result has")
     x = call.tensors["input"].astype(np.float64)
     at, of = places[there], tokens[there]
     found, unknown = np.zeros((rows, x.shape[1])), np.full(rows, "pads" not in call.tensors)
@@ -140,8 +143,16 @@ def _permute(call: OperatorCall) -> dict[str, Expected]:
     return results
 
 
-def _placed(call: OperatorCall) -> Places:
-    """The place of each choice of each token, [choices, tokens]; -1 for one that has none."""
+def _placed(call: OperatorCall, rows: int) -> Places:
+    """The place of each choice of each token, [choices, tokens]; -1 for one that has none. Raises
+    Unjudged if one is outside of the ``rows``."""
+    found = _read_places(call)
+    if found.size and not (found.min() >= _NONE and found.max() < rows):
+        raise Unjudged("tokens at places outside of the rows")
+    return found
+
+
+def _read_places(call: OperatorCall) -> Places:
     choices, tokens = call.settings["choices"], call.settings["tokens"]
     if "places" in call.tensors:
         return call.tensors["places"].astype(int).reshape(choices, tokens)
@@ -150,6 +161,8 @@ def _placed(call: OperatorCall) -> Places:
     for choice in range(choices):
         routed = choice < held[:, -1]
         experts, token = held[routed, choices + choice], np.flatnonzero(routed)
+        if not ((experts >= 0) & (experts < choices)).all():
+            raise Unjudged("a map with experts that do not exist")
         places = held[routed, choice]
         if "pads" in call.tensors:
             places = places + call.tensors["pads"].astype(int)[experts]
@@ -173,7 +186,8 @@ def _combined(given: str, call: OperatorCall) -> tuple[F64, F64, Any]:
     magnitudes (Higham, "Accuracy and Stability", 3.3); a weight and a product may also be below the
     normal numbers, and err by as much as these do; a copy does not err.
     """
-    places, x = _placed(call), call.tensors[given].astype(np.float64)
+    x = call.tensors[given].astype(np.float64)
+    places = _placed(call, len(x))
     weights = call.tensors.get("probs")
     unit, subnormal, largest = _computed_in(call)
     total, size, lost = (np.zeros((places.shape[1], x.shape[1])) for _ in range(3))
@@ -202,7 +216,8 @@ def _added(given: str, result: str, call: OperatorCall) -> dict[str, Expected]:
         unknown = unknown | ~np.isfinite(total) & (radius > 0.0)
         found = {result: Expected.within(total, radius, fmt, unknown)}
         if "moved" in call.tensors:  # the gradients of weights that moved along
-            places, moved = _placed(call), call.tensors["moved"].astype(np.float64)
+            moved = call.tensors["moved"].astype(np.float64)
+            places = _placed(call, len(moved))
             back = np.where(places != _NONE, moved[places], 0.0).T
             found["grad_probs"] = Expected.exactly(back)
     return found
@@ -211,9 +226,10 @@ def _added(given: str, result: str, call: OperatorCall) -> dict[str, Expected]:
 def _spread(call: OperatorCall) -> dict[str, Expected]:
     """Each row's gradient is its token's, times its weight if it has one; each weight's is the sum
     of products of its token's gradient and its row, added in fp32, and 0 if it has no row."""
-    places, dy = _placed(call), call.tensors["grad_output"].astype(np.float64)
+    dy = call.tensors["grad_output"].astype(np.float64)
     x, probs = call.tensors.get("input"), call.tensors.get("probs")
     count = len(x) if x is not None else call.settings["rows"]
+    places = _placed(call, count)
     rows, radius = (np.zeros((count, dy.shape[1])) for _ in range(2))
     unwritten = np.full(count, "pads" not in call.tensors)
     of_weights, off, top = (np.zeros((dy.shape[0], len(places))) for _ in range(3))
