@@ -396,3 +396,15 @@ def check_places_outside_of_the_rows_are_not_judged():
     full = replace(call, tensors={"input": rows.numpy(), "mask": np.ones((4, 1), np.float32)})
     with pytest.raises(Unjudged, match="more rows than the result has"):
         BY_NAME[full.operator].expected(full)
+
+
+@pytest.mark.parametrize("name", [name for name in HERE if "mask" not in name])
+@pytest.mark.parametrize(("m", "k"), [(0, 20), (1, 1), (5, 0), (0, 0)])
+def check_sizes_of_0_and_1(name, m, k):
+    spec = Spec(recipe="te.experts", model=name, m=m, k=k, n=1, dtype="fp32")
+    device = "cuda" if real_extension() else "cpu"
+    model = MODELS[name].build(spec, dtype=torch.float32, device=device)
+    x = torch.randn(m, k, requires_grad=True)
+    y = model(x)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == (m, k)

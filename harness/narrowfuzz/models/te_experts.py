@@ -16,7 +16,7 @@ _MOST, _INTERPRETED = (64, 2**10), (8, 24)
 
 def _routed(spec: Any, *, topk: int, moves: str, how: dict[str, Any]) -> Arguments:
     groups = how["num_groups"] or 1
-    least = topk * groups // (how["group_topk"] or 1)  # so many experts have to be in each group
+    least = topk * groups // (how["group_topk"] or 1)  # each group has as many as are chosen of it
     most, rows = _MOST if moves.startswith("index") else _INTERPRETED
     experts = max(least, min(spec.n, most) // groups * groups)
     return spec.k, experts, topk, moves, rows, how

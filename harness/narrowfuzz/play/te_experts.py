@@ -28,7 +28,7 @@ class TeExperts(nn.Module):
         super().__init__()
         prepare_te(moves)
         self.topk, self.moves, self.most, self.how = topk, moves, most, how
-        self.padding = -dim % 8
+        self.padding = -dim % 8 if dim else 8
         self.router = nn.Parameter(torch.randn(experts, dim + self.padding))
         self.scale = nn.Parameter(torch.randn(experts, dim + self.padding))
         bias = (
@@ -39,7 +39,7 @@ class TeExperts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float64:
             raise NotImplementedError("TransformerEngine's router takes no float64")
-        rows = F.pad(x.reshape(-1, x.shape[-1]), (0, self.padding))
+        rows = F.pad(x.reshape(x.shape[:-1].numel(), x.shape[-1]), (0, self.padding))
         halves = rows[: self.most].tensor_split(2)
         parts = [self.routed(half) for half in halves if len(half)]
         return torch.cat([*parts, rows[self.most :]])[:, : x.shape[-1]].reshape(x.shape)
