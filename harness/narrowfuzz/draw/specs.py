@@ -359,8 +359,8 @@ def _training(choose: _Choices, recipe: Recipe, model: ModelName) -> dict[str, A
 
 
 def _dims(draw: st.DrawFn, recipe: Recipe, misaligned: bool, largest: int) -> dict[str, int]:
-    """m, k and n. If ``misaligned``, either one of them has no alignment (behind a refusal of one,
-    nothing is seen of another), or some have none, and often one is 0 or 1."""
+    """m, k and n. If ``misaligned``, either exactly one of them has no alignment, since a library
+    that refuses one size never gets to the others; or some have none, and often one is 0 or 1."""
     dims: dict[str, int] = {}
     alone = draw(sampled("", "", "", "m", "k", "n")) if misaligned else ""
     for name in ("m", "k", "n"):
