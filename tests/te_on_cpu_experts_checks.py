@@ -4,6 +4,7 @@ in a process of its own: against autograd, and judged by the operators' bounds."
 from __future__ import annotations
 
 import importlib.util
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.triage.script.parts import model_source
 from te_on_cpu.environment import real_extension
 from te_on_cpu.refusal import UnsupportedByEmulation
+from te_on_cpu.v2 import refused_modules
 from transformer_engine.pytorch import moe_permute, moe_unpermute
 from transformer_engine.pytorch.router import (
     fused_compute_score_for_moe_aux_loss,
@@ -408,3 +410,17 @@ def check_sizes_of_0_and_1(name, m, k):
     y = model(x)
     y.sum().backward()
     assert y.shape == x.grad.shape == (m, k)
+
+
+@pytest.mark.parametrize(
+    ("imported", "interprets", "refused"),
+    [(False, "", True), (True, "", True), (True, "1", False), (False, "1", True)],
+)
+def check_only_an_interpreted_triton_moves_tokens(imported, interprets, refused, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", interprets)
+    if imported:
+        monkeypatch.setitem(sys.modules, "triton", sys)
+    else:
+        monkeypatch.delitem(sys.modules, "triton", raising=False)
+    assert ("transformer_engine.pytorch.triton.permutation" in refused_modules()) == refused
+    assert "transformer_engine.pytorch.onnx_extensions" in refused_modules()

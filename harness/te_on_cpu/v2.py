@@ -83,13 +83,20 @@ _RECIPES = "use DelayedScaling, Float8CurrentScaling or MXFP8BlockScaling"
 _TRITON = "transformer_engine.pytorch.triton"
 
 #: Modules of the library that import onnxscript or triton; their functions are refused when called,
-#: unless Triton is imported already, which then interprets its kernels.
+#: unless Triton is imported already and interprets its kernels.
 _NOT_IMPORTABLE = (
     "transformer_engine.pytorch.onnx_extensions",
     _TRITON,
     *(f"{_TRITON}.{name}" for name in ("cross_entropy", "grouped_dbias_dscales", "mhc")),
     *(f"{_TRITON}.{name}" for name in ("pad", "permutation")),
 )
+
+
+def refused_modules() -> list[str]:
+    """The modules that are replaced by refusing ones: those of Triton's kernels only where its
+    interpreter does not run them. (Without it, an imported Triton compiles for a GPU.)"""
+    interpreted = "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1"
+    return [name for name in _NOT_IMPORTABLE if not (interpreted and _TRITON in name)]
 
 
 def install_v2(version: str) -> None:
@@ -108,9 +115,7 @@ def install_v2(version: str) -> None:
     sys.modules[NAME] = module = extension(FUNCTIONS, VERSIONS)
     backend = functools.partial(v2_attention.get_fused_attn_backend, module)
     module.__dict__["get_fused_attn_backend"] = backend
-    interpreted = "triton" in sys.modules
-    refusing = [name for name in _NOT_IMPORTABLE if not (interpreted and _TRITON in name)]
-    sys.modules.update({name: refusing_module(name) for name in refusing})
+    sys.modules.update({name: refusing_module(name) for name in refused_modules()})
     _import_without_loading()
     import transformer_engine
     import transformer_engine.pytorch
