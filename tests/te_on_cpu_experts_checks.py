@@ -172,7 +172,7 @@ def check_what_is_refused():
 def recorded(name, dtype, m=24):
     """The calls of operators in one step of the model."""
     spec = Spec(
-        recipe="te.experts", model=name, m=m, k=20, n=8, dtype="bf16" if dtype == BF16 else "fp32"
+        recipe="te.experts", model=name, m=m, k=20, n=24, dtype="bf16" if dtype == BF16 else "fp32"
     )
     model = MODELS[name].build(spec, dtype=dtype, device="cuda" if real_extension() else "cpu")
     x = torch.randn(m, 20, dtype=dtype, requires_grad=True)
@@ -186,7 +186,7 @@ def recorded(name, dtype, m=24):
 
 @each_model
 def check_text_of_a_model_builds_the_same(name):
-    spec = Spec(recipe="te.experts", model=name, m=24, k=20, n=8, dtype="fp32")
+    spec = Spec(recipe="te.experts", model=name, m=24, k=20, n=24, dtype="fp32")
     device = "cuda" if real_extension() else "cpu"
     ours = MODELS[name].build(spec, dtype=torch.float32, device=device)
     imports = "import torch\nfrom typing import Any\nfrom torch import nn\n"
@@ -333,7 +333,7 @@ def check_a_row_with_fewer_experts_runs_through_the_model(name, monkeypatch):
         return probs, chosen
 
     monkeypatch.setattr(router, "fused_topk_with_score_function", once)
-    spec = Spec(recipe="te.experts", model=name, m=24, k=20, n=8, dtype="fp32")
+    spec = Spec(recipe="te.experts", model=name, m=24, k=20, n=24, dtype="fp32")
     model = MODELS[name].build(spec, dtype=torch.float32, device="cpu")
     assert model(torch.randn(24, 20)).shape == (24, 20)
 

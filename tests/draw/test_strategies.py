@@ -51,7 +51,7 @@ def many_data() -> tuple[DataSpec, ...]:
 
 @cache
 def many_specs() -> tuple[Spec, ...]:
-    return tuple(drawn(specs(ALL), 1000))
+    return tuple(drawn(specs(ALL), 2000))
 
 
 def histogram(key: Callable[[Spec], Any]) -> Counter[Any]:

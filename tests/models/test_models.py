@@ -27,13 +27,8 @@ ALL: tuple[ModelName, ...] = get_args(ModelName)
 REFUSED = "cross_entropy_outside"
 #: What needs no GPU, and no interpreter of Triton's, and runs.
 #: TransformerEngine's own models, which patch their process, are built in te_on_cpu's tests.
-HERE = [
-    name
-    for name in ALL
-    if MODELS[name].runs_on("cpu", ("bf16",))
-    and name != REFUSED
-    and MODELS[name].package != "transformer_engine"
-]
+BUILT = [name for name in ALL if MODELS[name].package != "transformer_engine"]
+HERE = [name for name in BUILT if MODELS[name].runs_on("cpu", ("bf16",)) and name != REFUSED]
 BF16 = recipes()["torch.bf16"]
 
 
@@ -90,7 +85,7 @@ def rows(spec: Spec) -> Any:
     return torch.linspace(-1, 1, spec.tokens * spec.k).reshape(spec.input_shape)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", BUILT)
 def test_its_source_is_the_classes_it_uses_and_no_others(name: ModelName) -> None:
     defined = [n for n in ast.parse(model_source(name)).body if isinstance(n, ast.ClassDef)]
     functions = {"torch.autograd.Function"}  # of autograd: these are no modules
@@ -116,7 +111,7 @@ def test_its_output_has_the_specs_shape(name: ModelName, batch: int) -> None:
         assert tuple(built(spec)(rows(spec)).shape) == spec.output_shape
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", BUILT)
 def test_parameters_and_their_shapes(name: ModelName) -> None:
     spec = spec_of(name)
     found = {n: tuple(p.shape) for n, p in built(spec).named_parameters()}
@@ -164,7 +159,7 @@ def test_what_does_not_train_leaves_no_gradient() -> None:
     assert gradient_names(spec_of("frozen_first")) >= {"second.weight.grad", "second.bias.grad"}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", BUILT)
 def test_only_the_tied_model_has_a_parameter_under_two_names(name: ModelName) -> None:
     tied = {"head.weight": "embedding.weight"} if name == "tied_embedding" else {}
     assert tied_names(built(spec_of(name))) == tied
@@ -195,7 +190,7 @@ def test_a_block_has_the_linears_of_attention_and_feed_forward_a_model_of_two_tw
     assert two == tuple(f"layers.{i}.{name}" for i in (0, 1) for name in block)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", BUILT)
 def test_regions_to_recompute_are_submodules(name: ModelName) -> None:
     model = built(spec_of(name))
     for region in MODELS[name].regions:
@@ -226,7 +221,7 @@ def test_random_are_dropout_and_what_rounds_by_chance_and_the_norms_sum() -> Non
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", BUILT)
 def test_no_model_attends_that_does_not_say_so(name: ModelName) -> None:
     """Otherwise nobody would watch its attention."""
     assert MODELS[name].attends == ("scaled_dot_product_attention" in model_source(name))

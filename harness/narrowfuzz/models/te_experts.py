@@ -36,6 +36,7 @@ def _how(score_function: str, *, early: bool, groups: int, factor: float | None)
 _SOFTMAX = _how("softmax", early=True, groups=0, factor=None)
 _CHOSEN = _how("softmax", early=False, groups=0, factor=1.5)
 _SIGMOID = _how("sigmoid", early=False, groups=4, factor=2.5)
+_MANY = _how("sigmoid", early=False, groups=0, factor=1.5)
 _ROOT = _how("sqrtsoftplus", early=False, groups=0, factor=None)
 _ROUTER = ("te_router", "te_scores", "te_aux_loss")
 _INDEX = tuple(
@@ -56,6 +57,7 @@ _VARIANTS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "chosen": ("softmax of the chosen experts", 4, "index", _CHOSEN),
     "groups": ("sigmoid, with a bias and groups", 4, "index", _SIGMOID),
     "one": ("square root of softplus, one expert a token", 1, "index", _ROOT),
+    "radix": ("sigmoid, so many experts a token that radix selects them", 17, "index", _MANY),
     "dropping": ("square root of softplus, tokens are dropped", 3, "index_dropping", _ROOT),
     "mask": ("by a mask, weighted when added up", 2, "mask", _SOFTMAX),
     "mask_groups": ("by a mask, weights move along", 4, "mask_with_probs", _SIGMOID),
