@@ -7,13 +7,13 @@ import types
 from collections.abc import Iterator
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from narrowfuzz.case.spec import Case
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.strategies import schedule_cases
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.plant import Plant
-from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.plants.registry import builtin_controls, builtin_faults
 from narrowfuzz.recipe.recipe import load_every
 from te_on_cpu.environment import enter
 
@@ -79,6 +79,16 @@ def hunted(fault: Plant, name: str, cases: int) -> str:
     return " ".join(sorted(shown))
 
 
+def judged(control: Plant) -> str:
+    """The sentences about a case of the control, or "ok" if it ran and there are none."""
+    spec = Spec(recipe="te.experts", model=control.models[0], m=24, k=20, n=24, steps=2)
+    judge = Judge(load_every(), load_ledger())
+    with control.plant():
+        judgement = judge.judge(Case(spec=spec, data=DataSpec(values="equal")))
+    said = "; ".join(verdict.sentence() for verdict in judgement.causes)
+    return said or ("ok" if judgement.ran else "nothing ran")
+
+
 def main() -> None:
     prepare()
     settle()
@@ -87,6 +97,9 @@ def main() -> None:
     for fault in faults.values():
         if fault.id.startswith("te-"):
             print("PLANTED", fault.id, planted_and_lifted(fault), flush=True)
+    for control in builtin_controls().values():
+        if control.recipes == ("te.experts",):
+            print("JUDGED", control.id, judged(control), flush=True)
     for id, (name, cases) in HUNTED.items():
         print("HUNTED", id, hunted(faults[id], name, cases), flush=True)
 

@@ -8,10 +8,11 @@ import functools
 import pytest
 from fresh import on_transformer_engine
 from narrowfuzz.plants.patching import te_calls
-from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.plants.registry import builtin_controls, builtin_faults
 from te_on_cpu.environment import DEFAULT
 
 FAULTS = sorted(id for id in builtin_faults() if id.startswith("te-"))
+CONTROLS = sorted(c.id for c in builtin_controls().values() if c.recipes == ("te.experts",))
 FOUND_BY = {
     "te-update-lost-at-evaluation": "O14",
     "te-current-power-of-two": "O2",
@@ -29,13 +30,18 @@ def told() -> dict[tuple[str, str], str]:
     return {
         (what[0], what[1]): what[2]
         for what in lines
-        if what[0] in ("PLANTED", "HUNTED") and len(what) == 3
+        if what[0] in ("PLANTED", "JUDGED", "HUNTED") and len(what) == 3
     }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_plants_and_lifts(fault: str) -> None:
     assert told()["PLANTED", fault] == "ok"
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_a_legal_rewrite_is_silent(control: str) -> None:
+    assert told()["JUDGED", control] == "ok"
 
 
 @pytest.mark.parametrize("fault", FOUND_BY)

@@ -125,7 +125,7 @@ def test_its_script_is_the_call_alone(
     case, judge = case_of(model), judge_of(recipes)
     with builtin_faults()[fault].plant():
         (cause,) = judge.judge(case).causes
-        script = write_short_script(of_operator(call_of(judge, case, cause), cause, "cpu"))
+        script = write_short_script(of_operator(call_of(judge, case, cause)[0], cause, "cpu"))
     assert not needs_of(case, cause) and needs_of(case, replace(cause, at=At()))
     (path := tmp_path / "repro.py").write_text(script)
     assert "narrowfuzz" not in script and len(script.splitlines()) <= 60
@@ -221,7 +221,7 @@ def test_one_of_several_results_has_a_script(
     assert not judge.judge(case).causes
     with builtin_faults()[fault].plant():
         cause, *others = judge.judge(case).causes
-        script = write_short_script(of_operator(call_of(judge, case, cause), cause, "cpu"))
+        script = write_short_script(of_operator(call_of(judge, case, cause)[0], cause, "cpu"))
     assert (cause.rule, cause.at.layer) == ("O25", "norm")
     assert {other.rule for other in others} <= {"O25"}
     assert parse(str(cause.at)) == cause.at and cause.at.result in str(cause.at)
