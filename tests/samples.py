@@ -23,5 +23,6 @@ def every_recipe() -> dict[str, Recipe]:
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """Those that convert a model."""
-    return {recipe.name: recipe for recipe in split_by_source(every_recipe().values())[0]}
+    """Those that convert a model, and patch no library for the rest of the process."""
+    converted, _ = split_by_source(every_recipe().values())
+    return {recipe.name: recipe for recipe in converted if not recipe.process}
