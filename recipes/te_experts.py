@@ -50,6 +50,7 @@ RECIPES = [
         dtypes=("bf16", "fp32", "fp16"),
         models_of="transformer_engine",
         unavailable=_unavailable,
+        eager=("",),
         process="te",
         provide=provide,
         prepare=_prepare,

@@ -61,12 +61,13 @@ FUNCTIONS = v2_activation.functions() | {
         v2_router.fused_moe_aux_loss_fwd_graph_safe,
         v2_router.fused_moe_aux_loss_bwd,
         v2_experts.moe_permute_fwd,
-        v2_experts.moe_permute_bwd,
         v2_experts.moe_unpermute_fwd,
         v2_experts.moe_unpermute_bwd,
     )
 }
 FUNCTIONS["scaled_masked_softmax_backward"] = v2_attention.scaled_softmax_backward
+# the gradient of a token's row is the sum of its rows' gradients
+FUNCTIONS["moe_permute_bwd"] = v2_experts.moe_unpermute_fwd
 
 #: Constants that the extension reports. cuBLAS 12.9 is older than the library's grouped-tensor
 #: kernels require, which are not emulated.

@@ -73,18 +73,6 @@ def moe_unpermute_fwd(
     return total
 
 
-def moe_permute_bwd(
-    input: Tensor,
-    dtype: Any,
-    row_id_map: Tensor,
-    prob: Tensor,
-    num_tokens: int,
-    topK: int,
-) -> Tensor:
-    """The gradient of a token's row: the sum of its rows' gradients."""
-    return moe_unpermute_fwd(input, dtype, row_id_map, prob, num_tokens, topK)
-
-
 def moe_unpermute_bwd(
     input_bwd: Tensor, input_fwd: Tensor, dtype: Any, row_id_map: Tensor, prob: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -138,3 +138,7 @@ def test_what_cannot_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no operator 'sdpa'" in refused(capsys, "--operator", "sdpa")
     said = refused(capsys, "--operator", "sum", "--recipe", "torchao.float8.rowwise")
     assert "leave --recipe out, or name torch.fp32 or torch.bf16 or torch.fp16" in said
+    said = refused(capsys, "--operator", "te_router")
+    assert "only te.experts runs such a model; add --recipe te.experts" in said
+    said = refused(capsys, "--model", "te_experts_softmax")
+    assert "te_experts_softmax: only te.experts runs such a model" in said

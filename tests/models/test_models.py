@@ -46,6 +46,12 @@ def built(spec: Spec) -> torch.nn.Module:
     return MODELS[spec.model].build(spec, dtype=torch.float32, device="cpu")
 
 
+def test_a_librarys_own_model_is_built_only_where_the_library_is_loaded() -> None:
+    """To load TransformerEngine patches the process."""
+    with pytest.raises(ValueError, match="transformer_engine's own, which this process has not"):
+        built(spec_of("te_experts_softmax"))
+
+
 def test_every_name_of_a_case_is_a_model() -> None:
     assert set(MODELS) == set(ALL)
     assert all(model.name == name for name, model in MODELS.items())

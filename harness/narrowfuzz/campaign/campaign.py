@@ -145,14 +145,16 @@ class Campaign:
             return []
         arms = [BY_NAME[name] for name in select_arms(self.config.arms)]
         entries = (*self.ledger.entries, *self.ledger.unnamed)
+        models = self.config.models
+        if not models and all(recipe.models_of for recipe in self.recipes.values()):
+            models = tuple(name for one in self.recipes.values() for name in one.models(()))
         return advice.applying(
             entries,
             self.recipes.values(),
             arms,
             machine(),
             self.device.torch,
-            self.run_options.configuration
-            or advice.of_models([MODELS[name] for name in self.config.models]),
+            self.run_options.configuration or advice.of_models([MODELS[name] for name in models]),
         )
 
     def entries(self) -> Sequence[Entry]:

@@ -52,6 +52,7 @@ from narrowfuzz.report.accepted import accepted
 from narrowfuzz.report.lifetime import Database
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.tally import Tally
+from narrowfuzz.trace.words import few
 
 #: Time limit of a run that ends after a number of cases.
 _MOST_MINUTES = 60.0 * 24 * 7
@@ -228,6 +229,12 @@ def _recipes(options: RunOptions, device: str) -> tuple[dict[str, Recipe], list[
     wanted = {n: r for n, r in select(there, options.recipes).items() if n not in unasked}
     unasked += [name for name, r in wanted.items() if not r.models(options.models)]
     wanted = {name: r for name, r in wanted.items() if name not in unasked}
+    able = [n for n, recipe in there.items() if options.models and recipe.models(options.models)]
+    if not wanted and able and all(there[name].models_of for name in able):
+        raise ValueError(
+            f"{few(options.models, 3)}: only {' or '.join(able)} runs such a model; add --recipe "
+            f"{able[0]}"
+        )
     if not wanted and options.operators:
         raise ValueError(
             f"--operator: {', '.join(unasked)} convert linears, of which an operator alone has "

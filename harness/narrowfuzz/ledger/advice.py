@@ -16,6 +16,7 @@ from narrowfuzz.operators import BY_NAME as BY_OPERATOR
 from narrowfuzz.operators import DEVIATIONS, OPERATORS_OF
 from narrowfuzz.operators.operator import Deviation
 from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.recipe.source import LIBRARY
 
 #: The facts of a configuration that name the operators that its models call, and the classes of
 #: their modules.
@@ -44,6 +45,7 @@ def applying(
         {**here, "device": device, **configuration, **facts}
         for recipe in recipes
         for arm in arms
+        if _runs_on(recipe, arm)
         for facts in _facts(recipe, arm)
     ]
     found = [
@@ -74,6 +76,12 @@ def of_models(models: Collection[Model]) -> dict[str, Fact]:
         if len(sets) == len(models):
             facts[name] = frozenset().union(*sets)
     return facts
+
+
+def _runs_on(recipe: Recipe, arm: Arm) -> bool:
+    """May the recipe run on this arm: is it compiled, or on ranks, if the arm is?"""
+    on_ranks = recipe.shards or recipe.source is LIBRARY  # whose layers say so themselves
+    return bool((recipe.compiles or not arm.compiler) and (on_ranks or not arm.sharded))
 
 
 def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:

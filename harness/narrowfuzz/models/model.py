@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from narrowfuzz.models.relations import Relation
@@ -163,6 +164,10 @@ class Model:
         from narrowfuzz.play import models, operator_models, own, te_experts, titan
 
         ours = operator_models if self.kind == "operator" else models
+        if self.package and find_spec(self.package) is None:
+            raise ValueError(
+                f"the model {self.name} is {self.package}'s own, which this process has not loaded"
+            )
         of_packages = {"torchtitan": titan, "transformer_engine": te_experts}
         classes: Any = own if self.own else of_packages.get(self.package, ours)
         with torch.device(device):

@@ -42,8 +42,10 @@ def _read(
         raise Unjudged("rows that are quantised")
     if max(t.numel() for t in (*have.values(), *given.values())) > _MOST:
         raise Unjudged("more than 2^22 numbers take longer to judge than to move")
-    floats = {name: t if t.is_floating_point() else t.float() for name, t in have.items()}
-    results = {name: t if t.is_floating_point() else t.float() for name, t in given.items()}
+    floats, results = (
+        {name: t if t.is_floating_point() else t.float() for name, t in some.items()}
+        for some in (have, given)
+    )
     return Read(floats, results, dict(how))
 
 

@@ -45,7 +45,7 @@ class TeExperts(nn.Module):
         return torch.cat([*parts, rows[self.most :]])[:, : x.shape[-1]].reshape(x.shape)
 
     def routed(self, rows: torch.Tensor) -> torch.Tensor:
-        """One sequence's rows, through their experts."""
+        """One half of the rows, through their experts."""
         from transformer_engine.pytorch import router
 
         logits = rows @ self.router.t()
@@ -91,7 +91,7 @@ class TeExperts(nn.Module):
         sent, weights, places, pads, ends = permutation.moe_permute_and_pad_with_probs(
             rows, probs, mask, mask.sum(0), 16
         )
-        every = torch.arange(len(self.scale)).repeat_interleave(ends)
+        every = torch.arange(len(self.scale), device=rows.device).repeat_interleave(ends)
         y = sent * self.scale.index_select(0, every) * weights[:, None]
         return permutation.moe_unpermute(y, places, pad_offsets=pads, **sizes)
 
