@@ -16,7 +16,6 @@ from narrowfuzz.operators import BY_NAME as BY_OPERATOR
 from narrowfuzz.operators import DEVIATIONS, OPERATORS_OF
 from narrowfuzz.operators.operator import Deviation
 from narrowfuzz.recipe.recipe import Recipe
-from narrowfuzz.recipe.source import LIBRARY
 
 #: The facts of a configuration that name the operators that its models call, and the classes of
 #: their modules.
@@ -80,7 +79,7 @@ def of_models(models: Collection[Model]) -> dict[str, Fact]:
 
 def _runs_on(recipe: Recipe, arm: Arm) -> bool:
     """May the recipe run on this arm: is it compiled, or on ranks, if the arm is?"""
-    on_ranks = recipe.shards or recipe.source is LIBRARY  # whose layers say so themselves
+    on_ranks = recipe.shards or recipe.carries().ranks
     return bool((recipe.compiles or not arm.compiler) and (on_ranks or not arm.sharded))
 
 
