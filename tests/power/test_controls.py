@@ -18,7 +18,7 @@ from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.data import make_tensors
 from narrowfuzz.case.events import Backward, Close, Forward, Open, Step
 from narrowfuzz.case.features import FEATURES
-from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
+from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
@@ -236,4 +236,7 @@ def test_a_fault_is_no_control(tmp_path: Path) -> None:
     file.write_text(FILE)
     result = run(find_plant(str(file), "gains"), str(file))
     assert any(found.startswith("O5") for found in result.findings), result
+    assert set(result.alarms) == {*result.findings, *result.suspected}
+    for case in result.alarms.values():
+        assert load_case(bytes(case)).spec.recipe
     assert run(find_plant(str(file), "plain"), str(file)).findings == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import subprocess
 from functools import partial
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from fresh import command, ends
 from narrowfuzz.case.events import Backward, Close, Forward, Open
-from narrowfuzz.case.spec import Spec
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.plants.legal_plain import PLANTS
 from narrowfuzz.power import hunt as hunting
 from narrowfuzz.power import score as scoring
@@ -32,8 +33,10 @@ from narrowfuzz.power.record import (
     load_score,
     to_json,
 )
+from narrowfuzz.power.report import print_control
 from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.forms import form_of
+from rich.console import Console
 
 FILE = """
 from contextlib import contextmanager, nullcontext
@@ -242,10 +245,27 @@ class TestRecord:
         assert scoring._earlier(options) == have and list(tmp_path.iterdir()) == [file]
         better = hunted("two", True)
         assert scoring._with(have, better, ["one", "two"]).faults == (one, better)
-        with pytest.raises(ValueError, match="with seed 0, this run has 1: name another file"):
-            scoring._earlier(dataclasses.replace(options, limits=Limits(seed=1)))
+        for limits, said in (
+            (Limits(seed=1), "with seed 0, this run has 1: name another file"),
+            (Limits(arms=("eager", "inductor")), "with arms all, this run has eager inductor"),
+            (Limits(cases=9), "with cases 0, this run has 9"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                scoring._earlier(dataclasses.replace(options, limits=limits))
         fresh = dataclasses.replace(options, resume=False, limits=Limits(seed=1))
         assert scoring._earlier(fresh).faults == ()
+
+    def test_a_false_alarm_is_printed_and_saved_with_its_case(self, tmp_path: Path) -> None:
+        case = Case(spec=Spec(recipe="torch.bf16", m=3), data=DataSpec(seed=7))
+        alarms = {"O5--x": msgspec.Raw(dump_case(case))}
+        control = msgspec.structs.replace(silent("plain", "O5--x"), alarms=alarms)
+        printed = io.StringIO()
+        print_control(Console(file=printed, width=1000), control)
+        assert f"its case: {dump_case(case).decode()}" in printed.getvalue()
+        file = tmp_path / "score.json"
+        scoring._write(file, msgspec.structs.replace(score(), controls=(control,)))
+        (read,) = load_score(file).controls
+        assert load_case(bytes(read.alarms["O5--x"])) == case
 
     def test_two_scores_compared(self) -> None:
         before = score(hunted("a", True), hunted("b", False), hunted("old", True))

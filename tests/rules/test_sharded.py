@@ -462,6 +462,7 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
         "fsdp-keeps-last-backward", "torch.bf16", {"data": 2}, {"microbatches": 2}, {"S2"},
     ),
     ("fsdp-gathers-once", "torch.bf16", {"data": 1}, {"steps": 2}, {"S1"}),
+    ("fsdp-gathers-once", "torch.bf16", {"data": 2, "tensor": 2}, {"steps": 2}, {"S16"}),
     ("norm-of-local-shards", "torch.bf16", {"data": 2}, {}, {"S4", "S6"}),
     (
         "norm-of-local-shards", "torch.bf16", {"data": 2},

@@ -13,11 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
+
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.supervisor import play
 from narrowfuzz.case.arm import COMPILERS, EAGER, EAGER_NATIVE
 from narrowfuzz.case.features import FEATURES
-from narrowfuzz.case.spec import Checkpoint, ModelName
+from narrowfuzz.case.spec import Checkpoint, ModelName, dump_case
 from narrowfuzz.machine.device import check_device, torch_name_before_begin
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.power.effect import LIFTED, Tried, effect
@@ -210,8 +212,7 @@ def control(target: Target, limits: Limits, tally: Tally) -> Controlled:
         draws=_DRAWS,
         compiled_draws=_COMPILED_DRAWS,
     ) as store:
-        findings = tuple(f.fingerprint for f in store.findings())
-        suspected = tuple(f.fingerprint for f in store.suspected())
+        findings, suspected = store.findings(), store.suspected()
     cases = tally.counts["cases"]
     few = [f"only {cases} of {wanted} cases"] if cases < wanted else []
     values = {value for pair in pairs_seen(tally.counts) for value in pair}
@@ -220,8 +221,12 @@ def control(target: Target, limits: Limits, tally: Tally) -> Controlled:
         title=plant.title,
         cases=cases,
         seconds=round(time.monotonic() - tally.started, 1),
-        findings=findings,
-        suspected=suspected,
+        findings=tuple(finding.fingerprint for finding in findings),
+        suspected=tuple(finding.fingerprint for finding in suspected),
+        alarms={
+            finding.fingerprint: msgspec.Raw(dump_case(finding.minimal))
+            for finding in (*findings, *suspected)
+        },
         met=tuple(sorted(f"{kind} {name}" for kind, name in values if kind in _TO_MEET)),
         problem="; ".join([*tally.notes, *few]),
     )

@@ -93,6 +93,8 @@ class Controlled(msgspec.Struct, kw_only=True, frozen=True):
     findings: tuple[str, ...] = ()
     #: Divergences that no script reproduces; they are false alarms, too.
     suspected: tuple[str, ...] = ()
+    #: Fingerprint of a false alarm -> its case, as a case file has it (``narrowfuzz replay``).
+    alarms: dict[str, msgspec.Raw] = {}
     #: Models, rungs, kinds of checkpointing and features of schedules that its cases had.
     met: tuple[str, ...] = ()
     problem: str = ""
@@ -108,6 +110,9 @@ class Score(msgspec.Struct, kw_only=True, frozen=True):
     seconds: float
     compiled_seconds: float
     faults: tuple[Hunted, ...]
+    #: Limit of cases for one fault, 0 for none; and the only arms that ran, () for all.
+    cases: int = 0
+    arms: tuple[str, ...] = ()
     controls: tuple[Controlled, ...] = ()
     #: Files that could not be read.
     problems: tuple[str, ...] = ()
@@ -136,7 +141,7 @@ def compare(before: Score, now: Score) -> Change:
 
 def to_json(score: Score, more: dict[str, Any]) -> bytes:
     """The score as a file's content; ``more`` adds fields that are derived from it."""
-    return formatted({**msgspec.to_builtins(score), **more})
+    return formatted({**msgspec.structs.asdict(score), **more})
 
 
 def formatted(value: Any) -> bytes:

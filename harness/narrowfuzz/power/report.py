@@ -47,6 +47,8 @@ def print_control(console: Console, control: Controlled) -> None:
         line = f"[yellow]unusable[/]  {control.id}: {escape(control.problem)}"
     elif alarms := (*control.findings, *control.suspected):
         line = f"[red]FALSE ALARM[/] {head}: {escape(', '.join(alarms))}"
+        for case in control.alarms.values():
+            line += f"\n    its case: {escape(bytes(case).decode())}"
     else:
         line = f"silent    {head}"
     console.print(line)

@@ -130,7 +130,7 @@ def score_command(options: ScoreOptions) -> int:
 
 def _earlier(options: ScoreOptions) -> Score:
     """The score of an earlier run to be resumed, else an empty one. Raises ValueError if the
-    earlier run had other versions, another seed or another time limit."""
+    earlier run had other versions, another seed, other arms or other limits."""
     limits = options.limits
     nothing = Score(
         versions=versions(),
@@ -138,12 +138,17 @@ def _earlier(options: ScoreOptions) -> Score:
         seconds=limits.seconds,
         compiled_seconds=limits.seconds * COMPILED_TIMES,
         faults=(),
+        cases=limits.cases,
+        arms=tuple(limits.arms),
     )
     if not options.resume or options.out is None or not options.out.exists():
         return nothing
     found = load_score(options.out)
-    for name in ("versions", "seed", "seconds"):
-        was, now = getattr(found, name), getattr(nothing, name)
+    for name in ("versions", "seed", "seconds", "cases", "arms"):
+        was, now = (
+            " ".join(value) or "all" if isinstance(value, tuple) else value
+            for value in (getattr(found, name), getattr(nothing, name))
+        )
         if was != now:
             raise ValueError(
                 f"--resume: {options.out} was measured with {name} {was}, this run has {now}: name "

@@ -91,6 +91,7 @@ from narrowfuzz.rules.sharded.products import check_products
 from narrowfuzz.rules.sharded.ratio import check_put_together
 from narrowfuzz.rules.sharded.resumed import check_resumed
 from narrowfuzz.rules.sharded.steps import check_steps_on_ranks
+from narrowfuzz.rules.sharded.weights import check_weights_after_steps
 from narrowfuzz.rules.special import check_finite, check_nan_provenance
 from narrowfuzz.rules.state.machine import check_machine
 from narrowfuzz.rules.whole import check_ratio, check_strict
@@ -206,6 +207,7 @@ RULES: tuple[Rule, ...] = (
     shared_bound("S6", results.check_norm, _RANKS | {"S2", "S4"}),
     shared_bound("O26", check_clipping_on_ranks, _RANKS | {"S2", "S4"}, cases=_STEPPED),
     shared_bound("S15", check_steps_on_ranks, _RANKS | {"S2", "S4", "S14", "O26"}),
+    shared("S16", check_weights_after_steps, _RANKS | {"S4"}, ("operands",)),
     whole("O12", check_checkpoint, _WHOLE),
     whole("O8", check_strict, _WHOLE),
     ratio("O9", check_ratio, _WHOLE | {"O8"}),

@@ -241,6 +241,8 @@ _SYMPTOMS: _Table = {
     "is not the gradients' norm": "{result} is wrong",
     "is not the clipped gradient": "{result} is wrong",
     "is not the optimizer's step": "{result} is wrong after a step",
+    "is not the parameter of the last step":
+        "{operand} that a linear uses on ranks after a step is not the parameter's",
     "is not what was saved":
         "{result} is not what was saved, after it was loaded on another layout",
     "differs from what the same state gives": "{result} differs after a resume on another layout",
