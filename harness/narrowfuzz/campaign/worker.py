@@ -370,15 +370,15 @@ class Worker:
 
     def _draw(self, case: Case, arms: Sequence[Arm], i: int, draws: _Draws) -> Judgement:
         """Judge draw number ``i`` of a Spec. The first, on ranks the only one, meets every rule on
-        every rung. Later ones meet only what pays: one of the rules that rerun a case, or, from the
-        third draw of a compiled Spec on, none of them, and the compiled rungs only, with what they
-        are compared with."""
+        every rung. Later ones, and ladder data, which one rule is about, meet only what pays: one
+        of the rules that rerun a case, or, from the third draw of a compiled Spec on, none of them,
+        and the compiled rungs only, with what they are compared with."""
         only = None if arms == self.judge.rungs(case.spec) else frozenset(a.name for a in arms)
         compiled = any(a.compiler for a in arms)
-        if i == 0:
+        if i == 0 and case.data.regime != "ladder":
             return self._judge(case, RULES, only)
-        if i == 1 or not compiled:
-            rules, focus = (*_CORE, next(self.relations)), None if i == 1 else next(self.focus)
+        if i <= 1 or not compiled:
+            rules, focus = (*_CORE, next(self.relations)), None if i <= 1 else next(self.focus)
             return self._judge(case, rules, only, focus=focus, repeat=draws.repeat)
         names = draws.beside | {a.name for a in arms if a.compiler}
         return self._judge(case, _CORE, names, focus=next(self.focus), repeat=False)
