@@ -12,7 +12,7 @@ from traceback import extract_tb
 
 import pytest
 import torch
-from narrowfuzz.arms.frames import in_libraries, module_of
+from narrowfuzz.arms.frames import in_libraries, module_of, of_the_model
 from narrowfuzz.arms.operators import OperatorWatch
 from narrowfuzz.arms.program import run_error
 from narrowfuzz.trace.trace import message_of
@@ -27,6 +27,34 @@ def a_library(root: Path) -> Path:
     file = package / "casts.py"
     file.write_text("def cast(x):\n    raise ValueError('no')\n")
     return file
+
+
+def raised_in(file: Path, function: str) -> bool:
+    """Does an error of this function count as one of the model's own code?"""
+    names: dict[str, object] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    try:
+        names[function]("3")  # type: ignore[operator]
+    except ValueError as error:
+        return of_the_model(extract_tb(error.__traceback__))
+    raise AssertionError("it has not raised")
+
+
+def test_whose_code_has_raised(tmp_path: Path) -> None:
+    """A user's file, a package that is not tested, or what these call of Python's own; not torch,
+    whoever calls it."""
+    (mine := tmp_path / "mine.py").write_text(
+        "import json\ndef unpacks(x): y, z = x\ndef parses(x): json.loads('{')\n"
+    )
+    assert raised_in(mine, "unpacks") and raised_in(mine, "parses")
+    assert raised_in(a_library(tmp_path), "cast")
+    (torchs := tmp_path / "torch" / "optim.py").parent.mkdir()
+    (torchs.parent / "__init__.py").touch()
+    torchs.write_text("def step(x): raise ValueError(x)\n")
+    assert not raised_in(torchs, "step")
+    (mine := tmp_path / "narrowfuzz" / "mine.py").parent.mkdir()
+    mine.write_text("def unpacks(x): y, z = x\n")
+    assert raised_in(mine, "unpacks"), "a folder of that name is not our package"
 
 
 @pytest.mark.parametrize("home", ["site-packages", "checkout", "deep/src"])

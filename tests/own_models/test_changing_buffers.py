@@ -100,6 +100,21 @@ def teaches(): return Teaches(), torch.randn(16, 8)
 def by_data(): return Teaches(by_data=True), torch.randn(16, 8)
 def apart(): return Teaches(apart=0.5), torch.randn(16, 8)
 def always(): return Teaches(always=True), torch.randn(16, 8)
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+class Delegates(nn.Module):
+    '''It counts its forwards in a buffer of a part that has no forward, and may read it.'''
+    def __init__(self, reads):
+        super().__init__()
+        self.layer, self.forwards, self.reads = nn.Linear(8, 8), Counter(), reads
+    def forward(self, x):
+        with torch.no_grad():
+            self.forwards.count.add_(1.0)
+        return self.layer(x) * (self.forwards.count.clone() if self.reads else 1.0)
+def delegates(): return Delegates(False), torch.randn(16, 8)
+def reads_it(): return Delegates(True), torch.randn(16, 8)
 def normed():
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(16, 8)
 """
@@ -183,11 +198,17 @@ def test_a_checkpoint_that_dynamo_leaves_out_is_never_judged_and_says_so(tmp_pat
     }
 
 
+def test_gradients_of_what_a_recompute_counted_are_a_finding(judged: Judged) -> None:
+    judgement = judged("reads_it", TWO_STEPS, "full", known=True)
+    assert {v.role for v in judgement.causes} & {"grad_input", "grad_parameter", "output"}
+
+
 @pytest.mark.parametrize("how", ["full", "reentrant", "selective"])
 @pytest.mark.parametrize(
     ("build", "events", "role"),
     [
         ("counted", TWO_STEPS, "buffer"),
+        ("delegates", TWO_STEPS, "buffer"),
         ("normed", TWO_STEPS, "buffer"),
         ("normed", EVALUATED, "output"),
         ("unsaved", TWO_STEPS, ""),

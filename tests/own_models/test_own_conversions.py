@@ -213,6 +213,69 @@ def test_what_the_swap_of_a_linear_loses_is_known(own: Own, symptom: str) -> Non
     assert not known.causes and {v.symptom for v in known.known} == {symptom}
 
 
+#: What calls a linear that has its own forward, or attributes of its weight, fails without them.
+CALLS = """
+class Router(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), self.kind
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x / self.weight.fan)
+class Calls(nn.Module):
+    def __init__(self, width, last):
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32), last(32, width, bias=False)
+        self.last.weight.fan, self.last.kind = 8.0, "router"
+    def forward(self, x):
+        return self.called(self.last(self.first(x)))
+    def called(self, y):
+        return y
+class Unpacks(Calls):
+    def called(self, y):
+        y, kind = y
+        return y
+class Asks(Calls):
+    '''It wants exactly nn.Linear, whatever the layer returns.'''
+    def called(self, y):
+        if type(self.first) is not nn.Linear:
+            raise TypeError("it wants an nn.Linear")
+        return y[0]
+def build():
+    return {model}({width}, {last}), torch.zeros(32, 32)
+"""
+OWN_FORWARD = "float8-swap-drops-own-forward"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "last", "width", "entry"),
+    [
+        (ROWWISE, "Unpacks", "Router", 32, OWN_FORWARD),
+        (TENSORWISE, "Unpacks", "Router", 32, OWN_FORWARD),
+        (ROWWISE, "Asks", "Router", 32, ""),
+        (MX, "Calls", "Scaled", 32, "mx-wrapper-unties-weights"),
+        (MX, "Calls", "Scaled", 16, None),
+    ],
+)
+def test_a_model_that_fails_for_what_its_linears_lost_is_known(
+    own: Own, recipe: str, model: str, last: str, width: int, entry: str | None
+) -> None:
+    """entry: what explains the failure; "": it has another reason. None: the size is illegal, but
+    the model fails before the library refuses that, so nothing is said of the refusal."""
+    text = own(CALLS.format(model=model, last=last, width=width))
+    backend = "wrapper" if recipe == MX else ""
+    judgement = judged(text, recipe, known=True, backend=backend)
+    found = [v for v in judgement.verdicts if v.rule == "contract" and v.arm == "eager"]
+    if entry is None:
+        (verdict,) = found
+        assert verdict.status == "not_applicable" and "has no attribute 'fan'" in verdict.why
+    elif entry:
+        (verdict,) = (v for v in judgement.known if v.rule == "contract")
+        assert not judgement.causes and verdict.explained_by == entry
+    else:
+        (verdict,) = (v for v in judgement.causes if v.rule == "contract")
+        assert "it wants an nn.Linear" in verdict.got
+
+
 def test_what_a_conversion_loses_elsewhere_is_not_known(
     own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

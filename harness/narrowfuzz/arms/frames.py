@@ -17,24 +17,45 @@ _OURS = frozenset({"narrowfuzz", "narrowfuzz_watch", "te_on_cpu", "triton", "tri
 _ENTERS = frozenset({"torch._compile", "torch._dynamo.eval_frame"})
 _LEAVES = frozenset({"torch._ops"})
 _STANDARD = Path(sysconfig.get_path("stdlib"))
+#: The libraries that are tested. Whatever else a frame belongs to is the model's own code.
+_TESTED = frozenset({"torch", "torchao", "torchtitan", "transformer_engine"})
+_NOT_THE_MODELS = frozenset((package,) for package in _OURS | _TESTED)
 
 
 @functools.cache
 def module_of(filename: str) -> str:
     """Dotted name of the library module in a file; "" for the standard library, for our own
     packages and Triton, and for a file that belongs to no package."""
+    path, parts = Path(filename), _dotted(filename)
+    alone = len(parts) < 2 and path.stem != "__init__" and path.parent.name != "site-packages"
+    if not parts or parts[0] in _OURS or alone or _is_standard(path):
+        return ""
+    return ".".join(parts)
+
+
+@functools.cache
+def _dotted(filename: str) -> tuple[str, ...]:
+    """The names of the packages that contain a file, from the outermost on, and of its module."""
     path = Path(filename)
-    installed = path.parent.name == "site-packages"
     parts = [path.stem] if path.stem != "__init__" else []
     folder = path.parent
     while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)
         folder = folder.parent
-    if not parts or parts[0] in _OURS or not (installed or folder != path.parent):
-        return ""
-    if _STANDARD in path.parents and "site-packages" not in path.parts:
-        return ""
-    return ".".join(parts)
+    return tuple(parts)
+
+
+def _is_standard(path: Path) -> bool:
+    return _STANDARD in path.parents and "site-packages" not in path.parts
+
+
+def of_the_model(frames: list[FrameSummary]) -> bool:
+    """Has the model's own code raised: a file of the user's, or of a package that is not tested?
+    What it calls of Python's standard library belongs to it."""
+    for frame in reversed(frames):
+        if not _is_standard(Path(frame.filename)):
+            return _dotted(frame.filename)[:1] not in _NOT_THE_MODELS
+    return False
 
 
 def in_libraries(frames: list[FrameSummary]) -> list[FrameSummary]:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.compilers import CompiledTap, tapped_backend
-from narrowfuzz.arms.frames import in_libraries, module_of
+from narrowfuzz.arms.frames import in_libraries, module_of, of_the_model
 from narrowfuzz.arms.jobs import job_of, with_model_names
 from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import CannotRecord, out_of_memory, raise_if_lost
@@ -432,4 +432,5 @@ def run_error(error: BaseException, phase: ErrorPhase) -> RunError:
         where=where,
         traceback="".join(tb.format_exception(error))[-8000:],
         line=f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
+        own=of_the_model(frames),
     )

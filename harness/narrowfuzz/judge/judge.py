@@ -162,7 +162,8 @@ class Judge(Observer):
     def _cured(self, case: Case, verdict: Verdict, cure: str) -> bool:
         """True if the verdict's rule is broken in each of several tries, on the verdict's arm, but
         in none while the cure is in force: anything would seem to cure what comes and goes by
-        chance. The answer is cached for the other verdicts of the case."""
+        chance. A run that failed need only finish under the cure. The answer is cached for the
+        other verdicts of the case."""
         question = case, verdict.rule, verdict.arm, cure
         if question not in self._answers:
             self._answers[question] = self._cures(case, verdict, cure)
@@ -175,8 +176,10 @@ class Judge(Observer):
 
         def holds(judge: Judge) -> bool:
             again = judge.judge(case, rule, arms, confirm=False)
-            judged = any((v.rule, v.arm, v.status) == (*question, "ok") for v in again.verdicts)
-            return judged and not again.causes
+            found = {v.status for v in again.verdicts if (v.rule, v.arm) == question}
+            if verdict.status == "crashed":  # how it goes on is judged by itself
+                return "crashed" not in found and bool(found & {"ok", "diverged"})
+            return "ok" in found and not again.causes
 
         usual = self.with_ledger(Ledger([]))
         if any(holds(usual) for _ in range(_CURE_TRIES)):

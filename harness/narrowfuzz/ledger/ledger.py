@@ -82,6 +82,8 @@ class Match(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fingerprints: tuple[str, ...]
     #: Further conditions: necessary ones of the cause.
     when: dict[str, Condition] = {}
+    #: As ``Entry.cure``, for these findings alone.
+    cure: str = ""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,13 +192,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             and holds(self.when, context)
         )
 
-    def explains(self, fingerprint: str, context: Context) -> bool:
-        """True if a finding with this fingerprint is the divergence of this entry."""
-        return self.fits(context) and any(
-            any(fnmatch.fnmatchcase(fingerprint, glob) for glob in match.fingerprints)
-            and holds(match.when, context)
-            for match in self.matches
-        )
+    def match(self, fingerprint: str, context: Context) -> Match | None:
+        """The match by which a finding with this fingerprint is the divergence of this entry; None
+        if it is not."""
+        fitting = self.matches if self.fits(context) else ()
+        for match in fitting:
+            named = any(fnmatch.fnmatchcase(fingerprint, glob) for glob in match.fingerprints)
+            if named and holds(match.when, context):
+                return match
+        return None
 
 
 #: How an entry applies here. "named": it names the installed versions and the device. "other": it
@@ -245,9 +249,10 @@ class Ledger:
         is gone under a cure."""
         context = self._context(case, verdict)
         for entry in (*self.entries, *self.unnamed):
-            if not entry.explains(fingerprint, context) or not self._holds(entry):
+            match = entry.match(fingerprint, context)
+            if match is None or not self._holds(entry):
                 continue
-            if not entry.cure or cured(entry.cure):
+            if all(cured(cure) for cure in filter(None, (entry.cure, match.cure))):
                 return entry.id
         return ""
 
@@ -325,8 +330,9 @@ def _check(entry: Entry) -> None:
     every = {*DEVIATIONS, *LAYER_DEVIATIONS, *STATE_DEVIATIONS, *OPERATOR_DEVIATIONS}
     if entry.deviation and entry.deviation not in every:
         raise ValueError(f"no deviation {entry.deviation!r}")
-    if entry.cure and entry.cure not in CURES:
-        raise ValueError(f"no cure {entry.cure!r}: there are {', '.join(CURES)}")
+    for cure in filter(None, (entry.cure, *(match.cure for match in entry.matches))):
+        if cure not in CURES:
+            raise ValueError(f"no cure {cure!r}: there are {', '.join(CURES)}")
     if entry.data not in DATA:
         raise ValueError(f"data {entry.data!r} is none of {', '.join(DATA)}")
     if not (entry.links or entry.searched):

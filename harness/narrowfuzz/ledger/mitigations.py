@@ -85,8 +85,8 @@ def a_mask_of_minus_infinity() -> Iterator[None]:
 @contextmanager
 def buffers_that_a_recompute_leaves() -> Iterator[None]:
     """A module that is called inside a backward, as a checkpoint's recompute does, does not change
-    its buffers. They are restored without changing their version counters, as autograd may have
-    saved one for backward."""
+    its buffers and those of its children. They are restored without changing their version
+    counters, as autograd may have saved one for backward."""
     from torch import _C, Tensor
     from torch.nn.modules import module as hooks
     from torch.utils._python_dispatch import _disable_current_modes as unseen
@@ -95,19 +95,18 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
     before: defaultdict[Any, list[dict[str, Tensor]]] = defaultdict(list)
 
     def recomputing(module: Any) -> bool:
-        return bool(module._buffers) and _C._current_graph_task_id() != -1
+        return _C._current_graph_task_id() != -1 and any(True for _ in module.buffers())
 
     def keep(module: Any, args: Any) -> None:
         if recomputing(module):
             with unseen():  # a selective checkpoint knows only operations that the forward ran
-                buffers = module._buffers.items()
-                before[module].append({n: b.clone() for n, b in buffers if b is not None})
+                before[module].append({n: b.clone() for n, b in module.named_buffers()})
 
     def restore(module: Any, args: Any, output: Any) -> None:
         if recomputing(module):
             with unseen():
                 for name, buffer in before[module].pop().items():
-                    module._buffers[name].data.copy_(buffer)
+                    module.get_buffer(name).data.copy_(buffer)
 
     handles = (
         hooks.register_module_forward_pre_hook(keep),
@@ -118,6 +117,45 @@ def buffers_that_a_recompute_leaves() -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def attributes_that_parameters_keep() -> Iterator[None]:
+    """torchao's wrapping of weights gives the new parameters the attributes of the old ones."""
+    from torchao.prototype.moe_training import conversion_utils
+
+    usual = conversion_utils._swap_params
+
+    def swap(module: Any, **how: Any) -> Any:
+        if not hasattr(module, "named_parameters"):  # a parameter alone
+            return usual(module, **how)
+        given = {name: vars(parameter) for name, parameter in module.named_parameters()}
+        swapped = usual(module, **how)
+        for name, parameter in swapped.named_parameters():
+            vars(parameter).update(given.get(name, {}))
+        return swapped
+
+    with patch.object(conversion_utils, "_swap_params", swap):
+        yield
+
+
+@contextmanager
+def linears_with_a_forward_of_their_own() -> Iterator[None]:
+    """convert_to_float8_training leaves a subclass of nn.Linear alone that has its own forward."""
+    from torch import nn
+    from torchao.float8 import float8_linear_utils
+
+    usual = float8_linear_utils.swap_linear_layers
+
+    def swap(module: Any, convert: Any, *, module_filter_fn: Any = None) -> Any:
+        def plain(layer: Any, name: str) -> bool:
+            asked = module_filter_fn is None or module_filter_fn(layer, name)
+            return asked and type(layer).forward is nn.Linear.forward
+
+        return usual(module, convert, module_filter_fn=plain)
+
+    with patch.object(float8_linear_utils, "swap_linear_layers", swap):
+        yield
 
 
 @contextmanager
@@ -257,6 +295,7 @@ CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     for cure in (
         a_copy_of_what_is_written_through_an_unsafe_view,
         a_mask_of_minus_infinity,
+        attributes_that_parameters_keep,
         compiler.a_name_for_each_stored_reduction,
         compiler.alpha_in_patterns,
         buffers_that_a_recompute_leaves,
@@ -267,6 +306,7 @@ CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
         compiler.masked_booleans_of_one_type,
         infinities_counted_once,
         infinities_of_all_ranks,
+        linears_with_a_forward_of_their_own,
         one_rank_that_divides_once,
         optimizers_that_begin_at_zero,
         sharded_gradients_first,

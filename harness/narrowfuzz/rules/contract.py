@@ -74,7 +74,8 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
         if arm != evidence.base and base_fails and evidence.refusal:
             yield plain("contract", arm, trace.error.phase, "not_applicable", "eager refuses too")
             continue
-        if why := _of_the_model(evidence, arm, trace.error, base_fails):
+        why = _of_the_model(evidence, arm, trace.error, base_fails)
+        if why := why or _before_a_refusal(evidence, trace.error, base_fails):
             yield plain("contract", arm, trace.error.phase, "not_applicable", why)
             continue
         problem = _problem(evidence, arm, trace.error, base_fails)
@@ -124,6 +125,15 @@ def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: boo
     if not _alike(own, error):
         return ""
     return f"the model itself, unconverted, raises {own.type}: {_first_line(own.message)}"
+
+
+def _before_a_refusal(evidence: Evidence, error: RunError, base_fails: bool) -> str:
+    """Says that the model's own code raised what the library should have refused: that is no
+    refusal of the library's, and whether it would refuse cannot be seen. "" if that is not so."""
+    if not (evidence.refusal and error.own and base_fails) or error.phase == "convert":
+        return ""
+    raised = f"{error.type}: {_first_line(error.message)}"
+    return f"the model's own code raises before the library can refuse it: {raised}"
 
 
 def _refuses_not_finite(evidence: Evidence) -> bool:

@@ -275,6 +275,8 @@ class RunError:
     sizes: tuple[int, int, int] | None = None
     #: File and line of the innermost frame of all, a user's own included; "" where not known.
     line: str = ""
+    #: True: the model's own code raised it, not a library that is tested.
+    own: bool = False
 
 
 #: Classes of changes that a conversion makes; they are part of fingerprints, so they contain no
