@@ -295,19 +295,19 @@ def test_a_users_classes_have_the_names_that_their_user_knows(own: Own) -> None:
     [
         ("nn.ModuleList([Block()])", ("model.layers.0",)),
         ("nn.ModuleList([Block(), Block()])", ("model.layers.0", "model.layers.1")),
-        ("nn.ModuleList([nn.LayerNorm(8), nn.LayerNorm(8)])", ("model.rest.0",)),
-        ("nn.ModuleList()", ("model.rest.0",)),
+        ("nn.ModuleList([nn.LayerNorm(8), nn.LayerNorm(8)])", ()),
+        ("nn.ModuleList()", ()),
         # of a linear itself no hook sees the recompute
-        ("nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])", ("model.rest.0",)),
-        ("nn.ModuleList([nn.Linear(8, 8), nn.ReLU()])", ("model.rest.0",)),
-        ("nn.ModuleList([nn.ModuleList([nn.Linear(8, 8)])])", ("model.rest.0",)),
+        ("nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])", ()),
+        ("nn.ModuleList([nn.Linear(8, 8), nn.ReLU()])", ()),
+        ("nn.ModuleList([nn.ModuleList([nn.Linear(8, 8)])])", ()),
         # nobody calls a list
         (
             "nn.ModuleList([nn.ModuleList([Block(), Block()]), nn.ModuleList([Block()])])",
             ("model.layers.0.0", "model.layers.0.1", "model.layers.1.0"),
         ),
         # and some call the parts of a block, never the block
-        ("nn.ModuleList([Parts()])", ("model.rest.0",)),
+        ("nn.ModuleList([Parts()])", ()),
     ],
 )
 def test_what_is_recomputed_one_by_one(own: Own, parts: str, blocks: tuple[str, ...]) -> None:
@@ -330,6 +330,77 @@ class Model(nn.Module):
                 x = one.linear(x) if isinstance(one, Parts) else one(x)
         return x
 def build(): return Model(), torch.ones(4, 8)
+""")
+    )
+    assert model.regions == (*blocks, "model.rest.0")
+
+
+@pytest.mark.parametrize(
+    ("of", "blocks"),
+    [
+        # the experts are called inside of the blocks, wherever they are stored
+        ("Inside", ("model.layers.0", "model.layers.1")),
+        ("Twice", ("model.layers.0", "model.layers.1")),
+        ("Reversible", ()),
+        ("Two", ("model.encoder.0", "model.decoder.0", "model.decoder.1")),
+    ],
+)
+def test_blocks_that_no_checkpoint_of_their_own_recomputes(
+    own: Own, of: str, blocks: tuple[str, ...]
+) -> None:
+    (model, *_) = register(
+        own(f"""
+class Block(nn.Module):
+    def __init__(self, part=None):
+        super().__init__()
+        self.linear, self.part = nn.Linear(8, 8), part
+    def forward(self, x):
+        return self.linear(x if self.part is None else self.part[0](x))
+class Inside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        experts = [Block(), Block()]
+        self.layers = nn.ModuleList(Block([one]) for one in experts)
+        self.experts = nn.ModuleList(experts)
+    def forward(self, x):
+        for one in self.layers: x = one(x)
+        return x
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+        self.again = nn.ModuleList(reversed(self.layers))
+    def forward(self, x):
+        for one in (*self.layers, *self.again): x = one(x)
+        return x
+class WithoutGraph(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, blocks):
+        ctx.blocks = blocks
+        ctx.save_for_backward(x)
+        return blocks[0](x)
+    @staticmethod
+    def backward(ctx, grad):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.blocks[0](x)
+        y.backward(grad)
+        return x.grad, None
+class Reversible(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.layers = nn.Linear(8, 8), nn.ModuleList([Block()])
+    def forward(self, x):
+        return WithoutGraph.apply(self.first(x), self.layers)
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.ModuleList([Block()])
+        self.decoder = nn.ModuleList([Block(), Block()])
+    def forward(self, x):
+        for one in (*self.encoder, *self.decoder): x = one(x)
+        return x
+def build(): return {of}(), torch.ones(4, 8)
 """)
     )
     assert model.regions == blocks

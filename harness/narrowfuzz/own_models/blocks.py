@@ -13,14 +13,18 @@ from narrowfuzz.play.own import OwnModel, tensors_in
 
 
 def blocks_of(own: OwnModel, module: Any, call: Callable[[], Any]) -> tuple[tuple[str, ...], bool]:
-    """Names of the blocks in the first ModuleList that contains linears, which training code
-    recomputes one by one, and whether each call of one gets a tensor that needs a gradient. An
-    earlier list without linears, of norms for example, does not count, nor does one of blocks that
-    are never called themselves, but part by part."""
+    """Names of the blocks of each ModuleList that contains linears, which training code recomputes
+    one by one, and whether each call of one gets a tensor that needs a gradient. Blocks inside of
+    other blocks do not count, nor do those that are never called themselves, but part by part."""
+    found: tuple[str, ...] = ()
+    given: list[bool] = []
+    inside: set[nn.Module] = set()
     for blocks in _lists(module):
-        if given := _called(own, blocks, call):
-            return blocks, all(given)
-    return (), False
+        own_blocks = [own.get_submodule(name) for name in blocks]
+        if inside.isdisjoint(own_blocks) and (calls := _called(own, blocks, found, call)):
+            found, given = found + blocks, given + calls
+            inside.update(part for block in own_blocks for part in block.modules())
+    return found, bool(found) and all(given)
 
 
 def _lists(module: Any) -> Iterator[tuple[str, ...]]:
@@ -34,20 +38,38 @@ def _lists(module: Any) -> Iterator[tuple[str, ...]]:
                 yield tuple(f"model.{block}" for block in blocks)
 
 
-def _called(own: OwnModel, blocks: tuple[str, ...], call: Callable[[], Any]) -> list[bool]:
+def _called(
+    own: OwnModel, blocks: tuple[str, ...], outer: tuple[str, ...], call: Callable[[], Any]
+) -> list[bool]:
     """For each call of a block in this call of the model: is it given a tensor that needs a
-    gradient, as the reentrant checkpoint requires? Behind a frozen embedding the first one is
-    not."""
+    gradient, as the reentrant checkpoint requires? Behind a frozen embedding the first one is not.
+    Nothing if one is called inside of an ``outer`` block, or without a graph, as the blocks of a
+    reversible model are: then nobody recomputes it by a checkpoint of its own."""
     given: list[bool] = []
+    apart, depth = True, 0
 
     def note(module: Any, args: Any) -> None:
+        nonlocal apart
+        apart = apart and not depth and torch.is_grad_enabled()
         given.append(any(t.requires_grad for t in tensors_in([args])))
 
+    def enter(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+
+    def leave(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+
     with ExitStack() as hooks, torch.enable_grad():
+        for name in outer:
+            module = own.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         for name in blocks:
             hooks.callback(own.get_submodule(name).register_forward_pre_hook(note).remove)
         call()
-    return given
+    return given if apart else []
 
 
 def _holds_linears(module: nn.Module) -> bool:
