@@ -266,3 +266,38 @@ def build():
 """)
     found = judged(text, **FP32, grad_mode="inference")
     assert found.ran and not found.causes
+
+
+SCRIPTED = """
+@torch.jit.script
+def softclamp(t: torch.Tensor, value: float):
+    return (t / value).tanh() * value
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+    def forward(self, x):
+        return self.down(softclamp(self.up(x), 5.0))
+class Clamped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+def build():
+    torch.manual_seed(0)
+    return Clamped(), torch.randn(64, 32)
+"""
+
+
+def test_a_scripted_function_has_one_derivative(own: Own) -> None:
+    """Optimised, TorchScript would differentiate it by formulas of its own from the second call on:
+    no other run has their bits."""
+    text = own(SCRIPTED)
+    for how in ({"compile": "aot_eager"}, {"checkpoint": "full"}, {"steps": 3}):
+        found = judged(text, **(FP32 | how))
+        assert not found.causes, [v.sentence() for v in found.causes]
+        assert {v.rule for v in found.verdicts if v.status == "ok"} >= {"O1"}
+    assert torch._C._get_graph_executor_optimize() is False

@@ -100,6 +100,13 @@ class OwnModel(nn.Module):
         return y.reshape(*x.shape[: x.dim() - x.is_floating_point()], self.width)
 
 
+def plainly_scripted() -> None:
+    """Functions of ``torch.jit.script`` are run as they are written. TorchScript's executor would,
+    from their second call on, differentiate them by formulas of its own, which round differently:
+    neither a recompute nor a compiled run could have their bits."""
+    torch._C._set_graph_executor_optimize(False)
+
+
 def interpreted() -> None:
     """If Triton's kernels are interpreted: those imported after this compute a GPU's numbers. Warns
     if Triton or torchao is a release whose kernels are not known."""
@@ -118,6 +125,7 @@ def imported(where: str) -> Any:
     """The module of this dotted name, or of this file; a file's own imports are also searched in
     its folder."""
     interpreted()
+    plainly_scripted()
     if not where.endswith(".py"):
         return importlib.import_module(where)
     file = Path(where)
