@@ -136,7 +136,7 @@ def test_what_does_not_exist_is_refused(text: str, says: str) -> None:
 def test_a_misspelt_name_is_answered_with_what_is_there(
     own: Own, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = own("def build(): pass\ndef block(): pass\n")
+    text = own("def _sizes(): pass\ndef build(): pass\ndef block(): pass\n")
     file = text.rpartition(":")[0]
     with pytest.raises(ValueError, match=r"did you mean 'build'.; its functions are build, block$"):
         register(f"{file}:bild")

@@ -58,12 +58,12 @@ def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
 
 
 def _others(module: Any, source: Source) -> str:
-    """End of a sentence that lists the functions defined in a module, and suggests one with a
-    similar name."""
+    """End of a sentence that lists the public functions defined in a module, and suggests one with
+    a similar name."""
     there = [
         name
         for name, one in vars(module).items()
-        if inspect.isfunction(one) and one.__module__ == module.__name__
+        if inspect.isfunction(one) and one.__module__ == module.__name__ and name[0] != "_"
     ]
     if not there:
         return ", nor any other"
