@@ -98,6 +98,25 @@ def test_losses_are_inside_their_bounds(dtype: str, reduction: str) -> None:
             assert found["output"] == found["grad_input"] == "ok", (make, rows, classes)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_losses_of_masked_classes_have_gradients_that_are_judged(dtype: str) -> None:
+    for masked in (-1e12, torch.finfo(DTYPES[dtype]).min):  # the sum of the latter overflows
+        x = drawn(4, dtype, 6, 20).detach()
+        x[:, ::3] = masked
+        x, target = x.requires_grad_(), torch.full((6,), 1)
+
+        def loss(x: torch.Tensor = x, target: torch.Tensor = target) -> torch.Tensor:
+            return F.cross_entropy(x, target, label_smoothing=0.1)
+
+        call = seen("smoothed_cross_entropy", loss)
+        found = statuses(call)
+        assert found["grad_input"] == "ok"
+        assert found["output"] == ("ok" if masked == -1e12 else "inconclusive")
+        wrong = call.outputs["grad_input"] * np.float32(1.1)
+        bad = replace(call, outputs={**call.outputs, "grad_input": wrong})
+        assert statuses(bad)["grad_input"] == "diverged"
+
+
 @pytest.mark.parametrize(
     "call",
     [rms("fp32", 33, 65), smoothed("bf16", 33, 65), chunked("fp32", 33, 65)],

@@ -175,6 +175,39 @@ def test_a_wrong_kernel_is_seen(dtype: str, name: str, result: str) -> None:
     assert found == [result]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("least", [True, False])
+def test_keys_masked_by_a_large_number_leave_the_others_judged(dtype: str, least: bool) -> None:
+    q, k, v, dy = drawn(dtype, (24, 24, 16))
+    number = torch.finfo(DTYPES[dtype]).min if least else -6e4
+    mask = torch.zeros(24, 24).masked_fill(torch.ones(24, 24).triu(1) > 0, number).to(q.dtype)
+    forward, backward = calls_of(q, k, v, dy, attn_mask=mask)
+    for call in (forward, backward):
+        found = {v.status for v in judge_call("eager", call, None, KNOWN)}
+        assert found == {"ok"}
+    for call, result in ((forward, "output"), *((backward, name) for name in GRADIENTS)):
+        spoilt = {key: x.copy() for key, x in call.outputs.items()}
+        spoilt[result][0, 1, 5] *= np.float32(1.1)
+        said = judge_call("eager", replace(call, outputs=spoilt), None, KNOWN)
+        assert [v.at.result for v in said if v.status == "diverged"] == [result]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bounds_hold_beside_masks_of_every_size(dtype: str) -> None:
+    draw, judged = torch.Generator().manual_seed(7), 0
+    for number in (torch.finfo(DTYPES[dtype]).min, -3e4, -6e4, -700.0, -760.0):
+        for scale in (1.0, 30.0, 400.0):
+            q, k, v, dy = drawn(dtype, (20, 37, 16))
+            hidden = torch.rand(20, 37, generator=draw) < 0.6
+            hidden[3] |= scale == 30.0
+            mask = torch.where(hidden, number, torch.randn(20, 37, generator=draw)).to(q.dtype)
+            for call in calls_of(q * scale, k, v, dy, attn_mask=mask):
+                found = list(judge_call("eager", call, None, KNOWN))
+                assert all(v.status in ("ok", "inconclusive", "known") for v in found)
+                judged += sum(v.status == "ok" for v in found)
+    assert judged
+
+
 def test_what_is_no_attention_of_its_own_is_left_alone() -> None:
     q, k, v, dy = drawn("fp32", (4, 4, 4))
     assert not calls_of(q, k, v, dy, scale=0.0), "all scores are 0"

@@ -63,6 +63,55 @@ def test_the_bounds_hold(name: str, dtype: str, values: str) -> None:
             assert [v.status for v in said] == ["ok", "ok"]
 
 
+#: Numbers that models add to the scores of masked keys, or fill them with.
+MASKS = {
+    "least of fp32": torch.finfo(torch.float32).min,
+    "least of bf16": torch.finfo(torch.bfloat16).min,
+    "-1e10": -1e10,
+    "-1e9": -1e9,
+    "-inf": -torch.inf,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_probabilities_beside_masked_scores_are_judged(mask: str) -> None:
+    scores = torch.randn(8, 8, generator=torch.Generator().manual_seed(3))
+    ahead = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    with OperatorWatch() as watch:
+        x = scores.masked_fill(ahead, MASKS[mask])
+        torch.softmax(x, -1)
+        torch.log_softmax(x, -1)
+        torch.logsumexp(x, -1)
+    judged = [c for c in operators_of(watch.operators) if c.operator in {*FUNCTIONS, "logsumexp"}]
+    assert len(judged) == 3
+    for call in judged:
+        (expected,) = BY_NAME[call.operator].expected(call).values()
+        if call.operator != "log_softmax" or mask != "-inf":  # its logarithms of 0 are unknown
+            assert not expected.unknown.any()
+        assert {v.status for v in judge_call("eager", call)} == {"ok"}
+        wrong = call.outputs["output"].copy()
+        wrong[5] = np.where(np.abs(wrong[5]) < 1e3, 1.1, 1.0) * wrong[5]
+        (verdict,) = judge_call("eager", replace(call, outputs={"output": wrong}))
+        assert verdict.status == "diverged" and verdict.at.index[0] == 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_right_results_beside_masked_scores_are_inside(dtype: str) -> None:
+    draw = torch.Generator().manual_seed(5)
+    least = torch.finfo(DTYPES[dtype]).min
+    for number in (least, least / 3, least * 0.999, max(-1e10, least), max(-1e9, least), -800.0):
+        for scale in (1.0, 90.0, 3000.0, 60000.0):
+            x = (torch.randn(16, 40, generator=draw) * scale).to(DTYPES[dtype]).clamp(least, -least)
+            x = x.masked_fill(torch.rand(16, 40, generator=draw) < 0.5, number).requires_grad_()
+            with OperatorWatch() as watch:
+                for function in (torch.softmax, torch.log_softmax):
+                    function(x, -1).backward(torch.randn(16, 40, generator=draw).to(x.dtype))
+                torch.logsumexp(x, -1)
+            for call in operators_of(watch.operators):
+                said = list(judge_call("eager", call))
+                assert all(v.status in ("ok", "inconclusive") for v in said), (number, scale, said)
+
+
 def of_first_block(run: Any) -> Any:
     """Exponentials are divided by the sum of the first 32 alone (LeetCUDA#392)."""
 

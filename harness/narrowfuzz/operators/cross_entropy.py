@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import Unjudged, gamma
-from narrowfuzz.numerics.formats import F64, FORMATS, round_to
+from narrowfuzz.numerics.formats import F64, FORMATS, FP32, round_to
 from narrowfuzz.operators.operator import (
     TORCH_DTYPE,
     UNIT,
@@ -19,7 +19,7 @@ from narrowfuzz.operators.operator import (
     Operator,
     Read,
 )
-from narrowfuzz.operators.softmax import log_probabilities
+from narrowfuzz.operators.softmax import log_probabilities, of_exponential
 from narrowfuzz.trace.trace import OperatorCall
 
 
@@ -91,6 +91,8 @@ def _whole(call: OperatorCall, *, narrow: bool) -> dict[str, Expected]:
             own, every = own.sum(), every.sum()
             count = np.float64(_targets(call)[1].sum()) if how == "mean" else 1.0
         unknown = ~(own + own_off < fmt.max * 0.5) | ~np.isfinite(every)
+        # the sum over all classes, of which some may be masked, may overflow in fp32
+        unknown = unknown | (share > 0.0) & ~(every + every_off < FP32.max * 0.5)
         scale = np.array([(1.0 - share) / count, share / classes / count])
         centre = scale[0] * own + scale[1] * every
         radius = scale[0] * (own_off + 4.0 * unit * own) + scale[1] * (
@@ -134,7 +136,9 @@ def _gradient(call: OperatorCall) -> dict[str, Expected]:
         centre = of_row * (p - wanted)
         size = np.abs(of_row)
         radius = 5.0 * unit * size * wanted + 6.0 * least
-        radius = radius + p * (np.expm1(off) + 6.0 * unit + gamma(width + 4)) * size * 1.01
+        radius = radius + (of_exponential(logs, off) + p * (6.0 * unit + gamma(width + 4))) * (
+            size * 1.01
+        )
         radius = radius + p * 6.0 * width * least
         radius = np.where(counts[:, None], radius, 0.0)
         unknown = ~np.isfinite(logs).all(1, keepdims=True) | ~(size < FORMATS[dtype].max * 0.5)

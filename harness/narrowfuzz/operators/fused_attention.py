@@ -17,6 +17,7 @@ from narrowfuzz.numerics.formats import F64, FORMATS, FP32
 from narrowfuzz.operators.attention_products import for_each_head, products
 from narrowfuzz.operators.large_attention import some_of
 from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.softmax import of_exponential
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Names of the gradients that a backward returns.
@@ -176,8 +177,10 @@ def forward_of(call: OperatorCall) -> dict[str, Expected]:
     its logarithm, by tau = sigma + u |s - max| + eps, and by 4 u for each block of keys that raises
     the maximum. The sum of a row errs, in its logarithm, by log sum P e^tau, exactly, and by
     gamma_n (Blanchard, Higham and Higham, IMA J. Numer. Anal. 41, 2021); each probability by delta,
-    the sum of both. In bf16 and fp16 the probability is rounded before it is multiplied. Factors
-    and products below fp32's normal numbers may be flushed to zero; of a GPU's fp32 factors, the
+    the sum of both. Where a probability is 0 in float64, as of a key that is masked by a large
+    number, its bound is e^(log p + delta) itself: that is 0, too, unless the mask's own error may
+    lift it. In bf16 and fp16 the probability is rounded before it is multiplied. Factors and
+    products below fp32's normal numbers may be flushed to zero; of a GPU's fp32 factors, the
     parts that tensor cores carry separately, as well. A row whose keys are all masked is 0.
     """
     at = _scores(call)
@@ -192,9 +195,8 @@ def forward_of(call: OperatorCall) -> dict[str, Expected]:
         total = p.sum(-1, keepdims=True)
         p /= np.where(total > 0.0, total, 1.0)
         tau = at.of_seen(at.sigma - U32 * below + (at.eps + 4 * blocks * U32))
-        grown = np.expm1(tau)
-        row = np.log1p((p * grown).sum(-1, keepdims=True)) + gamma(n + blocks + 3)
-        moved, g = _moved(p, grown, row), gamma(n + 8)
+        moved, row = _moved(below, p, total, tau, gamma(n + blocks + 3))
+        g = gamma(n + 8)
         # the probabilities' own errors and roundings, and with g those of the sum of n products
         wrong = moved * ((1.0 + at.unit) * (1.0 + g)) + p * (at.unit * (1.0 + g) + g)
         radius = wrong @ size + (_TINY + at.least) * size.sum(-2, keepdims=True) + (n + 1) * _TINY
@@ -219,20 +221,32 @@ def forward_of(call: OperatorCall) -> dict[str, Expected]:
     return found
 
 
-def _moved(p: F64, grown: F64, row: F64) -> F64:
-    """The largest error of each probability. Its logarithm errs by tau, where ``grown`` is e^tau -
-    1, and by the error ``row`` of its row's sum. The probabilities of a row add up to one, so the
-    largest errs by no more than all others together, and by nothing if there are no others."""
+def _moved(below: F64, p: F64, total: F64, tau: F64, added: float) -> tuple[F64, F64]:
+    """The largest error of each probability ``p`` = e^below / total, and that of the logarithm of
+    its row's sum. The logarithm of the probability errs by tau and by the error of its row's sum,
+    whose additions alone err by ``added``. The probabilities of a row add up to one, so the largest
+    errs by no more than all others together, and by nothing if there are no others."""
+    grown = np.expm1(tau)
+    row = np.log1p((p * grown).sum(-1, keepdims=True)) + added
     all_grown = np.expm1(row)
     moved = p * (grown * (1.0 + all_grown) + all_grown)
-    if not np.isfinite(moved).all():
-        moved = np.where(p > 0.0, moved, 0.0)
+    if not np.isfinite(moved).all():  # e^tau overflows, as for a key that is masked by a number
+        log = np.log(total)
+        row = _log_sum(below + tau) - log + added
+        moved = of_exponential(below - log, tau + row)
     rows = moved.reshape(-1, moved.shape[-1])
     largest = np.arange(len(rows)), p.argmax(-1).ravel()
     largest_row = rows[largest]
     rows[largest] = 0.0
     rows[largest] = np.minimum(largest_row, rows.sum(-1))
-    return moved
+    return moved, row
+
+
+def _log_sum(logs: F64) -> F64:
+    """The logarithm of the sum of exponentials of each row."""
+    top = logs.max(-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    return np.asarray(top + np.log(np.exp(logs - top).sum(-1, keepdims=True)))
 
 
 def _largest(x: F64) -> float:
@@ -337,7 +351,10 @@ def _products(call: OperatorCall, at: _Scores, dy: F64, g: float) -> _Products:
     lse = lse.reshape(*s.shape[:2], -1)[..., : s.shape[-2], None]
     below = s - lse
     p = at.of_seen(np.exp(below))
-    rel = np.expm1(at.sigma + U32 * np.abs(below) + 2.0**-20)
+    off = at.of_seen(at.sigma + U32 * np.abs(below) + 2.0**-20)
+    grown = p * np.expm1(off)
+    if not np.isfinite(grown).all():  # e^off overflows, as for a key that is masked by a number
+        grown = at.of_seen(of_exponential(below, off))
     size_dy, size_out, size_v = np.abs(dy), np.abs(out), np.abs(at.v)
     apart = dy @ at.v.swapaxes(-1, -2) - (dy * out).sum(-1, keepdims=True)
     sizes = size_dy @ size_v.swapaxes(-1, -2) + (size_dy * size_out).sum(-1, keepdims=True)
@@ -346,13 +363,13 @@ def _products(call: OperatorCall, at: _Scores, dy: F64, g: float) -> _Products:
     flushed = 2 * width + 2.0 * size_dy.sum(-1)[..., None] + size_out.sum(-1)[..., None]
     noise = gamma(steps) * sizes + 2.0 * U32 * apart
     noise += _TINY * flushed + _TINY * size_v.sum(-1)[..., None, :]
-    of_ds = p * (rel * apart + (1.0 + rel) * noise) + 2.0 * _TINY * apart
+    of_ds = grown * apart + (p + grown) * noise + 2.0 * _TINY * apart
     if call.operator in _ROUNDED_FOR_BOTH:
-        of_ds += (at.unit * p + at.least) * (1.0 + rel) * apart
+        of_ds += (at.unit * (p + grown) + at.least) * apart
     more, both, size_of_ds = 1.0 + g, at.unit * (1.0 + g) + g, np.abs(ds)
     last = (at.least + _TINY) * max(1.0, 1.0 / abs(scale))
     of_ds = of_ds * ((1.0 + at.unit) * more) + size_of_ds * both + last * more
-    of_p = p * (rel * ((1.0 + at.unit) * more) + both) + (_TINY + at.least) * more
+    of_p = grown * ((1.0 + at.unit) * more) + p * both + (_TINY + at.least) * more
     of_p, of_ds = at.of_seen(of_p), at.of_seen(of_ds)
     # dS may be rounded before it is scaled: in fp16 it may then overflow
     largest = FORMATS[call.dtypes["query"]].max * 0.5 / max(1.0, abs(scale))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
-from narrowfuzz.operators.softmax import log_probabilities
+from narrowfuzz.operators.softmax import log_probabilities, of_exponential
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Calls with more products than this take longer to judge than to compute.
@@ -94,8 +94,9 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
         p, target = np.exp(logs), np.zeros(logs.shape)
         target[rows, classes] = 1.0
         dz = np.where(counts[:, None], factor * (p - target), 0.0)
-        size = np.abs(factor) * (p * np.exp(off) + target)
-        dz_off = np.abs(factor) * p * np.expm1(off) + (4.0 * unit + 8.0 * U32) * size
+        of_p = of_exponential(logs, off)
+        size = np.abs(factor) * (p + of_p + target)
+        dz_off = np.abs(factor) * of_p + (4.0 * unit + 8.0 * U32) * size
         dz_off = dz_off + 4.0 * least * max(1.0, 1.0 / max(abs(float(np.max(scale))), 2.0**-60))
         dz_off = np.where(counts[:, None], dz_off, 0.0)
         # 0 times NaN is NaN

@@ -47,6 +47,14 @@ def _within(centre: F64, radius: F64, dtype: str, unknown: Any) -> Expected:
     return Expected.within(centre, radius, FORMATS[dtype], unknown)
 
 
+def of_exponential(log: F64, off: F64) -> F64:
+    """The largest error of e^log if log errs by ``off``: e^log (e^off - 1). Where e^log is 0 in
+    float64, as of a masked score, that may be 0 times infinity; there it is e^(log + off)."""
+    with np.errstate(all="ignore"):
+        value = np.exp(log)
+        return np.where(value > 0.0, value * np.expm1(off), np.exp(log + off))
+
+
 def _logs(x: F64, dim: int) -> tuple[F64, F64, F64, F64]:
     """x - max; the logarithm of the sum of its exponentials; and the largest errors in fp32: of
     each exponential, in its logarithm, and of the logarithm of the sum.
@@ -54,7 +62,10 @@ def _logs(x: F64, dim: int) -> tuple[F64, F64, F64, F64]:
     Proof. x - max is rounded once, and the exponential errs by ``_EPS``: each term of the sum errs,
     in its logarithm, by tau = u |x - max| + eps + 4 u. So the sum errs, in its logarithm, by log
     sum P e^tau, exactly, and by gamma_n for its additions (Blanchard, Higham and Higham, IMA J.
-    Numer. Anal. 41, 2021).
+    Numer. Anal. 41, 2021). A term below fp32's normal numbers may be flushed to 0: that changes it
+    by at most 2^-126 and the sum, which is at least 1, by far less than the roundings that gamma
+    counts beyond its n additions. A masked score, such as fp32's least number, has a term of 0:
+    e^(off + tau) is below that as well, as tau is a small share of off.
     """
     off = x - x.max(dim, keepdims=True, initial=-np.inf)
     exps = np.exp(off)
@@ -62,7 +73,7 @@ def _logs(x: F64, dim: int) -> tuple[F64, F64, F64, F64]:
     tau = U32 * np.abs(off) + _EPS + 4.0 * U32
     tau = np.where(np.isfinite(off), tau, 0.0)
     n = x.shape[dim]
-    mean = (exps * np.expm1(tau)).sum(dim, keepdims=True) / total
+    mean = of_exponential(off, tau).sum(dim, keepdims=True) / total
     return off, np.log(total), tau, np.log1p(mean) + gamma(n + 3)
 
 
@@ -140,8 +151,8 @@ def _forward(call: OperatorCall, *, log: bool) -> dict[str, Expected]:
             radius = _off_logs(off, total, of_sum, unit)
             unknown = unknown | ~np.isfinite(off)
         else:
-            centre = np.exp(centre)
-            radius = centre * np.expm1(tau + of_sum + 4.0 * U32 + 2.01 * unit) + FLUSHED + least
+            radius = of_exponential(centre, tau + of_sum + 4.0 * U32 + 2.01 * unit)
+            centre, radius = np.exp(centre), radius + FLUSHED + least
         return {"output": _within(centre, radius, call.dtypes["output"], unknown)}
 
 
