@@ -273,6 +273,27 @@ def test_the_operators_that_a_model_calls_are_known(own: Own) -> None:
     assert not any(name.startswith(("softmax", "attention", "embedding")) for name in called)
 
 
+@pytest.mark.parametrize("transform", ["torch.func.vmap", "torch.func.functionalize", "rows_grad"])
+def test_a_transform_of_torch_func_may_call_modules(own: Own, transform: str) -> None:
+    text = f"""
+class Norm(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj, self.norm = nn.Linear(8, 8), Norm()
+    def forward(self, x):
+        return {transform}(self.norm)(self.proj(x))
+def rows_grad(norm):
+    return torch.func.vmap(torch.func.grad(lambda row: norm(row).sum()))
+def build(): return Model(), torch.ones(4, 8)
+"""
+    (model,) = register(own(text))
+    found = eager().judge(case_of(model, "torch.fp32", dtype="fp32"))
+    assert found.ran and not found.causes
+
+
 def test_a_model_that_draws_random_numbers_is_known_as_such(own: Own) -> None:
     text = "def build(): return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.ones(4, 8)"
     assert register(own(text))[0].random

@@ -298,7 +298,7 @@ def digest(tensors: Sequence[torch.Tensor]) -> bytes:
     found = hashlib.sha256()
     for t in tensors:
         found.update(f"{tuple(t.shape)} {t.dtype}".encode())
-        if not torch._C._functorch.is_functorch_wrapped_tensor(t):  # one of vmap has no bits
+        if not _transformed(t):
             found.update(_strided(t.detach()).reshape(-1).contiguous().view(torch.uint8).numpy())
     return found.digest()
 
@@ -311,4 +311,11 @@ def _strided(t: torch.Tensor) -> torch.Tensor:
 
 
 def _has_nan(tensors: Sequence[torch.Tensor]) -> bool:
-    return any(t.is_floating_point() and bool(t.isnan().any()) for t in tensors)
+    return any(
+        t.is_floating_point() and not _transformed(t) and bool(t.isnan().any()) for t in tensors
+    )
+
+
+def _transformed(t: torch.Tensor) -> bool:
+    """Is it inside of a transform of torch.func, such as vmap? Then its numbers cannot be read."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(t))
