@@ -273,6 +273,25 @@ def test_the_operators_that_a_model_calls_are_known(own: Own) -> None:
     assert not any(name.startswith(("softmax", "attention", "embedding")) for name in called)
 
 
+def test_operators_are_known_where_backward_needs_a_buffer_that_each_forward_changes(
+    own: Own,
+) -> None:
+    text = """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj, self.idle = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("scale", torch.ones(8))
+    def forward(self, x):
+        self.scale.mul_(0.9)
+        return F.softmax(self.proj(x) * self.scale, -1)
+def build(): return Scaled(), torch.ones(4, 8)
+"""
+    (model,) = register(own(text))
+    assert model.operators is not None and {"softmax", "softmax_backward"} <= model.operators
+    assert model.unreached == ("idle.weight", "idle.bias")
+
+
 @pytest.mark.parametrize("transform", ["torch.func.vmap", "torch.func.functionalize", "rows_grad"])
 def test_a_transform_of_torch_func_may_call_modules(own: Own, transform: str) -> None:
     text = f"""

@@ -305,9 +305,9 @@ def _answers(
     with changed_by_older_hooks(own.model) as changed:
         with Kernels() as kernels, Functions() as functions:
             first = observe_call(own.model, call)
-        _judgeable(source, own, call, first)
-        with kernels:
+        with kernels:  # before it is called again: that may change buffers that backward needs
             unreached = _unreached(own.model, first)
+        _judgeable(source, own, call, first)
     if changed:
         raise source.refused(
             f"a hook of register_backward_hook changes gradients of {changed[0] or 'the model'}: "
