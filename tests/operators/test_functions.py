@@ -299,10 +299,12 @@ def test_kernels_in_place_and_tensors_without_numbers_are_not_judged() -> None:
         torch.zeros(3, 4)[torch.tensor([0, 1, 1])] += y
         torch.logsumexp(y.sum(), 0)
         torch.tanh(torch.empty(5, device="meta"))
+        2.0 ** y.abs()
         torch.sin(y.to_sparse())
     assert {call.operator for call in watch.operators} <= {"sum"}
     in_place = "in place, or into a tensor that is given"
     assert watch.unjudged["silu"] == in_place
+    assert watch.unjudged["pow"] == "in a form that has no reference"
     of_scalar = "of a tensor without dimensions, of nothing, or over several dimensions"
     assert watch.unjudged["logsumexp"] == of_scalar
 

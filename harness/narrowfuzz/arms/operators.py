@@ -47,9 +47,10 @@ _EXACT = frozenset((
     "sub", "take", "threshold", "topk", "tril", "triu", "trunc", "uniform", "unsqueeze", "where",
     "zero", "zeros", "zeros_like",
 ))  # fmt: skip
-#: Why calls of other kernels are not judged: there is no reference, or an operator that has one was
-#: called in a variant that writes into an existing tensor.
+#: Why calls of other kernels are not judged: there is no reference; or there is one for another
+#: overload, and this one takes other arguments, or writes into an existing tensor.
 NO_REFERENCE = "no reference"
+OTHER_FORM = "in a form that has no reference"
 IN_PLACE = "in place, or into a tensor that is given"
 #: Kernels that are judged in at least one overload.
 _JUDGED = frozenset(name.partition(".")[0] for name in BY_KERNEL)
@@ -291,8 +292,7 @@ class EagerWatch(OperatorWatch):
         moves = name == "index_put" and not by_name(func, args, kwargs).get("accumulate")
         if not moves and _floating(result):
             found = self.unjudged if self.within is None else self.within
-            judged = func._schema.name.removesuffix("_") in _JUDGED
-            found[name] = IN_PLACE if judged else NO_REFERENCE
+            found[name] = _why_not(func)
 
     def __enter__(self) -> Any:
         self._functions = FunctionWatch(self)
@@ -440,6 +440,13 @@ def _rounds(func: Any) -> str:
     if func.namespace != "aten":
         return f"{func.namespace}::{name}"
     return "" if name in _EXACT and "reduce" not in func._overloadname else name
+
+
+def _why_not(func: Any) -> str:
+    """Why calls of this kernel are not judged."""
+    if func._schema.name.removesuffix("_") not in _JUDGED:
+        return NO_REFERENCE
+    return IN_PLACE if func._schema.is_mutable else OTHER_FORM
 
 
 def _floating(result: Any) -> bool:
