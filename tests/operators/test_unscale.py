@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.arms.operators import OperatorWatch, operators_of
+from narrowfuzz.arms.operators import EagerWatch, OperatorWatch, operators_of
 from narrowfuzz.operators.unscale import OPERATOR
 from narrowfuzz.play.unscaled import unscaled
 from narrowfuzz.rules.operators import judge_call
@@ -161,6 +161,13 @@ def test_its_script_is_the_call_alone(result: str, capsys: pytest.CaptureFixture
 def test_a_script_unscales_a_gradient_that_it_is_given() -> None:
     grad, found = unscaled(torch.ones(3), torch.zeros(1), torch.tensor([0.25]))
     assert grad.tolist() == [0.25] * 3 and found.tolist() == [0.0]
+
+
+def test_the_update_of_a_scale_is_exact_and_needs_no_reference() -> None:
+    scale, steps = torch.tensor(2.0**16), torch.tensor(0, dtype=torch.int32)
+    with EagerWatch() as watch:
+        torch._amp_update_scale_(scale, steps, torch.tensor(1.0), 2.0, 0.5, 2000)
+    assert scale.item() == 2.0**15 and not watch.unjudged
 
 
 def test_what_is_too_large_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:

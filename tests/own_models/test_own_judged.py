@@ -138,6 +138,26 @@ def test_a_cast_kept_over_a_step_is_found(own: Own) -> None:
     assert any(v.symptom == "changed by a reload" for v in causes), causes
 
 
+def test_what_runs_while_a_model_is_built_for_a_reload_is_no_call_of_it(own: Own) -> None:
+    text = """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj, scale = nn.Linear(8, 8), F.softplus(10.0 ** torch.linspace(0, 1, 8))
+        self.register_buffer("scale", F.rms_norm(torch.softmax(scale, 0), (8,), eps=1e-6))
+    def forward(self, x):
+        return torch.tanh(self.proj(x) * self.scale)
+def build(): return Scaled(), torch.ones(4, 8)
+"""
+    (model,) = register(own(text))
+    events = (Forward(), Backward(of=(0,)), Step(), Reload(), Forward(), Backward(of=(1,)), Step())
+    case = case_of(model, "torch.fp32", dtype="fp32", events=events)
+    trace = eager().observe(case).traces["eager"]
+    assert trace.error is None and not trace.unjudged
+    called = {call.operator for call in trace.operators}
+    assert "tanh" in called and not called & {"softmax", "rms_norm", "pow"}
+
+
 def test_a_case_makes_no_file_run_and_names_it(own: Own, tmp_path: Path) -> None:
     text = own("print('it runs')\ndef build(): return nn.Linear(8, 8), torch.ones(4, 8)")
     case = case_of(register(text)[0], "torch.fp32", dtype="fp32")

@@ -33,11 +33,11 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: Kernels, by name without overload, that need no reference: they copy or create values, or make
 #: one or two operations that IEEE 754 rounds correctly.
 _EXACT = frozenset((
-    "_reshape_copy", "_to_copy", "_unsafe_index", "_unsafe_view", "abs", "add", "alias", "amax",
-    "amin", "arange", "bernoulli", "cat", "ceil", "clamp", "clamp_max", "clamp_min", "clone",
-    "constant_pad_nd", "copy", "detach", "diag_embed", "div", "empty", "empty_like",
-    "empty_permuted", "empty_strided", "exponential", "eye", "fill", "flip", "floor", "full",
-    "full_like", "gather", "hardtanh", "index", "index_copy", "index_fill", "index_select",
+    "_amp_update_scale", "_reshape_copy", "_to_copy", "_unsafe_index", "_unsafe_view", "abs", "add",
+    "alias", "amax", "amin", "arange", "bernoulli", "cat", "ceil", "clamp", "clamp_max",
+    "clamp_min", "clone", "constant_pad_nd", "copy", "detach", "diag_embed", "div", "empty",
+    "empty_like", "empty_permuted", "empty_strided", "exponential", "eye", "fill", "flip", "floor",
+    "full", "full_like", "gather", "hardtanh", "index", "index_copy", "index_fill", "index_select",
     "leaky_relu", "lift_fresh", "masked_fill", "masked_scatter", "masked_select", "max",
     "max_pool2d_with_indices", "maximum", "min", "minimum", "mul", "nan_to_num", "native_dropout",
     "neg", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "normal", "ones",
@@ -96,8 +96,21 @@ class OperatorWatch(AttentionWatch):
         #: While a function runs that is judged as a whole: the unjudged kernels in it, which count
         #: only if the function's call cannot be recorded. None outside of such functions.
         self.within: dict[str, str] | None = None
+        #: True while nothing is recorded.
+        self.is_paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, nothing is recorded."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.is_paused:
+            return func(*args, **(kwargs or {}))
         operator = BY_KERNEL.get(func.name())
         if isinstance(func, HigherOrderOperator):
             found = self.unjudged if self.within is None else self.within
@@ -342,6 +355,8 @@ class FunctionWatch(TorchFunctionMode):
 
     def call(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
         """Call ``func``, record the call and return the result."""
+        if self.watch.is_paused:
+            return func(*args, **(kwargs or {}))
         why = ""
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors_of((args, kwargs)))):
             why = "inside of torch.func.vmap or another transform"

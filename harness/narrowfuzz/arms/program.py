@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback as tb
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -271,7 +271,7 @@ class _Run:
         program, run = self.program, self.training
         run.model, run.call, run.optimizer, run.began = program._model, program._call, None, None
         run.backward, run.load = torch.autograd.backward, nn.Module.load_state_dict
-        run.anew, run.prepare = program._anew, self._prepare
+        run.anew, run.prepare = self._anew, self._prepare
         run.shapes = self.job.input_shape, self.job.output_shape
         run.region = converted.regions_of(program.device, self.job.autocast)
         run.live.clear()
@@ -287,6 +287,11 @@ class _Run:
         taps = Taps(inference=unseen if self.program.description.own else None)
         player.train(self.played, self.training, self.tensors, events, job=self.job, taps=taps)
         player.keep_state(self.played, self.training, job=self.job)
+
+    def _anew(self) -> nn.Module:
+        """A new model for a reload. What runs while it is built is not part of the training."""
+        with nullcontext() if self.watch is None else self.watch.paused():
+            return self.program._anew()
 
     def _prepare(self) -> None:
         self.program._prepare()
