@@ -57,6 +57,29 @@ def test_a_model_that_is_a_linear_is_named(tmp_path: Path) -> None:
     assert {product.layer for product in model.products} == set(model.linears) == {"model"}
 
 
+def test_parameters_without_a_gradient_may_be_read_through_detach(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        """
+import torch
+class Shifted(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+        self.shift = torch.nn.Parameter(torch.ones(8))
+    def forward(self, x): return super().forward(x) + self.shift.detach()
+def build(): return Shifted(), torch.ones(4, 8)
+"""
+    )
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    recipe = load_recipes()["torch.fp32"]
+    options = RunOptions(models=(model.name,), recipes=(recipe.name,))
+    one = Configuration(options, model, (), "none", "none", (), (recipe.name,), [recipe])
+    (note,) = (line for line in head(one, 10, []).splitlines() if line.startswith("note: "))
+    assert note == (
+        "note: no gradient reaches shift in one call with what it is built with: nothing that it "
+        "returns depends on that, or only through detach() or .data"
+    )
+
+
 ATTENDS = """
 import torch, torch.nn.functional as F
 from torch import nn

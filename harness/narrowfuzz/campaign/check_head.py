@@ -146,7 +146,7 @@ def _notes(one: Configuration) -> Iterator[str]:
         names = few(model.unreached, _NAMED)
         yield (
             f"no gradient reaches {names} in one call with what it is built with: nothing "
-            "that it returns depends on that"
+            "that it returns depends on that, or only through detach() or .data"
         )
 
 
