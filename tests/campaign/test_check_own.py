@@ -108,7 +108,7 @@ def test_of_a_run_that_is_not_green_it_is_said_why(tmp_path: Path) -> None:
     ran = check(tmp_path, "mine.py:build", "--cases", "3", "--min-judged", "0")
     assert "no gradient reaches 1.shift in one call" in ran.output, ran.output
     assert ran.code == 4, ran.output
-    assert "only 3 of its first 10 cases ran" in ran.output.strip().splitlines()[-1]
+    assert "only 3 of its first 10 cases were tried" in ran.output.strip().splitlines()[-1]
     assert ran.summary["lacking"] and not ran.summary["findings"]
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
 from narrowfuzz.campaign.check_head import VALUES
+from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.first import compiled, dealt
-from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.campaign.worker import Worker
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case
 from narrowfuzz.draw.strategies import WILD
+from narrowfuzz.machine.device import Device
 
 EAGER = Spec(recipe="torch.bf16")
 ONE, TWO = (Spec(recipe="torch.bf16", compile="inductor", m=m) for m in (16, 32))
@@ -60,3 +68,27 @@ def test_the_pages_say_on_how_many_kinds_of_data_a_check_is() -> None:
         said = " ".join((Path(__file__).parents[2] / page).read_text().split())
         assert f"{numbers[len(VALUES)]} kinds of data" in said
         assert f"on all {numbers[len(WILD)]} kinds of data" in said
+
+
+def test_first_cases_are_counted_though_time_is_up_before_the_next_ends(tmp_path: Path) -> None:
+    """The supervisor ends a worker whose time is up, and what it has not sent is lost."""
+    spec = Spec(recipe="torch.fp32", model="linear", dtype="fp32", m=8, k=8, n=8)
+    cases = tuple(dump_case(case(spec, seed)) for seed in (1, 2))
+    (tmp_path / "journal").mkdir()
+    config = Config(out=tmp_path, recipes=("torch.fp32",), workers=1, first=cases)
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    with receiving, sending:
+        worker = Worker(config, Place(0, 0, 0, time.monotonic() + 600), sending, Device())
+        sent: Counter[Any] = Counter()
+        judge = worker.judge.judge
+
+        def judged_until_killed(*args: Any, **how: Any) -> Any:
+            if worker.judged:
+                raise KeyboardInterrupt
+            return judge(*args, **how)
+
+        worker.judge.judge = judged_until_killed  # type: ignore[method-assign]
+        worker.tell = lambda message: sent.update(message.counts)  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            worker._begin()
+    assert sent["cases"] == sent["first"] == 1

@@ -201,7 +201,12 @@ def test_gradients_that_no_product_determines_are_named(
 @pytest.mark.parametrize(
     ("counts", "arms", "more", "says"),
     [
-        ({"first": 2}, ["eager"], {}, "only 2 of its first 3 cases ran: give it more --minutes"),
+        (
+            {"first": 2},
+            ["eager"],
+            {},
+            "3 cases were tried: give it more --minutes",
+        ),
         ({"first": 2}, ["eager"], {"counted": True}, "give it more --cases"),
         ({}, ["eager", "inductor"], {}, "never judged on inductor"),
         ({}, ["eager"], {}, ""),
@@ -283,7 +288,20 @@ def test_a_model_that_raises_does_not_run_and_it_is_said_why(tmp_path: Path, own
     assert "0 of 3 first cases ran" in one.judged()
 
 
-def test_a_model_whose_backward_always_raises_does_not_run(tmp_path: Path, own: Model) -> None:
+def test_more_time_is_no_remedy_where_all_that_was_tried_raised(tmp_path: Path, own: Model) -> None:
+    stopped = {("stopped", "torch.bf16", "eager", own.name, "it raises ValueError"): 2}
+    seen = {("blocked", "torch.bf16", "eager", own.name, "it raises ValueError"): 2}
+    share = judged(Counter(seen), BF16, ["eager"], [own.name], "cpu")
+    one = ended(tmp_path, share, stopped | seen | {"first": 2, "first stopped": 2})
+    assert one.soundness() == (
+        "mine.py:build does not run: only 2 of its first 3 cases were tried; 2 of its first 3 "
+        "cases raised; never judged on eager: it raises ValueError"
+    )
+    one = ended(tmp_path, share, stopped | seen | {"first": 2, "first stopped": 1})
+    assert "were tried: give it more --minutes" in one.soundness()
+
+
+def test_a_model_whose_backward_always_raises_does_not_train(tmp_path: Path, own: Model) -> None:
     """Though rules have judged its forward."""
     spec = Spec(recipe="torch.bf16", model=own.name)
     seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])
@@ -294,7 +312,7 @@ def test_a_model_whose_backward_always_raises_does_not_run(tmp_path: Path, own: 
     counts = dict.fromkeys(seen, 1) | stopped
     one = ended(tmp_path, share, counts | {"first stopped": 3})
     said = "3 of its first 3 cases raised: it raises ValueError"
-    assert one.soundness() == f"mine.py:build does not run: {said}"
+    assert one.soundness() == f"mine.py:build does not train: {said}"
     ran = ended(tmp_path, share, counts | {"first stopped": 2})
     assert not ran.lacking
 

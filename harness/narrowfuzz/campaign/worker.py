@@ -255,6 +255,7 @@ class Worker:
                 verdicts = (*judgement.verdicts, *judgement.known)
                 blocked = blocked_arms(verdicts, case.spec.recipe, case.spec.model)
                 self.counts.update(("stopped", *one) for _, *one in blocked)
+            self.flush()  # time may be up before the next case ends
         self.triaging.holding = False
         self.triaging.work_off()
 

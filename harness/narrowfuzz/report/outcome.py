@@ -112,7 +112,9 @@ class Ended:
             more = "" if self.counted else ". Give it more --minutes"
             return f"{subject}: nothing was checked{more}"
         if counts["first stopped"] and not (self.share.met and self.first_ran):
-            return f"{subject} does not run: {'; '.join(self.lacking)}"
+            # if rules judged every arm in other cases, as those of a forward alone, it does run
+            fails = "run" if self.share.never or not self.share.met else "train"
+            return f"{subject} does not {fails}: {'; '.join(self.lacking)}"
         if self.lacking:
             return f"No problems found in {subject} so far, but {'; '.join(self.lacking)}"
         if self.store.findings():
@@ -140,11 +142,11 @@ class Ended:
         ]:
             problems = plural(len(late), "possible problem")
             found.append(f"it ended before {problems} could be confirmed: {late[0].sentence}")
-        if counts["first"] < self.first:
-            ran = f"{counts['first']} of its first {plural(self.first, 'case')} ran"
-            more = "--cases" if self.counted else "--minutes"
-            found.append(f"only {ran}: give it more {more}")
         stopped = counts["first stopped"]
+        if counts["first"] < self.first:
+            tried = f"{counts['first']} of its first {plural(self.first, 'case')} were tried"
+            more = f": give it more {'--cases' if self.counted else '--minutes'}"
+            found.append(f"only {tried}{'' if stopped and not self.first_ran else more}")
         if stopped and (self.share.never or not self.first_ran):
             raised = f"{stopped} of its first {plural(self.first, 'case')} raised"
             # if rules judged calls before the error, no arm is unjudged and so none gives a reason
