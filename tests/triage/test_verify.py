@@ -88,3 +88,16 @@ def test_the_last_line_is_the_scripts_and_no_warnings(
     assert done.code == code and not done.raised and done.shown == (code == SHOWN)
     assert "FutureWarning" in done.output and done.output.splitlines()[-1] == "equal"
     assert _why_not(done).endswith(": equal")
+
+
+def test_of_an_error_of_several_lines_the_first_is_the_reason(
+    run: RunScript, tmp_path: Path
+) -> None:
+    message = "shapes do not match\\n\\nSee the manual for\\nworkaround examples."
+    raises = f'print("TypeError: an earlier one")\nraise RuntimeError("{message}")\n'
+    for text in (raises, guarded('"""A finding."""', raises)):
+        done = ran(run, tmp_path, text)
+        assert done.output.splitlines()[-1] == "workaround examples."
+        assert _why_not(done).endswith("): RuntimeError: shapes do not match")
+    printed = 'print("ValueError: one that was handled")\nprint("equal")\n'
+    assert _why_not(ran(run, tmp_path, printed)).endswith(": equal"), "it did not raise"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 
 #: The reason why a divergence is not caused by the planted fault.
 _ANYWAY = "its script fails without the injected fault, too"
+#: The line of a traceback that names the exception; its message may go on for several lines.
+_EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> 
 
 
 def _why_not(run: ScriptRun) -> str:
-    last = (run.output.strip().splitlines() or ["it printed nothing"])[-1][:200]
+    lines = run.output.strip().splitlines() or ["it printed nothing"]
+    errors = [line for line in lines if _EXCEPTION.match(line)] if run.raised else []
+    last = (errors or lines)[-1][:200]
     if run.code == GONE:
         return f"its script passes in a fresh process: {last}"
     if run.code is None:
