@@ -96,7 +96,9 @@ def test_what_a_configuration_rules_out_is_not_named() -> None:
 
 def test_what_a_model_or_an_eager_training_cannot_show_is_not_named() -> None:
     mesh, bias = "dtensor-graph-of-older-mesh", "mx-wrapper-drops-bias"
-    assert mesh in named(MX, "inductor") and mesh not in named(MX, "eager")
+    assert mesh in named(MX, "sharded_aot_eager")
+    for arm in ("inductor", "sharded", "eager"):  # without ranks, without a compiler, without both
+        assert mesh not in named(MX, arm), arm
     for has in (True, False):
         model = replace(MODELS["linear"], fixed={"bias": has})
         facts = of_models((model,))
@@ -178,6 +180,9 @@ def test_what_is_known_of_second_derivatives_is_named_where_a_forward_takes_one(
     model = replace(MODELS["linear"], name="mine.py:build", own=True, gradients=gradients)
     assert ("float8-double-backward" in _applying((model,), recipe=ROWWISE)) is twice
     assert ("mx-double-backward" in _applying((model,), recipe=MX)) is twice
+    compiled = "compiled-double-backward"
+    assert (compiled in _applying((model,), "aot_eager", "torch.fp32")) is twice
+    assert compiled not in _applying((model,), "eager", "torch.fp32")
 
 
 def _applying(models: Sequence[Model], arm: str = "eager", recipe: str = "torch.bf16") -> set[str]:

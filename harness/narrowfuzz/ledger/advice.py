@@ -91,7 +91,7 @@ def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
     backends = frozenset(recipe.backends or ("",))
     rungs = [rung for rung, stages in COMPILED.items() if arm.stage in {a.name for a in stages}]
     for name in dict.fromkeys((recipe.name, recipe.based_on or recipe.name)):
-        for rung in rungs or ["none"]:
+        for rung in rungs or [arm.compiler or "none"]:  # on ranks the compiler is the rung
             checkpoint = arm.checkpoint or "none"
             how = {"arm": arm.name, "compile": rung, "checkpoint": checkpoint}
             whose: dict[str, Fact] = {"family": recipe.family, "backends": backends}
