@@ -133,6 +133,7 @@ SHOWN_BY = {
     "low-bit-state-cannot-be-copied": ("torch.fp32", "eager", "low_bit_adam_step"),
     "float8-attention-output-unquantised": (ROWWISE, "eager", "MultiheadAttention"),
     "lazy-linears": (ROWWISE, "eager", "LazyLinear"),
+    "float8-swap-drops-own-forward": (ROWWISE, "eager", "subclass of Linear"),
 }
 
 

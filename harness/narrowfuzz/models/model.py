@@ -137,7 +137,7 @@ class Model:
     #: user's own model calls; None: unknown.
     operators: frozenset[str] | None = None
     #: Names of the classes of a user's own model's modules, and of torch's that they are made of;
-    #: None: unknown.
+    #: "subclass of Linear" for one of its own of torch's; None: unknown.
     modules: frozenset[str] | None = None
     #: Value classes that a single operator is sensitive to: about half of its cases have one.
     values: tuple[str, ...] = ()

@@ -117,7 +117,7 @@ def tried(source: Source) -> Model:
         remembers=remembers,
         products=tuple(products(own, lambda: called(example.clone()))),
         operators=operators,
-        modules=frozenset(c.__name__ for m in module.modules() for c in type(m).__mro__),
+        modules=_classes(module),
     )
 
 
@@ -156,6 +156,20 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
                 "narrowfuzz reads weights to judge products. Build it without, or in eval()"
             )
     return linears, dtype
+
+
+def _classes(module: nn.Module) -> frozenset[str]:
+    """Names of the classes of its modules and of their bases; ``subclass of Linear`` for a class
+    that is not torch's own and is derived from torch's of that name."""
+    every = {base for part in module.modules() for base in type(part).__mro__}
+    derived = {base for one in every if not _of_torch(one) for base in one.__mro__[1:]}
+    return frozenset(base.__name__ for base in every) | {
+        f"subclass of {base.__name__}" for base in derived if _of_torch(base)
+    }
+
+
+def _of_torch(kind: type) -> bool:
+    return kind.__module__.startswith("torch.")
 
 
 def _closed(module: nn.Module) -> str:
