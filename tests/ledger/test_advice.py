@@ -18,7 +18,7 @@ from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine, machine
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.models.model import Gradients, Model
+from narrowfuzz.models.model import FINITE_MASK, Gradients, Model
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.summary import print_unmet
 from rich.console import Console
@@ -123,6 +123,19 @@ def test_what_is_known_of_an_operator_is_named_where_the_model_calls_it(called: 
     assert "fp8-groups-by-rows-stride" not in _applying((model, other)), "nor that of a fingerprint"
     attends = replace(plain, operators=frozenset({"attention", *called}))
     assert "attention-large-mask" in _applying((attends, other)) - _applying((model, other))
+
+
+@pytest.mark.parametrize("affected", [set(), {"embedding_narrow_sums"}, {"sum_narrow_parts"}])
+def test_what_is_known_of_kernels_is_named_where_calls_are_of_that_kind(affected: set[str]) -> None:
+    operators = frozenset({"embedding_backward", "sum", "attention"})
+    plain = replace(MODELS["linear"], operators=operators)
+    model = replace(plain, affected=frozenset(affected))
+    every = {"embedding-narrow-sums", "sum-narrow-parts"}
+    assert _applying((model,)) & every == {name.replace("_", "-") for name in affected}
+    assert _applying((plain,)) >= every  # of which only the operators are known
+    assert _applying((model, plain)) >= every
+    masked = replace(model, affected=frozenset({FINITE_MASK}))
+    assert "attention-large-mask" in _applying((masked,)) - _applying((model,))
 
 
 #: Entry -> recipe and arm with which it may show, and what of a model shows it.

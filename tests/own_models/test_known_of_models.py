@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from narrowfuzz.models.model import FINITE_MASK
 from narrowfuzz.own_models import register
 
 HEAD = "import torch, torch.nn.functional as F\nfrom torch import nn\n"
@@ -48,3 +49,63 @@ def test_classes_derived_from_linear_are_known(own: Own, layer: str, derived: bo
     modules = register(own(source))[0].modules
     assert modules is not None and "Linear" in modules
     assert ("subclass of Linear" in modules) is derived
+
+
+WORDS = """
+class Words(nn.Module):
+    def __init__(self, table, rest, norm, attend=""):
+        super().__init__()
+        self.table, self.up = nn.Embedding(16, 64).to(table), nn.Linear(64, 64).to(rest)
+        self.norm, self.attend = nn.LayerNorm(64).to(norm), attend
+        cut = torch.ones(8, 8).tril().bool()
+        self.masks = {
+            "bool": cut, "float": torch.zeros(8, 8).masked_fill(~cut, -1e9),
+            "inf": torch.zeros(8, 8).masked_fill(~cut, float("-inf")), "plain": None,
+        }
+    def forward(self, ids):
+        h = self.up(self.table(ids).to(self.up.weight.dtype))
+        if self.attend:
+            h = h.unsqueeze(1)
+            h = F.scaled_dot_product_attention(h, h, h, self.masks[self.attend]).squeeze(1)
+        if self.up.weight.dtype != fp32:
+            h = h.to(self.norm.weight.dtype)
+        return self.total(self.norm(h))
+    def total(self, h): return h
+class Summed(Words):
+    def total(self, h): return h.sum()
+fp32, bf16 = torch.float32, torch.bfloat16
+def build(): return """
+#: Of these deviations those that may affect a model: an expression for it, and the batch.
+MAY_BE_AFFECTED = {
+    "Words(fp32, fp32, fp32)": (64, {"layer_norm_narrow_sums"}),  # under autocast
+    "Words(bf16, bf16, bf16)": (64, {"layer_norm_narrow_sums", "embedding_narrow_sums"}),
+    "Words(fp32, bf16, fp32)": (64, set()),
+    "Words(bf16, fp32, fp32)": (64, {"layer_norm_narrow_sums", "embedding_narrow_sums"}),
+    "Summed(fp32, bf16, fp32)": (64, set()),  # which adds up in fp32
+    "Summed(fp32, bf16, bf16)": (64, {"layer_norm_narrow_sums", "sum_narrow_parts"}),
+    "Summed(fp32, bf16, bf16) ": (8, {"layer_norm_narrow_sums"}),  # too few for several threads
+}
+
+
+@pytest.mark.parametrize("made", MAY_BE_AFFECTED)
+def test_deviations_are_known_by_the_dtypes_and_sizes_of_calls(own: Own, made: str) -> None:
+    batch, affected = MAY_BE_AFFECTED[made]
+    model, *_ = register(own(f"{WORDS}{made}, torch.arange({batch} * 8).reshape(-1, 8) % 16\n"))
+    every = {"layer_norm_narrow_sums", "embedding_narrow_sums", "sum_narrow_parts"}
+    assert model.affected is not None and model.affected & every == affected
+
+
+@pytest.mark.parametrize("mask", ["", "plain", "bool", "inf", "float"])
+def test_attention_with_a_finite_mask_is_known(own: Own, mask: str) -> None:
+    made = f"Words(fp32, fp32, fp32, {mask!r}), torch.arange(32).reshape(-1, 8) % 16\n"
+    (model,) = register(own(WORDS + made))
+    assert model.affected is not None and model.operators is not None
+    assert ("attention" in model.operators) is bool(mask)
+    assert (FINITE_MASK in model.affected) is (mask == "float")
+
+
+def test_nothing_is_known_of_a_model_that_autocast_breaks(own: Own) -> None:
+    """A run may be under autocast, and whatever may affect its calls then is listed."""
+    broken = WORDS.replace("if self.attend", "assert h.dtype == fp32\n        if self.attend")
+    made = "Words(fp32, fp32, fp32), torch.arange(32).reshape(-1, 8) % 16\n"
+    assert register(own(broken + made))[0].affected is None

@@ -11,15 +11,15 @@ from narrowfuzz.ledger.facts import OF_MACHINE, OF_RANKS, Fact, may_hold
 from narrowfuzz.ledger.ledger import Entry, stands
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine
-from narrowfuzz.models.model import Model
+from narrowfuzz.models.model import FINITE_MASK, Model
 from narrowfuzz.operators import BY_NAME as BY_OPERATOR
 from narrowfuzz.operators import DEVIATIONS, OPERATORS_OF
 from narrowfuzz.operators.operator import Deviation
 from narrowfuzz.recipe.recipe import Recipe
 
-#: The facts of a configuration that name the operators that its models call, and the classes of
-#: their modules.
-OPERATORS, MODULES = "operators", "modules"
+#: The facts of a configuration that name the operators that its models call, the classes of their
+#: modules, and the deviations that may affect their calls.
+OPERATORS, MODULES, AFFECTED = "operators", "modules", "affected"
 #: The beginning of a symptom that only runs on several ranks show.
 _ON_RANKS = "fails only on ranks"
 
@@ -57,8 +57,8 @@ def applying(
 
 def of_models(models: Collection[Model]) -> dict[str, Fact]:
     """Facts that every case of these models has: fields of the Spec that they all fix to the same
-    value, and the operators that they call and the classes of their modules, if known for all of
-    them."""
+    value, and the operators that they call, the classes of their modules and the deviations that
+    may affect their calls, if known for all of them."""
     if not models:
         return {}
     first, *others = models
@@ -70,7 +70,7 @@ def of_models(models: Collection[Model]) -> dict[str, Fact]:
     if {model.name for model in others} <= {first.name}:
         facts["model"], facts["changes_buffers"] = first.name, bool(first.changing)
         facts["second_derivative"] = first.gradients.twice
-    for name in (OPERATORS, MODULES):
+    for name in (OPERATORS, MODULES, AFFECTED):
         sets = [found for model in models if (found := getattr(model, name)) is not None]
         if len(sets) == len(models):
             facts[name] = frozenset().union(*sets)
@@ -89,7 +89,9 @@ def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
     arm runs in one process."""
     without_ranks: dict[str, Fact] = {} if arm.sharded else dict.fromkeys(OF_RANKS)
     backends = frozenset(recipe.backends or ("",))
-    rungs = [rung for rung, stages in COMPILED.items() if arm.stage in {a.name for a in stages}]
+    rungs: list[str] = [
+        rung for rung, stages in COMPILED.items() if arm.stage in {a.name for a in stages}
+    ]
     for name in dict.fromkeys((recipe.name, recipe.based_on or recipe.name)):
         for rung in rungs or [arm.compiler or "none"]:  # on ranks the compiler is the rung
             checkpoint = arm.checkpoint or "none"
@@ -123,11 +125,13 @@ def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
 
 
 def _has(facts: dict[str, Fact], needed: Collection[str]) -> bool:
-    """May a model with these facts call one of these operators, or have a module of one of these
-    classes?"""
+    """May a model with these facts call one of these operators, have a module of one of these
+    classes, or make a call of one of these kinds?"""
     for name in needed:
-        has = facts.get(OPERATORS if name in BY_OPERATOR else MODULES)
-        unknown = name in BY_OPERATOR and facts["device"] != "cpu"  # models are tried on a CPU
+        of_calls = AFFECTED if name == FINITE_MASK else MODULES
+        has = facts.get(OPERATORS if name in BY_OPERATOR else of_calls)
+        of_kernels = name in BY_OPERATOR or name == FINITE_MASK
+        unknown = of_kernels and facts["device"] != "cpu"  # models are tried on a CPU
         if unknown or not isinstance(has, frozenset) or name in has:
             return True
     return False
@@ -149,10 +153,14 @@ def _calls(facts: dict[str, Fact], fingerprint: str) -> bool:
 
 def _runs(kernels: Deviation, facts: dict[str, Fact]) -> bool:
     """Can the kernels of this deviation run in a case with these facts?"""
-    called = facts.get(OPERATORS)
-    if facts["device"] == "cpu" and isinstance(called, frozenset):  # models are tried on a CPU
-        return "cpu" in kernels.devices and not OPERATORS_OF[kernels.name].isdisjoint(called)
-    return facts["device"] in kernels.devices
+    called, affected = facts.get(OPERATORS), facts.get(AFFECTED)
+    if facts["device"] not in kernels.devices:
+        return False
+    if facts["device"] != "cpu":  # models are tried on a CPU
+        return True
+    if isinstance(affected, frozenset):
+        return kernels.name in affected
+    return not isinstance(called, frozenset) or not OPERATORS_OF[kernels.name].isdisjoint(called)
 
 
 def _on(arm: Arm, fingerprint: str) -> bool:

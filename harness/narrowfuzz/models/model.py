@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Arguments = tuple[Any, ...]
 
+#: What ``shown_by`` of an entry calls attention with a mask that adds finite numbers to scores.
+FINITE_MASK = "attention with a finite mask"
+
 
 @dataclass(frozen=True)
 class Product:
@@ -139,6 +142,9 @@ class Model:
     #: Names of the classes of a user's own model's modules, and of torch's that they are made of;
     #: "subclass of Linear" for one of its own of torch's; None: unknown.
     modules: frozenset[str] | None = None
+    #: Names of the deviations of kernels (``operators/``) that may affect the calls of a user's own
+    #: model, and ``FINITE_MASK`` if it calls such attention; None: unknown.
+    affected: frozenset[str] | None = None
     #: Value classes that a single operator is sensitive to: about half of its cases have one.
     values: tuple[str, ...] = ()
     #: The meaning of ``n`` for a single operator, for example "keys"; "" if n has no effect.

@@ -12,7 +12,7 @@ import numpy as np
 from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.operators.index_add import sums_at
-from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read, narrow
 from narrowfuzz.operators.sampled import Judging, judge_sampled, sample_places
 from narrowfuzz.operators.sum import rounded
 from narrowfuzz.trace.trace import OperatorCall
@@ -121,6 +121,7 @@ OPERATOR = Operator(
             "rows of an embedding's gradient are summed in their own dtype",
             ("cpu",),
             partial(_of_some_columns, _narrow_sums),
+            narrow,
         ),
         Deviation(
             "embedding_chunked_sums",

@@ -16,7 +16,15 @@ from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, FP32
 from narrowfuzz.operators.attention_products import for_each_head, products
 from narrowfuzz.operators.large_attention import some_of
-from narrowfuzz.operators.operator import TORCH_DTYPE, UNIT, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.operator import (
+    TORCH_DTYPE,
+    UNIT,
+    Deviation,
+    Expected,
+    Operator,
+    Read,
+    narrow,
+)
 from narrowfuzz.operators.softmax import of_exponential
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -463,6 +471,7 @@ _BACKWARD_DEVIATIONS = {
             "gradients of attention are added up over blocks in their own dtype",
             ("cpu",),
             partial(some_of, _block_sums),
+            narrow,
         ),
     ),
     "cudnn_attention": (

@@ -20,6 +20,7 @@ from narrowfuzz.operators.operator import (
     Expected,
     Operator,
     Read,
+    narrow,
 )
 from narrowfuzz.operators.sum import FLUSHED, rounded, unit_of
 from narrowfuzz.trace.trace import OperatorCall
@@ -180,7 +181,7 @@ def _title(name: str, call: OperatorCall) -> str:
 
 def _narrow(name: str) -> Deviation:
     words = f"what {name} adds up in bf16 and fp16 is rounded after each addition"
-    return Deviation(f"{name}_narrow_sums", words, ("cpu",), _narrow_sums)
+    return Deviation(f"{name}_narrow_sums", words, ("cpu",), _narrow_sums, narrow)
 
 
 def _operator(name: str, expression: str, read: Any, **how: Any) -> Iterator[Operator]:

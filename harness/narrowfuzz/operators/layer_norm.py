@@ -10,7 +10,7 @@ import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, round_to
-from narrowfuzz.operators.operator import Deviation, Expected, Operator, Read
+from narrowfuzz.operators.operator import Deviation, Expected, Operator, Read, narrow
 from narrowfuzz.operators.rows import LARGEST, rows_of, title_of, within
 from narrowfuzz.operators.sum import FLUSHED, exact_sums, rounded, shares, summed
 from narrowfuzz.trace.trace import OperatorCall
@@ -220,6 +220,7 @@ OPERATORS = (
                 "gradients of a layer norm's parameters are summed in the dtype of its input",
                 ("cpu",),
                 _narrow_sums,
+                narrow,
             ),
         ),
     ),

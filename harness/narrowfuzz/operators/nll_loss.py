@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, round_to
-from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read, narrow
 from narrowfuzz.operators.sum import FLUSHED, rounded
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -189,6 +189,7 @@ OPERATORS = (
                 "losses are summed in the dtype of their input",
                 ("cpu",),
                 _narrow_sums,
+                narrow,
             ),
         ),
     ),

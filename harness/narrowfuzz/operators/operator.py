@@ -88,6 +88,11 @@ def hull(one: Expected, other: Expected) -> Expected:
     return Expected.between(lo, hi, one.unknown | other.unknown)
 
 
+def narrow(given: Sequence[Any], made: Sequence[Any]) -> bool:
+    """Is one of these tensors bf16 or fp16?"""
+    return any(t.is_floating_point() and t.element_size() == 2 for t in (*given, *made))
+
+
 @dataclass(frozen=True)
 class Deviation:
     """A known error in the kernels of a release, which an entry of the ledger may name."""
@@ -100,6 +105,9 @@ class Deviation:
     #: What each result is under the deviation, by name, without calls and results that it does not
     #: affect.
     expected: Callable[[OperatorCall], Mapping[str, Expected]]
+    #: For kernels: (the tensors that a call takes, those that it returns) -> False if the deviation
+    #: never affects such a call, by their dtypes and sizes. For the list of what may affect a user.
+    may_affect: Callable[[Sequence[Any], Sequence[Any]], bool] = lambda given, made: True
 
 
 @dataclass(frozen=True)

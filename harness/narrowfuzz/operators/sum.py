@@ -4,7 +4,7 @@ anything that was broadcast, and the value of many losses."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, Format, round_to
-from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read, narrow
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Numbers below this, fp32's smallest normal number, may be flushed to zero.
@@ -149,6 +149,13 @@ def _shared(call: OperatorCall) -> dict[str, Expected]:
     }
 
 
+def _may_be_shared(given: Sequence[Any], made: Sequence[Any]) -> bool:
+    """Does a sum of these tensors add up all elements in 16 bits, on several threads if there
+    are?"""
+    total = made[0].numel() == 1 and narrow([], made)
+    return total and given[0].numel() >= _GRAIN
+
+
 def over(call: OperatorCall) -> str:
     """The dimensions that are added up, in words."""
     axes = call.settings["dim"]
@@ -175,6 +182,7 @@ OPERATOR = Operator(
             "each thread's sum is rounded to bf16 or fp16 before they are added up",
             ("cpu",),
             _shared,
+            _may_be_shared,
         ),
     ),
 )

@@ -17,6 +17,7 @@ from narrowfuzz.machine.environment import one_thread
 from narrowfuzz.models.catalog import FIXED_BY_OWN
 from narrowfuzz.models.model import Model
 from narrowfuzz.operators import BY_KERNEL
+from narrowfuzz.own_models.affected import affected
 from narrowfuzz.own_models.blocks import blocks_of
 from narrowfuzz.own_models.calls import (
     CALLS,
@@ -118,6 +119,7 @@ def tried(source: Source) -> Model:
         products=tuple(products(own, lambda: called(example.clone()))),
         operators=operators,
         modules=_classes(module),
+        affected=_affected(source, own, operators, autocast=dtype == "fp32"),
     )
 
 
@@ -156,6 +158,22 @@ def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], s
                 "narrowfuzz reads weights to judge products. Build it without, or in eval()"
             )
     return linears, dtype
+
+
+def _affected(
+    source: Source, own: OwnModel, operators: frozenset[str] | None, *, autocast: bool
+) -> frozenset[str] | None:
+    """What ``affected`` finds, on an instance of its own, as autocast may change what the model
+    keeps."""
+    if operators is None:
+        return None
+    made, example = _made(source, own.driven, own.cut), own.given[own.driven]
+
+    def call() -> Any:
+        x = example.clone()
+        return made.called(x.requires_grad_() if x.is_floating_point() else x)
+
+    return affected(made, call, operators, autocast=autocast)
 
 
 def _classes(module: nn.Module) -> frozenset[str]:
