@@ -177,13 +177,20 @@ def test_what_only_other_families_arms_or_backends_show_is_not_named() -> None:
     assert "mx-wrapper-drops-bias" in {entry.id for entry in found}
 
 
-@pytest.mark.parametrize("changing", [(), ("model.tokens",)])
-def test_what_a_recompute_does_to_buffers_is_named_where_a_forward_changes_one(
-    changing: tuple[str, ...],
+@pytest.mark.parametrize("again", [(), ("model.teacher",), ("model.tokens",)])
+def test_what_a_recompute_does_to_buffers_is_named_where_it_changes_one(
+    again: tuple[str, ...],
 ) -> None:
-    model = replace(MODELS["linear"], name="mine.py:build", own=True, changing=changing)
+    model = replace(
+        MODELS["linear"],
+        name="mine.py:build",
+        own=True,
+        changing=("model.tokens", "model.calls"),
+        changing_parameters=("model.teacher",),
+        changing_again=again,
+    )
     found = _applying((model,), "eager+checkpoint")
-    assert ("checkpoint-changes-buffers-twice" in found) == bool(changing)
+    assert ("checkpoint-changes-buffers-twice" in found) is ("model.tokens" in again)
 
 
 @pytest.mark.parametrize("twice", [False, True])

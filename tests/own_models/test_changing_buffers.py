@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from narrowfuzz.campaign.check_head import Configuration, head
+from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.events import Backward, Event, Forward, Reload, Step
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.draw.specs import fixed
@@ -115,6 +117,31 @@ class Delegates(nn.Module):
         return self.layer(x) * (self.forwards.count.clone() if self.reads else 1.0)
 def delegates(): return Delegates(False), torch.randn(16, 8)
 def reads_it(): return Delegates(True), torch.randn(16, 8)
+class Block(nn.Module):
+    def __init__(self, owner):
+        super().__init__()
+        self.up, self.owner = nn.Linear(8, 8), [owner]
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, x):
+        self.calls += self.owner[0].inside
+        self.owner[0].seen += self.owner[0].through
+        return self.up(x)
+class Blocks(nn.Module):
+    '''Counters: of each block, of the model that blocks write to, and of the model itself.'''
+    def __init__(self, inside=0, through=0, later=0):
+        super().__init__()
+        self.inside, self.through, self.later = inside, through, later
+        self.blocks = nn.ModuleList([Block(self)])
+        for name in ("calls", "seen"): self.register_buffer(name, torch.zeros(()))
+        self.register_buffer("weight", self.blocks[0].up.weight.detach().clone())
+    def forward(self, x):
+        self.calls += 1
+        if self.later: self.weight.copy_(self.blocks[0].up.weight.detach())
+        return self.blocks[0](x)
+def outside(): return Blocks(), torch.randn(16, 8)
+def inside(): return Blocks(inside=1), torch.randn(16, 8)
+def through(): return Blocks(through=1), torch.randn(16, 8)
+def later(): return Blocks(later=1), torch.randn(16, 8)
 def normed():
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(16, 8)
 """
@@ -223,6 +250,37 @@ def test_what_a_recompute_changes_once_more_is_known(
     assert [fingerprint(v, "torch") for v in judgement.causes] == []
     entries = {verdict.explained_by for verdict in judgement.known}
     assert entries == ({"checkpoint-changes-buffers-twice"} if role else set())
+
+
+@pytest.mark.parametrize(
+    ("build", "again"),
+    [
+        ("outside", ()),
+        ("inside", ("model.blocks.0.calls",)),
+        ("through", ("model.seen",)),
+        ("later", ("model.weight",)),  # it changes after a step alone: nobody knows where
+        ("counted", ("model.tokens",)),  # recomputed as a whole
+        ("teaches", ("model.teacher.bias", "model.teacher.weight")),
+    ],
+)
+def test_a_recompute_changes_what_its_regions_change_and_nothing_else(
+    tmp_path: Path, build: str, again: tuple[str, ...]
+) -> None:
+    (file := tmp_path / "counts.py").write_text(SOURCE)
+    (model,) = register(f"{file}:{build}")
+    assert model.changing_again == again
+    assert {*again} <= {*model.changing, *model.changing_parameters}
+    assert ("model.calls" in model.changing) is bool(model.regions)
+    options = RunOptions(models=(model.name,))
+    for how, said in (("none", ()), ("full", again)):
+        facts = Configuration(options, model, (), "none", how, (), (), [])  # type: ignore[arg-type]
+        text = head(facts, 10, [])
+        for name in (*model.changing, *model.changing_parameters):
+            (line,) = (line for line in text.splitlines() if name.removeprefix("model.") in line)
+            assert ("recompute changes" in line) is bool(said)
+        which = "them" if not model.regions else ", ".join(said).replace("model.", "")
+        assert (f"a checkpoint's recompute changes {which} again" in text) is bool(said)
+        assert facts.facts["changes_buffers"] is bool({*again} & {*model.changing})
 
 
 def test_a_recompute_that_chooses_other_experts_is_a_finding(judged: Judged) -> None:

@@ -4,7 +4,7 @@ model."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -123,18 +123,19 @@ def _notes(one: Configuration) -> Iterator[str]:
             "its forward sets requires_grad of its input, which torch allows for leaves alone: it "
             "is called with an input that needs no gradient, and the input's gradient is not judged"
         )
-    more = "" if checkpoint == "none" else "; a checkpoint's recompute changes them again"
+    again = frozenset(model.changing_again if checkpoint != "none" else ())
     if model.changing:
         names = few([name.removeprefix("model.") for name in model.changing], _NAMED)
         yield (
             f"each forward changes its buffers {names}: every run begins with what it is "
-            f"built with, and those that a state_dict holds are compared at the end{more}"
+            "built with, and those that a state_dict holds are compared at the end"
+            + _changed_again(model.changing, again)
         )
     if model.changing_parameters:
         names = few([n.removeprefix("model.") for n in model.changing_parameters], _NAMED)
         yield (
             f"each forward changes its parameters {names} by itself: every run begins with the "
-            f"values of its case{more}"
+            "values of its case" + _changed_again(model.changing_parameters, again)
         )
     if any(recipe.package for recipe in one.recipes) and (idle := _only_read(one)):
         names = few([name.removeprefix("model.") for name in idle], _NAMED)
@@ -148,6 +149,14 @@ def _notes(one: Configuration) -> Iterator[str]:
             f"no gradient reaches {names} in one call with what it is built with: nothing "
             "that it returns depends on that, or only through detach() or .data"
         )
+
+
+def _changed_again(changing: Sequence[str], again: Collection[str]) -> str:
+    """Which of the buffers or parameters that a forward changes a recompute changes again."""
+    those = [name for name in changing if name in again]
+    which = few([name.removeprefix("model.") for name in those], _NAMED)
+    which = "them" if len(those) == len(changing) else which
+    return f"; a checkpoint's recompute changes {which} again" if those else ""
 
 
 def _only_read(one: Configuration) -> list[str]:

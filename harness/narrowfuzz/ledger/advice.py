@@ -68,7 +68,7 @@ def of_models(models: Collection[Model]) -> dict[str, Fact]:
         if all(field in model.fixed and model.fixed[field] == value for model in others)
     }
     if {model.name for model in others} <= {first.name}:
-        facts["model"], facts["changes_buffers"] = first.name, bool(first.changing)
+        facts["model"], facts["changes_buffers"] = first.name, first.changes_buffers_again
         facts["second_derivative"] = first.gradients.twice
     for name in (OPERATORS, MODULES, AFFECTED):
         sets = [found for model in models if (found := getattr(model, name)) is not None]

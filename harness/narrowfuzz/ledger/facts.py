@@ -206,8 +206,8 @@ _OF_CASE: dict[str, Callable[[Context], Fact]] = {
     "events": lambda context: frozenset(map(_kind, context.case.spec.events)),
     #: The model calls attention, or is a user's and may call it.
     "attends": _of_model(attrgetter("attends")),
-    #: The model is a user's, and each forward changes a buffer.
-    "changes_buffers": _of_model(lambda model: bool(model.changing)),
+    #: The model is a user's, and what a checkpoint recomputes of its forward changes a buffer.
+    "changes_buffers": _of_model(lambda model: model.changes_buffers_again),
     #: The model is a user's, and its forward takes gradients that have gradients of their own.
     "second_derivative": _of_model(attrgetter("gradients.twice")),
     #: The model's forward draws random numbers.

@@ -121,7 +121,8 @@ MODELS: dict[str, Model] = {
         Model(
             "balanced_experts", "four experts, two for each row, whose router balances them",
             "BalancedExperts", lambda spec: (spec.k, spec.n, 4, 2), "mlp", experts=4,
-            branches=True, changing=("router.counts",), saved_buffers=("router.counts",),
+            branches=True, changing=("router.counts",), changing_again=("router.counts",),
+            saved_buffers=("router.counts",),
             prescribed_sharding=_BESIDE_EXPERTS, fixed={"weight_layout": "contiguous"},
             smaller=("linear", "mlp_swiglu", "chosen_experts"),
         ),

@@ -129,6 +129,9 @@ class Model:
     saved_buffers: tuple[str, ...] = ()
     #: Parameters of a user's own model that each forward changes by itself.
     changing_parameters: tuple[str, ...] = ()
+    #: Those of ``changing`` and ``changing_parameters`` that the recompute of a checkpoint changes
+    #: again: those of modules that it recomputes, and others that these change.
+    changing_again: tuple[str, ...] = ()
     #: True: what its forward computes depends on the forwards before, which changed buffers or
     #: parameters.
     remembers: bool = False
@@ -197,6 +200,11 @@ class Model:
     def multiplications(self) -> int:
         """Number of scalar multiplications in the linears of a user's own model in one forward."""
         return sum(product.rows * product.k * product.n for product in self.products)
+
+    @property
+    def changes_buffers_again(self) -> bool:
+        """True if a checkpoint's recompute changes a buffer that the forward has changed."""
+        return not {*self.changing}.isdisjoint(self.changing_again)
 
     def runs_on(self, device: str, dtypes: Collection[str]) -> bool:
         """True if there are kernels for it on this device type in all of these dtypes."""

@@ -4,6 +4,7 @@ others. It is set back before the next forward."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +121,41 @@ def changed_after_a_step(source: Source, own: OwnModel) -> set[str]:
         called = f"calling it after its weights changed by up to {100 * _MOVED:g} %"
         raise source.refused(raised(called, error)) from error
     return {name for name, value in _digests(own.model).items() if before.get(name) != value}
+
+
+def changed_inside(
+    own: OwnModel, changing: Changing, regions: Collection[str], x: torch.Tensor
+) -> list[str]:
+    """The buffers and parameters that a checkpoint's recompute of these submodules changes again:
+    of those that a forward changes the ones in a submodule, and those that a forward of one changes
+    in a call with x. Also those that the call does not change, of which it is not known. If there
+    are no ``regions``, the whole model is recomputed."""
+    names = {f"model.{name}" for name in (*changing.names, *changing.parameters)}
+    rest = {n for n in names if regions and not any(n.startswith(f"{one}.") for one in regions)}
+    if not rest:
+        return sorted(names)
+
+    def values() -> dict[str, bytes]:
+        every = {**dict(own.named_parameters()), **dict(own.named_buffers())}
+        return {name: digest([every[name]]) for name in rest}
+
+    before: list[dict[str, bytes]] = []
+    moved: set[str] = set()
+
+    def ends(*_: Any) -> None:
+        then = before.pop()
+        moved.update(name for name, value in values().items() if then[name] != value)
+
+    changing.restore(own.model)
+    began = values()
+    with ExitStack() as hooks:
+        for module in map(own.get_submodule, regions):
+            begins = module.register_forward_pre_hook(lambda *_: before.append(values()))
+            hooks.callback(begins.remove)
+            hooks.callback(module.register_forward_hook(ends).remove)
+        own.called(x)
+    ended = values()
+    return sorted(n for n in names if n not in rest or n in moved or began[n] == ended[n])
 
 
 def _digests(module: nn.Module) -> dict[str, bytes]:

@@ -32,7 +32,13 @@ from narrowfuzz.own_models.calls import (
     strange_generator,
     unwritten,
 )
-from narrowfuzz.own_models.changing import Changing, calling, changed_after_a_step, is_expanded
+from narrowfuzz.own_models.changing import (
+    Changing,
+    calling,
+    changed_after_a_step,
+    changed_inside,
+    is_expanded,
+)
 from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
 from narrowfuzz.own_models.source import Source, raised
@@ -88,6 +94,7 @@ def tried(source: Source) -> Model:
     assert set(fixed) == FIXED_BY_OWN, set(fixed) ^ FIXED_BY_OWN
     blocks, given_gradients = blocks_of(own, module, lambda: called(example.clone()))
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
+    regions = () if unrepeatable else blocks
     where, dims = (source.where, source.build), dict(source.dims)
     place = (own.driven, True) if own.cut else (own.driven,)
     return Model(
@@ -100,7 +107,7 @@ def tried(source: Source) -> Model:
         takes_ids=ids,
         random=any("torch" in answer.moved for answer in answers),
         attends=True,
-        regions=() if unrepeatable else blocks,
+        regions=regions,
         fixed=fixed,
         own=True,
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),
@@ -114,6 +121,7 @@ def tried(source: Source) -> Model:
         unrepeatable=unrepeatable,
         changing=tuple(f"model.{name}" for name in sorted(changing.names)),
         changing_parameters=tuple(f"model.{name}" for name in sorted(changing.parameters)),
+        changing_again=tuple(changed_inside(own, changing, regions, example.clone())),
         saved_buffers=_saved(module, changing.names),
         remembers=remembers,
         products=tuple(products(own, lambda: called(example.clone()))),
