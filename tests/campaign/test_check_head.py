@@ -97,7 +97,7 @@ def build():
 
 @pytest.mark.parametrize(
     ("recipe", "only", "names"),
-    [(MX, (), "q, k"), (MX, ("!q",), "k"), (MX, ("out",), ""), ("torch.fp32", (), "")],
+    [(MX, (), "q, k"), (MX, ("!q",), "k"), (MX, ("out",), ""), ("torch.fp32", (), "q, k")],
 )
 def test_linears_whose_weights_are_only_read_are_named(
     tmp_path: Path, recipe: str, only: tuple[str, ...], names: str
@@ -110,3 +110,5 @@ def test_linears_whose_weights_are_only_read_are_named(
     said = head(one, 10, [])
     assert (f"note: {names}: never called, other functions read" in said) is bool(names)
     assert ("never called" in said) is bool(names)
+    assert ("is checked call by call" in said) is (recipe == "torch.fp32")
+    assert ("does not quantise these products" in said) is (bool(names) and recipe == MX)

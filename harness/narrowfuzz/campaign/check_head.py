@@ -137,11 +137,14 @@ def _notes(one: Configuration) -> Iterator[str]:
             f"each forward changes its parameters {names} by itself: every run begins with the "
             "values of its case" + _changed_again(model.changing_parameters, again)
         )
-    if any(recipe.package for recipe in one.recipes) and (idle := _only_read(one)):
+    if idle := [name for name in model.only_read if named(name, one.only)]:
         names = few([name.removeprefix("model.") for name in idle], _NAMED)
+        converts = any(recipe.package for recipe in one.recipes)
         yield (
-            f"{names}: never called, other functions read the parameters; a conversion that "
-            "replaces such a linear by one of its own does not quantise these products"
+            f"{names}: never called, other functions read the parameters; "
+            + "what these compute is checked call by call, not as linears" * (not converts)
+            + "a conversion that replaces such a linear by one of its own does not quantise these "
+            "products" * converts
         )
     if model.unreached:
         names = few(model.unreached, _NAMED)
@@ -157,15 +160,6 @@ def _changed_again(changing: Sequence[str], again: Collection[str]) -> str:
     which = few([name.removeprefix("model.") for name in those], _NAMED)
     which = "them" if len(those) == len(changing) else which
     return f"; a checkpoint's recompute changes {which} again" if those else ""
-
-
-def _only_read(one: Configuration) -> list[str]:
-    """The linears to convert that the model does not call, though its functions use their weights:
-    a product of several weights at once, or the last one of ``nn.MultiheadAttention``."""
-    called = {product.layer for product in one.model.products}
-    read = {name.rpartition(".")[0] for name in one.model.gradients.elsewhere}
-    chosen = (name for name in one.model.linears if named(name, one.only))
-    return [name for name in chosen if name in read - called]
 
 
 def _refused(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:

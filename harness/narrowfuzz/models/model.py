@@ -110,6 +110,8 @@ class Model:
     #: -> their first names.
     linears: tuple[str, ...] = ()
     also: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: Those of a subclass of ``nn.Linear`` with a forward of its own.
+    own_forwards: tuple[str, ...] = ()
     #: Trainable parameters of a user's own model that get no gradient with its example input.
     unreached: tuple[str, ...] = ()
     #: Where the gradients of a user's own model come from besides the products of its linears.
@@ -205,6 +207,15 @@ class Model:
     def changes_buffers_again(self) -> bool:
         """True if a checkpoint's recompute changes a buffer that the forward has changed."""
         return not {*self.changing}.isdisjoint(self.changing_again)
+
+    @property
+    def only_read(self) -> tuple[str, ...]:
+        """The linears of a user's own model that it does not call, though its functions use their
+        parameters: a product of several weights at once, or the last one of
+        ``nn.MultiheadAttention``."""
+        called = {product.layer for product in self.products}
+        read = {name.rpartition(".")[0] for name in self.gradients.elsewhere}
+        return tuple(name for name in self.linears if name in read - called)
 
     def runs_on(self, device: str, dtypes: Collection[str]) -> bool:
         """True if there are kernels for it on this device type in all of these dtypes."""

@@ -112,6 +112,11 @@ def tried(source: Source) -> Model:
         own=True,
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),
         also=other_names(own),
+        own_forwards=tuple(
+            f"model.{name}".rstrip(".")
+            for name, linear in linears.items()
+            if type(linear).forward is not nn.Linear.forward
+        ),
         by_default=not source.dims,
         unreached=unreached,
         gradients=uses.found(DTYPES[dtype]),

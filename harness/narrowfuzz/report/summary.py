@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.ladder import BY_NAME as ARMS
 from narrowfuzz.draw.coverage import Pair, missing, table
 from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import Model
 from narrowfuzz.report.explanation import saved_answer_lines
 from narrowfuzz.report.glossary import NOT_FILTERED
 from narrowfuzz.report.judged import JUDGED, Judged
@@ -30,6 +32,8 @@ _RULE_WIDTH, _CELL_WIDTH = 29, 18
 _TABLE = "checked / inconclusive / not applicable"
 #: The most known issues named that the run did not meet, and combinations that it never judged.
 _UNMET, _NEVER = 6, 6
+#: The most linears named for each reason why they were not checked one by one.
+_NAMED = 4
 
 
 def rule_counts(counts: Counter[Any]) -> dict[str, dict[str, list[int]]]:
@@ -129,12 +133,30 @@ def _print_layers(console: Console, share: Judged) -> None:
     for recipe, arm, name in sorted(one for one in share.met if one[2] in own):
         every = own[name]
         seen = [layer for layer in every if layer in share.layers[recipe, arm, name]]
-        rest = [layer for layer in every if layer not in seen]
         how = f"  {recipe}, {ARMS[arm].words}:"
         line = f"{how} {len(seen)} of {plural(len(every), 'linear')} checked one by one"
-        if rest:
-            line += f"; not one by one: {', '.join(rest)}"
+        rest: defaultdict[str, list[str]] = defaultdict(list)
+        for layer in every:
+            if layer not in seen:
+                rest[_why_not(layer, MODELS[name], ARMS[arm])].append(layer.removeprefix("model."))
+        line += "".join(f"; {why}: {few(layers, _NAMED)}" for why, layers in rest.items())
         console.print(escape(line))
+
+
+def _why_not(layer: str, model: Model, arm: Arm) -> str:
+    """Why this linear was not checked by itself on this arm, as far as it is known."""
+    if arm.compiler:
+        return "inside of compiled code"
+    if layer in model.only_read:
+        return "never called, other functions read the parameters"
+    if layer not in {product.layer for product in model.products}:
+        return "not called with what the model is built with"
+    if layer in model.own_forwards:
+        return "with a forward of its own"
+    regions = model.regions or (layer,)
+    if arm.checkpoint and not any(f"{layer}.".startswith(f"{one}.") for one in regions):
+        return "not recomputed"
+    return "not one by one"
 
 
 def _print_rules(console: Console, counts: Counter[Any]) -> None:
