@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
-from narrowfuzz.campaign.check_head import Configuration, head
+from narrowfuzz.campaign.check_head import Configuration, _globs, head
 from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes, named
 
 MX = "torchao.mxfp8.rceil"
 SOURCE = """
@@ -47,6 +48,71 @@ def test_linears_that_a_recipe_refuses_are_named(
     assert len(notes) == bool(note)
     for line in notes:
         assert line.startswith(f"note: {MX} {note}"), line
+
+
+LAYERS = """
+import torch
+from torch import nn
+class Layer(nn.Module):
+    def __init__(self, up, odd):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, up), nn.Linear(up, 64)
+        self.router = nn.Sequential(nn.Linear(64, odd), nn.Linear(odd, 64))
+    def forward(self, x): return self.down(self.up(x)) + self.router(x)
+def build():
+    layers = [Layer({up}, {odd}) for _ in range(4)]
+    return nn.Sequential(*layers, nn.Linear(64, {last})), torch.ones(32, 64)
+"""
+
+
+@pytest.mark.parametrize(
+    ("up", "odd", "last", "filters"),
+    [
+        (48, 64, 64, "--filter '!up' --filter '!down'"),
+        (64, 48, 64, "--filter '!*.router.*'"),
+        (64, 64, 48, "--filter '!4'"),
+        (48, 64, 48, "--filter '!up' --filter '!down' --filter '!4'"),
+    ],
+)
+def test_all_linears_that_a_recipe_refuses_have_a_filter(
+    tmp_path: Path, up: int, odd: int, last: int, filters: str
+) -> None:
+    (tmp_path / "mine.py").write_text(LAYERS.format(up=up, odd=odd, last=last))
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    recipe = load_recipes()[MX]
+    options = RunOptions(models=(model.name,), recipes=(MX,))
+    spec = fixed(Spec(recipe=MX, backend="linear", model=model.name), recipe)
+
+    def noted(only: tuple[str, ...]) -> list[str]:
+        one = Configuration(options, model, (), "none", "none", only, (MX,), [recipe])
+        return [line for line in head(one, 10, [spec]).splitlines() if "refuses" in line]
+
+    (note,) = noted(())
+    assert f"; {filters} leaves" in note
+    globs = tuple(shlex.split(filters)[1::2])
+    assert not noted(globs), "the filter leaves none that is refused"
+    kept = [name for name in model.linears if named(name, globs)]
+    assert len(kept) == 17 - 8 * (48 in (up, odd)) - (last == 48)
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "globs"),
+    [
+        (("decoder.0.q", "decoder.0.k", "decoder.1.q"), ("encoder.0.q",), ["decoder.*"]),
+        (("a.0.q", "a.1.q"), ("a.0.k",), ["q"]),
+        (("a.0.x.q", "a.1.x.q"), ("a.0.y.q",), ["*.x.q"]),
+        (("a.0.q",), ("a.1.q",), ["a.0.q"]),
+        (("a.0", "a.1"), ("a.2", "b.0"), ["a.0", "a.1"]),
+        (("a.q", "a.k", "model.a.q"), ("model.b.q",), ["a.*", "model.a.q"]),
+        (("a.0.q", "b.1.k"), ("b.1.q", "a.0.k"), ["a.0.q", "b.1.k"]),
+    ],
+)
+def test_globs_match_what_is_refused_and_nothing_else(
+    names: tuple[str, ...], others: tuple[str, ...], globs: list[str]
+) -> None:
+    assert [*_globs(names, others)] == globs
+    outside = tuple(f"!{glob}" for glob in globs)
+    assert [name for name in (*names, *others) if named(f"model.{name}", outside)] == [*others]
 
 
 def test_a_model_that_is_a_linear_is_named(tmp_path: Path) -> None:

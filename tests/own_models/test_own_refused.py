@@ -32,9 +32,13 @@ __all__ = ["own"]  # a fixture
         ("def build(): return nn.Linear(4, 4), 'x'", "gives no tensor to call the model with"),
         (
             "def build(): return nn.Linear(4, 4), ((torch.ones(2, 4),), {})",
-            "gives its tensors inside of other tuples or dicts, as ((args), {kwargs}) does; "
+            "gives its tensors inside of other tuples, lists or dicts, as ((args), {kwargs}) does; "
             "it must return a module and the arguments of a call: a tensor, a tuple of arguments, "
             "or a dict of arguments by name",
+        ),
+        (
+            "def build(): return nn.Linear(4, 4), ([[torch.ones(2, 4)], [torch.ones(3, 4)]],)",
+            "gives its tensors inside of other tuples, lists or dicts",
         ),
         ("def build(): return nn.Conv1d(3, 3, 1), torch.ones(2, 3, 4)", "it has no nn.Linear"),
         ("def build(): return nn.Linear(4, 4), torch.ones(2, 5)", "raised RuntimeError: mat1"),

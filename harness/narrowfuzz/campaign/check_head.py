@@ -177,14 +177,43 @@ def _refused(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:
             continue
         said.add((spec.recipe, *refused.items()))
         chosen = sum(named(name, one.only) for name in one.model.linears)
-        filters = " ".join(f"--filter '!{name}'" for name in refused)
+        called = {product.layer.removeprefix("model.") for product in one.model.products}
+        taken = [name for name in called - refused.keys() if named(name, one.only)]
+        filters = " ".join(f"--filter '!{glob}'" for glob in _globs(list(refused), taken))
         yield (
             f"{spec.recipe.partition(FILTERED)[0]} refuses {len(refused)} of "
             f"{plural(chosen, 'linear')} that it converts: "
             f"{few([f'{name} ({why})' for name, why in refused.items()], _NAMED)}"
             + f"; {filters} leaves {'it' if len(refused) == 1 else 'them'} as built"
-            * (len(refused) < chosen and len(refused) <= _NAMED)
+            * (len(refused) < chosen)
         )
+
+
+def _globs(names: Sequence[str], others: Sequence[str]) -> Iterator[str]:
+    """A few globs, as ``recipe.named`` reads them, that match these names of linears in the user's
+    model and none of the ``others``."""
+    rest = list(names)
+    while rest:
+        fitting = [glob for glob in _globs_of(rest[0]) if not _matched(others, glob)]
+        glob = max(fitting, key=lambda glob: len(_matched(rest, glob)), default=rest[0])
+        yield glob
+        matched = _matched(rest, glob)
+        rest = [name for name in rest[1:] if name not in matched]
+
+
+def _matched(names: Sequence[str], glob: str) -> list[str]:
+    return [name for name in names if named(f"model.{name}", (glob,))]
+
+
+def _globs_of(name: str) -> Iterator[str]:
+    """Globs for this name: itself, its last part, its other ends, its beginnings, and what is
+    inside of one part. Numbers by themselves are no names."""
+    parts = name.split(".")
+    yield name
+    yield from parts[-1:] * (not parts[-1].isdigit())
+    yield from (f"*.{'.'.join(parts[-n:])}" for n in range(2, len(parts)))
+    yield from (f"{'.'.join(parts[:n])}.*" for n in range(1, len(parts)))
+    yield from (f"*.{part}.*" for part in parts[1:-1] if not part.isdigit())
 
 
 def _compiling(compiler: str, linears: int, programs: int, seconds: float | None) -> str:

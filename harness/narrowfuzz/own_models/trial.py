@@ -315,7 +315,7 @@ def _built(source: Source) -> tuple[nn.Module, dict[Any, Any]]:
     if not any(isinstance(value, torch.Tensor) for value in given.values()):
         gives = "no tensor to call the model with"
         if tensors_in(made[1]):
-            gives = "its tensors inside of other tuples or dicts, as ((args), {kwargs}) does"
+            gives = "its tensors inside of other tuples, lists or dicts, as ((args), {kwargs}) does"
         raise source.refused(f"{source.build}() gives {gives}; {_HOW}")
     return made[0], given
 
