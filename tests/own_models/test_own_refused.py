@@ -285,3 +285,32 @@ def build({signature}):
     with pytest.raises(ValueError, match=r"^model mine\.py:build") as caught:
         register(own(text))
     assert says in str(caught.value)
+
+
+HOOKED = """
+class Hooked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.calls = nn.Linear(4, 4), 0
+        self.register_buffer("means", torch.zeros(4))
+        self.up.weight.register_hook(lambda gradient: self.means.add_({moved}))
+    def forward(self, x):
+        self.calls += {counted}
+        return self.up(x) + self.means + self.calls % 2
+def build(): return Hooked(), torch.ones(2, 4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("moved", "counted", "says"),
+    [
+        (1.0, 0, "its backward changes its buffer means, as a hook does, and a forward after"),
+        (0.0, 1, "gives another output each time: the first module"),
+        (1.0, 1, "gives another output each time: the first module"),  # also without it
+    ],
+)
+def test_a_buffer_that_a_backward_changes_is_named_where_outputs_differ_for_it(
+    own: Own, moved: float, counted: int, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        register(own(HOOKED.format(moved=moved, counted=counted)))

@@ -350,8 +350,10 @@ def _answers(
     with changed_by_older_hooks(own.model) as changed:
         with Kernels() as kernels, Functions() as functions:
             first = observe_call(own.model, call)
+        before = buffers_of(own.model)
         with kernels:  # before it is called again: that may change buffers that backward needs
             unreached = _unreached(own.model, first)
+        buffers = [name for name, now in buffers_of(own.model).items() if before.get(name) != now]
         _judgeable(source, own, call, first)
     if changed:
         raise source.refused(
@@ -364,6 +366,13 @@ def _answers(
         observe_call(own.model, call) for _ in range(CALLS - 1)
     ]  # after a backward: what it leaves may change the next forward
     if which := forgetful(answers):
+        if buffers and not forgetful(answers[1:]):
+            raise source.refused(
+                f"its backward changes its buffer {buffers[0]}, as a hook does, and a forward "
+                "after it gives another output for the same input and the same random numbers: the "
+                f"first module that does is {which}. Change the buffer in the forward, or outside "
+                "of forward and backward"
+            )
         raise source.refused(
             "with the same input and the same random numbers it gives another output each time: "
             f"the first module with the same input and another output is {which}, and a recompute "
