@@ -178,3 +178,14 @@ def test_linears_whose_weights_are_only_read_are_named(
     assert ("never called" in said) is bool(names)
     assert ("is checked call by call" in said) is (recipe == "torch.fp32")
     assert ("does not quantise these products" in said) is (bool(names) and recipe == MX)
+
+
+def test_a_linear_that_nothing_uses_is_not_said_to_be_read(tmp_path: Path) -> None:
+    """A forward that differentiates may use any parameter, but none that gets no gradient."""
+    penalty = "torch.autograd.grad(y.sum(), self.q.weight, create_graph=True)[0].norm()"
+    source = ATTENDS.replace("return self.out", "y = self.out")
+    source = source.replace("def build", f"        return y + {penalty}\ndef build")
+    (tmp_path / "mine.py").write_text(source)
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    assert "model.unused.weight" in model.gradients.elsewhere
+    assert model.only_read == ("model.q", "model.k")

@@ -215,7 +215,8 @@ class Model:
         ``nn.MultiheadAttention``."""
         called = {product.layer for product in self.products}
         read = {name.rpartition(".")[0] for name in self.gradients.elsewhere}
-        return tuple(name for name in self.linears if name in read - called)
+        idle = {f"model.{n}".removesuffix(".weight") for n in self.unreached}
+        return tuple(name for name in self.linears if name in read - called - idle)
 
     def runs_on(self, device: str, dtypes: Collection[str]) -> bool:
         """True if there are kernels for it on this device type in all of these dtypes."""
