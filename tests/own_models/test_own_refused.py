@@ -314,3 +314,11 @@ def test_a_buffer_that_a_backward_changes_is_named_where_outputs_differ_for_it(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         register(own(HOOKED.format(moved=moved, counted=counted)))
+
+
+def test_a_buffer_that_a_backward_changes_and_nothing_reads_is_no_reason_to_refuse(
+    own: Own,
+) -> None:
+    text = HOOKED.format(moved="1.0", counted=0).replace(" + self.means", "")
+    (model,) = register(own(text))
+    assert model.linears

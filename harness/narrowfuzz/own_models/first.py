@@ -40,29 +40,29 @@ def another_input(example: torch.Tensor) -> torch.Tensor:
     return example + ramp.to(example.dtype) if torch.equal(half, example) else half
 
 
-def check_filled(
-    source: Source, fresh: Fresh, after: Mapping[str, bytes], example: torch.Tensor
-) -> None:
+def check_filled(source: Source, fresh: Fresh, example: torch.Tensor) -> None:
     """Refuse a model whose first forward fills a buffer with values that depend on its input, or
-    that differ each time, and that later forwards leave. ``after``: the buffers after forwards of
-    the example."""
-    if not after:
-        return
-    own = fresh.make()
-    call = fresh.calling(own)
-    call(another_input(example))
-    other = buffers_of(own.model)
-    call(example)  # may overwrite them
+    that differ each time, and that later forwards leave."""
 
-    def differing(made: Mapping[str, bytes]) -> list[str]:
-        every = (name for name, then in after.items() if made.get(name) != then)
+    def filled(first: torch.Tensor) -> Mapping[str, bytes]:
+        """The buffers after a forward of this input and one of the example, which may overwrite
+        them."""
+        own = fresh.make()
+        call = fresh.calling(own)
+        call(first)
+        call(example)
+        return buffers_of(own.model)
+
+    if not (as_given := filled(example)):
+        return
+
+    def differing(other: Mapping[str, bytes]) -> list[str]:
+        every = (name for name, held in as_given.items() if other.get(name) != held)
         return [name for name in every if name not in fresh.changing]
 
-    if changed := differing(other):
+    if changed := differing(filled(another_input(example))):
         name, how = changed[0], "depending on its input"
-        again = fresh.make()
-        fresh.calling(again)(example)
-        if random := differing(buffers_of(again.model)):
+        if random := differing(filled(example)):
             name, how = random[0], "with other values for the same input"
         raise source.refused(
             f"the first forward fills its buffer {name} {how}, so no two runs are the same: fill "

@@ -276,7 +276,7 @@ def _check_first_forwards(
         lambda made: calling(made, source, changing),
         changing.names,
     )
-    check_filled(source, fresh, buffers_of(own.model), example)
+    check_filled(source, fresh, example)
     check_first(source, fresh.make(), example, changing.names)
 
 
