@@ -278,9 +278,10 @@ def _listed(words: Sequence[str]) -> str:
 
 def _ways(arm: Arm) -> Sequence[str]:
     """Words on what an arm does that an eager run does not; empty if nothing."""
-    how = f"recomputed ({arm.checkpoint})" if arm.checkpoint else ""
-    made = f"compiled ({arm.stage})" if arm.compiler else ""
-    return [" and ".join(filter(None, (made, how)))] if made or how else []
+    if arm.compiler:
+        how = f" with {arm.checkpoint} checkpointing" if arm.checkpoint else ""
+        return [f"compiled ({arm.stage}){how}"]
+    return [f"recomputed ({arm.checkpoint})"] if arm.checkpoint else []
 
 
 def _unjudged(reasons: Mapping[str, str]) -> Iterator[str]:
