@@ -110,9 +110,10 @@ def _notes(one: Configuration) -> Iterator[str]:
     if model.unrepeatable and checkpoint != "none":
         yield (
             f"{model.unrepeatable} computes something else when it is called again with the "
-            "same inputs, as a block does that writes into a cache of keys and values: a "
+            "same inputs, as a block does that writes into a cache of keys and values "
+            "(transformers: use_cache=False), or that reads a buffer which it changes: a "
             "checkpoint of it alone would not compute what its forward did, so the model is "
-            "checkpointed as a whole (transformers: use_cache=False)"
+            "checkpointed as a whole"
         )
     elif checkpoint != "none":
         blocks = few([name.removeprefix("model.") for name in model.regions], _NAMED)
