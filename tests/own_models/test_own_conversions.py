@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -221,10 +222,16 @@ class Router(nn.Linear):
 class Scaled(nn.Linear):
     def forward(self, x):
         return super().forward(x / self.weight.fan)
+class Shaped(nn.Linear):
+    '''It fails inside of torch.'''
+    def forward(self, x):
+        fan = getattr(self.weight, "fan", 31.0)
+        return super().forward(x + torch.ones(32 if fan == 8.0 else 31))
 class Calls(nn.Module):
     def __init__(self, width, last):
         super().__init__()
-        self.first, self.last = nn.Linear(32, 32), last(32, width, bias=False)
+        self.first = nn.Linear(32, 32, bias=False)
+        self.last = last(32, width, bias=False)
         self.last.weight.fan, self.last.kind = 8.0, "router"
     def forward(self, x):
         return self.called(self.last(self.first(x)))
@@ -234,6 +241,12 @@ class Unpacks(Calls):
     def called(self, y):
         y, kind = y
         return y
+class Writes(Unpacks):
+    def called(self, y):
+        return self.first(super().called(y)).add_(1.0)
+class Same(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 1.0
 class Asks(Calls):
     '''It wants exactly nn.Linear, whatever the layer returns.'''
     def called(self, y):
@@ -254,6 +267,7 @@ OWN_FORWARD = "float8-swap-drops-own-forward"
         (ROWWISE, "Asks", "Router", 32, ""),
         (MX, "Calls", "Scaled", 32, "mx-wrapper-unties-weights"),
         (MX, "Calls", "Scaled", 16, None),
+        (MX, "Calls", "Shaped", 16, None),
     ],
 )
 def test_a_model_that_fails_for_what_its_linears_lost_is_known(
@@ -267,13 +281,43 @@ def test_a_model_that_fails_for_what_its_linears_lost_is_known(
     found = [v for v in judgement.verdicts if v.rule == "contract" and v.arm == "eager"]
     if entry is None:
         (verdict,) = found
-        assert verdict.status == "not_applicable" and "has no attribute 'fan'" in verdict.why
+        assert verdict.status == "not_applicable" and verdict.why.startswith(
+            "the model's own code fails on what the conversion dropped, before the library can"
+        )
     elif entry:
         (verdict,) = (v for v in judgement.known if v.rule == "contract")
         assert not judgement.causes and verdict.explained_by == entry
     else:
         (verdict,) = (v for v in judgement.causes if v.rule == "contract")
         assert "it wants an nn.Linear" in verdict.got
+
+
+def test_an_error_inside_of_a_converted_subclass_is_not_known(
+    own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left unconverted the layer would not raise it either, whatever the reason."""
+    from torchao.float8 import float8_linear
+
+    source = (
+        "def fails(layer, x):\n"
+        "    if layer.out_features == 48:\n"
+        "        raise RuntimeError('a stale descriptor')\n"
+        "    return usual(layer, x)\n"
+    )
+    names: dict[str, Any] = {"usual": float8_linear.Float8Linear.forward}
+    exec(compile(source, float8_linear.__file__, "exec"), names)  # a function of torchao's
+    monkeypatch.setattr(float8_linear.Float8Linear, "forward", names["fails"])
+    text = own(CALLS.format(model="Calls", last="Same", width=48))
+    (verdict,) = (v for v in judged(text, ROWWISE, known=True).causes if v.rule == "contract")
+    assert "a stale descriptor" in verdict.got
+
+
+def test_a_second_known_failure_does_not_hide_the_first(own: Own) -> None:
+    """Without the first the model fails on the next: an output of a linear written in place."""
+    text = own(CALLS.format(model="Writes", last="Router", width=32))
+    judgement = judged(text, ROWWISE, known=True)
+    (verdict,) = (v for v in judgement.known if v.rule == "contract")
+    assert not judgement.causes and verdict.explained_by == OWN_FORWARD
 
 
 def test_what_a_conversion_loses_elsewhere_is_not_known(

@@ -380,6 +380,7 @@ def build(): return Model(), torch.ones(4, 8)
     [
         # the experts are called inside of the blocks, wherever they are stored
         ("Inside", ("model.layers.0", "model.layers.1")),
+        ("First", ("model.layers.0", "model.layers.1")),
         ("Twice", ("model.layers.0", "model.layers.1")),
         ("Reversible", ()),
         ("Two", ("model.encoder.0", "model.decoder.0", "model.decoder.1")),
@@ -405,6 +406,18 @@ class Inside(nn.Module):
     def forward(self, x):
         for one in self.layers: x = one(x)
         return x
+class First(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList([Block(), Block()])
+        self.layers = nn.ModuleList(Outer(one) for one in self.experts)
+    def forward(self, x):
+        for one in self.layers: x = one(x)
+        return x
+class Outer(Block):
+    def __init__(self, part):
+        super().__init__()
+        self.part = nn.Sequential(part)
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()

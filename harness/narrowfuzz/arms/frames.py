@@ -16,6 +16,8 @@ _OURS = frozenset({"narrowfuzz", "narrowfuzz_watch", "te_on_cpu", "triton", "tri
 #: Modules of torch through which a call enters a dispatch mode, and through which it leaves it.
 _ENTERS = frozenset({"torch._compile", "torch._dynamo.eval_frame"})
 _LEAVES = frozenset({"torch._ops"})
+#: The functions of a mode that torch calls.
+_MODES = frozenset({"__torch_dispatch__", "__torch_function__"})
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 #: The libraries that are tested. Whatever else a frame belongs to is the model's own code.
 _TESTED = frozenset({"torch", "torchao", "torchtitan", "transformer_engine"})
@@ -52,24 +54,29 @@ def _is_standard(path: Path) -> bool:
 def of_the_model(frames: list[FrameSummary]) -> bool:
     """Has the model's own code raised: a file of the user's, or of a package that is not tested?
     What it calls of Python's standard library belongs to it."""
-    for frame in reversed(frames):
-        if not _is_standard(Path(frame.filename)):
-            return _dotted(frame.filename)[:1] not in _NOT_THE_MODELS
-    return False
+    own = [f for f in _as_unwatched(frames) if not _is_standard(Path(f.filename))]
+    return bool(own) and _dotted(own[-1].filename)[:1] not in _NOT_THE_MODELS
 
 
 def in_libraries(frames: list[FrameSummary]) -> list[FrameSummary]:
-    """The frames that are in a library, without torch's frames around a dispatch mode of ours: an
-    error is attributed to the same function as in a run without that mode."""
+    """The frames that are in a library, as of a run without a dispatch mode of ours."""
+    return [frame for frame in _as_unwatched(frames) if module_of(frame.filename)]
+
+
+def _as_unwatched(frames: list[FrameSummary]) -> list[FrameSummary]:
+    """The frames without those of modes of ours, and without torch's around them: an error is
+    attributed to the same code as in a run without these modes."""
     found: list[FrameSummary] = []
     watched = False
     for frame in frames:
         module = module_of(frame.filename)
-        if frame.name == "__torch_dispatch__" and not module:
+        if frame.name in _MODES and not module:
             watched = True
             while found and module_of(found[-1].filename) in _ENTERS:
                 found.pop()
-        elif module and not (watched and module in _LEAVES):
+        elif watched and (not module or module in _LEAVES):
+            continue
+        else:
             watched = False
             found.append(frame)
     return found

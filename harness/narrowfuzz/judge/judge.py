@@ -47,7 +47,7 @@ class Judge(Observer):
     #: Called with each case that is judged, and the traces of its arms by name.
     observed: Callable[[Case, Mapping[str, Trace]], None] = lambda case, traces: None
     #: Cure -> the judge that is used while it is in force, with programs of its own.
-    _under: dict[str, Judge] = field(default_factory=dict)
+    _under: dict[tuple[str, bool], Judge] = field(default_factory=dict)
     #: (case, rule, arm, cure) -> does the cure help? Cached while a case's verdicts are folded.
     _answers: dict[tuple[Case, str, str, str], bool] = field(default_factory=dict)
 
@@ -172,20 +172,21 @@ class Judge(Observer):
     def _cures(self, case: Case, verdict: Verdict, cure: str) -> bool:
         arms = frozenset({base_of(case.spec).name, verdict.arm})
         rule = [rules_of(case.spec)[verdict.rule]]
-        question = verdict.rule, verdict.arm
+        question, crashed = (verdict.rule, verdict.arm), verdict.status == "crashed"
 
         def holds(judge: Judge) -> bool:
             again = judge.judge(case, rule, arms, confirm=False)
             found = {v.status for v in again.verdicts if (v.rule, v.arm) == question}
-            if verdict.status == "crashed":  # how it goes on is judged by itself
-                return "crashed" not in found and bool(found & {"ok", "diverged"})
+            if crashed:  # how it goes on is judged by itself, and may be known
+                return "crashed" not in found and bool(found & {"ok", "known", "diverged"})
             return "ok" in found and not again.causes
 
         usual = self.with_ledger(Ledger([]))
         if any(holds(usual) for _ in range(_CURE_TRIES)):
             return False
+        ledger = self.ledger.without_cures() if crashed else Ledger([])
         under = self._under.setdefault(
-            cure, Judge(self.recipes, Ledger([]), self.arms, device=self.device)
+            (cure, crashed), Judge(self.recipes, ledger, self.arms, device=self.device)
         )
         from narrowfuzz.play.processes import entered_by_ranks
 

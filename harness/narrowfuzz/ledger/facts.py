@@ -224,6 +224,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "other_run": _of_verdict(attrgetter("at.run")),
     #: All changes of this kind by a conversion are at modules that it was to replace.
     "swapped": _of_verdict(attrgetter("swapped")),
+    #: The model's own code raised the error, not a library that is tested.
+    "own_error": _of_verdict(attrgetter("own_error")),
     #: The recipe's rule that an expected refusal enforces, in the recipe's words.
     "rule": _of_verdict(attrgetter("requirement")),
     #: The operand of a product that the verdict is about, a or b.

@@ -14,7 +14,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -192,15 +192,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             and holds(self.when, context)
         )
 
-    def match(self, fingerprint: str, context: Context) -> Match | None:
-        """The match by which a finding with this fingerprint is the divergence of this entry; None
-        if it is not."""
-        fitting = self.matches if self.fits(context) else ()
-        for match in fitting:
-            named = any(fnmatch.fnmatchcase(fingerprint, glob) for glob in match.fingerprints)
-            if named and holds(match.when, context):
-                return match
-        return None
+    def fitting(self, fingerprint: str, context: Context) -> tuple[Match, ...]:
+        """The matches by which a finding with this fingerprint is the divergence of this entry, if
+        their cures help; () if it is not."""
+        return tuple(
+            match
+            for match in (self.matches if self.fits(context) else ())
+            if any(fnmatch.fnmatchcase(fingerprint, glob) for glob in match.fingerprints)
+            and holds(match.when, context)
+        )
 
 
 #: How an entry applies here. "named": it names the installed versions and the device. "other": it
@@ -233,6 +233,18 @@ class Ledger:
         #: Entries that name other versions; ``shows`` is called once one would explain something.
         self.unnamed, self.shows, self.device = tuple(unnamed), shows, device
 
+    def without_cures(self) -> Ledger:
+        """The same without the entries that a cure decides about."""
+
+        def plain(entries: Iterable[Entry]) -> Iterator[Entry]:
+            for entry in entries:
+                if not (entry.cure or any(match.cure for match in entry.matches)):
+                    yield entry
+
+        return Ledger(
+            plain(self.entries), unnamed=plain(self.unnamed), shows=self.shows, device=self.device
+        )
+
     def deviations(self, case: Case) -> dict[str, str]:
         """The as-built deviations that hold for this case: deviation -> entry id."""
         context = self._context(case, None)
@@ -249,10 +261,13 @@ class Ledger:
         is gone under a cure."""
         context = self._context(case, verdict)
         for entry in (*self.entries, *self.unnamed):
-            match = entry.match(fingerprint, context)
-            if match is None or not self._holds(entry):
+            fitting = entry.fitting(fingerprint, context)
+            if not fitting or not self._holds(entry):
                 continue
-            if all(cured(cure) for cure in filter(None, (entry.cure, match.cure))):
+            if any(
+                all(cured(cure) for cure in filter(None, (entry.cure, match.cure)))
+                for match in fitting
+            ):
                 return entry.id
         return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -16,15 +17,21 @@ def blocks_of(own: OwnModel, module: Any, call: Callable[[], Any]) -> tuple[tupl
     """Names of the blocks of each ModuleList that contains linears, which training code recomputes
     one by one, and whether each call of one gets a tensor that needs a gradient. Blocks inside of
     other blocks do not count, nor do those that are never called themselves, but part by part."""
-    found: tuple[str, ...] = ()
+    lists = list(_lists(module))
+
+    def parts(blocks: tuple[str, ...]) -> set[nn.Module]:
+        return {part for name in blocks for part in own.get_submodule(name).modules()}
+
+    found: list[tuple[str, ...]] = []
     given: list[bool] = []
     inside: set[nn.Module] = set()
-    for blocks in _lists(module):
-        own_blocks = [own.get_submodule(name) for name in blocks]
-        if inside.isdisjoint(own_blocks) and (calls := _called(own, blocks, found, call)):
-            found, given = found + blocks, given + calls
-            inside.update(part for block in own_blocks for part in block.modules())
-    return found, bool(found) and all(given)
+    for blocks in sorted(lists, key=lambda blocks: -len(parts(blocks))):  # outer ones first
+        outer = tuple(itertools.chain(*found))
+        apart = inside.isdisjoint(map(own.get_submodule, blocks))
+        if apart and (calls := _called(own, blocks, outer, call)):
+            found, given, inside = [*found, blocks], given + calls, inside | parts(blocks)
+    in_order = sorted(found, key=lists.index)
+    return tuple(itertools.chain(*in_order)), bool(found) and all(given)
 
 
 def _lists(module: Any) -> Iterator[tuple[str, ...]]:

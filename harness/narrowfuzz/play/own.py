@@ -103,7 +103,8 @@ class OwnModel(nn.Module):
 def plainly_scripted() -> None:
     """Functions of ``torch.jit.script`` are run as they are written. TorchScript's executor would,
     from their second call on, differentiate them by formulas of its own, which round differently:
-    neither a recompute nor a compiled run could have their bits."""
+    neither a recompute nor a compiled run could have their bits. The switch is the thread's own: a
+    GPU's backward, and what it recomputes, runs in another."""
     torch._C._set_graph_executor_optimize(False)
 
 

@@ -75,7 +75,7 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("contract", arm, trace.error.phase, "not_applicable", "eager refuses too")
             continue
         why = _of_the_model(evidence, arm, trace.error, base_fails)
-        if why := why or _before_a_refusal(evidence, trace.error, base_fails):
+        if why := why or _before_a_refusal(evidence, trace, base_fails):
             yield plain("contract", arm, trace.error.phase, "not_applicable", why)
             continue
         problem = _problem(evidence, arm, trace.error, base_fails)
@@ -92,6 +92,7 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
                 At(what="error", layer=error.layer, phase=error.phase, name=error.where),
                 f"{error.type}: {_first_line(error.message)}",
                 expect,
+                own_error=error.own,
             )
         else:
             yield plain("contract", arm, trace.error.phase, "ok", "clear refusal")
@@ -127,13 +128,19 @@ def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: boo
     return f"the model itself, unconverted, raises {own.type}: {_first_line(own.message)}"
 
 
-def _before_a_refusal(evidence: Evidence, error: RunError, base_fails: bool) -> str:
-    """Says that the model's own code raised what the library should have refused: that is no
-    refusal of the library's, and whether it would refuse cannot be seen. "" if that is not so."""
-    if not (evidence.refusal and error.own and base_fails) or error.phase == "convert":
+def _before_a_refusal(evidence: Evidence, trace: Trace, base_fails: bool) -> str:
+    """Says that the model's own code failed on what the conversion dropped, where the library
+    should have refused a size: that is no refusal of the library's, and whether it would refuse
+    cannot be seen. "" if that is not so."""
+    error, census = trace.error, trace.census
+    if error is None or not (evidence.refusal and error.own and base_fails and census):
         return ""
-    raised = f"{error.type}: {_first_line(error.message)}"
-    return f"the model's own code raises before the library can refuse it: {raised}"
+    if error.phase != "forward" or not any(c.kind.endswith(" lost") for c in census.changes):
+        return ""
+    return (
+        "the model's own code fails on what the conversion dropped, before the library can refuse "
+        f"a size: {error.type}: {_first_line(error.message)}"
+    )
 
 
 def _refuses_not_finite(evidence: Evidence) -> bool:

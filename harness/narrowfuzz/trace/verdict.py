@@ -85,6 +85,8 @@ class Verdict:
     unconverted: bool = False
     #: For the census: every change of this kind is at a module that was to be converted.
     swapped: bool = False
+    #: For a run that failed: the model's own code raised the error, not a library that is tested.
+    own_error: bool = False
     #: The actual value as the sentence shows it, where ``got`` is only the beginning of a message.
     reported: str = ""
 
