@@ -208,6 +208,26 @@ def test_bounds_hold_beside_masks_of_every_size(dtype: str) -> None:
     assert judged
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_scores_that_may_overflow_in_base_2_leave_their_row_open(dtype: str, sign: float) -> None:
+    """A GPU multiplies scores by log2(e): those of a row that is masked by a number fp32 barely
+    holds are minus infinity there, and so is its log-sum-exp."""
+    q, k, v, dy = drawn(dtype, (24, 24, 16))
+    hidden = torch.ones(24, 24).triu(1) > 0
+    hidden[5] = True
+    number = -3e38 if dtype == "fp32" else torch.finfo(torch.bfloat16).min
+    mask = torch.zeros(24, 24).masked_fill(hidden, number).to(q.dtype)
+    mask[5] *= sign
+    forward, _ = calls_of(q, k, v, dy, attn_mask=mask)
+    for row, status in ((5, "ok"), (6, "diverged"), (23, "diverged")):
+        lse = forward.outputs["logsumexp"].copy()
+        lse[0, :, row] = sign * -math.inf
+        other = replace(forward, outputs={**forward.outputs, "logsumexp": lse})
+        _, verdict = judge_call("eager", other)
+        assert verdict.status == status, (row, verdict.remark)
+
+
 def test_what_is_no_attention_of_its_own_is_left_alone() -> None:
     q, k, v, dy = drawn("fp32", (4, 4, 4))
     assert not calls_of(q, k, v, dy, scale=0.0), "all scores are 0"

@@ -190,6 +190,8 @@ def forward_of(call: OperatorCall) -> dict[str, Expected]:
     lift it. In bf16 and fp16 the probability is rounded before it is multiplied. Factors and
     products below fp32's normal numbers may be flushed to zero; of a GPU's fp32 factors, the
     parts that tensor cores carry separately, as well. A row whose keys are all masked is 0.
+    Kernels that take exponentials in base 2 multiply scores by log2(e) first: where even the
+    largest of a row may overflow then, its log-sum-exp is unknown.
     """
     at = _scores(call)
     with np.errstate(all="ignore"):
@@ -224,7 +226,8 @@ def forward_of(call: OperatorCall) -> dict[str, Expected]:
         if "logsumexp" in call.outputs:
             lse = (top + np.log(total))[..., 0]
             near = row[..., 0] + at.eps + 2.0 * U32 * np.abs(lse) + 4.0 * U32 * np.abs(top[..., 0])
-            unknown = at.unknown | dead | ~np.isfinite(lse)
+            large = ~(np.abs(top[..., 0]) < FP32.max * 0.5)
+            unknown = at.unknown | dead | large | ~np.isfinite(lse)
             found["logsumexp"] = _kept(call, lse, near + 2.0**-22, unknown)
     return found
 
