@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from narrowfuzz.models.model import FINITE_MASK
 from narrowfuzz.own_models import register
+from narrowfuzz.own_models.affected import _Affected
 
 HEAD = "import torch, torch.nn.functional as F\nfrom torch import nn\n"
 Own = Callable[..., str]
@@ -61,6 +64,8 @@ class Words(nn.Module):
         self.masks = {
             "bool": cut, "float": torch.zeros(8, 8).masked_fill(~cut, -1e9),
             "inf": torch.zeros(8, 8).masked_fill(~cut, float("-inf")), "plain": None,
+            "padded": (1.0 - cut.float()) * torch.finfo(fp32).min,
+            "unpadded": (1.0 - torch.ones(8, 8)) * torch.finfo(fp32).min, "open": cut | True,
         }
     def forward(self, ids):
         h = self.up(self.table(ids).to(self.up.weight.dtype))
@@ -95,13 +100,53 @@ def test_deviations_are_known_by_the_dtypes_and_sizes_of_calls(own: Own, made: s
     assert model.affected is not None and model.affected & every == affected
 
 
-@pytest.mark.parametrize("mask", ["", "plain", "bool", "inf", "float"])
-def test_attention_with_a_finite_mask_is_known(own: Own, mask: str) -> None:
+@pytest.mark.parametrize(
+    ("mask", "may_add"),
+    [
+        ("", False),
+        ("plain", False),
+        ("bool", False),
+        ("open", False),
+        ("inf", False),
+        ("float", True),
+        ("padded", True),
+        ("unpadded", True),
+    ],
+)
+def test_attention_with_a_finite_mask_is_known(own: Own, mask: str, may_add: bool) -> None:
     made = f"Words(fp32, fp32, fp32, {mask!r}), torch.arange(32).reshape(-1, 8) % 16\n"
     (model,) = register(own(WORDS + made))
     assert model.affected is not None and model.operators is not None
     assert ("attention" in model.operators) is bool(mask)
-    assert (FINITE_MASK in model.affected) is (mask == "float")
+    assert (FINITE_MASK in model.affected) is may_add
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_mask_of_zeros_counts_unless_it_is_made_of_a_boolean_one(own: Own, kind: str) -> None:
+    """nn.MultiheadAttention makes zeros of a boolean mask that excludes nothing."""
+    source = (
+        "class Model(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.attend = nn.MultiheadAttention(8, 2)\n"
+        "    def forward(self, x):\n"
+        f"        mask = torch.zeros(5, 4, dtype=torch.{kind})\n"
+        "        return self.attend(x, x, x, mask, need_weights=False)[0]\n"
+        "def build(): return Model(), torch.ones(4, 5, 8)\n"
+    )
+    (model,) = register(own(source))
+    assert model.affected is not None
+    assert (FINITE_MASK in model.affected) is (kind == "float")
+
+
+@pytest.mark.parametrize(
+    ("mask", "may_add"),
+    [(torch.full((4, 4), -1e9), True), (torch.ones(4, 4).bool(), False), (None, False)],
+)
+def test_a_mask_is_found_where_it_is_given_by_position(mask: Any, may_add: bool) -> None:
+    """As to a GPU's kernels, and to the function in inference mode."""
+    q = torch.ones(1, 1, 4, 8)
+    with torch.inference_mode(), _Affected() as kernels:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, mask)
+    assert (FINITE_MASK in kernels.names) is may_add
 
 
 def test_nothing_is_known_of_a_model_that_autocast_breaks(own: Own) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from math import inf
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ from narrowfuzz.models.model import FINITE_MASK
 from narrowfuzz.operators import BY_KERNEL, BY_NAME
 from narrowfuzz.own_models.calls import observe_call
 from narrowfuzz.play.own import tensors_in
+from narrowfuzz.play.watches import by_name, mask_of
+
+#: Kernels that copy masks, and that make one of a boolean mask.
+_COPIES = ("aten::clone", "aten::repeat", "aten::_to_copy")
+_FILLS = ("aten::where", "aten::masked_fill", "aten::masked_fill_")
 
 
 class _Affected(TorchDispatchMode):
@@ -25,6 +31,8 @@ class _Affected(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        #: By storage, the masks of zeros that stand for boolean ones, which exclude nothing here.
+        self.open: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -33,15 +41,35 @@ class _Affected(TorchDispatchMode):
         if operator := BY_KERNEL.get(name):
             given, returned = tensors_in([args, kwargs]), tensors_in(made)
             self.names |= {d.name for d in operator.deviations if d.may_affect(given, returned)}
-        mask = kwargs.get("attn_mask")
-        if "scaled_dot_product" in name and mask is not None and _adds(mask):
-            self.names.add(FINITE_MASK)
+        kernel = name.partition(".")[0]
+        copied = kernel in _COPIES and _storage(args[0]) in self.open
+        if (copied or (kernel in _FILLS and _excludes(args))) and not made.any():
+            self.open[_storage(made)] = made
+        if "scaled_dot_product" in name:
+            mask = mask_of(by_name(func, args, kwargs))
+            if mask is not None and _may_add(mask, is_open=_storage(mask) in self.open):
+                self.names.add(FINITE_MASK)
         return made
 
 
-def _adds(mask: torch.Tensor) -> bool:
-    """Does it add finite numbers to scores, where a boolean mask leaves them or excludes them?"""
-    return mask.dtype != torch.bool and bool((mask.isfinite() & (mask != 0)).any())
+def _storage(x: torch.Tensor) -> int:
+    """Identifies the storage of a tensor; 0 where it has none."""
+    return x.untyped_storage()._cdata if x.layout == torch.strided else 0
+
+
+def _excludes(args: Sequence[Any]) -> bool:
+    """Is minus infinity one of these arguments?"""
+    scalars = (x.item() if isinstance(x, torch.Tensor) and not x.ndim else x for x in args)
+    return any(isinstance(x, float) and x == -inf for x in scalars)
+
+
+def _may_add(mask: torch.Tensor, *, is_open: bool) -> bool:
+    """May a mask add finite numbers to scores, where a boolean mask leaves them or excludes them?
+    One of zeros may for other batches, unless it ``is_open``: it is often the padding times a large
+    number."""
+    excluded = mask == -inf
+    leaves = not mask.masked_fill(excluded, 0.0).any()
+    return mask.dtype != torch.bool and not (leaves and (is_open or bool(excluded.any())))
 
 
 def affected(

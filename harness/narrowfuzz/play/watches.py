@@ -8,7 +8,7 @@ the generated code stays as it was. (A mode around torch.compile would change wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -142,10 +142,7 @@ class AttentionWatch(TorchDispatchMode):
             return  # nothing is saved for a backward
         # some kernels add a trailing dimension of one, some pad the rows
         lse = copied(lse).reshape(*q.shape[:2], -1)[..., : q.shape[-2]]
-        mask = next(
-            (named[n] for n in ("attn_mask", "attn_bias") if named.get(n) is not None), None
-        )
-        added = to_add(q, k, mask, causal=bool(named.get("is_causal", False)))
+        added = to_add(q, k, mask_of(named), causal=bool(named.get("is_causal", False)))
         scale = float(named.get("scale") or q.shape[-1] ** -0.5)
         phase = "backward" if backward else "forward"
         unknown = next((n for n in named if n not in KNOWN and named[n] is not None), "")
@@ -172,6 +169,11 @@ def by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a kernel's call by their names in its schema: kernels differ in their order,
     but not in their names."""
     return dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+
+
+def mask_of(named: Mapping[str, Any]) -> Any:
+    """The mask of an attention kernel's call, given its arguments by name; None without one."""
+    return next((named[n] for n in ("attn_mask", "attn_bias") if named.get(n) is not None), None)
 
 
 def to_add(q: Any, k: Any, mask: Any, *, causal: bool) -> Any:
