@@ -104,6 +104,28 @@ def test_in_place_the_tensor_counts_as_it_was() -> None:
     assert title == "torch.Tensor.index_add_ of [3] into a float32 tensor of [3] over dim 0"
 
 
+@pytest.mark.parametrize("ids", [torch.int64, torch.int32])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_calls_that_may_add_up_in_16_bits_are_those_that_do(dtype: str, ids: torch.dtype) -> None:
+    places = torch.zeros(4096, dtype=ids)
+    for shape in ((3,), (3, 4), (3, 1), (3, 4, 5), (2, 3, 4, 5)):
+        for dim in range(len(shape)):
+            base = torch.zeros(shape, dtype=DTYPES[dtype])
+            ones = torch.ones(*shape[:dim], 4096, *shape[dim + 1 :], dtype=DTYPES[dtype])
+            for name, run in (("index_add", base.index_add), ("index_add_", base.index_add_)):
+                made = run(dim, places, ones)
+                (known,) = BY_NAME[name].deviations
+                narrow = bool(made.max() < 4096)
+                assert known.may_affect([base, places, ones], [made]) is narrow, (shape, dim)
+
+
+def test_where_the_dimension_is_not_known_every_one_that_fits_counts() -> None:
+    base, ids = torch.zeros(3, 3, 3).bfloat16(), torch.arange(3)
+    (known,) = BY_NAME["index_add"].deviations
+    assert known.may_affect([base, ids, base], [base])
+    assert not known.may_affect([base, ids[:2], base[:2]], [base])
+
+
 def test_a_deviation_excuses_no_other_error() -> None:
     ids, rows = torch.zeros(300, dtype=torch.long), torch.rand(300, 4).bfloat16()
     for call in every_way(torch.zeros(2, 4, dtype=torch.bfloat16), 0, ids, rows):
