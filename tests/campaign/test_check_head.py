@@ -50,6 +50,56 @@ def test_linears_that_a_recipe_refuses_are_named(
         assert line.startswith(f"note: {MX} {note}"), line
 
 
+SUBCLASS = """
+import torch
+from torch import nn
+class Scaled(nn.Linear):
+    def forward(self, x): return super().forward(x) * 0.5
+def build():
+    layers = {"q": nn.Linear(64, 64), "k": nn.Linear(64, {k}), "o": Scaled({k}, 40)}
+    return nn.Sequential(__import__("collections").OrderedDict(layers)), torch.ones(32, 64)
+"""
+OUT = "o (out_features must be a multiple of 32, the MX block, got 40)"
+
+
+@pytest.mark.parametrize(
+    ("k", "backends", "notes"),
+    [
+        (64, ("linear",), []),
+        (64, ("wrapper",), [f"refuses 1 of 3 linears that it converts: {OUT}; --filter '!o'"]),
+        (
+            64,
+            ("linear", "wrapper"),
+            [f"with backend wrapper refuses 1 of 3 linears that it converts: {OUT}; --filter '!o'"],
+        ),
+        (
+            48,
+            ("linear", "wrapper"),
+            [
+                "with backend linear refuses 1 of 2 linears that it converts: k (out_features",
+                "with backend wrapper refuses 2 of 3 linears that it converts: k (out_features",
+            ],
+        ),
+    ],
+)
+def test_a_linear_that_a_backend_does_not_convert_is_not_said_to_be_refused(
+    tmp_path: Path, k: int, backends: tuple[str, ...], notes: list[str]
+) -> None:
+    """MXFP8Linear replaces no subclass of nn.Linear, quantize_ wraps its weight."""
+    (tmp_path / "mine.py").write_text(SUBCLASS.replace("{k}", str(k)))
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    recipe = load_recipes()[MX]
+    options = RunOptions(models=(model.name,), recipes=(MX,))
+    one = Configuration(options, model, (), "none", "none", (), (MX,), [recipe])
+    specs = [
+        fixed(Spec(recipe=MX, backend=backend, model=model.name), recipe) for backend in backends
+    ]
+    said = [line for line in head(one, 10, specs).splitlines() if "refuses" in line]
+    assert len(said) == len(notes)
+    for line, note in zip(said, notes, strict=True):
+        assert line.startswith(f"note: {MX} {note}"), line
+
+
 LAYERS = """
 import torch
 from torch import nn

@@ -4,8 +4,10 @@ model."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import msgspec
 
@@ -164,30 +166,80 @@ def _changed_again(changing: Sequence[str], again: Collection[str]) -> str:
 
 
 def _refused(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:
-    """Which linears the recipes refuse by their sizes, and how to leave these out."""
-    device, said = torch_name(one.options.device or "cpu"), set()
+    """Which linears the recipes convert and refuse by their sizes, and how to leave these out. A
+    recipe's backends are named if they differ in that."""
+    found: dict[tuple[str, _Refusal], set[str]] = {}
+    backends: dict[str, set[str]] = {}
+    linears = cache(lambda: _linears(one.model, specs[0]))  # not built for nothing
     for spec in specs:
         recipe = next(recipe for recipe in one.recipes if recipe.name == spec.recipe)
-        refused: dict[str, str] = {}
-        for product in one.model.products:
-            sizes = {"m": product.rows, "batch": 0, "k": product.k, "n": product.n}
-            why = recipe.refusal(msgspec.structs.replace(spec, **sizes), device)
-            if why and named(product.layer, one.only):
-                refused.setdefault(product.layer.removeprefix("model."), why)
-        if not refused or (spec.recipe, *refused.items()) in said:
-            continue
-        said.add((spec.recipe, *refused.items()))
-        chosen = sum(named(name, one.only) for name in one.model.linears)
-        called = {product.layer.removeprefix("model.") for product in one.model.products}
-        taken = [name for name in called - refused.keys() if named(name, one.only)]
-        filters = " ".join(f"--filter '!{glob}'" for glob in _globs(list(refused), taken))
-        yield (
-            f"{spec.recipe.partition(FILTERED)[0]} refuses {len(refused)} of "
-            f"{plural(chosen, 'linear')} that it converts: "
-            f"{few([f'{name} ({why})' for name, why in refused.items()], _NAMED)}"
-            + f"; {filters} leaves {'it' if len(refused) == 1 else 'them'} as built"
-            * (len(refused) < chosen)
+        backend = recipe.backend(spec)
+        backends.setdefault(spec.recipe, set()).add(backend)
+        if refusal := _refusal(one, recipe, spec, linears):
+            found.setdefault((spec.recipe, refusal), set()).add(backend)
+    for (name, refusal), those in found.items():
+        which = f" with backend {' or '.join(sorted(those))}" if those < backends[name] else ""
+        yield f"{name.partition(FILTERED)[0]}{which} {refusal.words}"
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Linears of the user's model that a recipe refuses, each with the reason, among all that it
+    converts."""
+
+    refused: tuple[tuple[str, str], ...]
+    converted: frozenset[str]
+    #: Names of the other linears that are called and selected by the filter, converted or not.
+    taken: frozenset[str]
+
+    @property
+    def words(self) -> str:
+        """All of that, and the filters that leave out what is refused."""
+        names = [name for name, _ in self.refused]
+        filters = " ".join(f"--filter '!{glob}'" for glob in _globs(names, sorted(self.taken)))
+        return (
+            f"refuses {len(names)} of {plural(len(self.converted), 'linear')} that it converts: "
+            f"{few([f'{name} ({why})' for name, why in self.refused], _NAMED)}"
+            + f"; {filters} leaves {'it' if len(names) == 1 else 'them'} as built"
+            * (len(names) < len(self.converted))
         )
+
+
+def _refusal(
+    one: Configuration, recipe: Recipe, spec: Spec, linears: Callable[[], Mapping[str, Any]]
+) -> _Refusal | None:
+    """What the recipe refuses in this Spec; None if it refuses nothing that it converts."""
+    device = torch_name(one.options.device or "cpu")
+    refused: dict[str, str] = {}
+    for product in one.model.products:
+        sizes = {"m": product.rows, "batch": 0, "k": product.k, "n": product.n}
+        why = recipe.refusal(msgspec.structs.replace(spec, **sizes), device)
+        if why and named(product.layer, one.only):
+            refused.setdefault(product.layer, why)
+    modules = linears() if refused else {}
+    chosen = [name for name in modules if named(name, one.only)]
+    converted = {name for name in chosen if recipe.convertible(modules[name], name, spec)}
+    refused = {name: why for name, why in refused.items() if name in converted}
+    if not refused:
+        return None
+    taken = {p.layer for p in one.model.products if named(p.layer, one.only)} - refused.keys()
+    return _Refusal(
+        tuple((name.removeprefix("model."), why) for name, why in refused.items()),
+        frozenset(converted),
+        frozenset(name.removeprefix("model.") for name in taken),
+    )
+
+
+def _linears(model: Model, spec: Spec) -> dict[str, Any]:
+    """Name -> linear of a user's model as it is built, before a conversion."""
+    import torch
+
+    from narrowfuzz.play.dtypes import DTYPES
+
+    with torch.random.fork_rng(devices=()):
+        built = model.build(spec, dtype=DTYPES[spec.dtype], device="cpu")
+    modules = dict(built.named_modules())
+    return {name: modules[name] for name in model.linears}
 
 
 def _globs(names: Sequence[str], others: Sequence[str]) -> Iterator[str]:
