@@ -270,3 +270,31 @@ def test_an_errors_full_stop_is_none_of_the_sentence() -> None:
 def test_what_is_given_without_a_gradient_is_named() -> None:
     why, *_ = {one.why for one in tried("left: given statistics", torch.float32)}
     assert "its input r has no gradient, but is another one with other data" in why
+
+
+INSIDE = """
+class Outer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return Tanh.apply(x + 0.0, None)
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(Tanh.apply(x, None), x, g)
+class Inner"""
+
+
+def test_a_function_inside_of_another_is_said_to_be_asked_for_no_gradient_in_a_forward(
+    file: Path,
+) -> None:
+    """Its backward runs in that of the other one, which calls it again."""
+    written(file, RIGHT, call="Outer.apply(x)")
+    file.write_text(file.read_text().replace("\nclass Inner", INSIDE))
+    found = of_functions(Judge(RECIPES, Ledger([])), case_of(file))
+    (inside,) = [v for v in found if v.why]
+    assert "Tanh(x): in a forward it is asked for no gradient, as inside of another" in inside.why
+    (outer,) = [v for v in found if not v.why]
+    assert outer.status == "ok" and outer.expect.function.endswith("Outer")

@@ -90,7 +90,11 @@ def derivatives(own: Any, ids: int) -> list[Derivative]:
                 found += of_call(call, others[i] if len(others) == len(calls) else None)
     with_gradient = {kind[0] for kind in kinds}
     idle = {c.name: c for c in calls if c.args and c.name not in with_gradient}
-    return found + [unsaid(c, 0, "it is asked for no gradient") for c in idle.values()]
+    why = (
+        "in a forward it is asked for no gradient, as inside of another autograd.Function or of "
+        "no_grad"
+    )
+    return found + [unsaid(c, 0, why) for c in idle.values()]
 
 
 def of_call(call: FunctionCall, other: FunctionCall | None) -> Iterator[Derivative]:
