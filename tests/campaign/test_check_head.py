@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from narrowfuzz.campaign.check_head import Configuration, _globs, head
+from narrowfuzz.campaign.check_head import Configuration, _compiling, _globs, head
 from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.draw.specs import fixed
@@ -98,6 +98,15 @@ def test_a_linear_that_a_backend_does_not_convert_is_not_said_to_be_refused(
     assert len(said) == len(notes)
     for line, note in zip(said, notes, strict=True):
         assert line.startswith(f"note: {MX} {note}"), line
+
+
+@pytest.mark.parametrize(
+    ("programs", "says"),
+    [(1, "compiled 1 time in about 13 seconds"), (3, "compiled 3 times, each in about 13 seconds")],
+)
+def test_one_program_is_not_said_to_be_each(programs: int, says: str) -> None:
+    assert _compiling("inductor", 1, programs, None) == says
+    assert _compiling("inductor", 1, programs, 12.0).startswith(f"{says}: that may not fit")
 
 
 LAYERS = """

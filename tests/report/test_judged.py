@@ -225,6 +225,22 @@ def test_what_did_not_happen_is_said_and_is_not_enough(
     )
 
 
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        (0, "none of its first 3 cases was"),
+        (1, "only 1 of its first 3 cases was"),
+        (2, "only 2 of its first 3 cases were"),
+    ],
+)
+def test_how_many_first_cases_were_tried_is_said_in_grammar(
+    tmp_path: Path, own: Model, first: int, says: str
+) -> None:
+    share = judged(Counter(), BF16, [], [own.name], "cpu")
+    (tried, *_) = ended(tmp_path, share, {"first": first}).lacking
+    assert tried == f"{says} tried: give it more --minutes"
+
+
 def test_why_an_arm_was_never_judged_is_said(tmp_path: Path, own: Model) -> None:
     spec = Spec(recipe="torch.bf16", model=own.name)
     seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])

@@ -273,7 +273,8 @@ def _compiling(compiler: str, linears: int, programs: int, seconds: float | None
     """A sentence on how long compiling takes, and whether there is time for it."""
     starts, more = _COMPILES["inductor" if compiler == "inductor" else "aot_eager"]
     each = starts + more * linears
-    text = f"compiled {plural(programs, 'time')}, each in about {each:.0f} seconds"
+    every = ", each" * (programs != 1)
+    text = f"compiled {plural(programs, 'time')}{every} in about {each:.0f} seconds"
     if seconds is None or each < seconds * _SHARE:
         return text
     least = math.ceil(each / _SHARE / 60)

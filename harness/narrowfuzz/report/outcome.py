@@ -144,9 +144,9 @@ class Ended:
             found.append(f"it ended before {problems} could be confirmed: {late[0].sentence}")
         stopped = counts["first stopped"]
         if counts["first"] < self.first:
-            tried = f"{counts['first']} of its first {plural(self.first, 'case')} were tried"
             more = f": give it more {'--cases' if self.counted else '--minutes'}"
-            found.append(f"only {tried}{'' if stopped and not self.first_ran else more}")
+            more = "" if stopped and not self.first_ran else more
+            found.append(f"{_tried(counts['first'], self.first)}{more}")
         if stopped and (self.share.never or not self.first_ran):
             raised = f"{stopped} of its first {plural(self.first, 'case')} raised"
             # if rules judged calls before the error, no arm is unjudged and so none gives a reason
@@ -262,6 +262,12 @@ class Ended:
 def hits_of(counts: Mapping[Any, int]) -> dict[str, int]:
     """Id of each known issue that explained a divergence -> the number of times."""
     return {entry: counts["known", entry] for (entry,) in counted(counts, "known")}
+
+
+def _tried(tried: int, of: int) -> str:
+    """Words on how many of the first cases were tried, fewer than all."""
+    how_many = f"only {tried}" if tried else "none"
+    return f"{how_many} of its first {plural(of, 'case')} {'were' if tried > 1 else 'was'} tried"
 
 
 def _severities(findings: Sequence[Finding]) -> str:
