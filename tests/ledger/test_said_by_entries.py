@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from narrowfuzz.ledger.ledger import load_entries
+from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 ENTRIES = {entry.id: entry for entry in load_entries()}
 ROWS = 4096
@@ -52,3 +54,32 @@ def test_inductor_widens_narrow_sums_and_aot_eager_does_not(
     finally:
         torch.set_num_threads(threads)
     assert ENTRIES[entry].workaround.endswith("torch.compile with backend inductor")
+
+
+class Counting(nn.Module):
+    """Counts its forwards, and may multiply by the count."""
+
+    calls: torch.Tensor
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.weight, self.reads = nn.Parameter(torch.ones(())), reads
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.calls += 1
+        return x * self.weight * (self.calls.clone() if self.reads else 1.0)
+
+
+@pytest.mark.parametrize(("reads", "gradient"), [(False, 1.0), (True, 2.0)])
+def test_gradients_are_right_unless_the_forward_reads_the_buffer_it_changes(
+    reads: bool, gradient: float
+) -> None:
+    model = Counting(reads=reads)
+    checkpoint(model, torch.ones(()), use_reentrant=False).backward()
+    assert model.weight.grad is not None
+    assert (model.calls.item(), model.weight.grad.item()) == (2.0, gradient)
+    said = " ".join(ENTRIES["checkpoint-changes-buffers-twice"].explanation.split())
+    assert "does not read the buffer that it changes, the gradients of that step are right" in said
+    assert "does read it, the recompute computes something else, and the gradients" in said
