@@ -295,7 +295,7 @@ def build():
 def test_a_scripted_function_has_one_derivative(own: Own) -> None:
     """Optimised, TorchScript would differentiate it by formulas of its own from the second call on:
     no other run has their bits."""
-    text = own(SCRIPTED)
+    text = own(SCRIPTED, name="scripted.py")  # the compiler asks for the module of this name
     for how in ({"compile": "aot_eager"}, {"checkpoint": "full"}, {"steps": 3}):
         found = judged(text, **(FP32 | how))
         assert not found.causes, [v.sentence() for v in found.causes]
