@@ -282,7 +282,7 @@ def test_a_model_that_fails_for_what_its_linears_lost_is_known(
     if entry is None:
         (verdict,) = found
         assert verdict.status == "not_applicable" and verdict.why.startswith(
-            "the model's own code fails on what the conversion dropped, before the library can"
+            "after the conversion, which dropped something, the model's own code raises before the"
         )
     elif entry:
         (verdict,) = (v for v in judgement.known if v.rule == "contract")

@@ -375,22 +375,7 @@ def build(): return Model(), torch.ones(4, 8)
     assert model.regions == (*blocks, "model.rest.0")
 
 
-@pytest.mark.parametrize(
-    ("of", "blocks"),
-    [
-        # the experts are called inside of the blocks, wherever they are stored
-        ("Inside", ("model.layers.0", "model.layers.1")),
-        ("First", ("model.layers.0", "model.layers.1")),
-        ("Twice", ("model.layers.0", "model.layers.1")),
-        ("Reversible", ()),
-        ("Two", ("model.encoder.0", "model.decoder.0", "model.decoder.1")),
-    ],
-)
-def test_blocks_that_no_checkpoint_of_their_own_recomputes(
-    own: Own, of: str, blocks: tuple[str, ...]
-) -> None:
-    (model, *_) = register(
-        own(f"""
+BLOCKS = """
 class Block(nn.Module):
     def __init__(self, part=None):
         super().__init__()
@@ -453,7 +438,23 @@ class Two(nn.Module):
     def forward(self, x):
         for one in (*self.encoder, *self.decoder): x = one(x)
         return x
-def build(): return {of}(), torch.ones(4, 8)
-""")
-    )
+def build(): return OF(), torch.ones(4, 8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("of", "blocks"),
+    [
+        # the experts are called inside of the blocks, wherever they are stored
+        ("Inside", ("model.layers.0", "model.layers.1")),
+        ("First", ("model.layers.0", "model.layers.1")),
+        ("Twice", ("model.layers.0", "model.layers.1")),
+        ("Reversible", ()),
+        ("Two", ("model.encoder.0", "model.decoder.0", "model.decoder.1")),
+    ],
+)
+def test_blocks_that_no_checkpoint_of_their_own_recomputes(
+    own: Own, of: str, blocks: tuple[str, ...]
+) -> None:
+    (model, *_) = register(own(BLOCKS.replace("OF", of)))
     assert model.regions == blocks

@@ -89,7 +89,7 @@ class _Draws(NamedTuple):
 
 def _draws_of(spec: Spec, now: Slice) -> _Draws:
     """More draws for a linear, whose bugs may depend on one element; those of a model seldom do,
-    and more Specs find more. At first, few of either: other Specs find more."""
+    and more Specs find more. In a run's first slices both have fewer."""
     if spec.direct:
         return _Draws(min(1.0, 2.0 * now.data), 20)
     return _Draws(now.data, now.least, MODEL_DRAWS, repeat=False, beside=frozenset({EAGER.name}))

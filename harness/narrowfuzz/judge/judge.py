@@ -46,7 +46,8 @@ class Judge(Observer):
     rules: Sequence[Rule] = RULES
     #: Called with each case that is judged, and the traces of its arms by name.
     observed: Callable[[Case, Mapping[str, Trace]], None] = lambda case, traces: None
-    #: Cure -> the judge that is used while it is in force, with programs of its own.
+    #: (cure, is it tried on a run that failed?) -> the judge that is used while the cure is in
+    #: force, with programs of its own.
     _under: dict[tuple[str, bool], Judge] = field(default_factory=dict)
     #: (case, rule, arm, cure) -> does the cure help? Cached while a case's verdicts are folded.
     _answers: dict[tuple[Case, str, str, str], bool] = field(default_factory=dict)

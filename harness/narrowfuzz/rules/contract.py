@@ -129,17 +129,17 @@ def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: boo
 
 
 def _before_a_refusal(evidence: Evidence, trace: Trace, base_fails: bool) -> str:
-    """Says that the model's own code failed on what the conversion dropped, where the library
-    should have refused a size: that is no refusal of the library's, and whether it would refuse
-    cannot be seen. "" if that is not so."""
+    """Says that the model's own code raised, after a conversion that dropped something, where the
+    library should have refused a size: that is no refusal of the library's, and whether it would
+    refuse cannot be seen. "" if that is not so."""
     error, census = trace.error, trace.census
     if error is None or not (evidence.refusal and error.own and base_fails and census):
         return ""
     if error.phase != "forward" or not any(c.kind.endswith(" lost") for c in census.changes):
         return ""
     return (
-        "the model's own code fails on what the conversion dropped, before the library can refuse "
-        f"a size: {error.type}: {_first_line(error.message)}"
+        "after the conversion, which dropped something, the model's own code raises before the "
+        f"library can refuse a size: {error.type}: {_first_line(error.message)}"
     )
 
 
