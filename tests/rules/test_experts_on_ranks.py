@@ -122,6 +122,7 @@ def test_gradients_of_experts_add_up_over_microbatches(sharding: dict[str, Any])
 
 
 @pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[3], PARTED[0]], ids=str)
+@pytest.mark.one_in(3)
 def test_ranks_that_share_experts_are_compiled(sharding: dict[str, Any]) -> None:
     drawn = case("torch.bf16", sharding, compile="aot_eager", steps=2)
     judged = judge().judge(drawn)
@@ -130,6 +131,7 @@ def test_ranks_that_share_experts_are_compiled(sharding: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], PARTED[0]], ids=str)
+@pytest.mark.one_in(2)
 def test_ranks_that_share_experts_skip_together(sharding: dict[str, Any]) -> None:
     spike = Spike("grad_output", row=5, col=3, bits="0x7f800000")
     how = {"steps": 2, "loss_scaling": "grad_scaler"}
