@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
@@ -19,6 +20,7 @@ from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.spec import Case, DataSpec, Spec, compile_key, dump_case, load_case
 from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, of_rung, partly_recomputed, specs
 from narrowfuzz.draw.strategies import (
+    NAN,
     OF_OPERATORS,
     SPIKES,
     WILD,
@@ -316,6 +318,35 @@ def test_every_value_class_is_drawn() -> None:
     seen = Counter(d.values for d in many_data() if d.regime == "wild")
     assert set(seen) == set(WILD)
     assert min(seen.values()) >= 10
+
+
+def kind_of_data(data: DataSpec) -> str:
+    return "lattice" if data.regime == "lattice" else data.values
+
+
+def lists_of_data(**fields: Any) -> Iterator[Counter[str]]:
+    """Of each drawn Spec with these fields the kinds of its data, and how many of them have NaN."""
+    some = specs([RECIPES["torch.fp32"]], compile="inductor", vary=DIRECT, **fields)
+    for batch in drawn(batches(some, ladders=lambda spec: 0), 60):
+        kinds = Counter(kind_of_data(case.data) for case in batch)
+        kinds["NaN"] = sum(any(s.bits == NAN for s in case.data.spikes) for case in batch)
+        yield kinds
+
+
+def test_the_data_of_a_spec_are_of_as_many_kinds_as_there_are() -> None:
+    for kinds in lists_of_data(models=()):
+        del kinds["NaN"]
+        lattice = kinds.pop("lattice")
+        assert 5 <= lattice <= 11 and lattice + kinds.total() == 16
+        assert {kind for kind, times in kinds.items() if times > 1} <= {"inf_nan"}
+    for kinds in lists_of_data(models=("mlp_gelu",), linears=False):
+        assert set(WILD) <= set(kinds) and "lattice" not in kinds
+
+
+def test_most_specs_meet_nan() -> None:
+    # drawn one by one, hardly any of ten did
+    for fields in ({"models": ()}, {"models": ("mlp_gelu",), "linears": False}):
+        assert statistics.mean(kinds["NaN"] > 0 for kinds in lists_of_data(**fields)) > 0.6
 
 
 def test_lattice_data_are_never_spiked_because_spikes_leave_the_grid() -> None:

@@ -60,8 +60,8 @@ _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
 #: and many of them without code generation. Forty eager models take as long as ten linears, and a
 #: slice sees only few of all models.
 _FIRST_PARTITIONED = Slice("aot_eager_decomp_partition", 6.0, "small", data=0.25, least=6)
-_FIRST_LINEARS, _FIRST_SMALL, _FIRST_OPERATORS = (
-    one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL, _COMPILED_OPERATORS)
+_FIRST_LINEARS, _FIRST_SMALL, _FIRST_OPERATORS, _FIRST_RECOMPUTED = (
+    one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL, _COMPILED_OPERATORS, _RECOMPUTED)
 )
 FIRST: tuple[Slice, ...] = (
     _CORPUS,
@@ -88,7 +88,7 @@ FIRST: tuple[Slice, ...] = (
     _LINEARS,
     _FIRST_PARTITIONED,
     _MODELS,
-    _FIRST_SMALL,
+    _FIRST_RECOMPUTED,
     _MODELS,
 )
 #: Then these, again and again. One slice has time for forty eager models, while one compiled model

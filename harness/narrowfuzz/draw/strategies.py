@@ -92,6 +92,7 @@ SPIKES = (
 #: Inf and NaN; and the same with numbers so large that their products with a factor above one
 #: overflow.
 SPECIAL, OVERFLOWING = SPIKES[:3], SPIKES[:6]
+NAN = "0x7fc00000"
 
 
 @st.composite
@@ -109,6 +110,36 @@ _SPIKES = st.lists(_spikes(), min_size=1, max_size=3)
 
 
 @st.composite
+def _exponents(draw: st.DrawFn) -> dict[str, Any]:
+    """Exponents that are small enough that products neither over- nor underflow."""
+    return {
+        f"{name}_exponent": draw(sampled(0, 0, 1, -3, 7, -9))
+        for name in ("input", "weight", "grad")
+    }
+
+
+@st.composite
+def _lattice(draw: st.DrawFn) -> DataSpec:
+    return DataSpec(regime="lattice", seed=draw(between(0, 2**32 - 1)), **draw(_exponents()))
+
+
+@st.composite
+def _of_class(draw: st.DrawFn, values: ValueClass, special: tuple[str, ...]) -> DataSpec:
+    """Wild data of a value class; ``special`` are the patterns of the first spike of inf_nan."""
+    exponents = {} if values in TAME else draw(_exponents())
+    spikes: tuple[Spike, ...] = ()
+    if values == "inf_nan":
+        spikes = (draw(_spikes(special)), *draw(_UP_TO_TWO_SPIKES))
+    elif draw(sampled(False, False, False, False, True)):
+        spikes = tuple(draw(_SPIKES))
+    seed = draw(between(0, 2**32 - 1))
+    return DataSpec(regime="wild", values=values, seed=seed, spikes=spikes, **exponents)
+
+
+_of_this_class = cache(_of_class)
+
+
+@st.composite
 def data_specs(
     draw: st.DrawFn,
     *,
@@ -117,24 +148,10 @@ def data_specs(
     special: tuple[str, ...] = SPECIAL,
 ) -> DataSpec:
     """Half lattice (if ``lattice``), half wild data of these value classes; ``special`` are the
-    patterns of the first spike of inf_nan. The exponents are small enough that products neither
-    over- nor underflow."""
-    seed = draw(between(0, 2**32 - 1))
-    exponents: dict[str, Any] = {
-        f"{name}_exponent": draw(sampled(0, 0, 1, -3, 7, -9))
-        for name in ("input", "weight", "grad")
-    }
+    patterns of the first spike of inf_nan."""
     if lattice and draw(sampled(False, True)):
-        return DataSpec(regime="lattice", seed=seed, **exponents)
-    values = draw(sampled(*classes))
-    if values in TAME:
-        exponents = {}
-    spikes: tuple[Spike, ...] = ()
-    if values == "inf_nan":
-        spikes = (draw(_spikes(special)), *draw(_UP_TO_TWO_SPIKES))
-    elif draw(sampled(False, False, False, False, True)):
-        spikes = tuple(draw(_SPIKES))
-    return DataSpec(regime="wild", values=values, seed=seed, spikes=spikes, **exponents)
+        return draw(_lattice())
+    return draw(_of_this_class(draw(sampled(*classes)), special))
 
 
 @st.composite
@@ -252,10 +269,34 @@ def _wild_data(
 
 
 @cache
+def _kinds(
+    lattice: bool, classes: tuple[ValueClass, ...], special: tuple[str, ...]
+) -> tuple[st.SearchStrategy[DataSpec], ...]:
+    """A strategy for each kind of data, repeated by weight: these value classes, of which inf_nan
+    begins with NaN or with another pattern in turn; and (if ``lattice``) as often lattice data."""
+    finite = [_of_this_class(values, special) for values in classes if values != "inf_nan"]
+    first = ((NAN,), tuple(bits for bits in special if bits != NAN))
+    infinite = len(classes) - len(finite)
+    both = range(infinite + 1 if infinite else 0)
+    kinds = [*finite, *(_of_this_class("inf_nan", first[i % 2]) for i in both)]
+    return (*kinds, *(len(kinds) * [_lattice()] if lattice else []))
+
+
+@st.composite
 def _data_lists(
-    draws: int, lattice: bool, classes: tuple[ValueClass, ...], special: tuple[str, ...]
-) -> st.SearchStrategy[list[DataSpec]]:
-    return st.lists(_wild_data(lattice, classes, special), min_size=draws, max_size=draws)
+    draw: st.DrawFn,
+    draws: int,
+    lattice: bool,
+    classes: tuple[ValueClass, ...],
+    special: tuple[str, ...],
+) -> list[DataSpec]:
+    """``draws`` DataSpecs. Kinds of data are drawn without replacement: drawn one by one, half of
+    all compiled Specs would never meet NaN."""
+    order = draw(st.permutations(_kinds(lattice, classes, special)))
+    return [draw(order[i % len(order)]) for i in range(draws)]
+
+
+_lists_of_data = cache(_data_lists)
 
 
 @st.composite
@@ -296,7 +337,7 @@ def batches(
     if spec.events and spec.compile == "none":
         draws = min(draws, _TRAINING_DRAWS)
     drawn = []
-    plain = _data_lists(draws, spec.direct, classes_of(spec), special_of(spec))
+    plain = _lists_of_data(draws, spec.direct, classes_of(spec), special_of(spec))
     some = _ladder_lists(draws, gemm) if gemm else plain
     for i, data in enumerate(draw(some)):
         turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec
