@@ -290,6 +290,16 @@ def test_the_first_entry_that_fits_explains_a_finding() -> None:
     assert Ledger(entries).match(FINGERPRINT, CASE, VERDICT, never) == "a"
 
 
+def test_an_entry_whose_conditions_suffice_comes_before_one_with_a_cure() -> None:
+    """A cure may remove more than what its entry is about, and takes another run."""
+    entries = [entry(id="a", cure="without_slp_vectorizer"), entry(id="b")]
+    asked: list[str] = []
+    ledger = Ledger(entries)
+    assert ledger.match(FINGERPRINT, CASE, VERDICT, lambda cure: not asked.append(cure)) == "b"
+    assert not asked
+    assert Ledger(entries[:1]).match(FINGERPRINT, CASE, VERDICT, lambda cure: True) == "a"
+
+
 def test_deviations_are_followed_where_their_entry_holds() -> None:
     ledger = Ledger(
         [

@@ -244,6 +244,9 @@ class Unpacks(Calls):
 class Writes(Unpacks):
     def called(self, y):
         return self.first(super().called(y)).add_(1.0)
+class WritesAlone(Calls):
+    def called(self, y):
+        return y.add_(1.0)
 class Same(nn.Linear):
     def forward(self, x):
         return super().forward(x) * 1.0
@@ -318,6 +321,15 @@ def test_a_second_known_failure_does_not_hide_the_first(own: Own) -> None:
     judgement = judged(text, ROWWISE, known=True)
     (verdict,) = (v for v in judgement.known if v.rule == "contract")
     assert not judgement.causes and verdict.explained_by == OWN_FORWARD
+
+
+def test_a_failure_that_any_converted_linear_shows_is_not_that_of_subclasses(own: Own) -> None:
+    """Left unconverted the subclass would not show it either. What it lost is known, too."""
+    text = own(CALLS.format(model="WritesAlone", last="Same", width=32))
+    judgement = judged(text, ROWWISE, known=True)
+    explained = {v.rule: v.explained_by for v in judgement.known}
+    assert not judgement.causes
+    assert explained == {"contract": "linear-output-in-place", "census": OWN_FORWARD}
 
 
 def test_what_a_conversion_loses_elsewhere_is_not_known(

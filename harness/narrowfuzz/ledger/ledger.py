@@ -258,16 +258,18 @@ class Ledger:
         self, fingerprint: str, case: Case, verdict: Verdict, cured: Callable[[str], bool]
     ) -> str:
         """The id of the entry that explains a finding, or "". ``cured`` returns whether the finding
-        is gone under a cure."""
+        is gone under a cure. Entries whose conditions suffice come first: they name the error
+        itself, where a cure, such as to leave a linear unconverted, may also remove others."""
         context = self._context(case, verdict)
+        by_cure: list[tuple[Entry, tuple[str, ...]]] = []
         for entry in (*self.entries, *self.unnamed):
-            fitting = entry.fitting(fingerprint, context)
-            if not fitting or not self._holds(entry):
-                continue
-            if any(
-                all(cured(cure) for cure in filter(None, (entry.cure, match.cure)))
-                for match in fitting
-            ):
+            for match in entry.fitting(fingerprint, context):
+                cures = tuple(filter(None, (entry.cure, match.cure)))
+                if not cures and self._holds(entry):
+                    return entry.id
+                by_cure.append((entry, cures))
+        for entry, cures in by_cure:
+            if cures and self._holds(entry) and all(map(cured, cures)):
                 return entry.id
         return ""
 
