@@ -109,6 +109,49 @@ def test_one_program_is_not_said_to_be_each(programs: int, says: str) -> None:
     assert _compiling("inductor", 1, programs, 12.0).startswith(f"{says}: that may not fit")
 
 
+TRANSPOSES = """
+import torch
+from torch import nn
+class Transposes(nn.Linear):
+    def forward(self, x): return {product}
+def build():
+    return nn.Sequential(nn.Linear(64, 64), Transposes(64, 64, bias=False)), torch.ones(32, 64)
+"""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "backends", "product", "note"),
+    [
+        (MX, ("wrapper",), "x @ self.weight.T", f"{MX} converts 1, but"),
+        (MX, ("linear", "wrapper"), "x @ self.weight.T", f"{MX} with backend wrapper converts 1,"),
+        (MX, ("wrapper",), "nn.functional.linear(x, self.weight) * 0.5", ""),
+        (MX, ("wrapper",), "super().forward(x) @ self.weight.T", ""),
+        (MX, ("linear",), "x @ self.weight.T", ""),
+        ("torchao.float8.rowwise", ("",), "x @ self.weight.T", ""),
+        ("torch.fp32", ("",), "x @ self.weight.T", ""),
+    ],
+)
+def test_linears_whose_own_forward_quantises_nothing_are_named(
+    tmp_path: Path, recipe: str, backends: tuple[str, ...], product: str, note: str
+) -> None:
+    """quantize_ wraps a weight, but its transpose is an ordinary tensor. Rowwise replaces the
+    forward, and ``linear`` converts no subclass."""
+    (tmp_path / "mine.py").write_text(TRANSPOSES.format(product=product))
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    chosen = load_recipes()[recipe]
+    options = RunOptions(models=(model.name,), recipes=(recipe,))
+    one = Configuration(options, model, (), "none", "none", (), (recipe,), [chosen])
+    specs = [
+        fixed(Spec(recipe=recipe, backend=backend, model=model.name), chosen)
+        for backend in backends
+    ]
+    said = [line for line in head(one, 10, specs).splitlines() if line.startswith("note: ")]
+    assert len(said) == bool(note)
+    for line in said:
+        assert line.startswith(f"note: {note}")
+        assert line.endswith("but nothing that their own forward multiplies is quantised")
+
+
 LAYERS = """
 import torch
 from torch import nn

@@ -19,7 +19,7 @@ from narrowfuzz.ledger.advice import of_models
 from narrowfuzz.ledger.facts import Fact
 from narrowfuzz.machine.device import torch_name
 from narrowfuzz.models.model import Model
-from narrowfuzz.recipe.recipe import FILTERED, Recipe, named
+from narrowfuzz.recipe.recipe import FILTERED, Emit, Recipe, named, no_tap
 from narrowfuzz.trace.words import few, plural
 
 #: The kinds of data on which the user's configuration is judged first, from tame to wild.
@@ -102,7 +102,8 @@ def head(one: Configuration, first: int, specs: Sequence[Spec]) -> str:
         programs = sum(spec.compile != "none" for spec in specs)
         seconds = None if options.cases else 60 * minutes
         lines.append(_compiling(one.compile, len(model.linears), programs, seconds))
-    lines += [f"note: {note}" for note in (*_notes(one), *_refused(one, specs))]
+    notes = (*_notes(one), *_refused(one, specs), *_not_quantised(one, specs))
+    lines += [f"note: {note}" for note in notes]
     return "\n".join(lines)
 
 
@@ -228,6 +229,70 @@ def _refusal(
         frozenset(converted),
         frozenset(name.removeprefix("model.") for name in taken),
     )
+
+
+def _not_quantised(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:
+    """Which linears with a forward of their own the recipes convert without effect: the forward
+    takes the parameters and multiplies them by itself, as ``x @ self.weight.T``. A recipe's
+    backends are named if they differ in that."""
+    found: dict[tuple[str, tuple[str, ...]], set[str]] = {}
+    backends: dict[str, set[str]] = {}
+    for spec in specs if one.model.own_forwards else ():
+        recipe = next(recipe for recipe in one.recipes if recipe.name == spec.recipe)
+        if (backend := recipe.backend(spec)) in backends.setdefault(spec.recipe, set()):
+            continue
+        backends[spec.recipe].add(backend)
+        if names := _untapped(one.model, recipe, spec):
+            found.setdefault((spec.recipe, names), set()).add(backend)
+    for (name, names), those in found.items():
+        which = f" with backend {' or '.join(sorted(those))}" if those < backends[name] else ""
+        layers = few([layer.removeprefix("model.") for layer in names], _NAMED)
+        yield (
+            f"{name.partition(FILTERED)[0]}{which} converts {layers}, but nothing that their own "
+            "forward multiplies is quantised"
+        )
+
+
+def _untapped(model: Model, recipe: Recipe, spec: Spec) -> tuple[str, ...]:
+    """Names of the linears with a forward of their own that this recipe converts, and whose calls
+    in one forward quantise nothing; () if the recipe's products cannot be observed, or if the
+    converted model raises, which its cases report."""
+    if recipe.converted is None or recipe.tap is no_tap:
+        return ()
+    import torch
+
+    from narrowfuzz.play.dtypes import DTYPES
+    from narrowfuzz.play.kernels import eagerly
+
+    called: dict[str, int] = {}
+    running: list[str] = []
+
+    def took(*operands: Any) -> None:
+        for name in running:
+            called[name] += 1
+
+    def begin(name: str) -> None:
+        called.setdefault(name, 0)
+        running.append(name)
+
+    def end(*_: Any) -> None:
+        running.pop()
+
+    with torch.random.fork_rng(devices=()), eagerly():
+        try:
+            built = model.build(spec, dtype=DTYPES[spec.dtype], device="cpu")
+            built = recipe.convert(built, spec)
+            modules = dict(built.named_modules())
+            for name in model.own_forwards:
+                layer = modules.get(name)
+                if layer is not None and recipe.converted(layer):
+                    layer.register_forward_pre_hook(lambda *_, name=name: begin(name))
+                    layer.register_forward_hook(end)
+            with recipe.tap(Emit(took)):
+                built.called(built.given[built.driven])
+        except Exception:  # noqa: BLE001 - cases run it, too, and report what it raises
+            return ()
+    return tuple(name for name in model.own_forwards if called.get(name) == 0)
 
 
 def _linears(model: Model, spec: Spec) -> dict[str, Any]:
