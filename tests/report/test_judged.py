@@ -15,6 +15,7 @@ from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Gradients, Model, Product
+from narrowfuzz.operators.optimizer_steps import STEPS
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.judged import (
     COUNTING_RULES,
@@ -160,13 +161,14 @@ def test_the_verdict_says_what_was_compared_and_no_more(tmp_path: Path, own: Mod
     assert "step" not in said and "reload" not in said  # none was judged
     calls = [Verdict("O25", "eager", role, "ok") for role in ("sum", "layer_norm.output")]
     others = {"silu": "no reference", "cos": "no reference", "attention": "dropout", "sum": "empty"}
+    calls.append(Verdict("O25", "eager", "sum", "inconclusive", why="every element overflows"))
     calls += [Verdict("O25", "eager", x, "not_applicable", why=why) for x, why in others.items()]
     share = judged(Counter(counts | called(calls)), BF16, arms, [own.name], "cpu")
     said = ended(tmp_path, share, dict.fromkeys(counts, 1)).soundness()
     assert "; call by call layer norms and sums; " in said
     assert (
-        "Not checked: attention (dropout); cos and silu (no reference); formulas that combine "
-        in said
+        "Not checked: attention (dropout); cos and silu (no reference); other sums (empty); "
+        "formulas that combine " in said
     )
     assert not called([Verdict("O5", "eager", "a", "ok"), Verdict("O25", "eager", "output", "ok")])
     trained = msgspec.structs.replace(
@@ -336,3 +338,16 @@ def test_a_model_whose_backward_always_raises_does_not_train(tmp_path: Path, own
 def test_what_is_not_a_users_model_lacks_nothing(tmp_path: Path) -> None:
     share = Judged(frozenset(), (("torch.bf16", "eager", "linear"),))
     assert not ended(tmp_path, share, {"first": 0}, subject="").lacking
+
+
+@pytest.mark.parametrize(
+    ("judged_steps", "what"), [((), "steps"), (("sgd_step.param",), "other steps")]
+)
+def test_steps_that_nobody_judged_are_other_ones_than_those_that_were(
+    judged_steps: tuple[str, ...], what: str
+) -> None:
+    """Of a model that one backend converts to a library's own tensors, and another does not."""
+    verdicts = [Verdict("O25", "eager", role, "ok") for role in judged_steps]
+    verdicts.append(Verdict("O25", "eager", STEPS, "not_applicable", why="of other parameters"))
+    share = judged(Counter(called(verdicts)), BF16, ["eager"], [], "cpu")
+    assert share.unjudged == {f"{what} of optimizers": "of other parameters"}

@@ -22,7 +22,7 @@ from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.operators import BY_KERNEL, BY_LIBRARY, BY_NAME, arguments_of, of_function
 from narrowfuzz.operators.low_bit_steps import KINDS, ROUNDS, read_low_bit_step
 from narrowfuzz.operators.operator import Operator, Read
-from narrowfuzz.operators.optimizer_steps import LARGEST_PARAMETER, read_step
+from narrowfuzz.operators.optimizer_steps import LARGEST_PARAMETER, STEPS, read_step
 from narrowfuzz.play.function_call import called
 from narrowfuzz.play.layers import in_backward, tensors_of
 from narrowfuzz.play.watches import AttentionWatch, KernelWatch, by_name, copied, unseen
@@ -54,8 +54,6 @@ OTHER_FORM = "in a form that has no reference"
 IN_PLACE = "in place, or into a tensor that is given"
 #: Kernels that are judged in at least one overload.
 _JUDGED = frozenset(name.partition(".")[0] for name in BY_KERNEL)
-#: The key in ``unjudged`` for steps of optimizers.
-_STEPS = "steps of optimizers"
 
 
 @dataclass
@@ -196,15 +194,15 @@ class OperatorWatch(AttentionWatch):
         self._stepping, self._begun = True, []
         low_bit = kind in KINDS and home.startswith("torchao.")
         if not low_bit and not home.startswith("torch.optim"):
-            self.unjudged[_STEPS] = f"{home.partition('.')[0]}'s {kind}"
+            self.unjudged[STEPS] = f"{home.partition('.')[0]}'s {kind}"
             return
         if getattr(stepping, "found_inf", None) is not None:
-            self.unjudged[_STEPS] = f"{kind} that unscales its gradients itself, for a GradScaler"
+            self.unjudged[STEPS] = f"{kind} that unscales its gradients itself, for a GradScaler"
             return
         every = [parameter for group in stepping.param_groups for parameter in group["params"]]
-        if any(type(parameter) not in _PLAIN for parameter in every):
+        if others := sorted({type(p).__name__ for p in every if type(p) not in _PLAIN}):
             # what a library's own tensor wraps may be another parameter's memory
-            self.unjudged[_STEPS] = "a parameter is a library's own tensor"
+            self.unjudged[STEPS] = f"a parameter is of the tensor subclass {others[0]}"
             return
         for group in stepping.param_groups:
             for parameter in group["params"]:
@@ -218,7 +216,7 @@ class OperatorWatch(AttentionWatch):
                         else:
                             step = read_step(kind, group, parameter, state)
                 except Unjudged as error:
-                    self.unjudged[_STEPS] = str(error)
+                    self.unjudged[STEPS] = str(error)
                     continue
                 if step is not None and (call := self._called(step[0], "optimizer", step[1])):
                     self._begun.append((parameter, call))

@@ -53,6 +53,8 @@ _PUBLISHED = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_steps": 5}
 #: The largest number of elements of a parameter: scripts contain whole tensors, and would have
 #: megabytes for larger ones.
 LARGEST_PARAMETER = 2**18
+#: Steps of any optimizer, in words.
+STEPS = "steps of optimizers"
 
 
 def read_step(

@@ -23,6 +23,7 @@ from narrowfuzz.machine.device import torch_name_before_begin
 from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.operators import BY_NAME as OPERATORS
+from narrowfuzz.operators.optimizer_steps import STEPS
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.report.tally import counted
 from narrowfuzz.rules import RULES
@@ -74,7 +75,8 @@ class Judged:
     events: tuple[str, ...] = ()
     #: Operators with at least one judged call, in words.
     operators: tuple[str, ...] = ()
-    #: Operators (in words) and kernels (by name) without a judged call -> why.
+    #: Operators (in words) and kernels (by name) without a judged call -> why; and "other ..." of
+    #: those of which calls of another form were judged.
     unjudged: Mapping[str, str] = field(default_factory=dict)
     #: Combinations never judged -> why, where a case has shown the reason.
     why: Mapping[Combination, str] = field(default_factory=dict)
@@ -202,16 +204,18 @@ def happened(case: Case) -> set[tuple[Any, ...]]:
 
 def called(verdicts: Iterable[Verdict]) -> set[tuple[Any, ...]]:
     """("met", ("operator", words)) for each operator with a call that was judged, and ("met",
-    ("unjudged", (what, why))) for each operator or kernel with a call that could not be judged."""
+    ("unjudged", (what, why))) for each operator or kernel with a call that could not be judged:
+    "unjudged" for its data, "uncovered" for its form, whatever the data."""
+    kinds = {"inconclusive": "unjudged", "not_applicable": "uncovered"}
     of_calls = [verdict for verdict in verdicts if verdict.rule == "O25"]
     return {
         ("met", ("operator", _OPERATORS[verdict.role]))
         for verdict in of_calls
         if verdict.status in JUDGED and verdict.role in _OPERATORS
     } | {
-        ("met", ("unjudged", (_WORDS.get(verdict.role, verdict.role), verdict.why)))
+        ("met", (kinds[verdict.status], (_WORDS.get(verdict.role, verdict.role), verdict.why)))
         for verdict in of_calls
-        if verdict.status in ("inconclusive", "not_applicable") and verdict.role not in ROLES
+        if verdict.status in kinds and verdict.role not in ROLES
     }
 
 
@@ -238,9 +242,14 @@ def judged(
     with_what = [what for (what,) in counted(counts, "met")]
     operators = tuple(sorted(what for kind, what in with_what if kind == "operator"))
     unjudged: defaultdict[str, set[str]] = defaultdict(set)
-    for what, why in (what for kind, what in with_what if kind == "unjudged"):
-        if what not in operators:
-            unjudged[what].add(why)
+    steps = any(what.startswith("steps of") for what in operators)
+    for kind, what in with_what:
+        if kind in ("unjudged", "uncovered"):
+            name, why = what
+            if name not in operators and not (name == STEPS and steps):
+                unjudged[name].add(why)
+            elif kind == "uncovered":
+                unjudged[f"other {name}"].add(why)
     return Judged(
         frozenset(met & whole),
         tuple(sorted(whole - met)),
