@@ -25,6 +25,8 @@ from narrowfuzz.triage.finding import OUT_OF_TIME, Finding, known_words, replay_
 
 #: The largest number of gradients that a sentence lists.
 _NAMED = 4
+#: Why cases have not run where more time would not help: what the traceback says.
+_BROKEN = "narrowfuzz itself failed, with the traceback that it printed"
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class Ended:
             return f"{head}: {found[0].sentence}{more}"
         if not counts["cases"]:
             more = "" if self.counted else ". Give it more --minutes"
+            more = f": {_BROKEN}" if self.tally.broken else more
             return f"{subject}: nothing was checked{more}"
         if counts["first stopped"] and not (self.share.met and self.first_ran):
             # if rules judged every arm in other cases, as those of a forward alone, it does run
@@ -144,8 +147,7 @@ class Ended:
             found.append(f"it ended before {problems} could be confirmed: {late[0].sentence}")
         stopped = counts["first stopped"]
         if counts["first"] < self.first:
-            more = f": give it more {'--cases' if self.counted else '--minutes'}"
-            more = "" if stopped and not self.first_ran else more
+            more = "" if stopped and not self.first_ran else f": {self._more}"
             found.append(f"{_tried(counts['first'], self.first)}{more}")
         if stopped and (self.share.never or not self.first_ran):
             raised = f"{stopped} of its first {plural(self.first, 'case')} raised"
@@ -172,12 +174,17 @@ class Ended:
         whys = [why for why, _ in sorted(times.items(), key=lambda item: (-item[1], item[0]))]
         return [why for why in whys if not why.startswith(known_issue(""))] or whys
 
+    @property
+    def _more(self) -> str:
+        """What to do about cases that have not run, or what has kept them from running."""
+        more = f"give it more --{'cases' if self.counted else 'minutes'}"
+        return _BROKEN if self.tally.broken else more
+
     def _never_judged(self) -> Iterator[str]:
         """A sentence per reason, with the arms that were never judged for that reason."""
         by_reason: defaultdict[str, set[str]] = defaultdict(set)
-        more = f"give it more --{'cases' if self.counted else 'minutes'}"
         for one in self.share.never:
-            by_reason[self.share.why.get(one, more)].add(one[1])
+            by_reason[self.share.why.get(one, self._more)].add(one[1])
         for why, arms in sorted(by_reason.items()):
             yield f"never judged on {', '.join(sorted(arms))}: {self._titled(why)}"
 
