@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from narrowfuzz.case.spec import DataSpec, Spike
 from narrowfuzz.judge.judge import Judge
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.report.judged import judged_layers
@@ -395,6 +396,36 @@ def test_a_bias_that_the_wrapper_drops_is_known_and_that_of_a_norm_is_not(own: O
     )
     found = judged(text, MX, backend="wrapper", known=True)
     assert not found.causes and entries(found) == {"mx-wrapper-drops-bias"}
+
+
+#: As the heads of BERT-like models, which hold the bias of their last linear, too.
+HEAD = """
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(D))
+        self.decoder = nn.Linear(D, D)
+        {tie}
+    def forward(self, x):
+        return self.decoder(x) {plus}
+def build(): return rows(Head())
+"""
+TIE = "self.decoder.bias = self.bias"
+
+
+@pytest.mark.parametrize(
+    ("tie", "plus"), [(TIE, ""), (TIE, "+ self.bias"), ("pass", "+ self.bias")]
+)
+def test_a_dropped_bias_is_known_by_the_name_that_another_module_gives_it(
+    own: Own, tie: str, plus: str
+) -> None:
+    """Where the model also adds it, it has a gradient, and nothing is missing."""
+    text = own(PARTS + HEAD.format(tie=tie, plus=plus))
+    tied = {"model.decoder.bias": "model.bias"} if tie == TIE else {}
+    assert MODELS[register(text)[0].name].tied_biases == tied
+    found = judged(text, MX, backend="wrapper", known=True)
+    unties = {"mx-wrapper-unties-weights"} if tied else set()
+    assert not found.causes and entries(found) == {"mx-wrapper-drops-bias", *unties}
 
 
 # What a compiled graph multiplies by.

@@ -110,6 +110,9 @@ class Model:
     #: -> their first names.
     linears: tuple[str, ...] = ()
     also: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: Biases of those linears that another module holds, too, under a name that comes first -> that
+    #: name, by which their gradients are known: ``lm_head.decoder.bias`` -> ``lm_head.bias``.
+    tied_biases: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Those of a subclass of ``nn.Linear`` with a forward of its own.
     own_forwards: tuple[str, ...] = ()
     #: Trainable parameters of a user's own model that get no gradient with its example input.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin
 
-from narrowfuzz.arms.model_names import other_names
+from narrowfuzz.arms.model_names import other_names, tied_names
 from narrowfuzz.case.spec import LARGEST_OWN
 from narrowfuzz.machine.environment import one_thread
 from narrowfuzz.models.catalog import FIXED_BY_OWN
@@ -112,6 +112,11 @@ def tried(source: Source) -> Model:
         own=True,
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),
         also=other_names(own),
+        tied_biases={
+            name: first
+            for name, first in tied_names(own).items()
+            if name.endswith(".bias") and name.removeprefix("model.").rpartition(".")[0] in linears
+        },
         own_forwards=tuple(
             f"model.{name}".rstrip(".")
             for name, linear in linears.items()

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from narrowfuzz.case.ladder import BY_NAME
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import diverged, plain
@@ -182,7 +183,9 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
         return plain("contract", arm, "backward", "not_applicable", why)
     if not missing:
         return plain("contract", arm, "backward", "ok")
-    biases = {"grad_bias", *(f"{layer}.bias.grad" for layer in evidence.layers)}
+    first = MODELS[evidence.spec.model].tied_biases
+    names = (f"{layer}.bias" for layer in evidence.layers)
+    biases = {"grad_bias", *(f"{first.get(name, name)}.grad" for name in names)}
     if biases.issuperset(missing) and "bias_ignored" in evidence.deviations:
         known = evidence.deviations["bias_ignored"]
         return plain("contract", arm, "backward", "ok").known(known)
