@@ -147,6 +147,7 @@ SHOWN_BY = {
     "float8-attention-output-unquantised": (ROWWISE, "eager", "MultiheadAttention"),
     "lazy-linears": (ROWWISE, "eager", "LazyLinear"),
     "float8-swap-drops-own-forward": (ROWWISE, "eager", "subclass of Linear"),
+    "float8-linear-registered-twice": (ROWWISE, "eager", "Linear of several names"),
 }
 
 

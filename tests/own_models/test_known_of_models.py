@@ -54,6 +54,22 @@ def test_classes_derived_from_linear_are_known(own: Own, layer: str, derived: bo
     assert ("subclass of Linear" in modules) is derived
 
 
+@pytest.mark.parametrize("second", ["nn.Linear(8, 8)", "self.first"])
+def test_a_linear_of_several_names_is_known(own: Own, second: str) -> None:
+    source = (
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first = nn.Linear(8, 8)\n"
+        f"        self.second = {second}\n"
+        "    def forward(self, x): return self.second(self.first(x))\n"
+        "def build(): return Model(), torch.ones(4, 8)\n"
+    )
+    modules = register(own(source))[0].modules
+    assert modules is not None
+    assert ("Linear of several names" in modules) is (second == "self.first")
+
+
 WORDS = """
 class Words(nn.Module):
     def __init__(self, table, rest, norm, attend=""):

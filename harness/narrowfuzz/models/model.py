@@ -148,7 +148,8 @@ class Model:
     #: user's own model calls; None: unknown.
     operators: frozenset[str] | None = None
     #: Names of the classes of a user's own model's modules, and of torch's that they are made of;
-    #: "subclass of Linear" for one of its own of torch's; None: unknown.
+    #: "subclass of Linear" for one of its own of torch's, "Linear of several names" if one is
+    #: registered more than once; None: unknown.
     modules: frozenset[str] | None = None
     #: Names of the deviations of kernels (``operators/``) that may affect the calls of a user's own
     #: model, and ``FINITE_MASK`` if it calls such attention; None: unknown.

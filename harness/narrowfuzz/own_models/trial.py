@@ -196,12 +196,16 @@ def _affected(
 
 def _classes(module: nn.Module) -> frozenset[str]:
     """Names of the classes of its modules and of their bases; ``subclass of Linear`` for a class
-    that is not torch's own and is derived from torch's of that name."""
+    that is not torch's own and is derived from torch's of that name; ``Linear of several names``
+    if it has one that is registered more than once."""
+    several = {"Linear of several names"} if other_names(module) else set()
     every = {base for part in module.modules() for base in type(part).__mro__}
     derived = {base for one in every if not _of_torch(one) for base in one.__mro__[1:]}
-    return frozenset(base.__name__ for base in every) | {
-        f"subclass of {base.__name__}" for base in derived if _of_torch(base)
-    }
+    return (
+        frozenset(base.__name__ for base in every)
+        | several
+        | {f"subclass of {base.__name__}" for base in derived if _of_torch(base)}
+    )
 
 
 def _of_torch(kind: type) -> bool:
