@@ -16,7 +16,7 @@ from narrowfuzz.trace.expect import between, number
 from narrowfuzz.trace.verdict import Verdict
 
 #: Why results inside their intervals do not pass: zeros, or the opposite signs, would fit, too.
-NOTHING = "no element is known to be nonzero"
+NOTHING = "every element may be 0"
 _UNKNOWN = "every element may overflow or is NaN"
 
 

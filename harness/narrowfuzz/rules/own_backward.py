@@ -121,7 +121,7 @@ def compared(
     if left.size and not judged.any():
         return replace(passed, status="inconclusive", why="sums out of range")
     if not bad.any():
-        why = "" if wrong.any() else "no sum is known to be nonzero"
+        why = "" if wrong.any() else "every sum may be 0"
         return replace(passed, status="inconclusive", why=why) if why else passed
     n = first(bad)
     interval = Within(bits(left[n] - limit[n]), bits(left[n] + limit[n]))
