@@ -4,13 +4,16 @@ were not."""
 from __future__ import annotations
 
 import io
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from narrowfuzz.own_models import register
 from narrowfuzz.report.judged import Judged
+from narrowfuzz.report.store import Store
 from narrowfuzz.report.summary import _print_layers
 from rich.console import Console
+from test_accepted import of
 
 SOURCE = """
 import torch, torch.nn.functional as F
@@ -79,3 +82,17 @@ def test_nothing_is_said_where_all_were_checked(tmp_path: Path) -> None:
     assert isinstance(console.file, io.StringIO)
     (line,) = console.file.getvalue().splitlines()
     assert line.endswith("eager: 10 of 10 linears checked one by one")
+
+
+def test_a_filter_is_not_repeated(tmp_path: Path) -> None:
+    """Its globs may fill lines, and the first line of a check has them."""
+    (tmp_path / "mine.py").write_text(SOURCE)
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    one = "torchao.mxfp8.rceil@!up,!down", "eager", model.name
+    share = Judged(frozenset({one}), (), {one: frozenset(model.linears)})
+    console = Console(file=io.StringIO(), width=1000)
+    _print_layers(console, share)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().startswith("  torchao.mxfp8.rceil (filtered), eager: 10 of 10")
+    said = of(Store(tmp_path / "run"), Counter(), share=share, subject="mine.py:build").compared()
+    assert said.startswith("Checked with torchao.mxfp8.rceil (filtered): 10 of 10 linears")

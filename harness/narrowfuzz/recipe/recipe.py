@@ -306,6 +306,12 @@ def load_every(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> d
 FILTERED = "@"
 
 
+def in_short(name: str) -> str:
+    """A recipe's name in a sentence, without the globs of its filter."""
+    base, filtered, _ = name.partition(FILTERED)
+    return base + " (filtered)" * bool(filtered)
+
+
 def _filtered(recipes: Mapping[str, Recipe], name: str) -> Recipe:
     base, _, globs = name.partition(FILTERED)
     if base not in recipes:

@@ -13,6 +13,7 @@ from narrowfuzz.draw.coverage import Pair
 from narrowfuzz.ledger.ledger import Entry, Ledger
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import in_short
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.glossary import new_and_known
 from narrowfuzz.report.judged import Combination, Judged, known_issue
@@ -199,7 +200,7 @@ class Ended:
         share = self.share
         own = [one for one in sorted(share.met) if MODELS[one[2]].by_default]
         arms = [arm for arm in LADDER if any(one[1] == arm.name for one in own)]
-        recipes = ", ".join(dict.fromkeys(recipe for recipe, _, _ in own))
+        recipes = ", ".join(dict.fromkeys(in_short(recipe) for recipe, _, _ in own))
         ways = [*dict.fromkeys(how for arm in arms for how in _ways(arm))]
         text = f"Checked with {recipes}: {_linears(share, own)}"
         if elsewhere := _of_elsewhere(own):

@@ -17,6 +17,7 @@ from narrowfuzz.draw.coverage import Pair, missing, table
 from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
+from narrowfuzz.recipe.recipe import in_short
 from narrowfuzz.report.explanation import saved_answer_lines
 from narrowfuzz.report.glossary import NOT_FILTERED
 from narrowfuzz.report.judged import JUDGED, Judged
@@ -133,7 +134,7 @@ def _print_layers(console: Console, share: Judged) -> None:
     for recipe, arm, name in sorted(one for one in share.met if one[2] in own):
         every = own[name]
         seen = [layer for layer in every if layer in share.layers[recipe, arm, name]]
-        how = f"  {recipe}, {ARMS[arm].words}:"
+        how = f"  {in_short(recipe)}, {ARMS[arm].words}:"
         line = f"{how} {len(seen)} of {plural(len(every), 'linear')} checked one by one"
         rest: defaultdict[str, list[str]] = defaultdict(list)
         for layer in every:
