@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 from fresh import ends
 from narrowfuzz.campaign.run_options import RunOptions
+from narrowfuzz.case.arm import COMPILED, Compile
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.advice import applying, of_models
-from narrowfuzz.ledger.facts import may_hold
+from narrowfuzz.ledger.facts import Fact, may_hold
 from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine, machine
@@ -222,3 +223,15 @@ def test_the_command_that_is_named_lists_what_is_known_of_what_was_asked_for(
     assert ends(*command, "--json") == 0
     found = [record["id"] for record in json.loads(capsys.readouterr().out)]
     assert sorted(found) == sorted(named(ROWWISE, "inductor+checkpoint_selective"))
+
+
+@pytest.mark.parametrize("compile", ["inductor", "aot_eager"])
+def test_a_check_names_what_its_own_compiler_may_show(compile: Compile) -> None:
+    """Cases of Inductor also run on aot_eager, but as what comes before."""
+    recipes = [load_every()["torch.bf16"]]
+    arms = [BY_NAME["eager"], *COMPILED[compile]]
+    facts: dict[str, Fact] = {"compile": compile, "dynamic": False}
+    found = {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", facts)}
+    assert ("aot-eager-gradient-strides" in found) is (compile == "aot_eager")
+    assert "dynamic-float-in-checkpoint" not in found
+    assert "embedding-narrow-sums" in found

@@ -35,17 +35,20 @@ def applying(
     """The entries that some case of these recipes may show on these arms, the most severe first.
 
     Conditions of an entry on data, model or shape are assumed to be met by some case, except where
-    the ``configuration`` has a fact that contradicts them. Conditions on the machine and the device
-    must hold, and the library must be installed. Its version may be one that the entry does not
-    name, but not one in which the issue is known to be absent.
+    the ``configuration`` has a fact that contradicts them; its cases are compiled as it says, or
+    not at all, though they also run on the lower arms of their ladder. Conditions on the machine
+    and the device must hold, and the library must be installed. Its version may be one that the
+    entry does not name, but not one in which the issue is known to be absent.
     """
     here = {name: read(machine) for name, read in OF_MACHINE.items()}
+    compiled = configuration.get("compile")
     known = [
         {**here, "device": device, **configuration, **facts}
         for recipe in recipes
         for arm in arms
         if _runs_on(recipe, arm)
         for facts in _facts(recipe, arm)
+        if compiled is None or facts["compile"] in ("none", compiled)
     ]
     found = [
         entry
