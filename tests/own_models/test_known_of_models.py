@@ -12,6 +12,7 @@ import torch
 from narrowfuzz.models.model import FINITE_MASK
 from narrowfuzz.own_models import register
 from narrowfuzz.own_models.affected import _Affected
+from test_own_causes import judged
 
 HEAD = "import torch, torch.nn.functional as F\nfrom torch import nn\n"
 Own = Callable[..., str]
@@ -170,3 +171,27 @@ def test_nothing_is_known_of_a_model_that_autocast_breaks(own: Own) -> None:
     broken = WORDS.replace("if self.attend", "assert h.dtype == fp32\n        if self.attend")
     made = "Words(fp32, fp32, fp32), torch.arange(32).reshape(-1, 8) % 16\n"
     assert register(own(broken + made))[0].affected is None
+
+
+#: Compiled, the gradients of all parameters are twice those of eager.
+DOUBLED = """
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.up = nn.Embedding(4, 32), nn.Linear(32, 32, bias=False)
+    def forward(self, ids):
+        y = self.up(self.embed(ids))
+        return y + (y - y.detach()) if torch.compiler.is_compiling() else y
+def build():
+    torch.manual_seed(0)
+    return Words().bfloat16(), torch.arange(256) % 4
+"""
+
+
+def test_what_is_known_of_one_gradient_hides_no_difference_of_others(own: Own) -> None:
+    """The sums of the embedding's gradient are narrow, in eager as well as compiled."""
+    found = judged(own(DOUBLED), compile="aot_eager", known=True)
+    assert {v.explained_by for v in found.known} == {"embedding-narrow-sums"}
+    (verdict,) = found.causes
+    assert (verdict.rule, verdict.arm) == ("O8", "aot_eager")
+    assert verdict.at.name == "model.up.weight.grad"

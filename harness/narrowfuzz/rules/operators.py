@@ -90,7 +90,7 @@ def judge_call(
             continue
         at = first(bad := outside_of[name])
         # a sum in a module's backward is identified by the gradient that it computes
-        layer = call.module or ("" if trace is None else _gives(trace, got))
+        layer = call.module or ("" if trace is None else gives(trace, got))
         wanted = Within(bits(result.lo[at]), bits(result.hi[at]))
         found = Verdict(
             NAME,
@@ -156,7 +156,7 @@ def _factor(got: F32, expected: Expected, at: tuple[int, ...]) -> float:
     return off / allowed if np.isfinite(off) and 0.0 < allowed < np.inf else 0.0
 
 
-def _gives(trace: Trace, result: F32) -> str:
+def gives(trace: Trace, result: F32) -> str:
     """The module whose parameter has exactly this gradient, "" if there are none or several."""
     names = {
         name.rpartition(".grad")[0].rpartition(".")[0]

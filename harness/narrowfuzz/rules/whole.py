@@ -14,9 +14,11 @@ from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import OPTIMIZERS, Spec
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.operators import OPERATORS_OF
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import BY_CHANCE, EAGER, Evidence, identical, same_bits
 from narrowfuzz.rules.gemm import on_lattice
+from narrowfuzz.rules.operators import gives
 from narrowfuzz.rules.rule import diverged, diverged_from, first, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import FINITE, Near, Same, bits
@@ -81,11 +83,19 @@ def equal_outputs(
     names: frozenset[str] | None = None,
 ) -> Verdict:
     """One verdict for a whole run: every result has the bits of the ``other`` run, which addresses
-    call ``than``. With ``names`` only these results must; the rest must only exist in both runs."""
-    arm = trace.arm
+    call ``than``. With ``names`` only these results must; the rest must only exist in both runs.
+
+    Gradients of modules whose calls a known issue of a kernel may make wrong come last: it would
+    explain the difference that is found first, and hide those of all other modules."""
+    arm, inexact = trace.arm, _of_known_kernels(evidence)
     if any(evidence.by_chance(role) for role in ROLES):
         return plain(rule, arm, "output", "not_applicable", BY_CHANCE)
-    for name in sorted(set(trace.outputs) | set(other.outputs), key=_rank):
+
+    def order(name: str) -> tuple[int, float, bool, str]:
+        kind, number, parts = _rank(name)
+        return kind, number, name_of(name).module in inexact, parts
+
+    for name in sorted(set(trace.outputs) | set(other.outputs), key=order):
         got, want = trace.outputs.get(name), other.outputs.get(name)
         at, there = At(name=name), At(name=name, run=than)
         if got is None or want is None:
@@ -99,6 +109,20 @@ def equal_outputs(
     if not any(x.any() for x in trace.outputs.values()):
         return plain(rule, arm, "output", "inconclusive", "zeros in both runs")
     return plain(rule, arm, "output", "ok")
+
+
+def _of_known_kernels(evidence: Evidence) -> frozenset[str]:
+    """Names of the modules that call operators of which a deviation is known here, or whose
+    gradients such a call returns."""
+    operators = frozenset[str]().union(*(OPERATORS_OF.get(d, ()) for d in evidence.deviations))
+    calls = [
+        (trace, call)
+        for trace in evidence.traces.values()
+        for call in trace.operators
+        if call.operator in operators
+    ]
+    given = {gives(trace, got) for trace, call in calls for got in call.outputs.values()}
+    return frozenset({call.module for _, call in calls} | given) - {""}
 
 
 def _rank(name: str) -> tuple[int, float, str]:
