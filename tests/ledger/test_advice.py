@@ -19,7 +19,7 @@ from narrowfuzz.ledger.ledger import Entry, load_entries
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine, machine
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.models.model import FINITE_MASK, Gradients, Model
+from narrowfuzz.models.model import FINITE_MASK, WRITTEN_PRODUCT, Gradients, Model
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.summary import print_unmet
 from rich.console import Console
@@ -137,6 +137,10 @@ def test_what_is_known_of_kernels_is_named_where_calls_are_of_that_kind(affected
     assert _applying((model, plain)) >= every
     masked = replace(model, affected=frozenset({FINITE_MASK}))
     assert "attention-large-mask" in _applying((masked,)) - _applying((model,))
+    selective, own = "eager+checkpoint_selective", replace(model, name="model.py:build")
+    writes = replace(own, affected=frozenset({WRITTEN_PRODUCT}))
+    written = _applying((writes,), arm=selective) - _applying((own,), arm=selective)
+    assert "sac-unsafe-view-in-place" in written
 
 
 #: Entry -> recipe and arm with which it may show, and what of a model shows it.
@@ -149,6 +153,7 @@ SHOWN_BY = {
     "lazy-linears": (ROWWISE, "eager", "LazyLinear"),
     "float8-swap-drops-own-forward": (ROWWISE, "eager", "subclass of Linear"),
     "float8-linear-registered-twice": (ROWWISE, "eager", "Linear of several names"),
+    "mx-wrapper-unties-weights": ("torchao.mxfp8.rceil", "eager", "tied parameter"),
 }
 
 

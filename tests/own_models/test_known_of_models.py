@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from narrowfuzz.models.model import FINITE_MASK
+from narrowfuzz.models.model import FINITE_MASK, WRITTEN_PRODUCT
 from narrowfuzz.own_models import register
 from narrowfuzz.own_models.affected import _Affected
 from test_own_causes import judged
@@ -69,6 +69,29 @@ def test_a_linear_of_several_names_is_known(own: Own, second: str) -> None:
     modules = register(own(source))[0].modules
     assert modules is not None
     assert ("Linear of several names" in modules) is (second == "self.first")
+
+
+@pytest.mark.parametrize("also", ["", "tie", "hook", "attribute"])
+def test_what_a_parameter_has_besides_its_numbers_is_known(own: Own, also: str) -> None:
+    more = {
+        "": "pass",
+        "tie": "self.second.weight = self.first.weight",
+        "hook": "self.first.weight.register_hook(lambda grad: grad * 0.5)",
+        "attribute": "self.first.weight.sharded = True",
+    }
+    source = (
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)\n"
+        f"        {more[also]}\n"
+        "    def forward(self, x): return self.second(self.first(x))\n"
+        "def build(): return Model(), torch.ones(4, 8)\n"
+    )
+    parts = register(own(source))[0].modules
+    assert parts is not None
+    assert ("tied parameter" in parts) is (also == "tie")
+    assert ("parameter with hooks or attributes" in parts) is (also in ("hook", "attribute"))
 
 
 WORDS = """
@@ -136,6 +159,31 @@ def test_attention_with_a_finite_mask_is_known(own: Own, mask: str, may_add: boo
     assert model.affected is not None and model.operators is not None
     assert ("attention" in model.operators) is bool(mask)
     assert (FINITE_MASK in model.affected) is may_add
+
+
+@pytest.mark.parametrize(
+    ("forward", "writes"),
+    [
+        ("return self.narrow(x) * 2", False),
+        ("y = x.clone(); y *= 2; return self.narrow(y)", False),
+        ("y = self.narrow(x); y = y * 2; y += x; return y", False),
+        ("y = self.narrow(x); y *= 2; return y", True),
+        ("return torch.nn.functional.relu_(self.wide(x).unflatten(0, (2, -1))[1])", True),
+        ("y = x @ self.narrow.weight; y += x; return y", True),
+    ],
+)
+def test_a_product_that_is_written_in_place_is_known(own: Own, forward: str, writes: bool) -> None:
+    source = (
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.narrow, self.wide = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)\n"
+        f"    def forward(self, x): {forward}\n"
+        "def build(): return Model(), torch.ones(4, 5, 8)\n"
+    )
+    (model,) = register(own(source))
+    assert model.affected is not None
+    assert (WRITTEN_PRODUCT in model.affected) is writes
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])

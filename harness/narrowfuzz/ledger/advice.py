@@ -11,7 +11,7 @@ from narrowfuzz.ledger.facts import OF_MACHINE, OF_RANKS, Fact, may_hold
 from narrowfuzz.ledger.ledger import Entry, stands
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine
-from narrowfuzz.models.model import FINITE_MASK, Model
+from narrowfuzz.models.model import CALLS, Model
 from narrowfuzz.operators import BY_NAME as BY_OPERATOR
 from narrowfuzz.operators import DEVIATIONS, OPERATORS_OF
 from narrowfuzz.operators.operator import Deviation
@@ -131,9 +131,9 @@ def _has(facts: dict[str, Fact], needed: Collection[str]) -> bool:
     """May a model with these facts call one of these operators, have a module of one of these
     classes, or make a call of one of these kinds?"""
     for name in needed:
-        of_calls = AFFECTED if name == FINITE_MASK else MODULES
+        of_calls = AFFECTED if name in CALLS else MODULES
         has = facts.get(OPERATORS if name in BY_OPERATOR else of_calls)
-        of_kernels = name in BY_OPERATOR or name == FINITE_MASK
+        of_kernels = name in BY_OPERATOR or name in CALLS
         unknown = of_kernels and facts["device"] != "cpu"  # models are tried on a CPU
         if unknown or not isinstance(has, frozenset) or name in has:
             return True

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 Arguments = tuple[Any, ...]
 
-#: What ``shown_by`` of an entry calls attention with a mask that adds finite numbers to scores.
-FINITE_MASK = "attention with a finite mask"
+#: What ``shown_by`` of an entry calls attention with a mask that adds finite numbers to scores, and
+#: an operator such as ``y += x`` whose ``y`` is what a linear, or ``x @ weight``, returned.
+FINITE_MASK, WRITTEN_PRODUCT = "attention with a finite mask", "in-place write to a product"
+#: What a user's own model may do besides calling operators that have deviations.
+CALLS = frozenset({FINITE_MASK, WRITTEN_PRODUCT})
 
 
 @dataclass(frozen=True)
@@ -147,12 +150,11 @@ class Model:
     #: Names of the operators (``operators/``) that a single-operator model consists of, or that a
     #: user's own model calls; None: unknown.
     operators: frozenset[str] | None = None
-    #: Names of the classes of a user's own model's modules, and of torch's that they are made of;
-    #: "subclass of Linear" for one of its own of torch's, "Linear of several names" if one is
-    #: registered more than once; None: unknown.
+    #: What a user's own model has, as ``own_models.affected.parts_of`` names it: classes of
+    #: modules, linears of several names, tied parameters, hooks; None: unknown.
     modules: frozenset[str] | None = None
     #: Names of the deviations of kernels (``operators/``) that may affect the calls of a user's own
-    #: model, and ``FINITE_MASK`` if it calls such attention; None: unknown.
+    #: model, and those of ``CALLS`` that it makes; None: unknown.
     affected: frozenset[str] | None = None
     #: Value classes that a single operator is sensitive to: about half of its cases have one.
     values: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Which calls of a user's model the known issues of kernels may affect."""
+"""What of a user's model the known issues may affect: its modules, parameters and calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from narrowfuzz.models.model import FINITE_MASK
+from narrowfuzz.arms.model_names import other_names, tied_names
+from narrowfuzz.arms.model_snapshot import snapshot
+from narrowfuzz.models.model import FINITE_MASK, WRITTEN_PRODUCT
 from narrowfuzz.operators import BY_KERNEL, BY_NAME
 from narrowfuzz.own_models.calls import observe_call
 from narrowfuzz.play.own import tensors_in
@@ -20,11 +23,13 @@ from narrowfuzz.play.watches import by_name, mask_of
 #: Kernels that copy masks, and that make one of a boolean mask.
 _COPIES = ("aten::clone", "aten::repeat", "aten::_to_copy")
 _FILLS = ("aten::where", "aten::masked_fill", "aten::masked_fill_")
+#: Kernels that linears, and ``x @ weight``, end with.
+_PRODUCTS = ("aten::mm", "aten::addmm")
 
 
 class _Affected(TorchDispatchMode):
-    """Records the deviations that may affect the kernels that run inside it, and attention with a
-    finite mask."""
+    """Records the deviations that may affect the kernels that run inside it, attention with a
+    finite mask, and products that a forward writes to in place."""
 
     supports_higher_order_operators = True
 
@@ -33,6 +38,8 @@ class _Affected(TorchDispatchMode):
         self.names: set[str] = set()
         #: By storage, the masks of zeros that stand for boolean ones, which exclude nothing here.
         self.open: dict[int, torch.Tensor] = {}
+        #: The storages of products.
+        self.products: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -45,11 +52,24 @@ class _Affected(TorchDispatchMode):
         copied = kernel in _COPIES and _storage(args[0]) in self.open
         if (copied or (kernel in _FILLS and _excludes(args))) and not made.any():
             self.open[_storage(made)] = made
+        if kernel in _PRODUCTS:
+            self.products.add(StorageWeakRef(made.untyped_storage()))
+        elif torch._C._current_graph_task_id() == -1 and self._writes_to_product(func, args):
+            self.names.add(WRITTEN_PRODUCT)
         if "scaled_dot_product" in name:
             mask = mask_of(by_name(func, args, kwargs))
             if mask is not None and _may_add(mask, is_open=_storage(mask) in self.open):
                 self.names.add(FINITE_MASK)
         return made
+
+    def _writes_to_product(self, func: Any, args: Sequence[Any]) -> bool:
+        named = zip(func._schema.arguments, args, strict=False)
+        written = [x for argument, x in named if (of := argument.alias_info) and of.is_write]
+        return any(
+            StorageWeakRef(x.untyped_storage()) in self.products
+            for x in tensors_in(written)
+            if x.layout == torch.strided
+        )
 
 
 def _storage(x: torch.Tensor) -> int:
@@ -76,8 +96,8 @@ def affected(
     model: nn.Module, call: Callable[[], Any], operators: Collection[str], *, autocast: bool
 ) -> frozenset[str] | None:
     """The names of the deviations that may affect a forward and backward of the model, of those of
-    the ``operators`` that it calls, and FINITE_MASK. ``autocast``: it may also run under autocast.
-    None if it raises there, or in backward."""
+    the ``operators`` that it calls, and the CALLS that it makes. ``autocast``: it may also run
+    under autocast. None if it raises there, or in backward."""
     composed = (BY_NAME[name] for name in operators if BY_NAME[name].functions)
     kernels = _Affected()
     kernels.names |= {deviation.name for one in composed for deviation in one.deviations}
@@ -91,3 +111,26 @@ def affected(
     except Exception:  # noqa: BLE001 - the judge runs it again, and what it raises is a finding
         return None
     return frozenset(kernels.names)
+
+
+def parts_of(model: nn.Module) -> frozenset[str]:
+    """Names of the classes of its modules and of their bases; ``subclass of Linear`` for a class
+    that is not torch's own and is derived from torch's of that name; and what else of its modules
+    and parameters ``shown_by`` of an entry may name."""
+    parameters = snapshot(model, lambda module, name: False).parameters.values()
+    special = {
+        "Linear of several names": bool(other_names(model)),
+        "tied parameter": bool(tied_names(model)),
+        "parameter with hooks or attributes": any(p.hooks or p.attributes for p in parameters),
+    }
+    every = {base for part in model.modules() for base in type(part).__mro__}
+    derived = {base for one in every if not _of_torch(one) for base in one.__mro__[1:]}
+    return (
+        frozenset(base.__name__ for base in every)
+        | {name for name, has in special.items() if has}
+        | {f"subclass of {base.__name__}" for base in derived if _of_torch(base)}
+    )
+
+
+def _of_torch(kind: type) -> bool:
+    return kind.__module__.startswith("torch.")

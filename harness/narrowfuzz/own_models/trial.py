@@ -17,7 +17,7 @@ from narrowfuzz.machine.environment import one_thread
 from narrowfuzz.models.catalog import FIXED_BY_OWN
 from narrowfuzz.models.model import Model
 from narrowfuzz.operators import BY_KERNEL
-from narrowfuzz.own_models.affected import affected
+from narrowfuzz.own_models.affected import affected, parts_of
 from narrowfuzz.own_models.blocks import blocks_of
 from narrowfuzz.own_models.calls import (
     CALLS,
@@ -136,7 +136,7 @@ def tried(source: Source) -> Model:
         remembers=remembers,
         products=tuple(products(own, lambda: called(example.clone()))),
         operators=operators,
-        modules=_classes(module),
+        modules=parts_of(module),
         affected=_affected(source, own, operators, autocast=dtype == "fp32"),
     )
 
@@ -192,24 +192,6 @@ def _affected(
         return made.called(x.requires_grad_() if x.is_floating_point() else x)
 
     return affected(made, call, operators, autocast=autocast)
-
-
-def _classes(module: nn.Module) -> frozenset[str]:
-    """Names of the classes of its modules and of their bases; ``subclass of Linear`` for a class
-    that is not torch's own and is derived from torch's of that name; ``Linear of several names``
-    if it has one that is registered more than once."""
-    several = {"Linear of several names"} if other_names(module) else set()
-    every = {base for part in module.modules() for base in type(part).__mro__}
-    derived = {base for one in every if not _of_torch(one) for base in one.__mro__[1:]}
-    return (
-        frozenset(base.__name__ for base in every)
-        | several
-        | {f"subclass of {base.__name__}" for base in derived if _of_torch(base)}
-    )
-
-
-def _of_torch(kind: type) -> bool:
-    return kind.__module__.startswith("torch.")
 
 
 def _closed(module: nn.Module) -> str:
