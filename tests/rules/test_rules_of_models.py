@@ -179,12 +179,19 @@ WEIGHTS = {
 
 
 class TestWeightCopies:
-    def judge(self, copy: Seen, **changes: Any) -> list[Verdict]:
-        x = as_seen(quantised(numbers(3, copy.codes.shape[1])))  # type: ignore[union-attr]
-        one = Multiplied("forward", x, copy, np.zeros((3, 6), np.float32), "bf16")
-        trace = Trace(ARM, multiplied=(one,))
+    def judge(self, *copies: Seen, **changes: Any) -> list[Verdict]:
+        trace = Trace(ARM, multiplied=tuple(map(self.multiplied, copies)))
         evidence = evidence_of({ARM: trace}, recipe=ROWWISE, tensors=WEIGHTS, **changes)
         return found(check_weight_copies, evidence)
+
+    def multiplied(self, copy: Seen) -> Multiplied:
+        x = as_seen(quantised(numbers(3, copy.codes.shape[1])))  # type: ignore[union-attr]
+        return Multiplied("forward", x, copy, np.zeros((3, 6), np.float32), "bf16")
+
+    def test_every_copy_is_judged_unless_the_case_has_a_focus(self) -> None:
+        copies = [as_seen(quantised(weight)) for weight in WEIGHTS.values()]
+        for focus, layers in ((None, {"up", "gate", "down"}), (1, {"gate", "down"})):
+            assert {v.at.layer for v in self.judge(*copies, focus=focus)} == layers
 
     @pytest.mark.parametrize("name", ["up", "gate", "down"])
     def test_the_plans_copy_of_any_weight_is_right(self, name: str) -> None:

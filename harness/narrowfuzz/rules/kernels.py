@@ -31,7 +31,7 @@ from narrowfuzz.trace.verdict import Verdict
 T = TypeVar("T")
 #: The number of calls that are judged per arm and case if the case has a focus.
 CALLS = 6
-#: The number of weights whose quantised copy is judged, per arm and case.
+#: The number of weights whose quantised copy is judged, per arm and case, if the case has a focus.
 COPIES = 2
 #: The symptom of a product outside its bound.
 WRONG_PRODUCT = "kernel multiplies wrongly"
@@ -82,12 +82,12 @@ def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
         return  # after an optimizer step the weights are no longer the case's
     for arm, trace in _compiled(evidence):
         forward = tuple(m for m in trace.multiplied if m.phase == "forward")
-        judged = 0
+        judged, most = 0, len(forward) if evidence.focus is None else COPIES
         for one in focused_calls(forward, evidence.focus):
             verdicts = list(_weight(evidence, arm, one.b))
             yield from verdicts
             judged += any(v.status in ("ok", "diverged") for v in verdicts)
-            if judged == COPIES:
+            if judged == most:
                 break
 
 
