@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ import transformer_engine_torch as tex
 from narrowfuzz.numerics import scales as rules
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from te_on_cpu.refusal import UnsupportedByEmulation
-from te_on_cpu_v2_reference import Seen, close, reference
+from te_on_cpu_v2_reference import Seen, close, reference, spread
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from transformer_engine.common import recipe as recipes
 from transformer_engine.pytorch.constants import DType
 from transformer_engine.pytorch.quantization import FP8GlobalStateManager as Manager
 from transformer_engine.pytorch.tensor import (
+    Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
     MXFP8Quantizer,
@@ -43,6 +45,7 @@ RECIPES = {
     "delayed_e4m3": lambda: delayed(fp8_format=recipes.Format.E4M3),
     "current": recipes.Float8CurrentScaling,
     "mx": recipes.MXFP8BlockScaling,
+    "block": recipes.Float8BlockScaling,
 }
 each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
 
@@ -100,12 +103,14 @@ def check_casts_tell_codes_and_scales(recipe):
     module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
     with Seen() as seen:
         step(module, recipe(), x, torch.randn(32, 32, dtype=BF16))
-    assert len(seen.casts) == (6 if recipe is recipes.MXFP8BlockScaling else 3)
+    # a weight's blocks of 128 x 128 are cast once for both directions
+    many = {recipes.MXFP8BlockScaling: 6, recipes.Float8BlockScaling: 5}.get(recipe, 3)
+    assert len(seen.casts) == many
     for cast in seen.casts:
         assert cast.codes.dtype == torch.uint8 and cast.codes.shape == cast.input.shape
         if cast.scale.dtype == torch.float32:
-            assert cast.amax.item() == cast.input.float().abs().max().item()
-            scaled = cast.input.float() * cast.scale
+            assert many > 3 or cast.amax.item() == cast.input.float().abs().max().item()
+            scaled = cast.input.float() * spread(cast.scale, cast.input)
         else:
             axis = 1 if cast.scale.shape[0] == cast.input.shape[0] else 0
             scaled = cast.input / torch.exp2(cast.scale.double() - 127).repeat_interleave(32, axis)
@@ -235,7 +240,11 @@ def check_noop_keeps_everything(quantizer):
 def check_quantised_parameters_train(recipe):
     with te.quantized_model_init(enabled=True, recipe=recipe()):
         module = te.Linear(64, 32, params_dtype=BF16, bias=False)
-    assert type(module.weight).__name__ in ("Float8Tensor", "MXFP8Tensor")
+    assert type(module.weight).__name__ in (
+        "Float8Tensor",
+        "MXFP8Tensor",
+        "Float8BlockwiseQTensor",
+    )
     optimizer = torch.optim.SGD(module.parameters(), lr=0.001)
     for _ in range(2):
         before = module.weight.detach().dequantize()
@@ -505,6 +514,70 @@ def check_mx_codes_follow_the_numerics_rules():
         factor = rules.mx_factor(want).repeat(32, 1)
         codes = getattr(tensor, f"_{side}_data").numpy()
         assert ((codes if axis else codes.T) == encode(view / factor, E4M3FN)).all()
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("side", ["rowwise", "columnwise"])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def check_block_scales_are_those_of_their_blocks(dim, side, dtype):
+    """Of complete and incomplete blocks; the library's own Python then reads the tensor."""
+    x = (torch.randn(144, 272) * torch.randn(144, 1).exp()).to(dtype)
+    x[0], x[:, 3], x[1, 5], x[:, 7] = 0.0, 1e-37, torch.nan, 1e-30
+    quantizer = Float8BlockQuantizer(
+        DType.kFloat8E4M3,
+        rowwise=side == "rowwise",
+        columnwise=side == "columnwise",
+        block_scaling_dim=dim,
+    )
+    high, wide = (128, 128) if dim == 2 else (1, 128) if side == "rowwise" else (128, 1)
+    with Seen() as seen:
+        made = tex.quantize(x, quantizer)
+    (cast,) = seen.casts
+    largest = torch.finfo(dtype).max
+    for i in range(-(-144 // high)):
+        for j in range(-(-272 // wide)):
+            amax = x[i * high : (i + 1) * high, j * wide : (j + 1) * wide].float().abs()
+            amax = amax.nan_to_num(0.0).max()
+            scale = min(448 / amax.item(), largest) if amax > 0 else 1.0
+            assert cast.scale[i, j] == 2.0 ** math.floor(math.log2(scale)), (i, j)
+    scaled = x.float() * spread(cast.scale, x)
+    codes = encode(scaled.double().numpy(), E4M3FN)
+    nan = x.isnan().numpy()
+    assert ((cast.codes.numpy() == codes) | nan).all()
+    back, exact = made.dequantize().float(), x.float()
+    near = (back - exact).abs() <= exact.abs() * 2.0**-3 + 2.0**-10 / spread(cast.scale, x)
+    assert (near | x.isnan()).all() and back[1, 5].isnan()
+
+
+def check_block_scales_may_be_no_powers_of_two():
+    x = torch.randn(16, 16)
+    quantizer = Float8BlockQuantizer(
+        DType.kFloat8E4M3, rowwise=True, columnwise=True, force_pow_2_scales=False
+    )
+    with Seen() as seen:
+        tex.quantize(x, quantizer)
+    assert seen.casts[0].scale.item() == (torch.tensor(448.0) / x.abs().max()).item()
+
+
+def check_block_operands_that_cannot_be_multiplied():
+    def quantised(rows, columns, dim=1):
+        quantizer = Float8BlockQuantizer(
+            DType.kFloat8E4M3, rowwise=True, columnwise=True, block_scaling_dim=dim
+        )
+        return tex.quantize(torch.randn(rows, columns, dtype=BF16), quantizer)
+
+    def multiply(a, b):
+        return te.cpp_extensions.general_gemm(a, b, out_dtype=BF16)[0]
+
+    assert multiply(quantised(24, 32, 2), quantised(8, 32)).shape == (8, 24)
+    for a, b, message in (
+        (quantised(24, 24), quantised(8, 24), "multiple of 16"),
+        (quantised(24, 32), quantised(4, 32), "multiple of 8"),
+        (quantised(24, 32, 2), quantised(8, 32, 2), "128 x 128"),
+        (quantised(24, 32), torch.randn(8, 32, dtype=BF16), "same kind of scaling"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            multiply(a, b)
 
 
 def check_special_values():

@@ -55,10 +55,21 @@ def values(operand):
         return operand.data.double()
     codes = operand.data.contiguous().view(FP8[operand.format]).double()
     if operand.scale_inv.dtype == torch.float32:
-        return codes * operand.scale_inv.double()
+        return codes * spread(operand.scale_inv.double(), codes)
     units = torch.exp2(operand.scale_inv.double() - 127)
     axis = 1 if operand.scale_inv.shape[0] == codes.shape[0] else 0
     return codes * units.repeat_interleave(32, axis)
+
+
+def spread(scales, matrix):
+    """The scale of each element of a matrix: one for all, or one for each block of 1 x 128,
+    128 x 1 or 128 x 128, the last of which may be incomplete."""
+    if scales.dim() < 2:
+        return scales
+    for axis, size in enumerate(matrix.shape):
+        if scales.shape[axis] != size:
+            scales = scales.repeat_interleave(128, axis).narrow(axis, 0, size)
+    return scales
 
 
 def reference(gemm, bias=None):

@@ -1,10 +1,10 @@
 """TransformerEngine 2.x on the CPU: put the emulated extension in place and import the library.
 
-Supported, with delayed, current and MXFP8 scaling: Linear, LayerNormLinear, LayerNormMLP,
-GroupedLinear without grouped tensors, TransformerLayer with attention that is not fused, their
-recomputation, cached weights and quantised parameters; the router of experts, its auxiliary loss,
-and the movement of tokens by an index map. Every other function of the extension raises
-UnsupportedByEmulation with its name.
+Supported, with delayed, current, MXFP8 and FP8 block scaling: Linear, LayerNormLinear,
+LayerNormMLP, GroupedLinear without grouped tensors, TransformerLayer with attention that is not
+fused, their recomputation, cached weights and quantised parameters; the router of experts, its
+auxiliary loss, and the movement of tokens by an index map. Every other function of the extension
+raises UnsupportedByEmulation with its name.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ VERSIONS = {
     "nvte_built_with_cublasmp": 0,
 }
 
-_RECIPES = "use DelayedScaling, Float8CurrentScaling or MXFP8BlockScaling"
+_RECIPES = "use DelayedScaling, Float8CurrentScaling, Float8BlockScaling or MXFP8BlockScaling"
 _TRITON = "transformer_engine.pytorch.triton"
 
 #: Modules of the library that import onnxscript or triton; their functions are refused when called,
@@ -146,11 +146,9 @@ def _import_without_loading() -> None:
 
 
 def _answer_for_recipes(quantization: ModuleType) -> None:
-    """Make MXFP8 available on any device, and the support checks of the recipes that are not
-    emulated raise UnsupportedByEmulation."""
-    quantization._MXFP8_SUPPORT = (True, "")  # type: ignore[attr-defined]
-    for check, recipe in (
-        ("_compute_nvfp4_support", "NVFP4BlockScaling"),
-        ("_compute_fp8_block_scaling_support", "Float8BlockScaling"),
-    ):
-        setattr(quantization, check, functools.partial(refuse, f"the recipe {recipe}", _RECIPES))
+    """Make MXFP8 and FP8 block scaling available on any device and without CUDA, and the support
+    check of the recipe that is not emulated raise UnsupportedByEmulation."""
+    for support in ("_MXFP8_SUPPORT", "_FP8_BLOCK_SCALING_SUPPORT"):
+        setattr(quantization, support, (True, ""))
+    refused = functools.partial(refuse, "the recipe NVFP4BlockScaling", _RECIPES)
+    quantization._compute_nvfp4_support = refused  # type: ignore[attr-defined]

@@ -17,14 +17,16 @@ from te_on_cpu.kernels import cast, column_sums, dequantise, matmul
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_activation import gelu as gelu_value
 from te_on_cpu.v2_activation import gelu_slope
-from te_on_cpu.v2_quantize import mx_scales, write
-from te_on_cpu.v2_scales import mx_unit, spread
+from te_on_cpu.v2_quantize import fp8_block_scales, mx_scales, write
+from te_on_cpu.v2_scales import fp8_block_spread, mx_unit, spread
 from te_on_cpu.v2_tensors import empty, logical_shape
 from te_on_cpu.v2_types import (
     flat_shape,
     fp8_format,
+    is_blockwise,
     is_float8,
     is_mxfp8,
+    is_quantised,
     keeps_transposes,
     kind,
     torch_dtype,
@@ -134,7 +136,7 @@ def _gelu(
 
 
 def _gelu_dtype(A: Any, B: Any, bias_type: Any, dtype: torch.dtype) -> torch.dtype:
-    quantised = any(is_float8(x) or is_mxfp8(x) for x in (A, B))
+    quantised = any(map(is_quantised, (A, B)))
     return torch_dtype(bias_type) if quantised else dtype
 
 
@@ -150,6 +152,8 @@ def side(tensor: Any, *, turned: bool, name: str) -> Side:
     """
     if is_mxfp8(tensor):
         return _mx_side(tensor, "columnwise" if turned else "rowwise", name)
+    if is_blockwise(tensor):
+        return _block_side(tensor, "columnwise" if turned else "rowwise", name)
     if is_float8(tensor):
         return _float8_side(tensor, turned, name)
     if not isinstance(tensor, Tensor) or tensor.dtype not in _NAMES:
@@ -189,14 +193,37 @@ def _mx_side(tensor: Any, direction: Literal["rowwise", "columnwise"], name: str
     return Side(values, None, Operand(codes, scales, fmt), data.shape)
 
 
+def _block_side(tensor: Any, direction: Literal["rowwise", "columnwise"], name: str) -> Side:
+    """An operand of FP8 block scaling: codes whose contracted dimension comes last, so column-wise
+    ones are transposed (``CanonicalizeGemmInput``)."""
+    data = getattr(tensor, f"_{direction}_data")
+    if data is None:
+        raise RuntimeError(f"operand {name} of the FP8 block scaling GEMM lacks {direction} data")
+    fmt, shape = fp8_format(tensor._fp8_dtype), logical_shape(tensor)
+    rows, columns = flat_shape(shape)
+    contracted, outer = (columns, rows) if direction == "rowwise" else (rows, columns)
+    if contracted % 16 or outer % 8:
+        raise RuntimeError(
+            f"operand {name} of the FP8 block scaling GEMM is {rows} x {columns}: pad the "
+            "contracted dimension to a multiple of 16, and the other one to a multiple of 8"
+        )
+    codes = data.view(rows, columns) if direction == "rowwise" else data.view(columns, rows).t()
+    scales, block = fp8_block_scales(tensor, direction)
+    units = fp8_block_spread(scales, block, (rows, columns))
+    values = dequantise(codes, units, fmt, torch.float32)
+    return Side(values, None, Operand(codes, scales, fmt), shape)
+
+
 def _check_alike(a: Side, b: Side, A: Any, B: Any) -> None:
     if a.seen.format == b.seen.format == "e5m2":
         raise RuntimeError("cuBLAS has no GEMM of E5M2 with E5M2; make one operand E4M3")
-    if is_mxfp8(A) != is_mxfp8(B) or is_float8(A) != is_float8(B):
+    if any(of_kind(A) != of_kind(B) for of_kind in (is_mxfp8, is_float8, is_blockwise)):
         raise RuntimeError(
             f"the GEMM cannot multiply {type(A).__name__} with {type(B).__name__}: "
             "quantise both with the same kind of scaling"
         )
+    if is_blockwise(A) and A._is_2D_scaled and B._is_2D_scaled:
+        raise RuntimeError("cuBLAS has no GEMM of two operands with blocks of 128 x 128")
 
 
 def product(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> Tensor:

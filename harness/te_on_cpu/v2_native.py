@@ -2,8 +2,8 @@
 
 Quantising calls and GEMMs are reported like those of the emulated kernels, from the tensors that
 they return. Casts inside kernels that compute their own input (norms, activations, a product's
-output) are not reported, as that input is never stored. Neither are MXFP8's casts, whose scales may
-be in the order that the GEMM needs; its products are reported without scales.
+output) are not reported, as that input is never stored. Neither are casts by blocks, whose scales
+may be in the order that the GEMM needs; their products are reported without scales.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from torch import Tensor
 from te_on_cpu.v2_names import NAME
 from te_on_cpu.v2_scales import current_scale, largest
 from te_on_cpu.v2_tensors import logical_shape
-from te_on_cpu.v2_types import flat_shape, fp8_format, is_float8, is_mxfp8, kind
+from te_on_cpu.v2_types import (
+    flat_shape,
+    fp8_format,
+    is_blockwise,
+    is_float8,
+    is_mxfp8,
+    is_quantised,
+    kind,
+)
 from te_on_cpu.watch import Cast, Multiply, Operand, Seen, Update
 
 #: Formats of operands that are not quantised.
@@ -124,7 +132,7 @@ def _grouped_gemm(
 
 
 def _values(tensor: Any) -> int:
-    shape = logical_shape(tensor) if is_float8(tensor) or is_mxfp8(tensor) else tensor.shape
+    shape = logical_shape(tensor) if is_quantised(tensor) else tensor.shape
     return int(torch.Size(shape).numel())
 
 
@@ -140,6 +148,13 @@ def _operand(tensor: Any) -> Operand:
         side = "columnwise" if tensor._rowwise_data is None else "rowwise"
         data = getattr(tensor, f"_{side}_data")
         return Operand(data.detach(), None, fp8_format(tensor._fp8_dtype))
+    if is_blockwise(tensor):
+        rows, columns = flat_shape(logical_shape(tensor))
+        if tensor._rowwise_data is None:
+            codes = tensor._columnwise_data.detach().view(columns, rows).t()
+        else:
+            codes = tensor._rowwise_data.detach().view(rows, columns)
+        return Operand(codes, None, fp8_format(tensor._fp8_dtype))
     matrix = tensor.detach()
     return Operand(matrix.reshape(flat_shape(matrix.shape)), None, _PLAIN[matrix.dtype])
 

@@ -16,7 +16,10 @@ from te_on_cpu.kernels import (
 )
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_scales import (
+    FP8_BLOCK,
     current_scale,
+    fp8_block_amax,
+    fp8_block_spread,
     largest,
     mx_amax,
     mx_bytes,
@@ -24,7 +27,7 @@ from te_on_cpu.v2_scales import (
     mx_unit,
     spread,
 )
-from te_on_cpu.v2_tensors import empty, fitted
+from te_on_cpu.v2_tensors import empty, fitted, logical_shape
 from te_on_cpu.v2_types import (
     flat_shape,
     fp8_format,
@@ -64,10 +67,13 @@ def write(values: Tensor, quantizer: Any, target: Any) -> None:
     """
     if values.numel() == 0:
         return
-    if kind(quantizer) == "mx":
-        _write_mx(values, quantizer, target)
-    else:
-        _write_float8(values, quantizer, target)
+    match kind(quantizer):
+        case "mx":
+            _write_mx(values, quantizer, target)
+        case "block":
+            _write_blockwise(values, quantizer, target)
+        case _:
+            _write_float8(values, quantizer, target)
 
 
 def _write_float8(values: Tensor, quantizer: Any, target: Any) -> None:
@@ -132,6 +138,65 @@ def _write_mx(values: Tensor, quantizer: Any, target: Any) -> None:
         padded[: scales.shape[0], : scales.shape[1]] = scales
         if has_listeners():
             notify(Cast(values, codes, scales, None, fmt))
+
+
+def _write_blockwise(values: Tensor, quantizer: Any, target: Any) -> None:
+    """Write row-wise codes and transposed column-wise ones with their fp32 scales, each from the
+    values themselves.
+
+    Real contract: blocks of 1 x 128 along rows, and along columns
+    (``common/transpose/quantize_transpose_vector_blockwise.cu``), or blocks of 128 x 128, whose two
+    copies have the same codes (``quantize_transpose_square_blockwise.cu``). Incomplete blocks count
+    as filled with zeros. Where max / amax overflows, the scale is the largest number of the
+    tensor's dtype (``compute_scale_from_types``).
+    A cast is reported for each direction; for 128 x 128 blocks one, as both have its codes.
+    """
+    matrix, square = values.view(flat_shape(values.shape)), quantizer.block_scaling_dim == 2
+    fmt, reported = fp8_format(quantizer.dtype), False
+    for side in ("rowwise", "columnwise"):
+        data, inverse = (getattr(target, f"_{side}_{part}") for part in ("data", "scale_inv"))
+        if data is None:
+            continue
+        block = fp8_block(square=square, side=side)
+        scales = current_scale(
+            fp8_block_amax(matrix, block),
+            fmt,
+            power_of_two=quantizer.force_pow_2_scales,
+            epsilon=quantizer.amax_epsilon,
+            overflow=torch.finfo(values.dtype).max,
+        )
+        codes = cast(matrix, fp8_block_spread(scales, block, matrix.shape), fmt)
+        stored = codes if side == "rowwise" else codes.t()
+        data.view(stored.shape).copy_(stored)
+        held = scales.reciprocal() if _as_blocks_lie(block, side) else scales.reciprocal().t()
+        inverse.zero_()
+        inverse[: held.shape[0], : held.shape[1]] = held
+        if has_listeners() and not reported:
+            reported = square
+            notify(Cast(values, codes.view(values.shape), scales, None, fmt))
+
+
+def fp8_block(*, square: bool, side: str) -> tuple[int, int]:
+    """(rows, columns) of a block of FP8 block scaling in this direction."""
+    if square:
+        return FP8_BLOCK, FP8_BLOCK
+    return (1, FP8_BLOCK) if side == "rowwise" else (FP8_BLOCK, 1)
+
+
+def _as_blocks_lie(block: tuple[int, int], side: str) -> bool:
+    """Whether scales are stored as their blocks lie in the matrix, and not transposed."""
+    square = block[0] == block[1]
+    return square == (side == "rowwise")
+
+
+def fp8_block_scales(tensor: Any, side: str) -> tuple[Tensor, tuple[int, int]]:
+    """1/scale of each block of a side ("rowwise" or "columnwise"), as the blocks lie in the matrix
+    and without padding; and (rows, columns) of a block."""
+    rows, columns = flat_shape(logical_shape(tensor))
+    high, wide = block = fp8_block(square=tensor._is_2D_scaled, side=side)
+    inverse = getattr(tensor, f"_{side}_scale_inv")
+    lying = inverse if _as_blocks_lie(block, side) else inverse.t()
+    return lying[: -(-rows // high), : -(-columns // wide)], block
 
 
 def mx_scales(tensor: Any, side: str) -> Tensor:

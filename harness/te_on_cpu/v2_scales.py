@@ -7,7 +7,7 @@ from torch import Tensor
 
 from te_on_cpu.kernels import LARGEST, Format
 
-MX_BLOCK = 32
+MX_BLOCK, FP8_BLOCK = 32, 128
 _FLOAT_MAX = torch.finfo(torch.float32).max
 #: The bits of 2^-127 in fp32, the only one of these powers of two that is subnormal.
 _SMALLEST = 0x400000
@@ -24,16 +24,23 @@ def largest(values: Tensor) -> Tensor:
     return _magnitude(values).amax().reshape(1)
 
 
-def current_scale(amax: Tensor, fmt: Format, *, power_of_two: bool, epsilon: float) -> Tensor:
+def current_scale(
+    amax: Tensor,
+    fmt: Format,
+    *,
+    power_of_two: bool,
+    epsilon: float,
+    overflow: float = _FLOAT_MAX,
+) -> Tensor:
     """Scale for data whose largest magnitude is ``amax``; fp32, shape of ``amax``.
 
     Real contract (``compute_scale_from_amax`` in ``common/recipe/recipe_common.cuh``): amax is
     raised to epsilon; 0, inf and NaN give 1; else max / amax rounded to nearest, an overflow of
-    which becomes the largest fp32; a power of two is the scale with its significand cut off.
+    which becomes ``overflow``; a power of two is the scale with its significand cut off.
     """
     raised = torch.where(amax < epsilon, epsilon, amax)
     scale = torch.full_like(raised, LARGEST[fmt]) / raised
-    scale = torch.where(scale.isinf(), _FLOAT_MAX, scale)
+    scale = torch.where(scale.isinf(), overflow, scale)
     if power_of_two:
         scale = (scale.view(torch.int32) & -0x800000).view(torch.float32)
     return torch.where(raised.isfinite() & (raised != 0), scale, 1.0)
@@ -84,6 +91,26 @@ def mx_amax(matrix: Tensor, axis: int, *, square: bool = False) -> Tensor:
 def spread(per_block: Tensor, axis: int) -> Tensor:
     """Repeat one value per block of 32 along ``axis`` to one value per element."""
     return per_block.repeat_interleave(MX_BLOCK, axis)
+
+
+def fp8_block_amax(matrix: Tensor, block: tuple[int, int]) -> Tensor:
+    """Largest magnitude of every block of a matrix, fp32; NaN is ignored, and the last blocks may
+    be incomplete.
+
+    :param block: (rows, columns) of a block; the result has as many elements as there are blocks.
+    """
+    rows, columns = matrix.shape
+    high, wide = block
+    magnitude = torch.nn.functional.pad(_magnitude(matrix), (0, -columns % wide, 0, -rows % high))
+    tiles = magnitude.view(magnitude.shape[0] // high, high, magnitude.shape[1] // wide, wide)
+    return tiles.amax((1, 3))
+
+
+def fp8_block_spread(per_block: Tensor, block: tuple[int, int], shape: tuple[int, int]) -> Tensor:
+    """Repeat one value per block to one per element of a matrix of this shape."""
+    high, wide = block
+    tall = per_block.repeat_interleave(high, 0).repeat_interleave(wide, 1)
+    return tall[: shape[0], : shape[1]]
 
 
 def _power(exponent: Tensor, scale_bytes: Tensor) -> Tensor:

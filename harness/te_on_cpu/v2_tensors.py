@@ -6,6 +6,7 @@ contents, so a read of it shows in results.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from te_on_cpu.kernels import NAN_CODE
 from te_on_cpu.refusal import refuse
-from te_on_cpu.v2_scales import MX_BLOCK
+from te_on_cpu.v2_scales import FP8_BLOCK, MX_BLOCK
 from te_on_cpu.v2_types import (
     classes,
     flat_shape,
+    is_blockwise,
     is_float8,
     is_mxfp8,
     keeps_transposes,
@@ -38,6 +40,9 @@ def empty(quantizer: Any, shape: tuple[int, ...] | torch.Size, dtype: torch.dtyp
             return torch.full(shape, torch.nan, dtype=dtype)
         case "mx":
             return _build(classes().mxfp8, quantizer, shape, dtype, _mx_parts(quantizer, shape))
+        case "block":
+            parts = _block_parts(quantizer, shape)
+            return _build(classes().blockwise, quantizer, shape, dtype, parts)
         case _:
             return _build(
                 classes().float8, quantizer, shape, dtype, _float8_parts(quantizer, shape)
@@ -51,14 +56,13 @@ def fitted(quantizer: Any, tensor: Any) -> Any:
     Real contract: ``convert_and_update_tensor`` in ``pytorch/csrc/quantizer.cpp``; existing buffers
     keep their memory.
     """
-    fits = is_mxfp8 if kind(quantizer) == "mx" else is_float8
+    fits, wanted = _BY_KIND[kind(quantizer)]
     if not fits(tensor):
         raise RuntimeError(
             f"{type(quantizer).__name__} cannot write into a {type(tensor).__name__}; "
             "pass the tensor class that belongs to it"
         )
     shape = logical_shape(tensor)
-    wanted = _mx_parts if kind(quantizer) == "mx" else _float8_parts
     for name, part in wanted(quantizer, shape).items():
         attribute = _ATTRIBUTES[name]
         if part is None or getattr(tensor, attribute) is None:
@@ -66,7 +70,7 @@ def fitted(quantizer: Any, tensor: Any) -> Any:
     tensor._fp8_dtype = quantizer.dtype
     if is_float8(tensor):
         tensor._transpose_invalid = tensor._transpose is None
-    else:
+    elif is_mxfp8(tensor):
         tensor._with_gemm_swizzled_scales = quantizer.optimize_for_gemm
     return tensor
 
@@ -75,6 +79,11 @@ def logical_shape(tensor: Any) -> torch.Size:
     """Shape of the quantised values, from whichever buffer exists."""
     if is_mxfp8(tensor):
         data = tensor._columnwise_data if tensor._rowwise_data is None else tensor._rowwise_data
+    elif is_blockwise(tensor):
+        data = tensor._rowwise_data
+        if data is None and tensor._columnwise_data is not None:
+            turned = tensor._columnwise_data.shape
+            return torch.Size((*turned[1:], turned[0]))
     elif tensor._data is None and tensor._transpose is not None:
         return torch.Size((*tensor._transpose.shape[1:], tensor._transpose.shape[0]))
     else:
@@ -131,6 +140,34 @@ def _mx_parts(quantizer: Any, shape: torch.Size) -> dict[str, Tensor | None]:
     }
 
 
+def _block_parts(quantizer: Any, shape: torch.Size) -> dict[str, Tensor | None]:
+    """Column-wise codes are stored transposed. Scales are fp32, one for each block of a row or a
+    column, stored as (blocks, rows or columns), or one for each block of 128 x 128; the last
+    dimension is padded to a multiple of 4 (``Float8BlockQuantizer::get_scale_shape``)."""
+    rows, columns = flat_shape(shape)
+    down, across = -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)
+    if quantizer.block_scaling_dim == 2:
+        row_wise, column_wise = (down, _up(across, 4)), (across, _up(down, 4))
+    else:
+        row_wise, column_wise = (across, _up(rows, 4)), (down, _up(columns, 4))
+    by_rows, by_columns = quantizer.rowwise_usage, quantizer.columnwise_usage
+    return {
+        "rowwise_data": _unwritten(shape) if by_rows else None,
+        "rowwise_scale_inv": torch.full(row_wise, torch.nan) if by_rows else None,
+        "columnwise_data": _unwritten((shape[-1], *shape[:-1])) if by_columns else None,
+        "columnwise_scale_inv": torch.full(column_wise, torch.nan) if by_columns else None,
+    }
+
+
+#: Kind of quantizer -> (is it a tensor of its class?, the parts that it fills).
+_BY_KIND: dict[str, tuple[Callable[[object], bool], Callable[..., dict[str, Tensor | None]]]] = {
+    "delayed": (is_float8, _float8_parts),
+    "current": (is_float8, _float8_parts),
+    "mx": (is_mxfp8, _mx_parts),
+    "block": (is_blockwise, _block_parts),
+}
+
+
 def _build(
     pair: tuple[type, type],
     quantizer: Any,
@@ -139,8 +176,10 @@ def _build(
     parts: dict[str, Tensor | None],
 ) -> Any:
     common: dict[str, Any] = {**parts, "fp8_dtype": quantizer.dtype, "quantizer": quantizer}
-    if "rowwise_data" in parts:
+    if pair is classes().mxfp8:
         common["with_gemm_swizzled_scales"] = quantizer.optimize_for_gemm
+    elif pair is classes().blockwise:
+        common["is_2D_scaled"] = quantizer.block_scaling_dim == 2
     storage, tensor = pair
     if quantizer.internal:
         return storage(**common, fake_dtype=dtype)

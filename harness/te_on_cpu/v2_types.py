@@ -30,8 +30,10 @@ class Classes:
     delayed: type
     current: type
     mx: type
+    block: type
     float8: tuple[type, type]
     mxfp8: tuple[type, type]
+    blockwise: tuple[type, type]
 
 
 @functools.cache
@@ -43,21 +45,24 @@ def classes() -> Classes:
         delayed=tensor.Float8Quantizer,
         current=tensor.Float8CurrentScalingQuantizer,
         mx=tensor.MXFP8Quantizer,
+        block=tensor.Float8BlockQuantizer,
         float8=(tensor.Float8TensorStorage, tensor.Float8Tensor),
         mxfp8=(tensor.MXFP8TensorStorage, tensor.MXFP8Tensor),
+        blockwise=(tensor.Float8BlockwiseQTensorStorage, tensor.Float8BlockwiseQTensor),
     )
 
 
 def kind(quantizer: object) -> str:
-    """ "none", "delayed", "current" or "mx". Raises UnsupportedByEmulation for any other
+    """ "none", "delayed", "current", "mx" or "block". Raises UnsupportedByEmulation for any other
     quantizer."""
     if quantizer is None:
         return "none"
     known = classes()
-    for name in ("delayed", "current", "mx"):
+    for name in ("delayed", "current", "mx", "block"):
         if type(quantizer) is getattr(known, name):
             return name
-    refuse(f"the quantizer {type(quantizer).__name__}", "use delayed, current or MXFP8 scaling")
+    supported = "use delayed, current, MXFP8 or FP8 block scaling"
+    refuse(f"the quantizer {type(quantizer).__name__}", supported)
 
 
 def is_float8(tensor: object) -> bool:
@@ -66,8 +71,18 @@ def is_float8(tensor: object) -> bool:
 
 
 def is_mxfp8(tensor: object) -> bool:
-    """Whether it is block-scaled FP8."""
+    """Whether it is FP8 with an E8M0 scale for each block of 32."""
     return type(tensor) in classes().mxfp8
+
+
+def is_blockwise(tensor: object) -> bool:
+    """Whether it is FP8 with an fp32 scale for each block of 1 x 128 or 128 x 128."""
+    return type(tensor) in classes().blockwise
+
+
+def is_quantised(tensor: object) -> bool:
+    """Whether it is FP8 of any kind of scaling."""
+    return is_float8(tensor) or is_mxfp8(tensor) or is_blockwise(tensor)
 
 
 def fp8_format(dtype: Any) -> Format:
