@@ -109,7 +109,7 @@ def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
 
 def _speeds(speeds: Mapping[str, Any]) -> Iterator[str]:
     within = [f"within {most} s" for most in WITHIN]
-    yield f"| faults | hunted | {' | '.join(within)} | median s | 90th percentile s |"
+    yield f"| faults | searched for | {' | '.join(within)} | median s | 90th percentile s |"
     yield "| --- |" + " ---: |" * (len(within) + 3)
     for kind, speed in speeds.items():
         counts = " | ".join(map(str, speed["within"].values()))

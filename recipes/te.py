@@ -1,4 +1,4 @@
-"""TransformerEngine's own Python: delayed scaling, current scaling and MXFP8.
+"""TransformerEngine's own Python: delayed scaling, current scaling, FP8 block scaling and MXFP8.
 
 On a machine without a GPU its compiled extension is emulated (harness/te_on_cpu), in a process of
 its own; where the extension and a GPU are present they are used as they are.
@@ -29,7 +29,7 @@ from te_on_cpu.environment import chosen_version, enter, provide, real_extension
 from te_on_cpu.v2_native import listening_to_extension
 from torch import nn
 
-Kind = Literal["delayed", "current", "mx"]
+Kind = Literal["delayed", "current", "block", "mx"]
 #: Selects one of two kernels for bias and GELU: a non-reentrant checkpoint changes to the other one
 #: for the rest of the process.
 _ONE_KERNEL = {"NVTE_BIAS_GELU_NVFUSION": "0"}
@@ -70,6 +70,8 @@ def _recipe(settings: Any, *, kind: Kind) -> Any:
     form = recipe.Format.HYBRID if settings.format == "hybrid" else recipe.Format.E4M3
     if kind == "current":
         return recipe.Float8CurrentScaling(fp8_format=form)
+    if kind == "block":
+        return recipe.Float8BlockScaling(fp8_format=recipe.Format.E4M3)
     if kind == "mx":
         return recipe.MXFP8BlockScaling(fp8_format=recipe.Format.E4M3)
     return recipe.DelayedScaling(
@@ -287,6 +289,10 @@ def _subject(kind: Kind, device: str) -> Subject:
     )
 
 
+#: Sizes of FP8 block scaling.
+_FEATURES, _ROWS = (144, 32, 144, 272), (32, 144, 32, 272)
+
+
 def _carries(kind: Kind) -> Carries:
     delayed = kind == "delayed"
     return Carries(
@@ -302,6 +308,8 @@ def _carries(kind: Kind) -> Carries:
         reload=True,
         switch=delayed,
         ranks=delayed,
+        # blocks of 128: one incomplete, one and a part of the next, two and a part
+        **({"features": _FEATURES, "rows": _ROWS} if kind == "block" else {}),
         keeps_graphs=False,  # it frees what a backward used: reports/known/te-second-backward.toml
     )
 
@@ -344,5 +352,6 @@ RECIPES = [
     _stateful(
         "current", "current", f"TransformerEngine's Python, Float8CurrentScaling; {_EMULATED}"
     ),
+    _stateful("blockwise", "block", f"TransformerEngine's Python, Float8BlockScaling; {_EMULATED}"),
     _stateful("mxfp8", "mx", f"TransformerEngine's Python, MXFP8BlockScaling; {_EMULATED}"),
 ]

@@ -126,6 +126,7 @@ def build():
         (MX, ("linear", "wrapper"), "x @ self.weight.T", f"{MX} with backend wrapper converts 1,"),
         (MX, ("wrapper",), "nn.functional.linear(x, self.weight) * 0.5", ""),
         (MX, ("wrapper",), "super().forward(x) @ self.weight.T", ""),
+        (MX, ("wrapper",), "x + self.weight.sum()", ""),
         (MX, ("linear",), "x @ self.weight.T", ""),
         ("torchao.float8.rowwise", ("",), "x @ self.weight.T", ""),
         ("torch.fp32", ("",), "x @ self.weight.T", ""),
@@ -149,7 +150,9 @@ def test_linears_whose_own_forward_quantises_nothing_are_named(
     assert len(said) == bool(note)
     for line in said:
         assert line.startswith(f"note: {note}")
-        assert line.endswith("but nothing that their own forward multiplies is quantised")
+        assert line.endswith(
+            "but with the example input it quantises no product of their own forward"
+        )
 
 
 LAYERS = """

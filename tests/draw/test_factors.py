@@ -10,7 +10,7 @@ from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.spec import Checkpoint
 from narrowfuzz.draw import factors
 from narrowfuzz.models.catalog import COMPOSED
-from narrowfuzz.recipe.recipe import runnable
+from narrowfuzz.recipe.recipe import load_recipes, runnable
 from samples import recipes
 
 #: One worker draws for all of them.
@@ -53,6 +53,14 @@ def test_a_weight_used_twice_meets_every_rung_and_dropout_every_checkpoint(
     for factor in ("compile of used_twice", "compile of tied_embedding", "checkpoint of dropout",
                    "checkpoint of used_twice", "checkpoint of tied_embedding"):  # fmt: skip
         assert not told[factor].lacking, factor
+
+
+def test_every_recipe_that_is_listed_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EAGER_DRAWS", "COMPILED_DRAWS"):
+        monkeypatch.setattr(factors, name, factors._LOT)
+    able = {n: here for n, r in load_recipes().items() if (here := runnable(r, "cpu"))}
+    assert "te.experts" in able  # which is never compiled
+    assert {name for name, *_ in factors.rows(able)} == set(able)
 
 
 @pytest.mark.heavy

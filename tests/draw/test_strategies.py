@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -337,16 +336,15 @@ def test_the_data_of_a_spec_are_of_as_many_kinds_as_there_are() -> None:
     for kinds in lists_of_data(models=()):
         del kinds["NaN"]
         lattice = kinds.pop("lattice")
-        assert 5 <= lattice <= 11 and lattice + kinds.total() == 16
+        assert 4 <= lattice <= 10 and lattice + kinds.total() == 16
         assert {kind for kind, times in kinds.items() if times > 1} <= {"inf_nan"}
     for kinds in lists_of_data(models=("mlp_gelu",), linears=False):
         assert set(WILD) <= set(kinds) and "lattice" not in kinds
 
 
-def test_most_specs_meet_nan() -> None:
-    # drawn one by one, hardly any of ten did
+def test_every_spec_with_many_draws_meets_nan() -> None:
     for fields in ({"models": ()}, {"models": ("mlp_gelu",), "linears": False}):
-        assert statistics.mean(kinds["NaN"] > 0 for kinds in lists_of_data(**fields)) > 0.6
+        assert all(kinds["NaN"] for kinds in lists_of_data(**fields))
 
 
 def test_lattice_data_are_never_spiked_because_spikes_leave_the_grid() -> None:

@@ -170,6 +170,7 @@ def test_attention_with_a_finite_mask_is_known(own: Own, mask: str, may_add: boo
         ("y = self.narrow(x); y *= 2; return y", True),
         ("return torch.nn.functional.relu_(self.wide(x).unflatten(0, (2, -1))[1])", True),
         ("y = x @ self.narrow.weight; y += x; return y", True),
+        ("y = self.narrow(x.detach()).detach(); torch.add(y, 1, out=y); return x + y", True),
     ],
 )
 def test_a_product_that_is_written_in_place_is_known(own: Own, forward: str, writes: bool) -> None:
@@ -234,6 +235,17 @@ def build():
     torch.manual_seed(0)
     return Words().bfloat16(), torch.arange(256) % 4
 """
+
+
+def test_what_is_known_of_a_gradient_in_both_arms_hides_no_difference_between_them(
+    own: Own,
+) -> None:
+    source = DOUBLED.replace("self.up(self.embed(ids))", "self.embed(ids)")
+    found = judged(own(source), compile="aot_eager", known=True)
+    assert {v.explained_by for v in found.known} == {"embedding-narrow-sums"}
+    (verdict,) = found.causes
+    assert (verdict.rule, verdict.arm) == ("O8", "aot_eager")
+    assert verdict.at.name == "model.embed.weight.grad"
 
 
 def test_what_is_known_of_one_gradient_hides_no_difference_of_others(own: Own) -> None:

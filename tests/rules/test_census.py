@@ -30,7 +30,7 @@ from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.trace import Census, ChangeKind, Trace
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.effect import effect_of, observed
-from narrowfuzz.triage.finding import severity_of
+from narrowfuzz.triage.finding import weighed_of
 from narrowfuzz.triage.script.census import of_conversion
 from narrowfuzz.triage.script.short import write_short_script
 
@@ -365,7 +365,7 @@ def test_severity_is_what_the_change_costs(kind: str, severity: str) -> None:
     case = Case(spec=ROWWISE, data=DataSpec())
     judge = Judge(load_recipes(), Ledger([]))
     effect = effect_of(observed(judge, case, verdict), verdict)
-    assert severity_of(verdict, case, effect) == severity
+    assert weighed_of(verdict, case, effect).severity == severity
 
 
 def test_a_snapshot_outlives_its_model() -> None:

@@ -10,12 +10,19 @@ from numpy.typing import NDArray
 
 from narrowfuzz.arms.tensors import host
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
-from narrowfuzz.numerics.scales import mx_factor, mx_scale_by_reciprocal
+from narrowfuzz.numerics.scales import (
+    current_scale,
+    mx_factor,
+    mx_scale_by_reciprocal,
+    pow2_floor,
+)
 from narrowfuzz.play import library as play
 from narrowfuzz.trace.snapshots import CastSeen, ExecutionPoint, ProductSeen, Side, SlotName, Wrong
 
 _FLOAT8 = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
 _BLOCKED = {"e4m3": E4M3FN, "e5m2": E5M2}
+#: Elements of a row, or rows and columns, that share a scale of FP8 block scaling.
+FP8_BLOCK = 128
 #: Code of each NaN, without its sign: hardware writes all NaNs alike, torch keeps the sign.
 _NAN = {"e4m3": (0x7F,), "e5m2": (0x7D, 0x7E, 0x7F)}
 
@@ -23,9 +30,10 @@ _NAN = {"e4m3": (0x7F,), "e5m2": (0x7D, 0x7E, 0x7F)}
 def see_cast(raw: play.Cast, at: ExecutionPoint) -> CastSeen:
     """A copy of one cast, checked against the definition while its input still exists."""
     x = raw.input.detach().float()
-    single = raw.scale.dtype == torch.float32
+    single = raw.scale.dim() < 2
     amax = torch.nan_to_num(x.abs(), nan=0.0, posinf=float("inf")).amax() if x.numel() else 0.0
-    wrong = _wrong_codes if single else _wrong_blocks
+    blocks = _wrong_mx_blocks if raw.scale.dtype == torch.uint8 else _wrong_fp8_blocks
+    wrong = _wrong_codes if single else blocks
     return CastSeen(
         at=at,
         slot=None if raw.slot is None else SlotName(*raw.slot),
@@ -34,8 +42,13 @@ def see_cast(raw: play.Cast, at: ExecutionPoint) -> CastSeen:
         amax=np.float32(float(amax)),
         codes=_codes(raw.codes),
         wrong=wrong(x.reshape(-1, x.shape[-1]), raw) if x.numel() else None,
-        blocks=b"" if single else host(raw.scale).tobytes(),
+        blocks=b"" if single else _inverse(raw.scale),
     )
+
+
+def _inverse(scales: torch.Tensor) -> bytes:
+    """The scales of blocks by which a product dequantises what these scales quantised."""
+    return host(scales if scales.dtype == torch.uint8 else 1 / scales).tobytes()
 
 
 def _wrong_codes(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
@@ -46,7 +59,7 @@ def _wrong_codes(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
     return _first(host(got.view(torch.uint8)), host(want.view(torch.uint8)), raw.format)
 
 
-def _wrong_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
+def _wrong_mx_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
     """The first scale byte, or else the first code, that differs from the MX definition for blocks
     of 32, which may lie along rows or along columns."""
     fmt, block = _BLOCKED[raw.format], 32
@@ -68,6 +81,28 @@ def _wrong_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
     return _first(codes.T, want.T, raw.format) if across else _first(codes, want, raw.format)
 
 
+def _wrong_fp8_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
+    """The first scale, or else the first code, that differs from the definition of FP8 block
+    scaling: the scale of a block of 1 x 128, 128 x 1 or 128 x 128, the last of which may be
+    incomplete, is the largest power of two that is at most the format's maximum over the block's,
+    and 1 for a block of zeros or one with Inf."""
+    matrix, codes, scale = host(x), _codes(raw.codes), host(raw.scale)
+    sizes = zip(scale.shape, matrix.shape, strict=True)
+    high, wide = (1 if count == size else FP8_BLOCK for count, size in sizes)
+    rows, columns = matrix.shape
+    magnitude = np.nan_to_num(np.abs(matrix), nan=0.0, posinf=np.inf)
+    padded = np.pad(magnitude, ((0, -rows % high), (0, -columns % wide)))
+    amax = padded.reshape(scale.shape[0], high, scale.shape[1], wide).max(axis=(1, 3))
+    right = pow2_floor(current_scale(amax, _FLOAT8[raw.format][1]))
+    if not np.array_equal(scale, right):
+        i, j = map(int, np.argwhere(scale != right)[0])
+        return Wrong("scale", (i, j), float(scale[i, j]), float(right[i, j]))
+    with np.errstate(invalid="ignore"):
+        spread = np.repeat(np.repeat(scale, high, axis=0), wide, axis=1)[:rows, :columns]
+        want = encode(matrix.astype(np.float64) * spread, _BLOCKED[raw.format])
+    return _first(codes, want, raw.format)
+
+
 def _first(got: NDArray[Any], want: NDArray[Any], form: str) -> Wrong | None:
     """The first code that differs; all NaNs are equal."""
     nan = np.isin(got & 0x7F, _NAN[form]) & np.isin(want & 0x7F, _NAN[form])
@@ -87,12 +122,12 @@ def see_product(raw: play.Product, at: ExecutionPoint) -> ProductSeen:
 def _side(raw: play.Side) -> Side:
     if raw.inverse is None:
         return Side(raw.format)
-    single = raw.inverse.dtype == torch.float32 and raw.inverse.numel() == 1
+    single = raw.inverse.dim() < 2
     return Side(
         raw.format,
         _codes(raw.codes),
         np.float32(raw.inverse.item()) if single else None,
-        host(raw.inverse).tobytes() if raw.inverse.dtype == torch.uint8 else b"",
+        b"" if single else host(raw.inverse).tobytes(),
     )
 
 

@@ -248,23 +248,25 @@ def _not_quantised(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:
         which = f" with backend {' or '.join(sorted(those))}" if those < backends[name] else ""
         layers = few([layer.removeprefix("model.") for layer in names], _NAMED)
         yield (
-            f"{name.partition(FILTERED)[0]}{which} converts {layers}, but nothing that their own "
-            "forward multiplies is quantised"
+            f"{name.partition(FILTERED)[0]}{which} converts {layers}, but with the example input "
+            "it quantises no product of their own forward"
         )
 
 
 def _untapped(model: Model, recipe: Recipe, spec: Spec) -> tuple[str, ...]:
     """Names of the linears with a forward of their own that this recipe converts, and whose calls
-    in one forward quantise nothing; () if the recipe's products cannot be observed, or if the
-    converted model raises, which its cases report."""
+    in one forward multiply, and quantise nothing of that; () if the recipe's products cannot be
+    observed, or if the converted model raises, which its cases report."""
     if recipe.converted is None or recipe.tap is no_tap:
         return ()
     import torch
 
+    from narrowfuzz.own_models.affected import Products
     from narrowfuzz.play.dtypes import DTYPES
     from narrowfuzz.play.kernels import eagerly
 
     called: dict[str, int] = {}
+    multiplied: set[str] = set()
     running: list[str] = []
 
     def took(*operands: Any) -> None:
@@ -288,11 +290,11 @@ def _untapped(model: Model, recipe: Recipe, spec: Spec) -> tuple[str, ...]:
                 if layer is not None and recipe.converted(layer):
                     layer.register_forward_pre_hook(lambda *_, name=name: begin(name))
                     layer.register_forward_hook(end)
-            with recipe.tap(Emit(took)):
+            with recipe.tap(Emit(took)), Products(lambda: multiplied.update(running)):
                 built.called(built.given[built.driven])
         except Exception:  # noqa: BLE001 - cases run it, too, and report what it raises
             return ()
-    return tuple(name for name in model.own_forwards if called.get(name) == 0)
+    return tuple(n for n in model.own_forwards if called.get(n) == 0 and n in multiplied)
 
 
 def _linears(model: Model, spec: Spec) -> dict[str, Any]:

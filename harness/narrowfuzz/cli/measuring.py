@@ -92,7 +92,7 @@ def score(
 def vacuity(
     cases: Annotated[int, typer.Option(metavar="N", help="Cases for each recipe.")] = 40,
     recipe: Globs = None,
-    compile: Annotated[str, typer.Option(help=f"{COMPILES.capitalize()}.")] = "none",
+    compile: Annotated[str, typer.Option(help=f"How to compile: {COMPILES}.")] = "none",
     device: DeviceName = "cpu",
     seed: OtherSeed = 0,
     json: Annotated[

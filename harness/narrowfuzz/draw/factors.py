@@ -172,9 +172,9 @@ def _values(name: str, hint: Any) -> tuple[Any, ...]:
 
 
 def _drawn(recipe: Recipe) -> Iterator[Case]:
-    """Draws of a recipe on every rung, in independent lots, because within one Hypothesis also
-    draws variants of its earlier draws."""
-    for rung in get_args(Compile):
+    """Draws of a recipe on every rung on which it runs, in independent lots, because within one
+    Hypothesis also draws variants of its earlier draws."""
+    for rung in get_args(Compile) if recipe.compiles else ("none",):
         draws = EAGER_DRAWS if rung == "none" else COMPILED_DRAWS
         for lot in range(draws // _LOT):
             yield from examples(cases([recipe], compile=rung), _LOT, lot)

@@ -158,7 +158,6 @@ _MOVES: dict[str, Event] = {
     "no_grad": Forward(mode="no_grad"),
     "step": Step(),
 }
-_NESTING = frozenset({"nested", "disabled", "inside", "plain"})
 
 
 def _moves(way: _Walk) -> tuple[str, ...]:

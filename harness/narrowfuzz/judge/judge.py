@@ -1,6 +1,6 @@
 """judge(case) -> verdicts: run a case on its arms, apply every rule, fold consequences.
 
-The only place that sees both arms and rules. pytest, campaign, replay and the minimiser all call
+The only place that applies rules to runs. pytest, campaign, replay and the minimiser all call
 it.
 """
 

@@ -48,7 +48,7 @@ def applying(
         for arm in arms
         if _runs_on(recipe, arm)
         for facts in _facts(recipe, arm)
-        if compiled is None or facts["compile"] in ("none", compiled)
+        if compiled is None or {facts["compile"], arm.compiler or "none"} <= {"none", compiled}
     ]
     found = [
         entry

@@ -26,7 +26,7 @@ def counted(entries: Sequence[Entry]) -> str:
     bugs = [entry for entry in entries if entry.kind == "bug"]
     return (
         f"{plural(len(by_cause(entries)), 'cause')} of {_entries(entries)}; {_entries(bugs)} "
-        f"that a maintainer would mend, of {plural(len(by_cause(bugs)), 'cause')}"
+        f"that a maintainer would fix, of {plural(len(by_cause(bugs)), 'cause')}"
     )
 
 

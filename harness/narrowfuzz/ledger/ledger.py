@@ -265,11 +265,12 @@ class Ledger:
         for entry in (*self.entries, *self.unnamed):
             for match in entry.fitting(fingerprint, context):
                 cures = tuple(filter(None, (entry.cure, match.cure)))
-                if not cures and self._holds(entry):
+                if cures:
+                    by_cure.append((entry, cures))
+                elif self._holds(entry):
                     return entry.id
-                by_cure.append((entry, cures))
         for entry, cures in by_cure:
-            if cures and self._holds(entry) and all(map(cured, cures)):
+            if self._holds(entry) and all(map(cured, cures)):
                 return entry.id
         return ""
 

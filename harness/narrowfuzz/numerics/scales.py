@@ -156,6 +156,15 @@ def max_over_amax(amax: F32, fmt: Format, *, eps: float) -> F32:
         return np.asarray(fmt.max / wide, dtype=np.float64).astype(np.float32)
 
 
+def current_scale(amax: F32, largest: float) -> F32:
+    """TransformerEngine's scale for each amax: the format's maximum divided by it, at most the
+    largest fp32 number; 1 for an amax of 0 or Inf (``compute_scale_from_amax`` in
+    common/recipe/recipe_common.cuh)."""
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        scale = np.minimum(np.float32(largest) / amax, np.finfo(np.float32).max)
+    return np.where(np.isfinite(amax) & (amax != 0.0), scale, 1.0).astype(np.float32)
+
+
 def pow2_floor(s: F32) -> F32:
     """The largest power of two that is at most ``s``; 0, Inf and NaN are unchanged."""
     # the significand is cleared: every nonzero fp32 number is a normal float64 number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from math import inf
 from typing import Any
@@ -23,8 +23,21 @@ from narrowfuzz.play.watches import by_name, mask_of
 #: Kernels that copy masks, and that make one of a boolean mask.
 _COPIES = ("aten::clone", "aten::repeat", "aten::_to_copy")
 _FILLS = ("aten::where", "aten::masked_fill", "aten::masked_fill_")
-#: Kernels that linears, and ``x @ weight``, end with.
-_PRODUCTS = ("aten::mm", "aten::addmm")
+#: Kernels that linears, ``x @ weight`` and products of batches end with.
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::mv")
+
+
+class Products(TorchDispatchMode):
+    """Calls a function before each product of matrices."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__()
+        self.call = call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name().partition(".")[0] in _PRODUCTS:
+            self.call()
+        return func(*args, **(kwargs or {}))
 
 
 class _Affected(TorchDispatchMode):
@@ -54,7 +67,9 @@ class _Affected(TorchDispatchMode):
             self.open[_storage(made)] = made
         if kernel in _PRODUCTS:
             self.products.add(StorageWeakRef(made.untyped_storage()))
-        elif torch._C._current_graph_task_id() == -1 and self._writes_to_product(func, args):
+        elif torch._C._current_graph_task_id() == -1 and self._writes_to_product(
+            func, by_name(func, args, kwargs)
+        ):
             self.names.add(WRITTEN_PRODUCT)
         if "scaled_dot_product" in name:
             mask = mask_of(by_name(func, args, kwargs))
@@ -62,9 +77,11 @@ class _Affected(TorchDispatchMode):
                 self.names.add(FINITE_MASK)
         return made
 
-    def _writes_to_product(self, func: Any, args: Sequence[Any]) -> bool:
-        named = zip(func._schema.arguments, args, strict=False)
-        written = [x for argument, x in named if (of := argument.alias_info) and of.is_write]
+    def _writes_to_product(self, func: Any, named: Mapping[str, Any]) -> bool:
+        arguments = [
+            a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write
+        ]
+        written = [named[name] for name in arguments if name in named]
         return any(
             StorageWeakRef(x.untyped_storage()) in self.products
             for x in tensors_in(written)

@@ -70,7 +70,7 @@ def maxima(run: Trace, slot: tuple[str, str, int], *, scales: bool) -> list[list
 
 def wrong_casts(casts: Sequence[Any], *, kind: str) -> Sentence:
     """Codes that are not the saturating cast of tensor times scale; and scales, where they are not
-    a state, that are not those of the tensor (``kind`` current) or its blocks (mx)."""
+    a state, that are not those of the tensor (``kind`` current) or its blocks (mx, block)."""
     scales = codes = 0
     for cast in casts:
         fp8 = _FP8[cast.format]
@@ -80,6 +80,10 @@ def wrong_casts(casts: Sequence[Any], *, kind: str) -> Sentence:
             amax = x.abs().nan_to_num(nan=0.0, posinf=math.inf).max()
             right = torch.tensor(largest).div(amax).clamp(max=torch.finfo(torch.float32).max)
             scales += int((scale != torch.where((amax > 0) & amax.isfinite(), right, 1.0)).sum())
+        if kind == "block":
+            x = x.reshape(-1, x.shape[-1])
+            wrong, scale = of_fp8_blocks(x, scale, largest)
+            scales += wrong
         if kind == "mx":
             x, wrong, scale = of_blocks(x.reshape(-1, x.shape[-1]), scale, cast.format)
             scales += wrong
@@ -113,6 +117,22 @@ def of_blocks(x: torch.Tensor, scale: torch.Tensor, form: str) -> tuple[Any, int
     return x, int(other.sum()), factor if along else factor.t()
 
 
+def of_fp8_blocks(x: torch.Tensor, scale: torch.Tensor, largest: float) -> tuple[int, Any]:
+    """The number of scales that are not the largest power of two at which their block of 1 x 128,
+    128 x 1 or 128 x 128 stays within the format, and the factor that multiplies each element. The
+    last blocks may be incomplete."""
+    rows, columns = x.shape
+    high, wide = (1 if n == size else 128 for n, size in zip(scale.shape, x.shape, strict=True))
+    magnitude = x.abs().nan_to_num(nan=0.0, posinf=math.inf)
+    padded = torch.nn.functional.pad(magnitude, (0, -columns % wide, 0, -rows % high))
+    amax = padded.reshape(scale.shape[0], high, scale.shape[1], wide).amax((1, 3))
+    _, exponent = (largest / amax).clamp(max=torch.finfo(torch.float32).max).frexp()
+    right = torch.exp2(exponent.float() - 1)
+    right = torch.where((amax > 0) & amax.isfinite(), right, 1.0)
+    factor = scale.repeat_interleave(high, 0).repeat_interleave(wide, 1)[:rows, :columns]
+    return int((scale != right).sum()), factor
+
+
 def not_made(products: Sequence[Any], side: str, casts: Sequence[Any], *, own: bool) -> Sentence:
     """Operands that none of these casts made, or with another scale. With ``own`` False, one that
     no cast made passes: parameters in the narrow format were made before the schedule."""
@@ -136,7 +156,7 @@ def same_inverse(scale: torch.Tensor, inverse: torch.Tensor) -> bool:
     """True if ``inverse`` is 1 / scale or, for scales of blocks, holds the same scales."""
     if scale.dtype != torch.float32:
         return torch.equal(scale.flatten(), inverse.view(scale.dtype).flatten())
-    return bool((1 / scale == inverse).all())
+    return scale.numel() == inverse.numel() and torch.equal(1 / scale.flatten(), inverse.flatten())
 
 
 def recomputed_with(again: Sequence[Any], first: Sequence[Any]) -> Sentence:

@@ -78,8 +78,8 @@ class Hunted(msgspec.Struct, kw_only=True, frozen=True):
     idle: bool = False
     #: For a missed fault: the measured reason.
     miss: Miss | None = None
-    #: Why the fault could not be hunted, for example as it raises or cannot be lifted; "" if it
-    #: could.
+    #: Why the fault could not be searched for, for example as it raises or cannot be lifted; "" if
+    #: it could.
     problem: str = ""
 
 

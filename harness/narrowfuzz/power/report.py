@@ -81,7 +81,7 @@ def _print_families(console: Console, score: Score, found: Summary) -> None:
 
 def _print_speeds(console: Console, found: Summary) -> None:
     columns = (*(f"within {most} s" for most in WITHIN), "median", "90th percentile")
-    view = _table("seconds to a verified finding", "faults", "hunted", *columns)
+    view = _table("seconds to a verified finding", "faults", "searched for", *columns)
     for kind, speed in found.speeds.items():
         if speed.of:
             counts = [f"{n} ({n / speed.of:.1%})" for n in speed.within.values()]

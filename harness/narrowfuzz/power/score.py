@@ -83,7 +83,7 @@ def score_command(options: ScoreOptions) -> int:
     }
     for id, why in lacking_here.items():
         if why:
-            page.print(f"not hunted: {id}: {why}")
+            page.print(f"not searched for: {id}: {why}")
     plants = [item for item in plants if not lacking_here[item[1].id]]
     if not plants and not problems:
         raise ValueError("nothing of what was asked for can run here")

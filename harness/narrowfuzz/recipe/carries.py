@@ -40,6 +40,10 @@ class Carries:
     ranks: bool = False
     #: A retained graph can run backward again.
     keeps_graphs: bool = True
+    #: Numbers of features and of rows that cases have, repeated by weight: rules of a state do not
+    #: depend on them, but the time of a run does.
+    features: tuple[int, ...] = (32, 32, 32, 16, 64)
+    rows: tuple[int, ...] = (32, 32, 16)
 
     def __post_init__(self) -> None:
         known = get_args(AnyCheckpoint)

@@ -28,8 +28,9 @@ class Subject:
     """The functions with which the player creates and runs a library's stateful layers. Settings
     are those of ``play.library``."""
 
-    #: "delayed" keeps a window of maxima; "current" and "mx" must keep no state.
-    kind: Literal["delayed", "current", "mx"]
+    #: "delayed" keeps a window of maxima; the others must keep no state: "current" has a scale for
+    #: each tensor, "block" for each 1 x 128 or 128 x 128 elements, "mx" for each 32.
+    kind: Literal["delayed", "current", "block", "mx"]
     #: (Spec, settings) -> one layer; its parameters are filled in afterwards.
     layer: Callable[..., nn.Module]
     #: Settings -> the context of a region; None: a region in high precision.

@@ -26,8 +26,8 @@ from narrowfuzz.triage.finding import OUT_OF_TIME, Finding, known_words, replay_
 
 #: The largest number of gradients that a sentence lists.
 _NAMED = 4
-#: Why cases have not run where more time would not help: what the traceback says.
-_BROKEN = "narrowfuzz itself failed, with the traceback that it printed"
+#: Why cases have not run where more time may not help: what the traceback says.
+_BROKEN = "a worker ended with the traceback above"
 
 
 @dataclass(frozen=True)

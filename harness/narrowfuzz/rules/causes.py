@@ -48,7 +48,8 @@ def root_of(
                 return root
             continue
         if root.at.what == "operator" and root.status == "known":
-            if _gave(root, verdict) and root.rule in upstream:
+            explains = _gave(root, verdict) and root.rule in upstream
+            if explains and not _on_both_arms(root, verdict, roots):
                 return root
             continue
         if rule.scope == "case" and verdict.rule != "contract":
@@ -78,6 +79,20 @@ def _gave(call: Verdict, verdict: Verdict) -> bool:
         return call.arm == verdict.arm
     module = name_of(verdict.at.name).module
     return bool(call.at.layer) and call.at.layer in (verdict.at.layer, module)
+
+
+def _on_both_arms(known: Verdict, verdict: Verdict, roots: Iterable[Verdict]) -> bool:
+    """Does the verdict compare two arms on the same data, of which both make this layer's call with
+    the known issue? Then the issue explains no difference between them."""
+    if verdict.rule not in ("O8", "O9", "O12"):
+        return False
+    arms = {
+        root.arm
+        for root in roots
+        if root.at.what == "operator"
+        and (root.explained_by, root.at.layer) == (known.explained_by, known.at.layer)
+    }
+    return verdict.arm in arms and len(arms) > 1
 
 
 def _beneath(root: Verdict, verdict: Verdict) -> bool:

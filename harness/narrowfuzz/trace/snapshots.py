@@ -70,7 +70,8 @@ class CastSeen:
     codes: NDArray[Any]
     #: None where the codes are the saturating cast of x * scale and block scales are right.
     wrong: Wrong | None = None
-    #: The block scales, E8M0 bytes, row by row; empty where there is a single scale.
+    #: The scales of blocks by which a product dequantises, E8M0 bytes or 1 / scale in float32, row
+    #: by row; empty where there is a single scale.
     blocks: bytes = b""
 
     @property
@@ -92,7 +93,7 @@ class Side:
     codes: NDArray[Any] | None = None
     #: 1 / scale; None in high precision and for block scales.
     scale_inv: np.float32 | None = None
-    #: The block scales, E8M0 bytes, row by row; empty where there is a single scale.
+    #: The scales of blocks, as in ``CastSeen``.
     blocks: bytes = b""
 
     @property

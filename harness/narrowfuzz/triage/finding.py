@@ -210,11 +210,6 @@ def _special(bits: str) -> bool:
     return (int(bits, 16) & 0x7F800000) == 0x7F800000
 
 
-def severity_of(verdict: Verdict, case: Case, effect: float) -> Severity:
-    """The severity of a finding that no entry of the ledger explains."""
-    return weighed_of(verdict, case, effect).severity
-
-
 def weighed_of(verdict: Verdict, case: Case, effect: float) -> Weighed:
     """The severity of a finding that no entry of the ledger explains, and why. Its use counts as
     documented, but as a limitation if the library refused it, and as rare with empty dimensions."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from narrowfuzz.numerics.delayed import FMAX, FP32_MAX
+from narrowfuzz.numerics.delayed import FMAX
+from narrowfuzz.numerics.scales import current_scale
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of
 from narrowfuzz.rules.rule import diverged, number, plain
@@ -25,7 +26,7 @@ def check_casts(evidence: Evidence) -> Iterator[Verdict]:
             wrong = _wrong(evidence.own_layers.kind, cast)
             if wrong is not None:
                 part = "codes" if cast.blocks else wrong.what
-                byte = bool(cast.blocks) and wrong.what == "scale"
+                byte = evidence.own_layers.kind == "mx" and wrong.what == "scale"
                 at = address_of(At(what=wrong.what, index=wrong.place), event, cast.at)
                 symptom, expect = f"{cast.format} {part}", Is(bits(wrong.want), byte=byte)
                 found = diverged("O2", arm, "operand", symptom, at, number(wrong.got), expect)
@@ -37,17 +38,7 @@ def check_casts(evidence: Evidence) -> Iterator[Verdict]:
 def _wrong(kind: str, cast: CastSeen) -> Wrong | None:
     """The first code or scale of a cast that differs from the expected cast; None if none does."""
     if kind == "current" and cast.scale is not None:
-        right = current_scale(cast)
+        right = current_scale(np.asarray(cast.amax), float(FMAX[cast.format]))
         if cast.scale != right:
             return Wrong("scale", (), float(cast.scale), float(right))
     return cast.wrong
-
-
-def current_scale(cast: CastSeen) -> np.float32:
-    """The format's maximum divided by the tensor's; 1 for an amax of 0 or Inf, at most the largest
-    fp32 number (``compute_scale_from_amax`` in TransformerEngine's
-    common/recipe/recipe_common.cuh)."""
-    if cast.amax == 0 or not np.isfinite(cast.amax):
-        return np.float32(1.0)
-    with np.errstate(over="ignore"):
-        return np.minimum(np.float32(FMAX[cast.format]) / cast.amax, FP32_MAX)

@@ -66,7 +66,8 @@ def _precision(evidence: Evidence, trace: Trace) -> Verdict:
 
 def _formats(evidence: Evidence, product: ProductSeen) -> set[str]:
     """The formats that a product must have: in a backward one of its operands is a gradient."""
-    wide = evidence.own_layers.kind != "mx" and evidence.spec.settings.format == "hybrid"
+    blocks = evidence.own_layers.kind in ("mx", "block")
+    wide = not blocks and evidence.spec.settings.format == "hybrid"
     return {"e5m2", "e4m3"} if wide and product.at.phase == "backward" else {"e4m3"}
 
 
