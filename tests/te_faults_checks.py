@@ -22,6 +22,9 @@ HUNTED = {
     "te-update-lost-at-evaluation": ("te.delayed", 20),
     "te-current-power-of-two": ("te.current", 6),
     "te-mx-one-code": ("te.mxfp8", 6),
+    "te-block-any-scale": ("te.blockwise", 6),
+    "te-block-lines-of-weights": ("te.blockwise", 6),
+    "te-block-tail-scale": ("te.blockwise", 6),
 }
 
 

@@ -17,6 +17,9 @@ FOUND_BY = {
     "te-update-lost-at-evaluation": "O14",
     "te-current-power-of-two": "O2",
     "te-mx-one-code": "O3",
+    "te-block-any-scale": "O2",
+    "te-block-lines-of-weights": "O20",
+    "te-block-tail-scale": "O3",
 }
 
 

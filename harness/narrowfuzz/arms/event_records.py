@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from narrowfuzz.arms.tensors import host
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from narrowfuzz.numerics.scales import (
+    FP8_BLOCK,
     current_scale,
     mx_factor,
     mx_scale_by_reciprocal,
@@ -21,8 +22,6 @@ from narrowfuzz.trace.snapshots import CastSeen, ExecutionPoint, ProductSeen, Si
 
 _FLOAT8 = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
 _BLOCKED = {"e4m3": E4M3FN, "e5m2": E5M2}
-#: Elements of a row, or rows and columns, that share a scale of FP8 block scaling.
-FP8_BLOCK = 128
 #: Code of each NaN, without its sign: hardware writes all NaNs alike, torch keeps the sign.
 _NAN = {"e4m3": (0x7F,), "e5m2": (0x7D, 0x7E, 0x7F)}
 
@@ -128,6 +127,7 @@ def _side(raw: play.Side) -> Side:
         _codes(raw.codes),
         np.float32(raw.inverse.item()) if single else None,
         b"" if single else host(raw.inverse).tobytes(),
+        () if single else tuple(raw.inverse.shape),
     )
 
 

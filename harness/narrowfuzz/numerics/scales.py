@@ -156,6 +156,11 @@ def max_over_amax(amax: F32, fmt: Format, *, eps: float) -> F32:
         return np.asarray(fmt.max / wide, dtype=np.float64).astype(np.float32)
 
 
+#: Elements of a row, or rows and columns, that share a scale of TransformerEngine's FP8 block
+#: scaling.
+FP8_BLOCK = 128
+
+
 def current_scale(amax: F32, largest: float) -> F32:
     """TransformerEngine's scale for each amax: the format's maximum divided by it, at most the
     largest fp32 number; 1 for an amax of 0 or Inf (``compute_scale_from_amax`` in

@@ -162,5 +162,7 @@ PLANTS = [
            _calls(checkpoint=_kept_graph)),
     _legal("te-current", "as it is", "TransformerEngine's current scaling", _CURRENT,
            ("te.current",)),
+    _legal("te-blockwise", "as it is", "TransformerEngine's FP8 block scaling", _CURRENT,
+           ("te.blockwise",)),
     _legal("te-mxfp8", "as it is", "TransformerEngine's MXFP8", _CURRENT, ("te.mxfp8",)),
 ]  # fmt: skip

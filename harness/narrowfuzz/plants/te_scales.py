@@ -86,10 +86,28 @@ def _blocks_across_rows(quantize: Any, quantizer: Any, tensor: Any) -> Any:
     return out
 
 
+def _incomplete_block_of_the_one_before(quantize: Any, quantizer: Any, tensor: Any) -> Any:
+    """The incomplete last block of a row has the scale of the block before it."""
+    out = quantize(quantizer, tensor)
+    scales = out._rowwise_scale_inv  # (blocks, rows)
+    if scales is not None and not out._is_2D_scaled and len(scales) > 1:
+        scales[-1] = scales[-2]
+    return out
+
+
+def _first_scale_doubled(quantize: Any, quantizer: Any, tensor: Any) -> Any:
+    """The 1/scale of the first block is twice what it must be."""
+    out = quantize(quantizer, tensor)
+    if out._rowwise_scale_inv is not None:
+        out._rowwise_scale_inv[0, 0] *= 2
+    return out
+
+
 _TE = "https://github.com/NVIDIA/TransformerEngine"
 _RECIPE = f"{_TE}/blob/main/transformer_engine/common/recipe/__init__.py"
 _CURRENT = "tensor.float8_tensor:Float8CurrentScalingQuantizer.quantize_impl"
 _MX = "tensor.mxfp8_tensor:MXFP8Quantizer.quantize_impl"
+_BLOCKWISE = "tensor.float8_blockwise_tensor:Float8BlockQuantizer.quantize_impl"
 
 
 def _fault(
@@ -124,4 +142,19 @@ PLANTS = [
            "te.mxfp8"),
     _fault("te-mx-blocks-across-rows", "layout", "blocks of 32 reach from one row into the next",
            "https://github.com/DeepWok/mase/pull/321", _MX, _blocks_across_rows, "te.mxfp8"),
+    _fault("te-block-any-scale", "scale", "scales of blocks are no powers of two, unasked",
+           _RECIPE, _BLOCKWISE, _with("force_pow_2_scales", False), "te.blockwise"),
+    _fault("te-block-epsilon", "scale", "a lower bound on blocks' maxima that nobody asked for",
+           _RECIPE, _BLOCKWISE, _with("amax_epsilon", 2.0**-4), "te.blockwise"),
+    _fault("te-block-lines-of-weights", "scale", "a weight's scales are for lines, not for squares",
+           _RECIPE, _BLOCKWISE, _with("block_scaling_dim", 1), "te.blockwise"),
+    _fault("te-block-scale-doubled", "scale", "one block's 1/scale is twice what it must be",
+           "https://github.com/vllm-project/vllm/pull/43557", _BLOCKWISE, _first_scale_doubled,
+           "te.blockwise"),
+    _fault("te-block-tail-scale", "tile tail", "an incomplete block has its neighbour's scale",
+           "https://github.com/pytorch/ao/pull/4229", _BLOCKWISE,
+           _incomplete_block_of_the_one_before, "te.blockwise"),
+    _fault("te-block-one-code", "rounding mode", "one element of one block is one code off",
+           "https://github.com/tenstorrent/tt-metal/issues/51971", _BLOCKWISE, _first_code,
+           "te.blockwise"),
 ]  # fmt: skip

@@ -187,6 +187,18 @@ def other_formats(products: Sequence[Any], due: tuple[str, ...]) -> Sentence:
     return f"expected {due or 'high precision'}, got {ran}", bool(wrong)
 
 
+def other_blocks(products: Sequence[Any], side: str, block: tuple[int, int]) -> Sentence:
+    """Operands that have no scale for each block of this many rows and columns."""
+    operands = [operand for p in products if (operand := getattr(p, side)).inverse is not None]
+    sizes = [(tuple(o.codes.shape), tuple(o.inverse.shape)) for o in operands]
+    wrong = [
+        f"{scales} of {shape}"
+        for shape, scales in sizes
+        if scales != tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
+    ]
+    return f"scales for other blocks than {block}: {wrong or 'none'}", bool(wrong)
+
+
 def weight_not_cast(run: Trace, event: int) -> Sentence:
     """True if no weight was quantised in this forward."""
     casts = [

@@ -179,6 +179,16 @@ class Formats(msgspec.Struct, frozen=True, tag="formats", forbid_unknown_fields=
         return " ".join(self.names) or "high precision"
 
 
+class Blocks(msgspec.Struct, frozen=True, tag="blocks", forbid_unknown_fields=True):
+    """An operand with a scale for each block of this many rows and columns."""
+
+    rows: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"a scale for each {self.rows} x {self.columns}"
+
+
 class Typed(msgspec.Struct, frozen=True, tag="typed", forbid_unknown_fields=True):
     """A tensor of this dtype."""
 
@@ -232,6 +242,7 @@ Expect = (
     | State
     | MadeBy
     | Formats
+    | Blocks
     | Typed
     | DerivativeOf
     | Own

@@ -270,6 +270,7 @@ _SYMPTOMS: _Table = {
     r"left over: (?P<what>.*)": "something is still set aside after the step: {what}",
     r"product in high precision \((?P<phase>\w+)\).*": "a product of {phase} ran in high precision",
     r"product in FP8 \((?P<phase>\w+)\).*": "a product of {phase} outside FP8 regions ran in FP8",
+    r"scales of other blocks \((?P<phase>\w+)\)": "{operand} has scales for other blocks",
     r"product in other FP8 formats \((?P<phase>\w+)\).*":
         "a product of {phase} ran in other FP8 formats",
     "weight cast into a window that is gone": "the weight's amax goes to a history that is gone",

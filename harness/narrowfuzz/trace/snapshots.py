@@ -93,8 +93,10 @@ class Side:
     codes: NDArray[Any] | None = None
     #: 1 / scale; None in high precision and for block scales.
     scale_inv: np.float32 | None = None
-    #: The scales of blocks, as in ``CastSeen``.
+    #: The scales of blocks, as in ``CastSeen``, and how many there are along each dimension of the
+    #: codes; empty where there is a single scale.
     blocks: bytes = b""
+    scales: tuple[int, ...] = ()
 
     @property
     def inverse(self) -> bytes:

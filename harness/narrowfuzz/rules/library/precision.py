@@ -1,26 +1,28 @@
-"""O20 of a library's layers: products have the recipe's formats, and weights are cast."""
+"""O20 of a library's layers: products have the recipe's formats and blocks; weights are cast."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 from narrowfuzz.case.events import Backward, Forward
+from narrowfuzz.numerics.scales import FP8_BLOCK
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of, steps_of
 from narrowfuzz.rules.library.recompute import sides_of
 from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.state.symptoms import circumstances
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Formats, Present
-from narrowfuzz.trace.snapshots import CastSeen, ProductSeen
+from narrowfuzz.trace.expect import Blocks, Formats, Present
+from narrowfuzz.trace.snapshots import CastSeen, ProductSeen, Side
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
 
 def check_precision(evidence: Evidence) -> Iterator[Verdict]:
-    """O20: inside a region every product runs in the recipe's formats, outside none does, and a
-    forward that must cast its weights does so."""
+    """O20: inside a region every product runs in the recipe's formats, with scales for its blocks,
+    outside none does, and a forward that must cast its weights does so."""
     for arm, trace in evidence.in_one_process.items():
         yield replace(_precision(evidence, trace), arm=arm)
 
@@ -53,6 +55,8 @@ def _precision(evidence: Evidence, trace: Trace) -> Verdict:
                 at = address_of(At(what="product", name=product.role), i, product.at)
                 actual, expect = sides_of(product), Formats(tuple(sorted(due)))
                 return diverged("O20", "", product.role, symptom, at, actual, expect)
+            if (other := _other_blocks(evidence, i, product)) is not None:
+                return other
         missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
         if missing:
             at = At(what="cast", event=i, name="output", side="b")
@@ -62,6 +66,29 @@ def _precision(evidence: Evidence, trace: Trace) -> Verdict:
             )
             return diverged("O20", "", "output", missing, at, actual, cast)
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
+
+
+def _other_blocks(evidence: Evidence, event: int, product: ProductSeen) -> Verdict | None:
+    """The verdict on the first operand whose scales are for other blocks than those of FP8 block
+    scaling: squares of a weight, else lines along the dimension that is summed over."""
+    if evidence.own_layers.kind != "block":
+        return None
+    sides: tuple[tuple[Literal["a", "b"], Side], ...] = (("a", product.a), ("b", product.b))
+    for name, side in sides:
+        if side.codes is None or not side.scales:
+            continue
+        due = Blocks(1, FP8_BLOCK)
+        if product.role == "grad_weight":
+            due = Blocks(FP8_BLOCK, 1)
+        elif name == "a":
+            due = Blocks(FP8_BLOCK, FP8_BLOCK)
+        rows, columns = side.codes.shape
+        if side.scales != (-(-rows // due.rows), -(-columns // due.columns)):
+            symptom = f"scales of other blocks ({product.at.phase})"
+            at = address_of(At(what="scale", name=product.role, side=name), event, product.at)
+            actual = f"{' x '.join(map(str, side.scales))} scales for {rows} x {columns} elements"
+            return diverged("O20", "", product.role, symptom, at, actual, due)
+    return None
 
 
 def _formats(evidence: Evidence, product: ProductSeen) -> set[str]:

@@ -20,7 +20,7 @@ from narrowfuzz.rules.library.ranks import BY_ITSELF, as_shared, shares
 from narrowfuzz.rules.own_backward import allowed, largest
 from narrowfuzz.rules.state.machine import moves
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Formats, MadeBy, Own, Present, Runs, Same
+from narrowfuzz.trace.expect import Blocks, Formats, MadeBy, Own, Present, Runs, Same
 from narrowfuzz.trace.snapshots import SlotName
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
@@ -71,6 +71,9 @@ def check_of(evidence: Evidence, verdict: Verdict) -> Check:
         check = f"other_formats({_products(at)}, {expect.names!r})"
         # a library that is right multiplies in high precision here, and nothing is recorded
         return _recorded(check) if expect.names else _check(check, _LISTENS)
+    if isinstance(expect, Blocks):
+        block = (expect.rows, expect.columns)
+        return _recorded(f"other_blocks({_products(at)}, {at.side!r}, {block})")
     if isinstance(expect, Present) and at.what == "cast":
         return _recorded(f"weight_not_cast(run, {at.event})")
     if isinstance(expect, Present):
