@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from narrowfuzz.arms.event_records import see_cast
 from narrowfuzz.play.check_layers import (
     in_time,
     left_over,
     maxima,
     not_made,
     other_bits,
+    other_blocks,
     other_formats,
     recomputed_with,
     record_linear_tensors,
@@ -27,6 +29,7 @@ from narrowfuzz.play.check_layers import (
 from narrowfuzz.play.job import Job, Layers, Taps
 from narrowfuzz.play.library import Cast, Product, Side, Where, copied, play_layers
 from narrowfuzz.play.player import Trace
+from narrowfuzz.trace.snapshots import ExecutionPoint
 
 FORWARD, BACKWARD = Where("forward", 0, 0), Where("backward")
 ONE = torch.ones(())
@@ -62,6 +65,58 @@ ROW = torch.cat([torch.full((1, 31), 1.0), torch.full((1, 1), 3.0)], 1)
 def test_casts_are_held_to_the_definition(kind: str, seen: Cast, shows: bool) -> None:
     told, shown = wrong_casts([seen], kind=kind)
     assert shown is shows, told
+
+
+def squares(x: torch.Tensor, block: tuple[int, int], scales: torch.Tensor) -> Cast:
+    """As TransformerEngine's FP8 block scaling casts, with these scales of blocks."""
+    spread = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    codes = (x * spread[: len(x), : x.shape[1]]).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    return Cast(None, x, codes.view(torch.uint8), scales, "e4m3")
+
+
+BLOCKS = [(1, 128), (128, 1), (128, 128)]
+
+
+def of_squares(block: tuple[int, int]) -> Cast:
+    """Of a complete and an incomplete block along each dimension that blocks have; the last holds
+    nothing but zeros and NaN."""
+    x = torch.full((130, 140), 3.0)
+    x[128:, 128:] = 0.0
+    x[129, 139] = math.nan
+    rows, columns = (-(-n // size) for n, size in zip(x.shape, block, strict=True))
+    scales = torch.full((rows, columns), 128.0)  # 3 * 2^7 = 384 fits, 3 * 2^8 does not
+    scales[128 // block[0] :, 128 // block[1] :] = 1.0
+    return squares(x, block, scales)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_scales_of_fp8_blocks_are_powers_of_two_at_which_their_block_fits(
+    block: tuple[int, int],
+) -> None:
+    seen = of_squares(block)
+    told, shows = wrong_casts([seen], kind="block")
+    assert not shows and see_cast(seen, ExecutionPoint("forward")).wrong is None, told
+    for change in (0.5, 2.0, 1.5):
+        scales = seen.scale.clone()
+        scales[-1, 0] *= change
+        other = squares(seen.input, block, scales)
+        wrong = see_cast(other, ExecutionPoint("forward")).wrong
+        assert wrong is not None and (wrong.what, wrong.want) == ("scale", 128.0)
+        assert wrong_casts([other], kind="block")[1]
+    codes = seen.codes.clone()
+    codes[127, 127] ^= 1
+    wrong = see_cast(seen._replace(codes=codes), ExecutionPoint("forward")).wrong
+    assert wrong is not None and (wrong.what, wrong.place) == ("codes", (127, 127))
+    assert wrong_casts([seen._replace(codes=codes)], kind="block")[1]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_operands_have_a_scale_for_each_block(block: tuple[int, int]) -> None:
+    seen = of_squares(block)
+    made = Side(seen.codes, 1 / seen.scale, "e4m3")
+    products = [Product("output", made, Side(X, None, "bf16"))]
+    assert not other_blocks(products, "a", block)[1] and not other_blocks(products, "b", block)[1]
+    assert all(other_blocks(products, "a", other)[1] for other in BLOCKS if other != block)
 
 
 def test_blocks_across_rows_are_blocks_of_columns() -> None:

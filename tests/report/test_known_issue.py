@@ -27,6 +27,7 @@ WORDS_OF_OURS = (
     "torchao.float8.",
     "te.delayed",
     "te.mxfp8",
+    "te.blockwise",
     "arm ",
     "recipe wrapper",
 )

@@ -10,6 +10,7 @@ from narrowfuzz.case.events import Backward, Event, Forward, Layout, Open
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.rules.library.operands import check_operands
+from narrowfuzz.rules.library.precision import check_precision
 from narrowfuzz.trace.snapshots import (
     CastSeen,
     ExecutionPoint,
@@ -42,7 +43,7 @@ def product(role: Literal["grad_input", "grad_weight"], a: int, b: int) -> Produ
 
 def evidence_of(
     recipe: str,
-    kind: Literal["delayed", "mx"],
+    kind: Literal["delayed", "mx", "block"],
     events: tuple[Event, ...],
     moments: tuple[Moment, ...],
     layout: Layout = "chain",
@@ -138,3 +139,36 @@ def test_a_kept_weight_that_a_recompute_casts_anew_is_shared(
         evidence = evidence_of("te.delayed", "delayed", events, moments, layout="twice")
         (verdict,) = check_operands(evidence)
         assert verdict.symptom == want
+
+
+def in_blocks(shape: tuple[int, int], scales: tuple[int, int]) -> Side:
+    return Side("e4m3", np.zeros(shape, np.uint8), blocks=b"scales", scales=scales)
+
+
+@pytest.mark.parametrize(
+    ("role", "a", "b", "side"),
+    [
+        ("output", (2, 2), (130, 2), ""),
+        ("grad_input", (2, 2), (130, 2), ""),
+        ("grad_weight", (2, 144), (2, 144), ""),
+        ("output", (130, 2), (130, 2), "a"),  # a weight by lines
+        ("grad_input", (2, 144), (130, 2), "a"),
+        ("output", (2, 2), (2, 2), "b"),  # an input by squares
+        ("grad_weight", (2, 144), (130, 2), "b"),  # along the dimension that is not summed over
+    ],
+)
+def test_scales_of_operands_are_for_the_recipes_blocks(
+    role: Literal["output", "grad_input", "grad_weight"],
+    a: tuple[int, int],
+    b: tuple[int, int],
+    side: str,
+) -> None:
+    at = ExecutionPoint("forward", 0, 0) if role == "output" else ExecutionPoint("backward")
+    product = ProductSeen(at, role, in_blocks((130, 144), a), in_blocks((130, 144), b))
+    events = (Open(), Forward(), Backward(of=(0,)))
+    last = role != "output"
+    moments = tuple(
+        Moment(i, (), (), (product,) if i == 1 + last else (), {}, {}) for i in range(3)
+    )
+    (verdict,) = check_precision(evidence_of("te.blockwise", "block", events, moments))
+    assert (verdict.status == "diverged") is bool(side) and verdict.at.side == side
