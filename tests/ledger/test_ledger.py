@@ -105,6 +105,7 @@ def test_an_empty_ledger_is_a_ledger(known: Any) -> None:
         ({"severity": "high"}, "severity"),
         ({"data": "wild"}, "wild"),
         ({"use": "often"}, "use"),
+        ({"shown_by": ["tied parameters"]}, "tied parameters"),
         ({"links": []}, "searched"),
         ({"when": {"phase_of_the_moon": "full"}}, "when: unknown fact 'phase_of_the_moon'"),
         (
@@ -298,6 +299,9 @@ def test_an_entry_whose_conditions_suffice_comes_before_one_with_a_cure() -> Non
     assert ledger.match(FINGERPRINT, CASE, VERDICT, lambda cure: not asked.append(cure)) == "b"
     assert not asked
     assert Ledger(entries[:1]).match(FINGERPRINT, CASE, VERDICT, lambda cure: True) == "a"
+    own = entry(id="own", cure="without_slp_vectorizer", folder="of a user")
+    assert Ledger([own, *entries]).match(FINGERPRINT, CASE, VERDICT, lambda cure: True) == "own"
+    assert Ledger([own, *entries]).match(FINGERPRINT, CASE, VERDICT, lambda cure: False) == "b"
 
 
 def test_deviations_are_followed_where_their_entry_holds() -> None:

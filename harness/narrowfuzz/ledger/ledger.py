@@ -13,6 +13,7 @@ import fnmatch
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from narrowfuzz.ledger.mitigations import CURES
 from narrowfuzz.ledger.severity import DATA, Severity, Symptom, Use, Weighed, weighed
 from narrowfuzz.machine.environment import checkout
 from narrowfuzz.machine.machine import machine
+from narrowfuzz.models.model import CALLS, PARTS
 from narrowfuzz.numerics.reference import DEVIATIONS
 from narrowfuzz.operators import DEVIATIONS as OPERATOR_DEVIATIONS
 from narrowfuzz.recipe.content import content_dir
@@ -128,8 +130,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     #: One of ``CURES``: the entry explains a finding only if the finding is gone under this cure;
     #: "" where the predicates suffice.
     cure: str = ""
-    #: Operators (``operators/``) and classes of modules of which a model must have one to show it;
-    #: (): any model may. For the list of what may affect a user.
+    #: Operators (``operators/``), classes of modules, and ``CALLS`` and ``PARTS``, of which a model
+    #: must have one to show it; (): any model may. For the list of what may affect a user.
     shown_by: tuple[str, ...] = ()
     #: Conditions for the deviation and for every match.
     when: dict[str, Condition] = {}
@@ -258,11 +260,24 @@ class Ledger:
         self, fingerprint: str, case: Case, verdict: Verdict, cured: Callable[[str], bool]
     ) -> str:
         """The id of the entry that explains a finding, or "". ``cured`` returns whether the finding
-        is gone under a cure. Entries whose conditions suffice come first: they name the error
-        itself, where a cure, such as to leave a linear unconverted, may also remove others."""
+        is gone under a cure. Of a folder, entries whose conditions suffice come first: they name
+        the error itself, where a cure, such as to leave a linear unconverted, may also remove
+        others."""
         context = self._context(case, verdict)
+        every = (*self.entries, *self.unnamed)
+        folders = itertools.groupby(every, key=lambda entry: entry.folder)
+        found = (self._match(list(some), fingerprint, context, cured) for _, some in folders)
+        return next(filter(None, found), "")
+
+    def _match(
+        self,
+        entries: Sequence[Entry],
+        fingerprint: str,
+        context: Context,
+        cured: Callable[[str], bool],
+    ) -> str:
         by_cure: list[tuple[Entry, tuple[str, ...]]] = []
-        for entry in (*self.entries, *self.unnamed):
+        for entry in entries:
             for match in entry.fitting(fingerprint, context):
                 cures = tuple(filter(None, (entry.cure, match.cure)))
                 if cures:
@@ -351,6 +366,13 @@ def _check(entry: Entry) -> None:
     for cure in filter(None, (entry.cure, *(match.cure for match in entry.matches))):
         if cure not in CURES:
             raise ValueError(f"no cure {cure!r}: there are {', '.join(CURES)}")
+    named = CALLS | PARTS
+    for name in entry.shown_by:
+        if not (name in named or name.removeprefix("subclass of ").isidentifier()):
+            raise ValueError(
+                f"shown_by {name!r} is no operator, no class of modules, and none of "
+                f"{', '.join(sorted(named))}"
+            )
     if entry.data not in DATA:
         raise ValueError(f"data {entry.data!r} is none of {', '.join(DATA)}")
     if not (entry.links or entry.searched):

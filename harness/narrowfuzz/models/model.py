@@ -22,6 +22,10 @@ Arguments = tuple[Any, ...]
 FINITE_MASK, WRITTEN_PRODUCT = "attention with a finite mask", "in-place write to a product"
 #: What a user's own model may do besides calling operators that have deviations.
 CALLS = frozenset({FINITE_MASK, WRITTEN_PRODUCT})
+#: What a user's own model may have besides modules of a class.
+SEVERAL_NAMES, TIED = "Linear of several names", "tied parameter"
+HOOKED = "parameter with hooks or attributes"
+PARTS = frozenset({SEVERAL_NAMES, TIED, HOOKED})
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from narrowfuzz.arms.model_names import other_names, tied_names
 from narrowfuzz.arms.model_snapshot import snapshot
-from narrowfuzz.models.model import FINITE_MASK, WRITTEN_PRODUCT
+from narrowfuzz.models.model import FINITE_MASK, HOOKED, SEVERAL_NAMES, TIED, WRITTEN_PRODUCT
 from narrowfuzz.operators import BY_KERNEL, BY_NAME
 from narrowfuzz.own_models.calls import observe_call
 from narrowfuzz.play.own import tensors_in
@@ -132,13 +132,13 @@ def affected(
 
 def parts_of(model: nn.Module) -> frozenset[str]:
     """Names of the classes of its modules and of their bases; ``subclass of Linear`` for a class
-    that is not torch's own and is derived from torch's of that name; and what else of its modules
-    and parameters ``shown_by`` of an entry may name."""
+    that is not torch's own and is derived from torch's of that name; and those of ``PARTS`` that it
+    has."""
     parameters = snapshot(model, lambda module, name: False).parameters.values()
     special = {
-        "Linear of several names": bool(other_names(model)),
-        "tied parameter": bool(tied_names(model)),
-        "parameter with hooks or attributes": any(p.hooks or p.attributes for p in parameters),
+        SEVERAL_NAMES: bool(other_names(model)),
+        TIED: bool(tied_names(model)),
+        HOOKED: any(p.hooks or p.attributes for p in parameters),
     }
     every = {base for part in model.modules() for base in type(part).__mro__}
     derived = {base for one in every if not _of_torch(one) for base in one.__mro__[1:]}
