@@ -53,7 +53,7 @@ gate: $(READY)
 		--seconds 120 --cases 400 --control-cases 60 --arm eager --arm 'eager+*' \
 		--against benchmarks/gate.json
 
-# what campaigns find in old releases, and which later one mended it: docs/history.md; two hours
+# what campaigns find in old releases, and which later one fixed it: docs/history.md; two hours
 history: $(READY)
 	$(BIN)/python benchmarks/history.py torchao 0.9.0 0.10.0 0.11.0 0.13.0 0.14.1 0.15.0 0.16.0 \
 		0.17.0 --write $(ARGS)

@@ -113,7 +113,7 @@ def fate(package: Package, row: Row, every: Sequence[str]) -> str:
     undecided = f"; {later[newest + 1]} and later cannot tell" if newest + 1 < len(later) else ""
     if line.at(newest).answer == "shows":
         return f"stands in {later[newest]}{undecided}"
-    return f"mended in {change(line, 0, newest).after.version}{undecided}"
+    return f"fixed in {change(line, 0, newest).after.version}{undecided}"
 
 
 def every_fate(
@@ -159,7 +159,7 @@ def shortened(sentence: str) -> str:
 
 
 def _order(fate: str) -> int:
-    return next(i for i, word in enumerate(("mended", "stands", "torch", "")) if word in fate)
+    return next(i for i, word in enumerate(("fixed", "stands", "torch", "")) if word in fate)
 
 
 def write(package: Package, lines: Sequence[str]) -> None:

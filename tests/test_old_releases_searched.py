@@ -46,11 +46,11 @@ def answering(monkeypatch: pytest.MonkeyPatch, **answers: str) -> list[str]:
 @pytest.mark.parametrize(
     ("answers", "fate"),
     [
-        (("shows", "shows", "gone", "cannot tell", "gone"), "mended in 0.11.0"),
+        (("shows", "shows", "gone", "cannot tell", "gone"), "fixed in 0.11.0"),
         (("shows", "shows", "shows", "cannot tell", "shows"), "stands in 0.13.0"),
         (
             ("shows", "shows", "gone", "cannot tell", "cannot tell"),
-            "mended in 0.11.0; 0.12.0 and later cannot tell",
+            "fixed in 0.11.0; 0.12.0 and later cannot tell",
         ),
         (("gone", "gone", "gone", "gone", "gone"), "not shown again: its script passes"),
     ],
@@ -76,7 +76,7 @@ def test_a_symptom_of_two_releases_is_one_row_and_torchs_own_is_not_asked(
     told = list(history.every_fate(TORCHAO, found, EVERY, tmp_path / "fates.json"))
     assert [(row.fate, row.releases) for row in told] == [
         ("torch's own", ("0.9.0", "0.11.0")),
-        ("mended in 0.12.0", ("0.11.0",)),
+        ("fixed in 0.12.0", ("0.11.0",)),
     ]
     assert (
         asked and list(history.every_fate(TORCHAO, found, EVERY, tmp_path / "fates.json")) == told
@@ -84,8 +84,8 @@ def test_a_symptom_of_two_releases_is_one_row_and_torchs_own_is_not_asked(
     assert asked.count("0.11.0") == 1  # the second time it is read
     text = "\n".join(history.table(told, tmp_path, ["0.9.0", "0.11.0"]))
     assert "| 0.11.0 | 1 | 7 | 2 | 0 |" in text
-    assert r"\| is wrong | low | 0.11.0 | mended in 0.12.0 |" in text
-    assert text.index("mended in 0.12.0") < text.index("torch's own")
+    assert r"\| is wrong | low | 0.11.0 | fixed in 0.12.0 |" in text
+    assert text.index("fixed in 0.12.0") < text.index("torch's own")
 
 
 def test_every_package_has_a_table_on_the_page_and_chooses_its_release(

@@ -75,10 +75,10 @@ def test_a_commit_that_cannot_tell_is_passed_over(repo: Path) -> None:
 
 def test_what_was_mended_is_found_as_well(repo: Path) -> None:
     (repo / "src" / "thing" / "__init__.py").write_text("def twice(x):\n    return 2 * x\n")
-    git(repo, "commit", "--quiet", "-am", "mended")
+    git(repo, "commit", "--quiet", "-am", "fixed")
     found = bisect(question(repo, "HEAD", "n6"))
     assert not found.changes[0].appears
-    assert "no longer shows it" in found.sentences[0] and "mended" in found.sentences[0]
+    assert "no longer shows it" in found.sentences[0] and "fixed" in found.sentences[0]
 
 
 def test_what_does_not_always_show_is_asked_again(repo: Path) -> None:

@@ -287,7 +287,7 @@ def test_it_is_kept_in_the_findings_folder_where_reports_read_it(
     assert "\n  It needs:\n    bias: without it shown on 0 of 20" in capsys.readouterr().out
     assert ends("report", folder, "--issue") == 0
     text = capsys.readouterr().out
-    head = "### What it takes, and what makes it go away\n\n- The smallest case shows it"
+    head = "### Conditions and workarounds\n\n- The smallest case shows it"
     assert head in text and "- It needs:\n  - bias: without it shown on 0 of 20" in text
     (folder / "causes.json").write_text("{}")
     with pytest.raises(ValueError, match=r"causes.json: .*narrowfuzz explain .* writes it anew"):

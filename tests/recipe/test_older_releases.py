@@ -1,5 +1,5 @@
 """torchao's recipes on releases before the one that is installed: what each has, and that a
-campaign on it finds what later ones mended."""
+campaign on it finds what later ones fixed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_campaign_on_an_older_release(
     version: str, recipe: str, cases: int, finds: str, tmp_path: Path
 ) -> None:
     """Its operands are seen, so that each of the three products is judged; and of rules of operands
-    it breaks none but that which a later release mended."""
+    it breaks none but that which a later release fixed."""
     try:
         folder_of(f"torchao=={version}")
     except ValueError as why:

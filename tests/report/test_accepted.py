@@ -346,7 +346,7 @@ def test_a_finding_that_is_a_known_issue_says_which(store: Store) -> None:
     assert on_terminal(ended).count(f"this is the known issue {entry.id}") == 1
     issue = issue_text(known, "pass\n")
     assert issue.index(entry.title) < issue.index("What happens") and issue.count(entry.title) == 1
-    assert "Known already" not in issue_text(new, "pass\n")
+    assert "Known issue" not in issue_text(new, "pass\n")
     write_formats(ended)
     junit = (alone.out / "junit.xml").read_text()
     assert junit.count(f"this is the known issue {entry.id}") == 1

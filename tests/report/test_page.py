@@ -239,7 +239,7 @@ def test_what_resembles_it_is_said_not_to_explain_it(store: Any) -> None:
     assert f"narrowfuzz known {ALIKE.id}" in read.text
     unasked = page(store, ledger=False)
     assert "None of these explains it" not in unasked.text
-    assert "A run without --no-ledger tells" in unasked.text
+    assert "Run without --no-ledger to compare" in unasked.text
 
 
 def test_how_fast_and_when_is_said(store: Any) -> None:

@@ -29,7 +29,7 @@ class Checkout:
             ["git", "-C", str(self.repository), *args], capture_output=True, text=True, check=False
         )
         if check and done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise ValueError(f"git {args[0]} in {self.repository}: {last}")
         return done.stdout.strip() if not done.returncode else ""
 

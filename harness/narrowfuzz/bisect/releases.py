@@ -43,7 +43,7 @@ def releases(package: str) -> list[str]:
     done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
     offered = [line for line in done.stdout.splitlines() if line.startswith(_OFFERED)]
     if done.returncode or not offered:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise ValueError(f"--package {package}: the index offers no release of it ({last})")
     found = [text.strip() for text in offered[0].removeprefix(_OFFERED).split(",")]
     if package == TRANSFORMER_ENGINE:

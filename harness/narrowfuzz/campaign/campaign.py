@@ -116,7 +116,7 @@ class Campaign:
         for each finding that could not be explained."""
         new = [one for one in self.accepted.counting(self.store.findings()) if not one.known_issue]
         for finding in new:
-            around.print(f"asking what it needs: {finding.sentence}", soft_wrap=True, markup=False)
+            around.print(f"explaining: {finding.sentence}", soft_wrap=True, markup=False)
             command = [sys.executable, "-m", "narrowfuzz.cli", "explain", *self.options()]
             command += options(
                 {"--plant": [self.run_options.plant] if self.run_options.plant else []}
@@ -128,7 +128,7 @@ class Campaign:
                 yield f"interrupted: {finding.id} and what comes after it is not explained"
                 return
             if done.returncode:
-                last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+                last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
                 yield f"not explained: {finding.id}: {last.removeprefix('narrowfuzz: ')}"
 
     def environment(self) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def _conclude(
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("narrowfuzz: ") if lines else "it said nothing"
+    return lines[-1].removeprefix("narrowfuzz: ") if lines else "it printed nothing"
 
 
 def _run_both(console: Console, sides: Sequence[Side], options: CompareOptions) -> list[int]:

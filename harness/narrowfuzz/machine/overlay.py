@@ -128,5 +128,5 @@ def _check_import(requirement: str, env: dict[str, str]) -> None:
         [sys.executable, "-c", f"import {module}"], env=env, capture_output=True, text=True
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise ValueError(f"--with {requirement}: it does not import here: {last}")

@@ -61,13 +61,13 @@ def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = ()) -> str
 def issue_text(finding: Finding, script: str, causes: Sequence[str] = ()) -> str:
     """Markdown with the sections below; empty sections are left out."""
     sections = {
-        "Known already": _known(finding),
+        "Known issue": _known(finding),
         "What happens": _what(finding),
         "To reproduce": _script(finding, script),
-        "What it takes, and what makes it go away": "\n".join(_bulleted(causes)),
+        "Conditions and workarounds": "\n".join(_bulleted(causes)),
         "What was expected": _expected(finding),
         "Where it was seen": _where(finding),
-        "Known beside it": _beside(finding),
+        "Related known issues": _beside(finding),
     }
     body = "\n\n".join(f"### {title}\n\n{text}" for title, text in sections.items() if text)
     subject = title_of(finding.minimal.spec.model) if _of_function(finding) else finding.recipe
