@@ -276,6 +276,8 @@ class _Run:
         run.region = converted.regions_of(program.device, self.job.autocast)
         run.live.clear()
         with torch.no_grad():
+            if program.spec.weight_layout == "strided":
+                clear_memory(run.model)
             converted.fill(run.model, self.tensors, job=self.job)
             for name, began in program._buffers.items():
                 run.model.get_buffer(name).data.copy_(began)  # .data: a graph may have saved it
@@ -407,6 +409,15 @@ def _watches_operators(program: Program, spec: Spec, focus: int | None) -> bool:
     if focus is None or single_operator or program.device != "cpu" or spec.threads > 1:
         return True
     return attends and focus % 4 == 0
+
+
+def clear_memory(model: nn.Module) -> None:
+    """Set the memory of all parameters to 0, also between their elements, where kernels that ignore
+    strides write."""
+    for parameter in model.parameters():
+        if type(parameter.data) is torch.Tensor:
+            whole = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+            whole.set_(parameter.untyped_storage()).zero_()
 
 
 def _own_kind(module: Any, before: Any) -> bool:

@@ -46,9 +46,8 @@ class Judge(Observer):
     rules: Sequence[Rule] = RULES
     #: Called with each case that is judged, and the traces of its arms by name.
     observed: Callable[[Case, Mapping[str, Trace]], None] = lambda case, traces: None
-    #: (cure, is it tried on a run that failed?) -> the judge that is used while the cure is in
-    #: force, with programs of its own.
-    _under: dict[tuple[str, bool], Judge] = field(default_factory=dict)
+    #: Cure -> the judge that is used while the cure is in force, with programs of its own.
+    _under: dict[str, Judge] = field(default_factory=dict)
     #: (case, rule, arm, cure) -> does the cure help? Cached while a case's verdicts are folded.
     _answers: dict[tuple[Case, str, str, str], bool] = field(default_factory=dict)
 
@@ -182,12 +181,12 @@ class Judge(Observer):
                 return "crashed" not in found and bool(found & {"ok", "known", "diverged"})
             return "ok" in found and not again.causes
 
-        usual = self.with_ledger(Ledger([]))
+        others = self.ledger.without_cures()  # what they explain is not asked here
+        usual = self.with_ledger(others)
         if any(holds(usual) for _ in range(_CURE_TRIES)):
             return False
-        ledger = self.ledger.without_cures() if crashed else Ledger([])
         under = self._under.setdefault(
-            (cure, crashed), Judge(self.recipes, ledger, self.arms, device=self.device)
+            cure, Judge(self.recipes, others, self.arms, device=self.device)
         )
         from narrowfuzz.play.processes import entered_by_ranks
 

@@ -98,8 +98,9 @@ def _sums_otherwise(evidence: Evidence, arm: str) -> bool:
 
     A reentrant checkpoint runs its region on a detached input, and autograd stores the gradient of
     such a leaf with the leaf's strides (torch/csrc/autograd/functions/accumulate_grad.h); without a
-    checkpoint the gradient has the strides that backward made. So with a transposed input the
-    preceding region gets its gradient in another layout, on which a kernel's order of sums depends.
+    checkpoint the gradient has the strides that backward made. So with a transposed input, or with
+    transposed gradients of the output, the preceding region gets its gradient in another layout, on
+    which a kernel's order of sums depends.
     The same holds for blocks of a user's model that are all given one tensor: its gradients come
     region by region, where without a checkpoint they come as autograd orders the graph.
     """
@@ -107,7 +108,7 @@ def _sums_otherwise(evidence: Evidence, arm: str) -> bool:
     return (
         BY_NAME[arm].checkpoint == "reentrant"
         and len(evidence.regions) > 1
-        and (spec.input_layout == "transposed" or MODELS[spec.model].own)
+        and ("transposed" in (spec.input_layout, spec.grad_layout) or MODELS[spec.model].own)
     )
 
 
