@@ -69,7 +69,8 @@ def recalls(found: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int]]:
     """(test, faults found, all faults, false alarms) of narrowfuzz and the plain tests, on the same
     faults."""
     faults = [f for f in found["score"]["faults"] if not f["problem"]]
-    yield "narrowfuzz", sum(f["found"] for f in faults), len(faults), 0
+    alarms = len(found["score"]["summary"]["false_alarms"])  # on the controls
+    yield "narrowfuzz", sum(f["found"] for f in faults), len(faults), alarms
     plain = found.get("baselines", {"faults": {}})["faults"]
     for name, words in _PLAIN.items():
         both = [plain[f["id"]][name] for f in faults if f["id"] in plain]
