@@ -289,7 +289,7 @@ def _subject(kind: Kind, device: str) -> Subject:
     )
 
 
-#: Sizes of FP8 block scaling.
+#: Sizes of FP8 block scaling: a part of a block of 128, one and a part, two and a part.
 _FEATURES, _ROWS = (144, 32, 144, 272), (32, 144, 32, 272)
 
 
@@ -308,8 +308,8 @@ def _carries(kind: Kind) -> Carries:
         reload=True,
         switch=delayed,
         ranks=delayed,
-        # blocks of 128: one incomplete, one and a part of the next, two and a part
-        **({"features": _FEATURES, "rows": _ROWS} if kind == "block" else {}),
+        features=_FEATURES if kind == "block" else Carries.features,
+        rows=_ROWS if kind == "block" else Carries.rows,
         keeps_graphs=False,  # it frees what a backward used: reports/known/te-second-backward.toml
     )
 
