@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from narrowfuzz.arms.available import select_arms
+from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, Spec
@@ -136,7 +137,9 @@ def _compare(tried: Tried) -> Effect:
 
     def seen() -> str:
         judge = session.new_judge(Ledger([]))
-        return digest([judge.run_arms(case) for case in drawn])
+        # results that nobody writes are then the same each time
+        with poisoned((), tried.device):
+            return digest([judge.run_arms(case) for case in drawn])
 
     before = seen()
     try:
