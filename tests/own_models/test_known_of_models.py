@@ -166,6 +166,7 @@ def test_attention_with_a_finite_mask_is_known(own: Own, mask: str, may_add: boo
     [
         ("return self.narrow(x) * 2", False),
         ("y = x.clone(); y *= 2; return self.narrow(y)", False),
+        ("y = x @ x.mT; y += 1; return self.narrow(y @ x)", False),  # attention's scores
         ("y = self.narrow(x); y = y * 2; y += x; return y", False),
         ("y = self.narrow(x); y *= 2; return y", True),
         ("return torch.nn.functional.relu_(self.wide(x).unflatten(0, (2, -1))[1])", True),

@@ -23,8 +23,9 @@ from narrowfuzz.play.watches import by_name, mask_of
 #: Kernels that copy masks, and that make one of a boolean mask.
 _COPIES = ("aten::clone", "aten::repeat", "aten::_to_copy")
 _FILLS = ("aten::where", "aten::masked_fill", "aten::masked_fill_")
-#: Kernels that linears, ``x @ weight`` and products of batches end with.
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::mv")
+#: Kernels that linears, and ``x @ weight``, end with; and all that multiply matrices.
+_OF_LINEARS = ("aten::mm", "aten::addmm")
+_PRODUCTS = (*_OF_LINEARS, "aten::bmm", "aten::mv")
 
 
 class Products(TorchDispatchMode):
@@ -51,7 +52,7 @@ class _Affected(TorchDispatchMode):
         self.names: set[str] = set()
         #: By storage, the masks of zeros that stand for boolean ones, which exclude nothing here.
         self.open: dict[int, torch.Tensor] = {}
-        #: The storages of products.
+        #: The storages of products of linears.
         self.products: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,7 +66,7 @@ class _Affected(TorchDispatchMode):
         copied = kernel in _COPIES and _storage(args[0]) in self.open
         if (copied or (kernel in _FILLS and _excludes(args))) and not made.any():
             self.open[_storage(made)] = made
-        if kernel in _PRODUCTS:
+        if kernel in _OF_LINEARS:
             self.products.add(StorageWeakRef(made.untyped_storage()))
         elif torch._C._current_graph_task_id() == -1 and self._writes_to_product(
             func, by_name(func, args, kwargs)
