@@ -17,7 +17,7 @@ from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.specs import specs
 from narrowfuzz.draw.strategies import OF_OPERATORS, WILD, batches
 from narrowfuzz.models.catalog import COMPOSED, MODELS, of_kind
-from narrowfuzz.models.operators import OPERATORS, models_of_operators
+from narrowfuzz.models.operators import MANY, OPERATORS, models_of_operators
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.recipe.recipe import UNCONVERTED, unconverted
 from samples import recipes
@@ -116,6 +116,16 @@ def test_what_other_slices_draw_does_not_hang_on_them(tmp_path: Any) -> None:
 
     assert specs_of(before=True) == specs_of(before=False)
     assert {spec.model for spec in specs_of(before=True)} <= set(COMPOSED)
+
+
+def test_a_compiled_run_begins_with_many_operators_in_the_widest_format(tmp_path: Any) -> None:
+    made = Generator(Config(out=tmp_path), PLAIN, (), random.Random(0), PLAIN[0].plan)
+    first = made.operator_decks["inductor"].take(3)
+    assert [(recipe.name, model) for recipe, model in first] == [
+        ("torch.fp32", MANY),
+        ("torch.fp16", MANY),
+        ("torch.bf16", MANY),
+    ]
 
 
 def test_globs_name_operators() -> None:

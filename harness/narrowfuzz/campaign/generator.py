@@ -49,6 +49,7 @@ from narrowfuzz.machine.environment import Collector
 from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.models.operators import MANY
+from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe.recipe import Recipe
 
@@ -176,8 +177,10 @@ class Generator:
             if recipe.takes(model) and MODELS[model].runs_on(here, recipe.dtypes)
         ]
         compiled = [(recipe, model) for recipe, model in pairs if MODELS[model].compiled]
-        # a compiled run has time for few operators: it begins with the graph that calls many
+        # a compiled run has time for few operators: it begins with the graph that calls many, in
+        # the widest format, where roundings hide least
         many = [(recipe, model) for recipe, model in compiled if model == MANY]
+        many.sort(key=lambda pair: min(FORMATS[d].unit_roundoff for d in pair[0].dtypes))
         return {
             kind: Deck(pairs, self.independent_rng)
             if kind == "none"
