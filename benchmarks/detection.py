@@ -40,7 +40,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     of all JSON files there and the exit codes."""
     args.out.mkdir(parents=True, exist_ok=True)
     seconds = str(args.seconds)
-    ours = [sys.executable, "-m", "narrowfuzz.cli"]
+    ours = [sys.executable, "-m", "narrowfuzz"]
     commands = {
         "score": [*ours, "score", "--seconds", seconds],
         "baselines": [

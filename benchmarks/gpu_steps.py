@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-RUN = (sys.executable, "-m", "narrowfuzz.cli")
+RUN = (sys.executable, "-m", "narrowfuzz")
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def campaign(package: Package, version: str, minutes: float, out: Path) -> Path:
     """Run the campaign of one release, unless its folder already holds one. Returns the folder."""
     folder = out / version
     if not (folder / "summary.json").is_file():
-        ours = [sys.executable, "-m", "narrowfuzz.cli", "run", "--no-ledger", "--seed", "1"]
+        ours = [sys.executable, "-m", "narrowfuzz", "run", "--no-ledger", "--seed", "1"]
         given = ["--minutes", str(minutes), "--out", str(folder)]
         subprocess.run([*ours, *package.options(version), *given], check=False)
     return folder

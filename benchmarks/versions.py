@@ -54,7 +54,7 @@ def run_baselines(minutes: float) -> tuple[int, tuple[str, ...]]:
     """The number of cases of a campaign on plain torch, and the fingerprints of its findings."""
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-versions-") as folder:
         out = Path(folder) / "run"
-        command = [sys.executable, "-m", "narrowfuzz.cli", "run", "--recipe", "torch.bf16"]
+        command = [sys.executable, "-m", "narrowfuzz", "run", "--recipe", "torch.bf16"]
         command += ["--recipe", "torch.fp32", "--minutes", str(minutes), "--seed", "1"]
         subprocess.run([*command, "--out", str(out)], check=False)
         summary = json.loads((out / "summary.json").read_text())

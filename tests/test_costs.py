@@ -359,7 +359,7 @@ def test_adding_something_costs_few_files(name: str, most: int) -> None:
 @pytest.mark.xdist_group("campaign")
 def test_a_plant_is_listed_and_scored_as_what_it_is(tmp_path: Path) -> None:
     """The registry finds it, and score and list ask the registry."""
-    folder, cli = tree(tmp_path, TRIALS["plant"]), ("-m", "narrowfuzz.cli")
+    folder, cli = tree(tmp_path, TRIALS["plant"]), ("-m", "narrowfuzz")
     assert "products 3 % too large" in ran(folder, *cli, "list", "faults")
     assert "nothing is changed" in ran(folder, *cli, "list", "controls")
     shown = ran(

@@ -62,7 +62,7 @@ def test_what_we_did_not_expect_is_a_traceback_and_3(
 
 @pytest.mark.heavy
 def test_a_reader_that_has_gone_is_no_finding() -> None:
-    command = [sys.executable, "-m", "narrowfuzz.cli", "list", "arms"]
+    command = [sys.executable, "-m", "narrowfuzz", "list", "arms"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdout is not None and run.stderr is not None
     run.stdout.close()

@@ -37,7 +37,7 @@ def test_a_seed_is_found(command: str, tmp_path: Path) -> None:
     said = next(text for begin, text in FOUND.items() if command.startswith(begin))
     words = shlex.split(command)
     seconds = 60 * float(words[words.index("--minutes") + 1]) + BESIDE
-    run = [sys.executable, "-m", "narrowfuzz.cli", "run", *words, "--out", str(tmp_path / "run")]
+    run = [sys.executable, "-m", "narrowfuzz", "run", *words, "--out", str(tmp_path / "run")]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(run, cwd=ROOT, stdout=log, stderr=log)
         until = time.monotonic() + seconds

@@ -117,7 +117,7 @@ class Campaign:
         new = [one for one in self.accepted.counting(self.store.findings()) if not one.known_issue]
         for finding in new:
             around.print(f"explaining: {finding.sentence}", soft_wrap=True, markup=False)
-            command = [sys.executable, "-m", "narrowfuzz.cli", "explain", *self.options()]
+            command = [sys.executable, "-m", "narrowfuzz", "explain", *self.options()]
             command += options(
                 {"--plant": [self.run_options.plant] if self.run_options.plant else []}
             )
