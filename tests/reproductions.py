@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import os
 import re
 import shutil
@@ -10,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from narrowfuzz.ledger.filed import Issue
 from narrowfuzz.ledger.ledger import Entry
 from narrowfuzz.report.known_issue import TE, release_of_te
 from narrowfuzz.triage.verify import ScriptRun, ended, script_environment, script_ran
@@ -39,6 +42,12 @@ def alone(path: Path, entry: Entry, folder: Path, patched: Sequence[Path] = ()) 
     environment["PYTHONPATH"] = os.pathsep.join([*first, environment["PYTHONPATH"]])
     code, out, err = ended(command, environment, 300.0)
     return script_ran(path.read_text(), code, out, err, 300.0)
+
+
+def shown(issue: Issue, output: str) -> bool:
+    """Does this output of an issue's reproduction show the bug?"""
+    lines = "\n".join(line.rstrip() for line in output.splitlines())
+    return fnmatch.fnmatchcase(lines, issue.shows or f"*{glob.escape(issue.actual.strip())}*")
 
 
 def compiles(entry: Entry) -> bool:

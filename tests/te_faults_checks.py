@@ -13,7 +13,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.plant import Plant
-from narrowfuzz.plants.registry import builtin_controls, builtin_faults
+from narrowfuzz.plants.registry import builtin_faults, builtin_plants
 from narrowfuzz.recipe.recipe import load_every
 from te_on_cpu.environment import enter
 
@@ -100,8 +100,8 @@ def main() -> None:
     for fault in faults.values():
         if fault.id.startswith("te-"):
             print("PLANTED", fault.id, planted_and_lifted(fault), flush=True)
-    for control in builtin_controls().values():
-        if control.recipes == ("te.experts",):
+    for control in builtin_plants().values():
+        if control.legal and control.recipes == ("te.experts",):
             print("JUDGED", control.id, judged(control), flush=True)
     for id, (name, cases) in HUNTED.items():
         print("HUNTED", id, hunted(faults[id], name, cases), flush=True)

@@ -14,7 +14,7 @@ import pytest
 from narrowfuzz.ledger.ledger import Entry, load_entries, stands
 from narrowfuzz.report.known_issue import TE, confirmed_on, issue_body, release_of_te
 from narrowfuzz.triage.verify import CANNOT, GONE
-from reproductions import ROOT, about_gcc, alone, compiles, miscompiles
+from reproductions import ROOT, about_gcc, alone, compiles, miscompiles, shown
 from te_on_cpu.environment import ensure
 
 UPSTREAM = ROOT / "upstream"
@@ -141,4 +141,4 @@ def test_the_fix_cures_it(name: str, tmp_path: Path) -> None:
         result = alone(script, entry, cache, [overlay])
         # a script that asks which CPU the compiler tunes for cannot tell where it knows it
         fine = (GONE, CANNOT) if about_gcc(entry) and script == entry.path else (GONE,)
-        assert result.code in fine and not entry.issue.seen_in(result.output), result.output
+        assert result.code in fine and not shown(entry.issue, result.output), result.output

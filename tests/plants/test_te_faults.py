@@ -8,11 +8,13 @@ import functools
 import pytest
 from fresh import on_transformer_engine
 from narrowfuzz.plants.patching import te_calls
-from narrowfuzz.plants.registry import builtin_controls, builtin_faults
+from narrowfuzz.plants.registry import builtin_faults, builtin_plants
 from te_on_cpu.environment import DEFAULT
 
 FAULTS = sorted(id for id in builtin_faults() if id.startswith("te-"))
-CONTROLS = sorted(c.id for c in builtin_controls().values() if c.recipes == ("te.experts",))
+CONTROLS = sorted(
+    p.id for p in builtin_plants().values() if p.legal and p.recipes == ("te.experts",)
+)
 FOUND_BY = {
     "te-update-lost-at-evaluation": "O14",
     "te-current-power-of-two": "O2",

@@ -24,7 +24,7 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
-from narrowfuzz.plants.registry import builtin_controls, find_plant
+from narrowfuzz.plants.registry import builtin_plants, find_plant
 from narrowfuzz.power.hunt import Limits, control, lacking, targets
 from narrowfuzz.power.record import Controlled
 from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, select
@@ -33,7 +33,7 @@ from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.verify import run_script
 from scripts_of_findings import assert_shows
 
-CONTROLS = builtin_controls()
+CONTROLS = {id: plant for id, plant in builtin_plants().items() if plant.legal}
 #: How the names of the files begin that a control's own code is in.
 LEGAL = tuple(str(Path(plants.__file__).with_name(name)) for name in ("legal_", "sums"))
 #: Those of TransformerEngine, which patch their process, are judged in test_te_faults.py.

@@ -16,7 +16,7 @@ from narrowfuzz.ledger.ledger import KINDS, Entry, load_entries, stands
 from narrowfuzz.report import listing
 from narrowfuzz.report.known_issue import TE, Source, issue_body, line_number, release_of_te
 from narrowfuzz.triage.verify import RunScript
-from reproductions import about_gcc, alone, compiles, miscompiles
+from reproductions import about_gcc, alone, compiles, miscompiles, shown
 
 ENTRIES = load_entries()
 FILED = [e for e in ENTRIES if e.issue]
@@ -109,7 +109,7 @@ def test_what_is_printed_shows_the_bug_or_does_not(shows: str, output: str, seen
     import msgspec
 
     issue = msgspec.convert({**ISSUE, "actual": "2 is [wrong]", "shows": shows}, Issue)
-    assert issue.seen_in(output) is seen
+    assert shown(issue, output) is seen
 
 
 # entries and causes
@@ -287,7 +287,7 @@ def test_a_reproduction_shows_what_it_says(one: Entry, scripts: RunScript, tmp_p
         pytest.skip("another compiler than those it is about")
     fresh = compiles(one)  # by the compiler that the entry is about
     result = alone(one.reproduction, one, tmp_path) if fresh else scripts(one.reproduction)
-    assert result.code == 0 and one.issue.seen_in(result.output), result.output
+    assert result.code == 0 and shown(one.issue, result.output), result.output
 
 
 @pytest.mark.heavy
@@ -300,4 +300,4 @@ def test_reproductions_of_transformer_engine_show_what_they_say() -> None:
         rest = done.stdout
         for one in ours:
             output, ended, rest = rest.partition(f"{one.reproduction} 0\n")
-            assert one.issue and ended and one.issue.seen_in(output), done.stdout + done.stderr
+            assert one.issue and ended and shown(one.issue, output), done.stdout + done.stderr

@@ -6,9 +6,6 @@ maintainers' terms. Lines of source are quoted; their line numbers in a release 
 
 from __future__ import annotations
 
-import fnmatch
-import glob
-
 import msgspec
 
 
@@ -43,8 +40,3 @@ class Issue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     related: tuple[str, ...] = ()
     #: What the reader must do first, such as choosing a compiler.
     before: str = ""
-
-    def seen_in(self, output: str) -> bool:
-        """Does this output of the reproduction show the bug?"""
-        lines = "\n".join(line.rstrip() for line in output.splitlines())
-        return fnmatch.fnmatchcase(lines, self.shows or f"*{glob.escape(self.actual.strip())}*")

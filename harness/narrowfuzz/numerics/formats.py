@@ -304,12 +304,6 @@ E8M0_BIAS = 127
 E8M0_NAN = 0xFF
 
 
-def decode_e8m0(codes: NDArray[np.uint8]) -> F64:
-    """2^(code - 127); 0xFF is NaN. Code 0 is 2^-127, not zero."""
-    value = np.ldexp(1.0, codes.astype(np.int64) - E8M0_BIAS)
-    return np.where(codes == E8M0_NAN, np.nan, value)
-
-
 def encode_e8m0(exponent: NDArray[np.int64]) -> NDArray[np.uint8]:
     """The code of 2^exponent, clamped to the format's range [-127, 127]."""
     return (np.clip(exponent, -E8M0_BIAS, E8M0_BIAS) + E8M0_BIAS).astype(np.uint8)

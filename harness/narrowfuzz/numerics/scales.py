@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics.formats import E4M3FN as E4M3FN  # re-exported for the example above
-from narrowfuzz.numerics.formats import E8M0_NAN, F32, F64, Format, encode_e8m0
+from narrowfuzz.numerics.formats import E8M0_BIAS, E8M0_NAN, F32, F64, Format, encode_e8m0
 
 MxMode = Literal["floor", "rceil", "ceil", "even"]
 #: One scale per granule, in the representation of its rule: fp32 numbers, E8M0 bytes, or records of
@@ -258,5 +258,5 @@ def mx_scale_by_reciprocal(amax: F32, fmt: Format) -> NDArray[np.uint8]:
 
 def mx_factor(byte: NDArray[np.uint8]) -> F64:
     """X = 2^E as float64 (exact for every byte, also byte 0 = 2^-127); 0xFF gives NaN."""
-    value = np.ldexp(1.0, byte.astype(np.int64) - 127)
+    value = np.ldexp(1.0, byte.astype(np.int64) - E8M0_BIAS)
     return np.where(byte == E8M0_NAN, np.nan, value)

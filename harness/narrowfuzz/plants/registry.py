@@ -33,11 +33,6 @@ def builtin_faults() -> dict[str, Plant]:
     return {id: plant for id, plant in builtin_plants().items() if not plant.legal}
 
 
-def builtin_controls() -> dict[str, Plant]:
-    """The built-in plants on which the rules must report nothing, by id."""
-    return {id: plant for id, plant in builtin_plants().items() if plant.legal}
-
-
 def load_plants(file: Path) -> dict[str, Plant]:
     """Plants of a user's file, by id. Raises ValueError naming the file if it cannot be used."""
     found = load_definitions(file, "plant", "PLANTS", (Plant,))
