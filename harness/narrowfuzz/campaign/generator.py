@@ -12,8 +12,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import Any, get_args
 from unittest.mock import patch
 
@@ -24,8 +23,8 @@ from hypothesis.internal.conjecture import providers
 
 from narrowfuzz.arms.available import natives, on_ranks, select_arms
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.campaign.shares import Shares
 from narrowfuzz.campaign.slices import Deck, Models, Slice
+from narrowfuzz.campaign.time_spent import TimeSpent
 from narrowfuzz.case.arm import SHARDED_PROCESSES, Compile
 from narrowfuzz.case.kind import ON_RANKS, kind_of
 from narrowfuzz.case.ladder import BY_NAME
@@ -151,8 +150,7 @@ class Generator:
             self.vary -= {"kernels"}
         if config.device.startswith("cuda"):  # the CPU multiplies nothing there
             self.vary -= {"threads"}
-        #: Seconds of eager slices by recipe and model; None if the number of cases is given.
-        self.shares = None if config.cases else Shares(clock)
+        self.time = TimeSpent(clock, limits=not self.counted)
         self.garbage = Collector()
         #: Pairs of features that have run.
         self.seen: set[Pair] = set()
@@ -269,13 +267,12 @@ class Generator:
                 if key in self.served:
                     return
                 self.served.add(key)
-            if eager and self.shares is not None and self.shares.overspent(chosen[0].spec):
+            spec = chosen[0].spec
+            if eager and self.time.eager_overspent(spec):
                 return
-            met.add(chosen[0].spec.model)
-            if not eager or self.shares is None:
+            met.add(spec.model)
+            with self.time.on_eager(spec) if eager else nullcontext():
                 serve(chosen)
-            else:
-                self.shares.pay(chosen[0].spec, partial(serve, chosen))
 
         some = st.lists(batch, min_size=candidates, max_size=candidates)
         self._generate(some, take, self._examples(eager, wanted))

@@ -67,10 +67,6 @@ _CORE = tuple(o for o in RULES if not o.reruns)
 #: Resident memory, in bytes, above which a worker is replaced by a fresh process.
 _LARGE = 3 * 2**30
 _REPORT_EVERY = 0.5
-#: No compiled slice begins while compiled ones have had more than this share of the time of slices:
-#: one while slices have taken less than ``_FIRST_SECONDS``, as the compiler would take most of a
-#: run's first minute, and one later, when eager slices show little that is new.
-_FIRST_SECONDS, _FIRST_SHARE, _LATER_SHARE = 120.0, 0.5, 0.75
 
 
 class _Draws(NamedTuple):
@@ -181,8 +177,6 @@ class Worker:
         #: Recipe and model of the case that runs.
         self.subject = ""
         rng = random.Random(f"{config.seed}/{config.part}/{place.number}/{place.generation}")
-        #: Seconds spent on slices: on compiled ones (True), and on others.
-        self.spent = {True: 0.0, False: 0.0}
         self.generator = Generator(
             config,
             self.recipes,
@@ -216,24 +210,17 @@ class Worker:
         again = self.generator.slices(AGAIN, rungs)
         # a process that replaces a worn-out one continues after the first slices
         first = [] if self.place.generation else self.generator.slices(FIRST, rungs)
-        for now in in_turn(first, again, self._compiled_overspent):
+        spent = self.generator.time
+        for now in in_turn(first, again, spent.compiled_overspent):
             if time.monotonic() >= self.deadline or self.over:
                 break
             seconds = math.inf if self.config.cases else now.seconds
-            started = self._clock()
-            self.serve(now, min(self.deadline, time.monotonic() + seconds))
-            self.spent[now.compiled] += self._clock() - started
+            with spent.on_slice(now.compiled):
+                self.serve(now, min(self.deadline, time.monotonic() + seconds))
 
     def _clock(self) -> float:
         """Seconds, without those of triage."""
         return time.monotonic() - self.triaging.seconds
-
-    def _compiled_overspent(self) -> bool:
-        """Have compiled slices taken more than their share of the time so far? Never if the number
-        of cases is given: then no clock steers what is drawn."""
-        spent = sum(self.spent.values())
-        share = _FIRST_SHARE if spent < _FIRST_SECONDS else _LATER_SHARE
-        return not self.config.cases and self.spent[True] > share * spent
 
     def _begin(self) -> None:
         """Judge this worker's part of the cases that come before any is drawn. Their divergences

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
-from narrowfuzz.campaign.shares import Shares
+from narrowfuzz.campaign.time_spent import TimeSpent
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.recipe.recipe import load_recipes
 
@@ -60,23 +60,40 @@ def test_where_all_cost_the_same_all_have_their_turns() -> None:
     assert min(shared.values()) > 0.5 * max(shared.values()) > 5.0
 
 
-def test_a_share_counts_what_is_paid_by_the_clock() -> None:
+def test_eager_seconds_count_by_recipe_and_by_model() -> None:
     clock = Clock()
-    shares = Shares(clock)
+    spent = TimeSpent(clock, limits=True)
 
-    def pay(seconds: float, **spec: Any) -> None:
-        def serve() -> None:
+    def spend(seconds: float, **spec: Any) -> None:
+        with spent.on_eager(Spec(**{"recipe": CHEAP, **spec})):
             clock.now += seconds
 
-        shares.pay(Spec(**{"recipe": CHEAP, **spec}), serve)
-
-    pay(30.0)
-    assert not shares.overspent(Spec(recipe=CHEAP))  # there is nobody else yet
-    pay(1.0, recipe=DEAR)
-    assert shares.overspent(Spec(recipe=CHEAP)) and not shares.overspent(Spec(recipe=DEAR))
+    spend(30.0)
+    assert not spent.eager_overspent(Spec(recipe=CHEAP))  # there is nobody else yet
+    spend(1.0, recipe=DEAR)
+    assert spent.eager_overspent(Spec(recipe=CHEAP))
+    assert not spent.eager_overspent(Spec(recipe=DEAR))
     # models are another account than linears
-    assert not shares.overspent(Spec(recipe=CHEAP, model="mlp_gelu"))
-    pay(1.0, model="mlp_gelu")
-    pay(30.0, model="two_blocks", recipe=DEAR)
-    assert shares.overspent(Spec(recipe=CHEAP, model="two_blocks"))
-    assert not shares.overspent(Spec(recipe=CHEAP, model="dropout"))
+    assert not spent.eager_overspent(Spec(recipe=CHEAP, model="mlp_gelu"))
+    spend(1.0, model="mlp_gelu")
+    spend(30.0, model="two_blocks", recipe=DEAR)
+    assert spent.eager_overspent(Spec(recipe=CHEAP, model="two_blocks"))
+    assert not spent.eager_overspent(Spec(recipe=CHEAP, model="dropout"))
+
+
+@pytest.mark.parametrize(("seconds", "more"), [(10.0, 20.0), (100.0, 200.0)])
+def test_compiled_slices_wait_above_half_of_the_time_and_later_above_three_quarters(
+    seconds: float, more: float
+) -> None:
+    clock = Clock()
+    spent, unlimited = TimeSpent(clock, limits=True), TimeSpent(clock, limits=False)
+
+    def spend(seconds: float, compiled: bool) -> bool:
+        with spent.on_slice(compiled), unlimited.on_slice(compiled):
+            clock.now += seconds
+        assert not unlimited.compiled_overspent()
+        return spent.compiled_overspent()
+
+    assert not spend(seconds, compiled=False) and not spend(seconds, compiled=True)
+    assert spend(more, compiled=True) is (seconds == 10.0)
+    assert spend(more, compiled=True)
