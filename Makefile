@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # what `make models` needs besides
 MODELS := $(VENV)/.models
-MINUTES ?= 2
+MINUTES ?=
 ARGS ?=
 
 export OMP_NUM_THREADS = 1
@@ -16,7 +16,7 @@ export OMP_NUM_THREADS = 1
 .PHONY: fuzz test lint bench watch-trials watch-titan models score gate seed-bug gpu versions history page nightly clean
 
 fuzz: $(READY)
-	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
+	$(BIN)/narrowfuzz run $(addprefix --minutes ,$(MINUTES)) $(ARGS)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not heavy" --durations=25 $(ARGS) tests properties --nf-profile smoke

@@ -11,7 +11,8 @@ import msgspec
 
 from narrowfuzz.arms.available import select_arms
 from narrowfuzz.campaign.campaign import consoles
-from narrowfuzz.campaign.check_head import MINUTES, VALUES, Configuration, head
+from narrowfuzz.campaign.check_head import VALUES, Configuration, head
+from narrowfuzz.campaign.config import MINUTES
 from narrowfuzz.campaign.pace import LARGE, said_of_pace, seconds_of_cases
 from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.arm import Arm, Compile

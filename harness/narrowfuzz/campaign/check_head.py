@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from narrowfuzz.campaign.config import MINUTES
 from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.arm import Compile
 from narrowfuzz.case.spec import Checkpoint, Spec, ValueClass
@@ -35,8 +36,6 @@ VALUES: tuple[ValueClass, ...] = (
 #: Seconds that a compiler takes on an idle core with empty caches: a constant, and the increase for
 #: each linear. Measured on tests/own_models with torchao.float8.rowwise.
 _COMPILES = {"aot_eager": (3.0, 0.6), "inductor": (10.0, 3.0)}
-#: Minutes that a check takes if --minutes is not given.
-MINUTES = 2.0
 #: The share of a run's time that the first compilation may take without a warning.
 _SHARE = 0.6
 #: How many buffers or parameters a note names.

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Minutes that a run or a check takes if neither a time nor a number of cases is given.
+MINUTES = 2.0
+
 
 @dataclass(frozen=True)
 class Place:
@@ -24,7 +27,7 @@ class Config:
     """Validated options of ``narrowfuzz run``."""
 
     out: Path
-    minutes: float = 2.0
+    minutes: float = MINUTES
     workers: int = 2
     seed: int = 0
     recipes: tuple[str, ...] = ()

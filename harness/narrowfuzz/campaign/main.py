@@ -15,7 +15,7 @@ from narrowfuzz_watch.folder import new_folder
 
 from narrowfuzz.arms.available import none_runs, select_arms
 from narrowfuzz.campaign.campaign import Campaign
-from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.config import MINUTES, Config
 from narrowfuzz.campaign.corpus import Corpus, keep, load, playable, shipped
 from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case
@@ -94,7 +94,7 @@ def run_command(options: RunOptions) -> tuple[int, dict[str, Any]]:
     folder = _output(options.out, options.resume)
     minutes = options.minutes
     if minutes is None:
-        minutes = _MOST_MINUTES if options.cases else 2.0
+        minutes = _MOST_MINUTES if options.cases else MINUTES
     config = Config(
         out=folder,
         minutes=minutes,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from narrowfuzz.campaign.config import MINUTES
 from narrowfuzz.case.arm import COMPILERS
 
 Globs = Annotated[
@@ -57,7 +58,7 @@ Minutes = Annotated[
     float | None,
     typer.Option(
         help="How long to look for bugs; confirming findings takes additional time.",
-        show_default="2, unless --cases is given",
+        show_default=f"{MINUTES:g}, unless --cases is given",
     ),
 ]
 Cases = Annotated[
