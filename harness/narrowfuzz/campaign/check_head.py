@@ -165,50 +165,36 @@ def _changed_again(changing: Sequence[str], again: Collection[str]) -> str:
     return f"; a checkpoint's recompute changes {which} again" if those else ""
 
 
-def _refused(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:
-    """Which linears the recipes convert and refuse by their sizes, and how to leave these out. A
-    recipe's backends are named if they differ in that."""
-    found: dict[tuple[str, _Refusal], set[str]] = {}
+def _by_backend(
+    one: Configuration, specs: Sequence[Spec], note: Callable[[Recipe, Spec], str]
+) -> Iterator[str]:
+    """What ``note`` says about each recipe, after its name; "" is nothing. A recipe's backends are
+    named if it does not say the same about all of them."""
+    found: dict[tuple[str, str], set[str]] = {}
     backends: dict[str, set[str]] = {}
-    linears = cache(lambda: _linears(one.model, specs[0]))  # not built for nothing
     for spec in specs:
         recipe = next(recipe for recipe in one.recipes if recipe.name == spec.recipe)
-        backend = recipe.backend(spec)
-        backends.setdefault(spec.recipe, set()).add(backend)
-        if refusal := _refusal(one, recipe, spec, linears):
-            found.setdefault((spec.recipe, refusal), set()).add(backend)
-    for (name, refusal), those in found.items():
+        if (backend := recipe.backend(spec)) in backends.setdefault(spec.recipe, set()):
+            continue
+        backends[spec.recipe].add(backend)
+        if words := note(recipe, spec):
+            found.setdefault((spec.recipe, words), set()).add(backend)
+    for (name, words), those in found.items():
         which = f" with backend {' or '.join(sorted(those))}" if those < backends[name] else ""
-        yield f"{name.partition(FILTERED)[0]}{which} {refusal.words}"
+        yield f"{name.partition(FILTERED)[0]}{which} {words}"
 
 
-@dataclass(frozen=True)
-class _Refusal:
-    """Linears of the user's model that a recipe refuses, each with the reason, among all that it
-    converts."""
-
-    refused: tuple[tuple[str, str], ...]
-    converted: frozenset[str]
-    #: Names of the other linears that are called and selected by the filter, converted or not.
-    taken: frozenset[str]
-
-    @property
-    def words(self) -> str:
-        """All of that, and the filters that leave out what is refused."""
-        names = [name for name, _ in self.refused]
-        filters = " ".join(f"--filter '!{glob}'" for glob in _globs(names, sorted(self.taken)))
-        return (
-            f"refuses {len(names)} of {plural(len(self.converted), 'linear')} that it converts: "
-            f"{few([f'{name} ({why})' for name, why in self.refused], _NAMED)}"
-            + f"; {filters} leaves {'it' if len(names) == 1 else 'them'} as built"
-            * (len(names) < len(self.converted))
-        )
+def _refused(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:
+    """Which linears the recipes convert and refuse by their sizes, and how to leave these out."""
+    linears = cache(lambda: _linears(one.model, specs[0]))  # not built for nothing
+    return _by_backend(one, specs, lambda recipe, spec: _refusal(one, recipe, spec, linears))
 
 
 def _refusal(
     one: Configuration, recipe: Recipe, spec: Spec, linears: Callable[[], Mapping[str, Any]]
-) -> _Refusal | None:
-    """What the recipe refuses in this Spec; None if it refuses nothing that it converts."""
+) -> str:
+    """What the recipe refuses in this Spec, each linear with the reason, and the filters that leave
+    it out; "" if it refuses nothing that it converts."""
     device = torch_name(one.options.device or "cpu")
     refused: dict[str, str] = {}
     for product in one.model.products:
@@ -219,37 +205,35 @@ def _refusal(
     modules = linears() if refused else {}
     chosen = [name for name in modules if named(name, one.only)]
     converted = {name for name in chosen if recipe.convertible(modules[name], name, spec)}
-    refused = {name: why for name, why in refused.items() if name in converted}
+    refused = {n.removeprefix("model."): why for n, why in refused.items() if n in converted}
     if not refused:
-        return None
-    taken = {p.layer for p in one.model.products if named(p.layer, one.only)} - refused.keys()
-    return _Refusal(
-        tuple((name.removeprefix("model."), why) for name, why in refused.items()),
-        frozenset(converted),
-        frozenset(name.removeprefix("model.") for name in taken),
+        return ""
+    # the other linears that are called and selected by the filter, converted or not
+    taken = {p.layer.removeprefix("model.") for p in one.model.products if named(p.layer, one.only)}
+    globs = _globs([*refused], sorted(taken - refused.keys()))
+    filters = " ".join(f"--filter '!{glob}'" for glob in globs)
+    return (
+        f"refuses {len(refused)} of {plural(len(converted), 'linear')} that it converts: "
+        f"{few([f'{name} ({why})' for name, why in refused.items()], _NAMED)}"
+        + f"; {filters} leaves {'it' if len(refused) == 1 else 'them'} as built"
+        * (len(refused) < len(converted))
     )
 
 
 def _not_quantised(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:
     """Which linears with a forward of their own the recipes convert without effect: the forward
-    takes the parameters and multiplies them by itself, as ``x @ self.weight.T``. A recipe's
-    backends are named if they differ in that."""
-    found: dict[tuple[str, tuple[str, ...]], set[str]] = {}
-    backends: dict[str, set[str]] = {}
-    for spec in specs if one.model.own_forwards else ():
-        recipe = next(recipe for recipe in one.recipes if recipe.name == spec.recipe)
-        if (backend := recipe.backend(spec)) in backends.setdefault(spec.recipe, set()):
-            continue
-        backends[spec.recipe].add(backend)
-        if names := _untapped(one.model, recipe, spec):
-            found.setdefault((spec.recipe, names), set()).add(backend)
-    for (name, names), those in found.items():
-        which = f" with backend {' or '.join(sorted(those))}" if those < backends[name] else ""
-        layers = few([layer.removeprefix("model.") for layer in names], _NAMED)
-        yield (
-            f"{name.partition(FILTERED)[0]}{which} converts {layers}, but with the example input "
-            "it quantises no product of their own forward"
+    takes the parameters and multiplies them by itself, as ``x @ self.weight.T``."""
+
+    def note(recipe: Recipe, spec: Spec) -> str:
+        names = _untapped(one.model, recipe, spec) if one.model.own_forwards else ()
+        layers = few([name.removeprefix("model.") for name in names], _NAMED)
+        text = (
+            f"converts {layers}, but with the example input it quantises no product of their own "
+            "forward"
         )
+        return text * bool(names)
+
+    return _by_backend(one, specs, note)
 
 
 def _untapped(model: Model, recipe: Recipe, spec: Spec) -> tuple[str, ...]:
