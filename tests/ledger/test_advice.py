@@ -21,7 +21,7 @@ from narrowfuzz.machine.machine import Machine, machine
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import FINITE_MASK, WRITTEN_PRODUCT, Gradients, Model
 from narrowfuzz.recipe.recipe import load_every
-from narrowfuzz.report.summary import print_unmet
+from narrowfuzz.report.summary import print_applying
 from rich.console import Console
 
 ROWWISE, MX, TE = "torchao.float8.rowwise", "torchao.mxfp8.floor", "te.delayed"
@@ -30,7 +30,7 @@ ROWWISE, MX, TE = "torchao.float8.rowwise", "torchao.mxfp8.floor", "te.delayed"
 def test_what_is_not_listed_is_counted_and_said_to_be_on_the_page() -> None:
     console = Console(file=io.StringIO(), width=40, soft_wrap=True)
     known = entries(MX, "eager")
-    print_unmet(console, known, "Known:", "narrowfuzz list known --recipe x")
+    print_applying(console, known, "Known:", "narrowfuzz list known --recipe x")
     assert isinstance(console.file, io.StringIO)
     *listed, last = console.file.getvalue().strip().splitlines()[1:]
     assert [line.split()[0] for line in listed] == [entry.id for entry in known[:6]]

@@ -284,7 +284,7 @@ def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) ->
     assert medium == ["medium", FINDING.sentence, RECIPE, BY_NAME[ARM].words, replay]
     assert high[1] == f"{OTHER.sentence} (does not count: in the baseline)"
     told = text_of(rendered)
-    assert "New findings: 2 (1 high, 1 medium), known issues met: 1; suspected" in told
+    assert "New findings: 2 (1 high, 1 medium), known issues that showed: 1; suspected" in told
     assert "can run here (67 %)" in told and "9" * 12 not in told
     each = f"{entry.severity}, 2 times, each with autocast"
     assert f"{entry.id} ({each}): {entry.title}. What helps: {entry.workaround}" in told

@@ -102,7 +102,7 @@ def test_a_librarys_own_layers_are_judged_and_said(tmp_path: Path) -> None:
     share = judged(Counter(counts), LIBRARY, [*BY_NAME], [], "cpu")
     assert share.met == {("reference.delayed", "eager", "library_linear")}
     assert said(tmp_path, share, counts).startswith(
-        "New findings: 0, known issues met: 0; suspected"
+        "New findings: 0, known issues that showed: 0; suspected"
     )
 
 

@@ -106,7 +106,7 @@ def test_of_a_check_the_head_says_how_much_of_what_was_asked_was_done(store: Any
 def test_the_verdict_stands_first_and_findings_by_severity(store: Any) -> None:
     read = page(store)
     title = re.sub(r"\s+", " ", read.text)
-    assert " 2 new findings (1 high, 1 medium), 1 known issue met checked" in title
+    assert " 2 new findings (1 high, 1 medium), 1 known issue showed checked" in title
     cards = [named for tag, named in read.elements if tag == "article"]
     assert [card["id"] for card in cards] == [OTHER.id, FINDING.id]
     assert [card["data-level"] for card in cards] == ["2", "1"]
@@ -434,7 +434,7 @@ def test_a_finding_that_is_a_known_issue_is_told_apart(store: Any) -> None:
 def test_how_much_is_known_is_counted_where_nothing_is_new(tmp_path: Path) -> None:
     from narrowfuzz.report.store import Store
 
-    assert "Nothing new in what was checked, 1 known issue met" in re.sub(
+    assert "Nothing new in what was checked, 1 known issue showed" in re.sub(
         r"\s+", " ", page(Store(tmp_path / "other"), findings=[]).text
     )
 

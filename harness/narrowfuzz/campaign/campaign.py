@@ -36,8 +36,8 @@ from narrowfuzz.report.page import write_page
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.summary import (
     pairs_seen,
+    print_applying,
     print_summary,
-    print_unmet,
     rule_counts,
     trials_seen,
 )
@@ -76,7 +76,7 @@ class Campaign:
         if self.run_options.verbose:
             _print_probed(around, environment, self.device.profile())
         if self.run_options.configuration:
-            print_unmet(around, applying, "Known issues that may affect you:", command)
+            print_applying(around, applying, "Known issues that may affect you:", command)
         live = Live(around, self.config)
         tally = run_campaign(self.config, self.store, live.show)
         tally.notes += [comparison_side.NOTE] * (self.config.beside is not None)

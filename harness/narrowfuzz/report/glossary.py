@@ -30,6 +30,8 @@ WORDS: dict[str, str] = {
     "required to reproduce": "What the smallest example has besides what every example has.",
 }
 
+#: Heading of the known issues that showed in a run.
+KNOWN = "Known issues that showed:"
 #: Note for a run with --no-ledger, which lists known issues among its findings.
 NOT_FILTERED = (
     "Known issues are listed among the findings of this run (--no-ledger): each finding that is "

@@ -178,9 +178,7 @@ def _coverage(options: ListingOptions) -> Listing:
         able, rungs_of(arms, "cpu"), native=natives(arms, "cpu"), sharded=on_ranks(arms, "cpu")
     )
     there = ", ".join(f"{what} {count}" for what, _, count in table((), whole))
-    note = (
-        f"pairs of features that can meet in a case: {there}; narrowfuzz run -v says how many did"
-    )
+    note = f"pairs of features that one case can have: {there}; narrowfuzz run -v says how many did"
     return Listing(records, {name.replace("_", " "): name for name in names}, note)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from narrowfuzz.case.ladder import BY_NAME
-from narrowfuzz.report.glossary import NOT_FILTERED
+from narrowfuzz.report.glossary import KNOWN, NOT_FILTERED
 from narrowfuzz.trace.words import plural
 from narrowfuzz.triage.finding import Finding, configuration_of
 
@@ -47,11 +47,11 @@ def _parts(ended: Ended) -> Iterator[str]:
         yield plain(NOT_FILTERED)
     if ended.known:
         lines = (
-            f"{entry.id} ({entry.severity}, {plural(hits, 'time')}{ended.always(entry)}): "
-            f"{entry.title}. What helps: {entry.workaround}"
-            for entry, hits in ended.known
+            f"{entry.id} ({entry.severity}, {ended.how_often(entry)}): {entry.title}. What helps: "
+            f"{entry.workaround}"
+            for entry, _ in ended.known
         )
-        yield "Known issues that showed:\n\n" + bullets(lines)
+        yield f"{KNOWN}\n\n{bullets(lines)}"
     if ended.notes:
         yield bullets(f"Note: {note}" for note in ended.notes)
     if never := ended.share.never:
@@ -61,9 +61,9 @@ def _parts(ended: Ended) -> Iterator[str]:
 
 def _unchecked(ended: Ended) -> Iterator[str]:
     """A line per arm: how many of its combinations were not checked."""
-    met = Counter(arm for _, arm, _ in ended.share.met)
+    checked = Counter(arm for _, arm, _ in ended.share.met)
     for arm, count in Counter(arm for _, arm, _ in ended.share.never).items():
-        whole = met[arm] + count
+        whole = checked[arm] + count
         yield f"{arm}: {count} of {plural(whole, 'combination')} of recipe and model"
 
 

@@ -69,20 +69,21 @@ class Ended:
         entries = (*self.ledger.entries, *self.ledger.unnamed)
         return [(entry, hits[entry.id]) for entry in entries if entry.id in hits]
 
-    def always(self, entry: Entry) -> str:
-        """The circumstances of every run that showed this known issue, in words that follow the
-        number of times: ``, each with autocast``; "" if there are none."""
+    def how_often(self, entry: Entry) -> str:
+        """How many times this known issue showed, and the circumstances that all of these have in
+        common: ``3 times, each with autocast``."""
         counts = self.tally.counts
         found = [
             words
             for name, words in counted(counts, "known under")
             if name == entry.id and counts["known under", name, words] == counts["known", name]
         ]
-        return f", each with {_listed(found)}" if found else ""
+        times = plural(counts["known", entry.id], "time")
+        return f"{times}, each with {_listed(found)}" if found else times
 
     @property
-    def unmet(self) -> list[Entry]:
-        """The applicable known issues that this run did not meet."""
+    def not_shown(self) -> list[Entry]:
+        """The applicable known issues that did not show in this run."""
         hits = hits_of(self.tally.counts)
         return [entry for entry in self.applying if entry.id not in hits]
 
@@ -229,7 +230,7 @@ class Ended:
         not_counting = sum(bool(self.accepted.why(finding)) for finding in self.seen)
         words = _severities(found)
         words = f" ({words})" if words else ""
-        counted = f"New findings: {len(found)}{words}, known issues met: {len(self.known)}"
+        counted = f"New findings: {len(found)}{words}, known issues that showed: {len(self.known)}"
         if not self.filtered:
             counted = f"{plural(len(found), 'finding')}{words}: {new_and_known(found)}"
         return (

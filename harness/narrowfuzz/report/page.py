@@ -116,12 +116,12 @@ def write_page(ended: Ended, summary: dict[str, Any], environment: dict[str, Any
         environment=environment,
         share=share,
         matrix=_matrix(share),
-        checked_arms=[arm for arm in BY_NAME if any(arm == met for _, met, _ in share.met)],
+        checked_arms=[arm for arm in BY_NAME if any(arm == checked for _, checked, _ in share.met)],
         head=_head(environment, share),
         known=ended.known,
-        always=ended.always,
+        how_often=ended.how_often,
         all_found=found,
-        applying=ended.unmet,
+        applying=ended.not_shown,
         changed=ended.accepted.changed(store.fingerprints()),
     )
     (store.out / "report.html").write_text(html)

@@ -19,7 +19,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
 from narrowfuzz.recipe.recipe import in_short
 from narrowfuzz.report.explanation import saved_answer_lines
-from narrowfuzz.report.glossary import NOT_FILTERED
+from narrowfuzz.report.glossary import KNOWN, NOT_FILTERED
 from narrowfuzz.report.judged import JUDGED, Judged
 from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.tally import Tally, counted
@@ -31,8 +31,8 @@ from narrowfuzz.triage.trials import Answer, trials_line
 
 _RULE_WIDTH, _CELL_WIDTH = 29, 18
 _TABLE = "checked / inconclusive / not applicable"
-#: The most known issues named that the run did not meet, and combinations that it never judged.
-_UNMET, _NEVER = 6, 6
+#: The most known issues named that did not show, and combinations that were never judged.
+_NOT_SHOWN, _NEVER = 6, 6
 #: The most linears named for each reason why they were not checked one by one.
 _NAMED = 4
 
@@ -80,8 +80,8 @@ def print_summary(
         around.print(f"\n{escape(NOT_FILTERED)}")
     _print_known(around, ended)
     if not ended.subject:  # a run on a user's model has printed these at its start
-        head = "Known issues that may affect you, not met by this run:"
-        print_unmet(around, ended.unmet, head, ended.list_known)
+        head = "Known issues that may affect you, and did not show in this run:"
+        print_applying(around, ended.not_shown, head, ended.list_known)
     if verbose:
         if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
             around.print(line)
@@ -181,52 +181,53 @@ def _print_rules(console: Console, counts: Counter[Any]) -> None:
 
 def _print_pairs(console: Console, tally: Tally, whole: frozenset[Pair]) -> None:
     seen = pairs_seen(tally.counts)
-    view = Table(title="pairs of features that met", title_justify="left", box=None)
+    view = Table(title="pairs of features in one case", title_justify="left", box=None)
     view.add_column("", no_wrap=True)
-    view.add_column("met", justify="right")
+    view.add_column("seen", justify="right")
     view.add_column("of", justify="right")
-    for name, met, there in table(seen & whole, whole):
-        view.add_row(name, str(met), str(there))
+    for name, count, there in table(seen & whole, whole):
+        view.add_row(name, str(count), str(there))
     console.print(view, soft_wrap=False)
-    after = ", ".join(f"{met} after {at} s" for at, met in tally.pairs_after.items())
+    after = ", ".join(f"{count} after {at} s" for at, count in tally.pairs_after.items())
     if after:
-        console.print(f"met in all: {after}")
+        console.print(f"seen in all: {after}")
     never = missing(seen, whole)
     if never:
-        console.print(f"never met: {escape(few(never, 12))}")
+        console.print(f"never seen: {escape(few(never, 12))}")
 
 
 def _short(n: int) -> str:
     return str(n) if n < 10_000 else f"{n / 1000:.0f}k"
 
 
-def print_unmet(console: Console, unmet: Sequence[Entry], head: str, command: str) -> None:
-    """Print known issues that have not been met so far; ``command`` lists all of them."""
-    if not unmet:
+def print_applying(console: Console, applying: Sequence[Entry], head: str, command: str) -> None:
+    """Print known issues that may show; ``command`` lists all of them."""
+    if not applying:
         return
     console.print(f"\n{head}")
-    for entry in unmet[:_UNMET]:
+    for entry in applying[:_NOT_SHOWN]:
+        _print_issue(console, entry)
+    if len(applying) > _NOT_SHOWN:
         console.print(
-            f"  {entry.id} ({entry.severity}): {escape(entry.title)}. "
-            f"[dim]What helps: {escape(entry.workaround)}[/]"
-        )
-    if len(unmet) > _UNMET:
-        console.print(
-            f"  and {len(unmet) - _UNMET} more: the page of the run lists them; whatever the model "
-            f"is like: {escape(command)}"
+            f"  and {len(applying) - _NOT_SHOWN} more: the page of the run lists them; whatever the"
+            f" model is like: {escape(command)}"
         )
 
 
 def _print_known(console: Console, ended: Ended) -> None:
     if ended.known:
-        console.print("\nKnown issues that showed:")
-    for entry, hits in ended.known:
-        script = escape(_relative(entry.path))
-        console.print(
-            f"  {entry.id} ({entry.severity}, {plural(hits, 'time')}{ended.always(entry)}): "
-            f"{escape(entry.title)}. "
-            f"[dim]What helps: {escape(entry.workaround)}. Script: {script}[/]"
+        console.print(f"\n{KNOWN}")
+    for entry, _ in ended.known:
+        _print_issue(
+            console, entry, f", {ended.how_often(entry)}", f". Script: {_relative(entry.path)}"
         )
+
+
+def _print_issue(console: Console, entry: Entry, how_often: str = "", script: str = "") -> None:
+    console.print(
+        f"  {entry.id} ({entry.severity}{how_often}): {escape(entry.title)}. "
+        f"[dim]What helps: {escape(entry.workaround)}{escape(script)}[/]"
+    )
 
 
 def _relative(path: Path) -> str:
