@@ -15,7 +15,7 @@ from narrowfuzz.cli.options import (
     Database,
     Files,
     Json,
-    Plant,
+    PlantAgain,
     TeVersion,
     With,
     typed,
@@ -63,7 +63,7 @@ def explain(
     te_version: TeVersion = "",
     with_: With = None,
     model: AboutModel = None,
-    plant: Plant = "",
+    plant: PlantAgain = "",
     json: Json = False,
 ) -> None:
     """Vary a finding: which conditions does it need, and what makes it go away?

@@ -54,8 +54,9 @@ def run(
         typer.Option(
             "--operator",
             metavar="GLOB",
-            help="Operators of PyTorch to test by themselves, as `list operators` names them: "
-            "attention, 'layer_norm*'; may repeat.",
+            help="Test these operators of PyTorch (`list operators`; attention, 'layer_norm*') in "
+            "models of nothing else, added to those of --model; may repeat. Without --recipe "
+            "nothing is converted.",
         ),
     ] = None,
     device: DeviceName = "",

@@ -126,6 +126,14 @@ Plant = Annotated[
         "FILE:id.",
     ),
 ]
+PlantAgain = Annotated[
+    str,
+    typer.Option(
+        "--plant",
+        metavar="ID",
+        help="The bug that was injected when it was found (run --plant ID): inject it here, too.",
+    ),
+]
 Baseline = Annotated[
     list[Path] | None,
     typer.Option(
@@ -156,6 +164,18 @@ Database = Annotated[
         metavar="FILE|URL",
         envvar="NARROWFUZZ_DATABASE",
         help="Record findings over many runs here: a file, or a database (postgresql://...).",
+        show_default="all-findings.db beside the runs",
+    ),
+]
+
+Recorded = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        metavar="FILE|URL",
+        envvar="NARROWFUZZ_DATABASE",
+        help="Where runs have recorded the findings that `list findings` reads: a file, or a "
+        "database (postgresql://...).",
         show_default="all-findings.db beside the runs",
     ),
 ]

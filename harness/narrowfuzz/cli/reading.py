@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from narrowfuzz.cli.options import ArmGlobs, Database, Files, Globs, Json
+from narrowfuzz.cli.options import ArmGlobs, Files, Globs, Json, Recorded
 from narrowfuzz.ledger.exits import CLEAN, USAGE
 from narrowfuzz.report.document import run_and_print
 
@@ -24,7 +24,7 @@ def list_(
     recipe: Globs = None,
     arm: ArmGlobs = None,
     recipe_file: Files = None,
-    database: Database = "",
+    database: Recorded = "",
     json: Json = False,
 ) -> None:
     """List recipes, models, arms (ways to run a model), rules, known issues and more.
