@@ -172,6 +172,14 @@ def test_every_term_says_what_it_means(store: Any) -> None:
     assert explained("no such word") == ""
 
 
+def test_the_glossary_says_what_the_page_says() -> None:
+    table = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
+    rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", table, re.MULTILINE))
+    both = WORDS.keys() & rows.keys()
+    assert both == {"arm", "recipe", "configuration", "suspected", "fingerprint"}
+    assert not [word for word in both if not rows[word].startswith(WORDS[word])]
+
+
 def test_what_does_not_count_says_why(store: Any) -> None:
     read = page(store, Accepted(frozenset({OTHER.fingerprint})))
     assert read.text.count("does not count: in the baseline") == 1

@@ -10,17 +10,20 @@ from narrowfuzz.rules.texts import rows_of
 from narrowfuzz.trace.words import plural
 from narrowfuzz.triage.finding import Finding
 
-#: Term -> explanation for a reader who has read nothing else.
+#: Term -> explanation for a reader who has read nothing else. docs/glossary.md has those of its
+#: terms word for word.
 WORDS: dict[str, str] = {
-    "arm": "A way to run a model: eager, with checkpointing, compiled, without oneDNN.",
-    "recipe": "A way to train in low precision: how the library converts a model.",
-    "configuration": "What was converted, and how it was run.",
+    "arm": "A way to run a model: eager, with checkpointing, compiled, without oneDNN, on several "
+    "ranks.",
+    "recipe": "A way to train in low precision: how the library converts a model, and what it "
+    "promises.",
+    "configuration": "Recipe, arm and device: what was converted, and how it was run.",
     "first shown by": "The ways to run it, from plain to compiled; the marked one is the first "
     "that shows the bug.",
-    "suspected": "A divergence that no script reproduces in a fresh process: saved and counted, "
-    "not a finding.",
-    "fingerprint": "The identity of a finding, for baselines and suppressions: rule, role, arm, "
-    "symptom and family of recipes.",
+    "suspected": "Something that breaks a rule but that no script reproduces in a fresh process: "
+    "saved and counted, not a finding.",
+    "fingerprint": "What identifies a finding: rule, role of the tensor (output, scale ...), arm, "
+    "symptom and family of recipes. Baselines and suppressions match by it.",
     "checked": "A rule about casts or GEMMs gave a verdict on this recipe, arm and model, or one "
     "that compares ranks with one process or with each other.",
     "bound 3.2": "How far the sum of the products of given operands may be off in any order of "
