@@ -224,7 +224,14 @@ def test_an_entry_with_a_cure_explains_only_what_is_gone_under_it(gone: bool) ->
 def test_the_audits_table_has_every_entry_with_its_severity() -> None:
     text = content_dir("docs").joinpath("ledger.md").read_text()
     rows = re.findall(r"^\| ([a-z][\w.-]+) \| (high|medium|low) \|", text, re.M)
-    assert rows == [(entry.id, entry.severity) for entry in load_entries()]
+    entries = load_entries()
+    assert rows == [(entry.id, entry.severity) for entry in entries]
+    new, filed = text.count("| added later, not audited"), [e for e in entries if e.issue]
+    causes = {entry.cause or entry.id for entry in filed}
+    text = " ".join(text.split())
+    assert f"Of the {len(rows)} entries {len(rows) - new} were audited" in text
+    assert f"The {new} added after" in text
+    assert f"{len(filed)} entries, of {len(causes)} causes" in text
 
 
 def test_an_id_that_was_merged_names_the_entry_that_it_went_into(
