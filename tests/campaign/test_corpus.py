@@ -15,7 +15,7 @@ from narrowfuzz.campaign.corpus import Corpus, keep, load, playable, shipped
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, dump_case
 from narrowfuzz.draw.choices import examples
-from narrowfuzz.draw.neighbours import again, neighbours
+from narrowfuzz.draw.neighbours import neighbours
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe.recipe import load_recipes
 
@@ -115,8 +115,8 @@ def test_a_neighbour_differs_in_little_and_can_be_played(spec: Spec) -> None:
             assert sum(getattr(near, n) != getattr(spec, n) for n in names) <= 2
 
 
-def test_again_has_the_case_itself_first() -> None:
-    first, second = again(PLAIN, draws=2)
+def test_the_same_case_with_the_next_seed_of_its_data() -> None:
+    first, second = map(PLAIN.reseeded, range(2))
     assert first == PLAIN
     assert second.spec == PLAIN.spec and second.data.seed == PLAIN.data.seed + 1
 

@@ -31,7 +31,7 @@ from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, ModelName, Spec, compile_key, load_case
 from narrowfuzz.draw.coverage import Pair, layout_pairs, pairs
 from narrowfuzz.draw.library_specs import ALWAYS, RARELY
-from narrowfuzz.draw.neighbours import again, near
+from narrowfuzz.draw.neighbours import near
 from narrowfuzz.draw.operator_specs import operator_specs
 from narrowfuzz.draw.sharded_specs import SHARDABLE, sharded_specs
 from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
@@ -310,7 +310,7 @@ class Generator:
             known = case.id in self.tried
             if not known or recipe is None:
                 self.tried.add(case.id)
-                serve(again(case, draws=draws if recipe else 1))
+                serve(tuple(map(case.reseeded, range(draws if recipe else 1))))
             if recipe is not None and (eager or known):
                 some = near(case, recipe, draws=draws)
                 self._near(case, some, _NEAR if eager else _FEW_NEAR, more, serve)

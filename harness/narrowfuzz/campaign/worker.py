@@ -22,7 +22,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
 from narrowfuzz.arms.available import rungs_of, select_arms
@@ -374,9 +373,7 @@ class Worker:
     def _more(self, batch: tuple[Case, ...]) -> Iterator[Case]:
         """The drawn data with fresh seeds, over and over: only many draws pay for compiling."""
         for i in range(self.config.compiled_draws):
-            case = batch[i % len(batch)]
-            data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
-            yield msgspec.structs.replace(case, data=data)
+            yield batch[i % len(batch)].reseeded(i)
 
     def _note(self, case: Case) -> None:
         """Journal the case that runs from here on."""

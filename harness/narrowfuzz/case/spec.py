@@ -488,6 +488,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Names of the recipes that the case and its history run."""
         return frozenset(case.spec.recipe for case in (self, *self.history))
 
+    def reseeded(self, by: int) -> Case:
+        """The same with other data: their seed is so much larger."""
+        data = msgspec.structs.replace(self.data, seed=(self.data.seed + by) % 2**32)
+        return msgspec.structs.replace(self, data=data)
+
 
 def dump_case(case: Case) -> bytes:
     """Canonical JSON: sorted keys, no spaces, no fields that have their default."""

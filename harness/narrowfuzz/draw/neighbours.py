@@ -56,13 +56,3 @@ def _playable(spec: Spec, recipe: Recipe) -> Spec | None:
 def near(case: Case, recipe: Recipe, *, draws: int) -> st.SearchStrategy[tuple[Case, ...]]:
     """Cases of one neighbour of the case, with ``draws`` different data."""
     return batches(neighbours(case.spec, recipe), draws=draws)
-
-
-def again(case: Case, *, draws: int) -> tuple[Case, ...]:
-    """``draws`` cases: the case itself, and the same with other seeds of its data."""
-    return tuple(
-        msgspec.structs.replace(
-            case, data=msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
-        )
-        for i in range(draws)
-    )

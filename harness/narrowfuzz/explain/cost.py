@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 
-import msgspec
 import numpy as np
 
 from narrowfuzz.case.kind import CONVERTED, kind_of
@@ -67,9 +66,7 @@ def _errors(judge: Judge, case: Case, arm: str) -> dict[str, float]:
         return {}
     squares: dict[str, list[float]] = {}
     for i in range(_DRAWS):
-        data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
-        one = msgspec.structs.replace(case, data=data)
-        evidence = judge.observe(one, frozenset({arm}), repeat=False)
+        evidence = judge.observe(case.reseeded(i), frozenset({arm}), repeat=False)
         trace = evidence.traces.get(arm)
         if trace is None or trace.error is not None:
             return {}

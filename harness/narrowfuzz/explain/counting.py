@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
-
-import msgspec
 
 from narrowfuzz.case.arm import with_checkpoint
 from narrowfuzz.case.ladder import BY_NAME as ARMS
@@ -44,7 +41,7 @@ class DrawCounter:
         """How many draws show the divergence. None if the case does not run on the arm, if the rule
         does not apply to it, or if the time is up before all draws are judged."""
         outcomes: list[Outcome] = []
-        for one in _draws(case):
+        for one in map(case.reseeded, range(DRAWS)):
             outcome = None if self.late else self._outcome(one, arm)
             if outcome is None:
                 return None
@@ -54,7 +51,8 @@ class DrawCounter:
 
     def example(self, case: Case) -> Case | None:
         """The first draw that shows the divergence; None if none does before the time is up."""
-        shown = (one for one in _draws(case) if not self.late and self._outcome(one) == "shown")
+        draws = map(case.reseeded, range(DRAWS))
+        shown = (one for one in draws if not self.late and self._outcome(one) == "shown")
         return next(shown, None)
 
     def _outcome(self, case: Case, arm: str = "") -> Outcome | None:
@@ -87,13 +85,6 @@ class DrawCounter:
             return ""
         alike = [name for name, one in rungs.items() if one.compiler == found.compiler]
         return ([base_of(spec).name, *(alike or rungs)])[-1]
-
-
-def _draws(case: Case) -> Iterator[Case]:
-    """The case with its own data, and with data of other seeds."""
-    for i in range(DRAWS):
-        data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
-        yield msgspec.structs.replace(case, data=data)
 
 
 def effect_of(counter: DrawCounter, own: Count, switch: Switch) -> Answer | None:

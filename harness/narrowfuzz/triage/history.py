@@ -96,7 +96,7 @@ def histories(
     def shows(history: Sequence[Case]) -> bool:
         return seen(history, max(1.0, until - time.monotonic())) is not None
 
-    for start in [[_other_data(case)]] if shows_alone else _starts(judge, case, past):
+    for start in [[case.reseeded(1)]] if shows_alone else _starts(judge, case, past):
         seconds_more = began + _TO_FIND * seconds - time.monotonic()
         if seconds_more < 1.0 or seen(start, seconds_more) is None:
             continue
@@ -109,7 +109,7 @@ def histories(
 
 def _starts(judge: Judge, case: Case, past: Sequence[Case]) -> Iterator[list[Case]]:
     """Histories to try, first those that a script can play, as a script has only one recipe."""
-    yield [_other_data(case)]
+    yield [case.reseeded(1)]
     same = [c for c in past if c.spec.recipe == case.spec.recipe]
     family = judge.family(case.spec)
     related = [c for c in past if judge.family(c.spec) == family]
@@ -128,11 +128,6 @@ def _starts(judge: Judge, case: Case, past: Sequence[Case]) -> Iterator[list[Cas
         if some and some not in tried:
             tried.append(some)
             yield some
-
-
-def _other_data(case: Case) -> Case:
-    data = msgspec.structs.replace(case.data, seed=(case.data.seed + 1) % 2**32)
-    return msgspec.structs.replace(case, data=data)
 
 
 def fewest(
