@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -134,9 +135,10 @@ def _of_some_rows(call: OperatorCall) -> dict[str, Expected]:
     return judge_sampled(_expected, call, {"input": 1, "output": 1}, chosen)
 
 
-def _title(call: OperatorCall) -> str:
+def title_of(name: str, call: OperatorCall) -> str:
+    """A product in words."""
     a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
-    return f"torch.bmm of {TORCH_DTYPE[call.dtypes['input']]} tensors of {a} and {b}"
+    return f"{name} of {TORCH_DTYPE[call.dtypes['input']]} tensors of {a} and {b}"
 
 
 OPERATOR = Operator(
@@ -146,5 +148,5 @@ OPERATOR = Operator(
     read=_read,
     expected=_of_some_rows,
     expression="torch.bmm(input, mat2)",
-    title=_title,
+    title=partial(title_of, "torch.bmm"),
 )

@@ -11,6 +11,7 @@ The quantising kernels are Triton's, which a CPU runs only in an interpreter (``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,32 +23,24 @@ from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import BF16, E4M3FN, F32, F64, decode, round_to
 from narrowfuzz.numerics.plan import Fp32Scale, OperandPlan
 from narrowfuzz.operators.bmm import MultiplyRounding, products, rounding_of
-from narrowfuzz.operators.grouped_mm import in_order, rows_of_groups
-from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.grouped_mm import read_quantised, rows_of_groups, title_of_quantised
+from narrowfuzz.operators.operator import Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
 _BLOCK = 128
 _SCALE = Fp32Scale(eps=1e-12, power_of_two=False)
 _RUN = OperandPlan(E4M3FN, "block", _BLOCK, _SCALE)
 _SQUARE = OperandPlan(E4M3FN, "tile", _BLOCK, _SCALE)
-#: Calls with more products than this take longer to judge than to compute.
-_MOST = 2**24
 _OF = "torchao.prototype.moe_training.blockwise_fp8.grouped_mm"
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
-    a, b, offs = named["A"], named["B_t"], named["offs"]
+    a, b = named["A"], named["B_t"]
     if named["kernel_preference"].name != "EMULATED" and a.is_cuda and find_spec("deep_gemm"):
         raise Unjudged("blockwise FP8 products of groups by DeepGEMM")
     if a.dtype != b.dtype or str(named["out_dtype"]) != "torch.bfloat16":
         raise Unjudged("blockwise FP8 products of groups of two dtypes")
-    if not result.numel():
-        return None
-    if a.shape[0] * b[0].numel() > _MOST:
-        raise Unjudged("more than 2^24 products take longer to judge than to compute")
-    in_order(offs.tolist(), len(a))
-    how = {"padded": named["pad_token_groups_for_grouped_mm"]}
-    return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, how)
+    return read_quantised(named, result, {"padded": named["pad_token_groups_for_grouped_mm"]})
 
 
 #: Rows dequantised to bf16, [rows, K]: NaN in a block that contains NaN, and infinity where nothing
@@ -134,22 +127,13 @@ def _nan_hidden(call: OperatorCall) -> Mapping[str, Expected]:
     return _by(_without_nan, call)
 
 
-def _title(call: OperatorCall) -> str:
-    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
-    offs = call.tensors["offs"].astype(int).tolist()
-    dtype = TORCH_DTYPE[call.dtypes["input"]]
-    of = f"torchao's FP8 product of groups (blockwise) of {dtype} tensors of"
-    padded = ", padded" if call.settings["padded"] else ""
-    return f"{of} {a} and {b}, groups up to {', '.join(map(str, offs))}{padded}"
-
-
 OPERATOR = Operator(
     name="fp8_blockwise_grouped_mm",
     words="blockwise FP8 products of groups",
     read=_read,
     expected=_expected,
     expression="fp8_blockwise_grouped(input, mat2, offs, grad_output, {padded})",
-    title=_title,
+    title=partial(title_of_quantised, "FP8 product of groups (blockwise)"),
     library=(f"{_OF}:_to_fp8_blockwise_then_scaled_grouped_mm",),
     gradients={"A": "grad_input", "B_t": "grad_weight"},
     results=("output", "grad_input", "grad_weight"),

@@ -10,6 +10,7 @@ product; ``triton_on_cpu`` emulates both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,11 @@ from narrowfuzz.numerics.accumulator import FP32, HOPPER_FP8_FAST, Unjudged
 from narrowfuzz.numerics.formats import BF16, E4M3FN, F32
 from narrowfuzz.numerics.plan import GemmPlan, OperandPlan
 from narrowfuzz.operators.fp8_rows import Rows, quantised, row_plan, without_nan
-from narrowfuzz.operators.grouped_mm import in_order, rows_of_groups
-from narrowfuzz.operators.operator import TORCH_DTYPE, Deviation, Expected, Operator, Read
+from narrowfuzz.operators.grouped_mm import read_quantised, rows_of_groups, title_of_quantised
+from narrowfuzz.operators.operator import Deviation, Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
 _ROW = row_plan(power_of_two=True)
-#: Calls with more products than this take longer to judge than to compute.
-_MOST = 2**24
 _FP32_MAX = float(np.finfo(np.float32).max)
 _OF = "torchao.prototype.moe_training.fp8_grouped_mm"
 
@@ -36,12 +35,7 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
         raise Unjudged("FP8 products of groups that are padded, or have no offsets")
     if a.dtype != b.dtype:
         raise Unjudged("FP8 products of groups of two dtypes")
-    if not result.numel():
-        return None
-    if a.shape[0] * b[0].numel() > _MOST:
-        raise Unjudged("more than 2^24 products take longer to judge than to compute")
-    in_order(offs.tolist(), len(a))
-    return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, {})
+    return read_quantised(named, result, {})
 
 
 def _product(a: Rows, b: Rows, device: str) -> Expected:
@@ -97,21 +91,13 @@ def _nan_hidden(call: OperatorCall) -> Mapping[str, Expected]:
     return _by(without_nan, call)
 
 
-def _title(call: OperatorCall) -> str:
-    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
-    offs = call.tensors["offs"].astype(int).tolist()
-    dtype = TORCH_DTYPE[call.dtypes["input"]]
-    of = f"torchao's FP8 product of groups (rowwise) of {dtype} tensors of"
-    return f"{of} {a} and {b}, groups up to {', '.join(map(str, offs))}"
-
-
 OPERATOR = Operator(
     name="fp8_grouped_mm",
     words="FP8 products of groups",
     read=_read,
     expected=_expected,
     expression="fp8_grouped(input, mat2, offs, grad_output)",
-    title=_title,
+    title=partial(title_of_quantised, "FP8 product of groups (rowwise)"),
     library=(f"{_OF}:_to_fp8_rowwise_then_scaled_grouped_mm",),
     gradients={"A": "grad_input", "B_t": "grad_weight"},
     results=("output", "grad_input", "grad_weight"),

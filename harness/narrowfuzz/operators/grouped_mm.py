@@ -17,7 +17,7 @@ from narrowfuzz.operators.sampled import judge_sampled, sample_places
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Calls with more products than this take longer to judge than to compute.
-_MOST = 2**22
+_MOST, _MOST_QUANTISED = 2**22, 2**24
 _Place = tuple[slice | int, ...]
 
 
@@ -55,6 +55,28 @@ def _read(named: Mapping[str, Any], result: Any) -> Read | None:
         in_order(offs.tolist(), _grouped_length(a, b))
         tensors["offs"] = offs.float()
     return Read(tensors, {"output": result}, {})
+
+
+def read_quantised(
+    named: Mapping[str, Any], result: Any, settings: Mapping[str, Any]
+) -> Read | None:
+    """How a call of one of torchao's quantised products of groups is read: its rows and matrices
+    ``A`` and ``B_t``, and ``offs``."""
+    a, b, offs = named["A"], named["B_t"], named["offs"]
+    if not result.numel():
+        return None
+    if a.shape[0] * b[0].numel() > _MOST_QUANTISED:
+        raise Unjudged("more than 2^24 products take longer to judge than to compute")
+    in_order(offs.tolist(), len(a))
+    return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, settings)
+
+
+def title_of_quantised(kind: str, call: OperatorCall) -> str:
+    """Such a call in words."""
+    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
+    offs = ", ".join(map(str, call.tensors["offs"].astype(int).tolist()))
+    title = f"torchao's {kind} of {TORCH_DTYPE[call.dtypes['input']]} tensors of {a} and {b}"
+    return f"{title}, groups up to {offs}{', padded' * bool(call.settings.get('padded'))}"
 
 
 def _grouped_length(a: Any, b: Any) -> int:

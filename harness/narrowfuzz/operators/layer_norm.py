@@ -11,7 +11,7 @@ import numpy as np
 from narrowfuzz.numerics.accumulator import U32, gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, round_to
 from narrowfuzz.operators.operator import Deviation, Expected, Operator, Read, narrow
-from narrowfuzz.operators.rows import LARGEST, rows_of, title_of, within
+from narrowfuzz.operators.rows import LARGEST, read_gradients, rows_of, title_of, within
 from narrowfuzz.operators.sum import FLUSHED, exact_sums, rounded, shares, summed
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -28,14 +28,7 @@ def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
 
 def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
     names = ("grad_out", "input", "mean", "rstd", "weight", "bias")
-    tensors = {name: named.get(name) for name in names}
-    mask = tuple(map(bool, named["output_mask"]))
-    outputs = zip(("grad_input", "grad_weight", "grad_bias"), result, strict=True)
-    return Read(
-        {name: t for name, t in tensors.items() if t is not None},
-        {name: t for (name, t), wanted in zip(outputs, mask, strict=True) if wanted},
-        {"shape": tuple(named["normalized_shape"]), "mask": list(mask)},
-    )
+    return read_gradients(named, result, names, ("grad_input", "grad_weight", "grad_bias"))
 
 
 def _forward(call: OperatorCall) -> dict[str, Expected]:

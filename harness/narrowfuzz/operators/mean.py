@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, Unjudged
 from narrowfuzz.numerics.formats import FORMATS, FP32
-from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
-from narrowfuzz.operators.sum import over, summed
+from narrowfuzz.operators.operator import Expected, Operator, Read
+from narrowfuzz.operators.sum import dims_of, summed, title_of
 from narrowfuzz.trace.trace import OperatorCall
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
-    x, dims = named["self"], named.get("dim")
+    x = named["self"]
     if not x.numel() or x.dtype != result.dtype:
         raise Unjudged("of nothing, or asked for in another dtype")
-    axes = tuple(sorted(d % x.ndim for d in dims)) if dims and x.ndim else tuple(range(x.ndim))
-    settings = {"dim": axes, "keepdim": bool(named.get("keepdim", False))}
-    return Read({"input": x}, {"output": result}, settings)
+    return Read({"input": x}, {"output": result}, dims_of(named))
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
@@ -36,12 +35,6 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
     return {"output": Expected.within(centre, radius, FORMATS[call.dtypes["input"]], total.unknown)}
 
 
-def _title(call: OperatorCall) -> str:
-    shape = list(call.tensors["input"].shape)
-    dtype = TORCH_DTYPE[call.dtypes["input"]]
-    return f"torch.mean over {over(call)} of a {dtype} tensor of {shape}"
-
-
 OPERATOR = Operator(
     name="mean",
     words="means",
@@ -49,5 +42,5 @@ OPERATOR = Operator(
     read=_read,
     expected=_expected,
     expression="torch.mean(input, dim={dim}, keepdim={keepdim})",
-    title=_title,
+    title=partial(title_of, "torch.mean"),
 )

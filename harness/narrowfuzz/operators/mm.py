@@ -15,8 +15,8 @@ import numpy as np
 
 from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import FORMATS, round_to
-from narrowfuzz.operators.bmm import products, rounding_of
-from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read, hull
+from narrowfuzz.operators.bmm import products, rounding_of, title_of
+from narrowfuzz.operators.operator import Expected, Operator, Read, hull
 from narrowfuzz.operators.sampled import Chosen, judge_sampled, sample_places
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -74,11 +74,6 @@ def _of_rows(chosen: Chosen, call: OperatorCall) -> dict[str, Expected]:
     return judge_sampled(_expected, call, {"input": 0, "output": 0}, chosen)
 
 
-def _title(name: str, call: OperatorCall) -> str:
-    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
-    return f"{name} of {TORCH_DTYPE[call.dtypes['input']]} tensors of {a} and {b}"
-
-
 OPERATORS = (
     Operator(
         name="mm",
@@ -87,7 +82,7 @@ OPERATORS = (
         read=_read,
         expected=_of_some,
         expression="torch.mm(input, mat2)",
-        title=partial(_title, "torch.mm"),
+        title=partial(title_of, "torch.mm"),
         of_linears=True,
     ),
     Operator(
@@ -97,7 +92,7 @@ OPERATORS = (
         read=_read_with_bias,
         expected=_of_some,
         expression="torch.addmm(bias, input, mat2)",
-        title=partial(_title, "torch.addmm"),
+        title=partial(title_of, "torch.addmm"),
         of_linears=True,
     ),
 )

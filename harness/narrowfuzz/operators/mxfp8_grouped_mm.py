@@ -18,36 +18,33 @@ from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import BF16, E4M3FN, F32, F64, round_to
 from narrowfuzz.numerics.plan import MxScale, OperandPlan
 from narrowfuzz.operators.bmm import rounding_of
-from narrowfuzz.operators.grouped_mm import in_order, products_of_groups, rows_of_groups
-from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
+from narrowfuzz.operators.grouped_mm import (
+    products_of_groups,
+    read_quantised,
+    rows_of_groups,
+    title_of_quantised,
+)
+from narrowfuzz.operators.operator import Expected, Operator, Read
 from narrowfuzz.trace.trace import OperatorCall
 
 _BLOCK = 32
 #: The scale of a block that contains an infinity, by the scale's rule.
 _INF_BYTE = {"floor": 247, "rceil": 254, "ceil": 247, "even": 247}
-#: Calls with more products than this take longer to judge than to compute.
-_MOST = 2**24
 _OF = "torchao.prototype.moe_training.mxfp8_grouped_mm"
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
-    a, b, offs = named["A"], named["B_t"], named["offs"]
+    a, b = named["A"], named["B_t"]
     if named["kernel_preference"].name != "EMULATED":
         raise Unjudged("MXFP8 products of groups by kernels of a GPU")
     if named.get("bias") is not None or a.dtype != b.dtype:  # torchao 0.17 takes no bias
         raise Unjudged("MXFP8 products of groups with a bias, or of two dtypes")
-    if not result.numel():
-        return None
-    if a.shape[0] * b[0].numel() > _MOST:
-        raise Unjudged("more than 2^24 products take longer to judge than to compute")
-    in_order(offs.tolist(), len(a))
-    mode = named["scale_calculation_mode"].name.lower()
-    how = {
-        "mode": mode,
+    settings = {
+        "mode": named["scale_calculation_mode"].name.lower(),
         "wgrad_with_hp": named["wgrad_with_hp"],
         "padded": named["pad_token_groups_for_grouped_mm"],
     }
-    return Read({"input": a, "mat2": b, "offs": offs.float()}, {"output": result}, how)
+    return read_quantised(named, result, settings)
 
 
 def _dequantised(x: F32, mode: str) -> F64:
@@ -121,12 +118,7 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _title(call: OperatorCall) -> str:
-    a, b = (list(call.tensors[name].shape) for name in ("input", "mat2"))
-    offs = call.tensors["offs"].astype(int).tolist()
-    dtype = TORCH_DTYPE[call.dtypes["input"]]
-    of = f"torchao's MXFP8 product of groups ({call.settings['mode']}) of {dtype} tensors of"
-    padded = ", padded" if call.settings["padded"] else ""
-    return f"{of} {a} and {b}, groups up to {', '.join(map(str, offs))}{padded}"
+    return title_of_quantised(f"MXFP8 product of groups ({call.settings['mode']})", call)
 
 
 OPERATOR = Operator(

@@ -13,7 +13,7 @@ import numpy as np
 from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F64
 from narrowfuzz.operators.operator import UNIT, Expected, Operator, Read, hull
-from narrowfuzz.operators.rows import LARGEST, rows_of, title_of, within
+from narrowfuzz.operators.rows import LARGEST, read_gradients, rows_of, title_of, within
 from narrowfuzz.operators.sum import FLUSHED
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -30,14 +30,8 @@ def _read_forward(named: Mapping[str, Any], result: Any) -> Read | None:
 
 
 def _read_backward(named: Mapping[str, Any], result: Any) -> Read | None:
-    tensors = {name: named.get(name) for name in ("grad_out", "input", "rstd", "weight")}
-    mask = tuple(map(bool, named["output_mask"]))
-    outputs = zip(("grad_input", "grad_weight"), result, strict=True)
-    return Read(
-        {name: t for name, t in tensors.items() if t is not None},
-        {name: t for (name, t), wanted in zip(outputs, mask, strict=True) if wanted},
-        {"shape": tuple(named["normalized_shape"]), "mask": list(mask)},
-    )
+    names = ("grad_out", "input", "rstd", "weight")
+    return read_gradients(named, result, names, ("grad_input", "grad_weight"))
 
 
 def _read_function(named: Mapping[str, Any], result: Any) -> Read | None:

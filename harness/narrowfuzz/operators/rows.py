@@ -4,18 +4,33 @@ shape."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from narrowfuzz.numerics.accumulator import Unjudged
 from narrowfuzz.numerics.formats import F64, FORMATS
-from narrowfuzz.operators.operator import TORCH_DTYPE, Expected
+from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Read
 from narrowfuzz.trace.trace import OperatorCall
 
 #: Where squares, or sums on the way, are larger than this, they may overflow, and infinity times a
 #: statistic that is 0 is NaN.
 LARGEST = 2.0**100
+
+
+def read_gradients(
+    named: Mapping[str, Any], result: Any, tensors: Sequence[str], outputs: Sequence[str]
+) -> Read | None:
+    """How a call of a norm's backward is read: these tensors, as far as it has them, and those of
+    these results that it is asked for."""
+    mask = tuple(map(bool, named["output_mask"]))
+    found = zip(outputs, result, mask, strict=True)
+    return Read(
+        {name: t for name in tensors if (t := named.get(name)) is not None},
+        {name: t for name, t, wanted in found if wanted},
+        {"shape": tuple(named["normalized_shape"]), "mask": list(mask)},
+    )
 
 
 def rows_of(call: OperatorCall, name: str, default: float = 0.0) -> F64:

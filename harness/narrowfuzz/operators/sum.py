@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,14 +73,16 @@ def rounded(x: F32, dtype: str) -> F32:
 
 
 def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    return Read(
+        {"input": named["self"]}, {"output": result}, dims_of(named) | {"dtype": str(result.dtype)}
+    )
+
+
+def dims_of(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The dimensions that are added up, as a tuple, and whether the result keeps them."""
     x, dims = named["self"], named.get("dim")
     axes = tuple(sorted(d % x.ndim for d in dims)) if dims and x.ndim else tuple(range(x.ndim))
-    settings = {
-        "dim": axes,
-        "keepdim": bool(named.get("keepdim", False)),
-        "dtype": str(result.dtype),
-    }
-    return Read({"input": x}, {"output": result}, settings)
+    return {"dim": axes, "keepdim": bool(named.get("keepdim", False))}
 
 
 def _expected(call: OperatorCall) -> dict[str, Expected]:
@@ -156,16 +159,12 @@ def _may_be_shared(given: Sequence[Any], made: Sequence[Any]) -> bool:
     return total and given[0].numel() >= _GRAIN
 
 
-def over(call: OperatorCall) -> str:
-    """The dimensions that are added up, in words."""
+def title_of(name: str, call: OperatorCall) -> str:
+    """The call in words."""
     axes = call.settings["dim"]
-    some = len(axes) < call.tensors["input"].ndim
-    return f"dim {', '.join(map(str, axes))}" if some else "all elements"
-
-
-def _title(call: OperatorCall) -> str:
     shape, dtype = list(call.tensors["input"].shape), TORCH_DTYPE[call.dtypes["input"]]
-    return f"torch.sum over {over(call)} of a {dtype} tensor of {shape}"
+    over = f"dim {', '.join(map(str, axes))}" if len(axes) < len(shape) else "all elements"
+    return f"{name} over {over} of a {dtype} tensor of {shape}"
 
 
 OPERATOR = Operator(
@@ -175,7 +174,7 @@ OPERATOR = Operator(
     read=_read,
     expected=_expected,
     expression="torch.sum(input, dim={dim}, keepdim={keepdim}, dtype={dtype})",
-    title=_title,
+    title=partial(title_of, "torch.sum"),
     deviations=(
         Deviation(
             "sum_narrow_parts",

@@ -11,8 +11,8 @@ import numpy as np
 
 from narrowfuzz.numerics.accumulator import U32, Unjudged, gamma
 from narrowfuzz.numerics.formats import F64, FORMATS, FP32, round_to
-from narrowfuzz.operators.operator import TORCH_DTYPE, Expected, Operator, Read
-from narrowfuzz.operators.sum import FLUSHED, exact_sums, over, summed
+from narrowfuzz.operators.operator import Expected, Operator, Read
+from narrowfuzz.operators.sum import FLUSHED, exact_sums, summed, title_of
 from narrowfuzz.trace.trace import OperatorCall
 
 #: For more elements the bound of a sum in fp32 is too wide to be useful.
@@ -102,9 +102,8 @@ def _expected(call: OperatorCall) -> dict[str, Expected]:
 
 
 def _title(call: OperatorCall) -> str:
-    shape, dtype = list(call.tensors["input"].shape), TORCH_DTYPE[call.dtypes["input"]]
     order = str(call.settings["ord"]).removeprefix("torch.").removesuffix(".0")
-    return f"the {order}-norm over {over(call)} of a {dtype} tensor of {shape}"
+    return title_of(f"the {order}-norm", call)
 
 
 OPERATOR = Operator(
