@@ -10,8 +10,8 @@ import pytest
 import torch
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
 from narrowfuzz.operators import BY_NAME
+from narrowfuzz.play.group_models import GroupedProducts, group_ends
 from narrowfuzz.play.groups import grouped
-from narrowfuzz.play.operator_models import GroupedProducts, group_ends
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
 

@@ -15,8 +15,8 @@ pytest.importorskip("torchao.prototype.moe_training.mxfp8_grouped_mm")
 from narrowfuzz.arms.operators import EagerWatch, operators_of
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.play.group_models import QuantisedGroups
 from narrowfuzz.play.groups import mxfp8_grouped
-from narrowfuzz.play.operator_models import QuantisedGroups
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
 

@@ -182,17 +182,18 @@ class Model:
         """The module with fresh parameters."""
         import torch
 
-        from narrowfuzz.play import models, operator_models, own, te_experts, titan
+        from narrowfuzz.play import group_models, models, operator_models, own, te_experts, titan
 
-        ours = operator_models if self.kind == "operator" else models
         if self.package and find_spec(self.package) is None:
             raise ValueError(
                 f"the model {self.name} is {self.package}'s own, which this process has not loaded"
             )
-        of_packages = {"torchtitan": titan, "transformer_engine": te_experts}
-        classes: Any = own if self.own else of_packages.get(self.package, ours)
+        ours = (operator_models, group_models) if self.kind == "operator" else (models,)
+        of_packages = {"torchtitan": (titan,), "transformer_engine": (te_experts,)}
+        homes: Any = (own,) if self.own else of_packages.get(self.package, ours)
+        home = next(home for home in homes if hasattr(home, self.module))
         with torch.device(device):
-            made: nn.Module = getattr(classes, self.module)(*self.arguments(spec))
+            made: nn.Module = getattr(home, self.module)(*self.arguments(spec))
             return made.to(device, None if self.keeps(spec, dtype) else dtype)
 
     def keeps(self, spec: Any, dtype: torch.dtype) -> bool:

@@ -1,5 +1,6 @@
 """Models that consist of a single operator of torch's or torchao's, so that it can be judged by
-itself, as a linear is. Each is a class of ``play/operator_models.py`` and a row here."""
+itself, as a linear is. Each is a class of ``play/operator_models.py`` and a row here; products of
+groups have ``play/group_models.py`` and ``models/groups.py``."""
 
 from __future__ import annotations
 

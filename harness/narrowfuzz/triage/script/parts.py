@@ -15,7 +15,7 @@ from narrowfuzz.machine.overlay import active_releases
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
-from narrowfuzz.play import groups, models, operator_models, own, te_experts, titan
+from narrowfuzz.play import group_models, groups, models, operator_models, own, te_experts, titan
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script.paste import hoisted, pasted, undefined_in
 from narrowfuzz.triage.verify import GUARD, SILENT
@@ -127,5 +127,5 @@ def quoted(text: str) -> str:
 @functools.cache
 def model_source(*names: ModelName) -> str:
     """Source of the models' classes, each after the classes that it uses."""
-    homes = (models, operator_models, groups, own, te_experts, titan)
+    homes = (models, operator_models, group_models, groups, own, te_experts, titan)
     return pasted([MODELS[name].module for name in names], homes)
