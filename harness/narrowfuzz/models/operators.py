@@ -1,6 +1,6 @@
 """Models that consist of a single operator of torch's or torchao's, so that it can be judged by
 itself, as a linear is. Each is a class of ``play/operator_models.py`` and a row here; products of
-groups have ``play/group_models.py`` and ``models/groups.py``."""
+groups have ``play/group_models.py`` and ``groups.py``, optimizer steps ``optimizer_steps.py``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,8 @@ from typing import Any
 
 from narrowfuzz.models.groups import PRODUCTS, QUANTISED
 from narrowfuzz.models.model import Arguments, Model, heads_of
-from narrowfuzz.models.relations import (
-    of_attention,
-    of_gradients,
-    of_loss,
-    of_norm,
-    of_steps,
-    of_steps_on_a_table,
-)
+from narrowfuzz.models.optimizer_steps import LOW_BIT, MUONS, STEPS
+from narrowfuzz.models.relations import of_attention, of_gradients, of_loss, of_norm
 from narrowfuzz.models.single_operator import has, operator_model
 from narrowfuzz.models.te_experts import TE_EXPERTS
 
@@ -114,24 +108,6 @@ def _cross_entropy(
     )
 
 
-#: Optimizer, by its name in a Spec -> the operator of its step.
-_STEPS = {
-    "sgd": "sgd_step",
-    "sgd_foreach": "sgd_step",
-    "sgd_fused": "sgd_step",
-    "sgd_momentum": "sgd_step",
-    "sgd_momentum_fused": "sgd_step",
-    "adamw": "adam_step",
-    "adam_foreach": "adam_step",
-    "adam_fused": "adam_step",
-    "adamw_foreach": "adam_step",
-    "adamw_fused": "adam_step",
-    "adagrad": "adagrad_step",
-    "adagrad_foreach": "adagrad_step",
-    "adagrad_fused": "adagrad_step",
-}
-
-
 #: The model of a graph of many operators: to compile it takes little longer than one of a single
 #: operator.
 MANY = "many_operators"
@@ -142,23 +118,6 @@ _OF_SUMS = ("equal", "outlier", "heavy_tail")
 _OF_ACTIVATIONS = ("outlier", "heavy_tail")
 #: Value classes for norms: as for sums, and numbers whose squares underflow.
 _OF_NORMS = ("equal", "outlier", "heavy_tail", "subnormal")
-#: Value classes for optimizer steps: moments of very different size, and squares of small numbers.
-_OF_STEPS = ("heavy_tail", "outlier", "subnormal")
-
-
-def _step(optimizer: str, operator: str) -> Model:
-    words = optimizer.replace("_", ", ")
-    return operator_model(
-        f"step_{optimizer}",
-        f"steps of {words} on a weight and a bias",
-        "Scaled",
-        lambda spec: (spec.k,),
-        operator,
-        values=_OF_STEPS,
-        relations=of_steps(),
-        fixed={"optimizer": optimizer, "grad_mode": "train"},
-        device="cpu" if optimizer == "adagrad_fused" else "",
-    )
 
 
 def _linear_cross_entropy(name: str, title: str, ignored: int) -> Model:
@@ -182,53 +141,6 @@ _LINEAR_CROSS_ENTROPIES = (
     _linear_cross_entropy("linear_cross_entropy_ignored", "the same, all targets ignored", 1),
 )
 
-
-def _low_bit(optimizer: str, title: str, **more: Any) -> Model:
-    """A model for a step of torchao's low-bit optimizers, which store the moments of a parameter in
-    few bits if it has at least 4,096 elements, in whole blocks of 256."""
-
-    def table(spec: Any) -> Arguments:
-        whole = 256 // math.gcd(256, spec.k)
-        rows = max(spec.n, -(-4096 // spec.k))
-        return -(-rows // whole) * whole, spec.k
-
-    return operator_model(
-        f"step_{optimizer}",
-        f"steps of {title} on a table of rows",
-        "Lookup",
-        table,
-        "low_bit_adam_step",
-        takes_ids=True,
-        columns="ids",
-        values=_OF_STEPS,
-        fixed={"optimizer": optimizer, "grad_mode": "train"},
-        **more,
-    )
-
-
-_LOW_BIT = (
-    _low_bit("adamw_8bit", "adamw, 8bit"),
-    _low_bit("adamw_4bit", "adamw, 4bit"),
-    _low_bit("adamw_fp8", "adamw, fp8"),
-    _low_bit("adamw_8bit_rounded", "adamw, 8bit, rounded by chance in bf16", random=True),
-)
-
-#: Steps of Muon, which accepts only parameters of two dimensions.
-_MUONS = tuple(
-    operator_model(
-        f"step_{optimizer}",
-        f"steps of {title} on a table of rows",
-        "Lookup",
-        lambda spec: (spec.n, spec.k),
-        "muon_step",
-        takes_ids=True,
-        relations=of_steps_on_a_table(),
-        columns="ids",
-        values=_OF_STEPS,
-        fixed={"optimizer": optimizer, "grad_mode": "train"},
-    )
-    for optimizer, title in (("muon", "muon"), ("muon_plain", "muon without Nesterov's momentum"))
-)
 
 OPERATORS: tuple[Model, ...] = (
     operator_model(
@@ -497,7 +409,7 @@ OPERATORS: tuple[Model, ...] = (
     _flex("flex_causal", "causal FlexAttention", "causal"),
     _flex("flex_documents", "FlexAttention inside of documents", "documents"),
     _flex("flex_grouped", "causal FlexAttention with shared keys and values", "causal", 2),
-    *(_step(optimizer, operator) for optimizer, operator in _STEPS.items()),
+    *STEPS,
     *(
         operator_model(
             name,
@@ -536,10 +448,10 @@ OPERATORS: tuple[Model, ...] = (
             ),
         )
     ),
-    *(_LOW_BIT if has("optim/adam.py", of="torchao") else ()),
+    *LOW_BIT,
     *QUANTISED,
     *TE_EXPERTS,
-    *(_MUONS if has("optim/_muon.py") else ()),
+    *MUONS,
 )
 
 
