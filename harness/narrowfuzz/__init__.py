@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2
     from narrowfuzz.numerics.plan import (
         HIGH_PRECISION,
+        Fp32InverseScale,
         Fp32Scale,
         GemmPlan,
         MxScale,
@@ -39,6 +40,7 @@ _HOME = {
     "numerics.formats": ("E2M1", "E4M3FN", "E5M2"),
     "numerics.plan": (
         "HIGH_PRECISION",
+        "Fp32InverseScale",
         "Fp32Scale",
         "GemmPlan",
         "MxScale",
@@ -61,6 +63,7 @@ __all__ = [
     "Case",
     "DataSpec",
     "Emit",
+    "Fp32InverseScale",
     "Fp32Scale",
     "GemmPlan",
     "MxScale",

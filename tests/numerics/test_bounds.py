@@ -11,6 +11,7 @@ from narrowfuzz.numerics import bounds, reference
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32, F64, Format
 from narrowfuzz.numerics.plan import (
     HIGH_PRECISION,
+    Fp32InverseScale,
     Fp32Scale,
     GemmPlan,
     MxScale,
@@ -30,6 +31,7 @@ PLANS = {
     "row not pow2": OperandPlan(E4M3FN, "row", 0, Fp32Scale(1e-12, False)),
     "block fp32": OperandPlan(E4M3FN, "block", 32, Fp32Scale(1e-12, False)),
     "tile": OperandPlan(E4M3FN, "tile", 4, Fp32Scale(1e-12, False)),
+    "tile inverse": OperandPlan(E4M3FN, "tile", 4, Fp32InverseScale(1e-12, False)),
     "block floor": OperandPlan(E4M3FN, "block", 32, MxScale("floor", 247)),
     "block rceil": OperandPlan(E4M3FN, "block", 32, MxScale("rceil", 254)),
     "block even e5m2": OperandPlan(E5M2, "block", 32, MxScale("even", 254)),

@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2, Format
 from narrowfuzz.numerics.plan import (
     HIGH_PRECISION,
     OPERANDS,
     ROLES,
+    Fp32InverseScale,
     Fp32Scale,
     GemmPlan,
     MxScale,
@@ -46,6 +48,9 @@ PLANS = {
     "block of 8": block(8),
     "block fp32": OperandPlan(E4M3FN, "block", 32, Fp32Scale(EPS, False)),
     "tile": OperandPlan(E4M3FN, "tile", 4, Fp32Scale(EPS, False)),
+    "tensor by reciprocal": OperandPlan(E5M2, "tensor", 0, Fp32Scale(EPS, False, "reciprocal")),
+    "tile inverse": OperandPlan(E4M3FN, "tile", 4, Fp32InverseScale(EPS, False)),
+    "block inverse pow2": OperandPlan(E4M3FN, "block", 32, Fp32InverseScale(EPS, True)),
 }
 
 
@@ -91,8 +96,13 @@ def slow_scale(amax: float, plan: OperandPlan) -> tuple[float, bool]:
             step = 2.0**plan.format.mantissa_bits
             e += math.floor(m * step + 0.5) >= 2 * step
         return 2.0 ** max(e - plan.format.emax, -127), False
+    if isinstance(plan.scale, Fp32InverseScale):
+        x = float(np.float32(max(amax, float(np.float32(EPS)))) / np.float32(plan.format.max))
+        return (2.0 ** math.ceil(math.log2(x)) if plan.scale.power_of_two else x), False
     assert isinstance(plan.scale, Fp32Scale)
     s = float(np.float32(plan.format.max / max(amax, plan.scale.eps)))
+    if plan.scale.division == "reciprocal":
+        s = float(np.float32(1.0) / np.float32(amax) * np.float32(plan.format.max))
     return (2.0 ** (math.frexp(s)[1] - 1) if plan.scale.power_of_two else s), True
 
 
@@ -105,7 +115,8 @@ def slow_quantise(x: NDArray[np.float32], plan: OperandPlan) -> NDArray[np.float
     out = np.zeros(x.shape)
     for (i, j), v in np.ndenumerate(x):
         factor, multiply = slow_scale(amax[granule_of(plan, i, j)], plan)
-        scaled = float(np.float32(v) * np.float32(factor)) if multiply else float(v) / factor
+        v, f = np.float32(v), np.float32(factor)
+        scaled = float(v * f if multiply else v / f)
         q = nearest(scaled, plan.format)
         out[i, j] = q / factor if multiply else q * factor
     return out
@@ -288,6 +299,22 @@ def test_byte0_times_one_flushes_and_byte0_min_normal_halves() -> None:
     for deviation, factor in (("", 1.0), ("mx_byte0_times_one", 0.0), ("mx_byte0_min_normal", 0.5)):
         codes = reference.codes(x, byte, plan, deviation=deviation)
         assert (reference.values(codes, byte, plan) == factor * x).all(), deviation
+
+
+@pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=str)
+def test_scales_that_torch_code_divides_are_known_to_the_bit(fmt: Format) -> None:
+    amax = np.exp(np.random.default_rng(0).normal(size=5000) * 4).astype(np.float32)
+    of = torch.from_numpy(amax)
+    quotient, reciprocal = Fp32Scale(EPS, False), Fp32Scale(EPS, False, "reciprocal")
+    assert (reciprocal.of(amax, fmt) == (fmt.max / of).numpy()).all()
+    assert (quotient.of(amax, fmt) == (torch.tensor(fmt.max) / of).numpy()).all()
+    assert (quotient.of(amax, fmt) != reciprocal.of(amax, fmt)).any()
+    inverse = Fp32InverseScale(EPS, False).of(amax, fmt)
+    assert (inverse == (of / fmt.max).numpy()).all()
+    assert (inverse != np.float32(1.0) / quotient.of(amax, fmt)).any()
+    above = Fp32InverseScale(EPS, True).of(amax, fmt)
+    assert (np.frexp(above)[0] == 0.5).all() and (above >= inverse).all()
+    assert (above < 2 * inverse).all()
 
 
 @pytest.mark.parametrize("name", PLANS)

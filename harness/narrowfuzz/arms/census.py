@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from narrowfuzz.arms.frames import raised_by
 from narrowfuzz.arms.model_snapshot import HOOKS, STATE_DICT_HOOKS, Snapshot, TensorRecord, snapshot
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.recipe.recipe import Recipe
@@ -23,19 +26,49 @@ _FOLLOWS: frozenset[ChangeKind] = frozenset(
 _QUANTISED = "a quantised layer"
 
 
+#: Errors by which code shows that it is wrong: no refusal is one of these.
+_MISTAKES = (ImportError, NameError, AttributeError, TypeError)
+
+
+class RecipeError(ValueError):
+    """The code of a recipe raised, not the library that it converts by: nothing can be judged."""
+
+
 def convert(recipe: Recipe, model: nn.Module, spec: Spec) -> tuple[Any, Census | None]:
     """``model`` converted by the recipe, and the census of it; None if the recipe does not define
-    which modules it converts."""
+    which modules it converts. Raises RecipeError if the recipe's own code is wrong."""
     if recipe.converted is None:
-        with torch.no_grad():
-            return recipe.convert(model, spec), None
+        return _converted(recipe, model, spec), None
     converted = recipe.converted
     before = snapshot(model, lambda module, name: recipe.convertible(module, name, spec))
-    with torch.no_grad():
-        model = recipe.convert(model, spec)
+    model = _converted(recipe, model, spec)
     after = snapshot(model, lambda module, name: converted(module))
     changes = compare(before, after, recipe.may_change)
     return model, Census(tuple(sorted(after.chosen)), changes)
+
+
+def _converted(recipe: Recipe, model: nn.Module, spec: Spec) -> Any:
+    try:
+        with torch.no_grad():
+            return recipe.convert(model, spec)
+    except _MISTAKES as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = _file_of(recipe.convert)
+        if not raised_by(own, frames):
+            raise
+        line = max(f.lineno or 0 for f in frames if f.filename == own)
+        raise RecipeError(
+            f"recipe {recipe.name!r}: convert raised {type(error).__name__}: {error} "
+            f"({own}:{line}): correct the recipe, or add what it imports to PYTHONPATH"
+        ) from error
+
+
+def _file_of(function: Any) -> str:
+    """The file that defines a function, or the function of a partial."""
+    while isinstance(function, partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    return code.co_filename if code else ""
 
 
 def compare(

@@ -58,6 +58,14 @@ def of_the_model(frames: list[FrameSummary]) -> bool:
     return bool(own) and _dotted(own[-1].filename)[:1] not in _NOT_THE_MODELS
 
 
+def raised_by(filename: str, frames: list[FrameSummary]) -> bool:
+    """Has the code of this file raised, or Python's standard library that it called?"""
+    own = [
+        f for f in frames if not f.filename.startswith("<") and not _is_standard(Path(f.filename))
+    ]
+    return bool(own) and own[-1].filename == filename
+
+
 def in_libraries(frames: list[FrameSummary]) -> list[FrameSummary]:
     """The frames that are in a library, as of a run without a dispatch mode of ours."""
     return [frame for frame in _as_unwatched(frames) if module_of(frame.filename)]

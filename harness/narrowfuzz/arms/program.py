@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from narrowfuzz.arms.census import convert
+from narrowfuzz.arms.census import RecipeError, convert
 from narrowfuzz.arms.compilers import CompiledTap, tapped_backend
 from narrowfuzz.arms.frames import in_libraries, module_of, of_the_model
 from narrowfuzz.arms.jobs import job_of, with_model_names
@@ -69,6 +69,8 @@ class Program:
             self._training = player.Training(self._model)
             self._prepare()
             self._call = self._training.call
+        except RecipeError:
+            raise
         except Exception as error:
             raise_if_lost(error, self.device)
             self.error = run_error(error, "convert")

@@ -17,7 +17,10 @@ from typing import Literal
 
 from narrowfuzz.numerics.accumulator import FP32, UNKNOWN, Accumulator
 from narrowfuzz.numerics.formats import Format, Overflow
-from narrowfuzz.numerics.scales import Fp32Scale as Fp32Scale  # recipes import them from here
+from narrowfuzz.numerics.scales import (
+    Fp32InverseScale as Fp32InverseScale,  # recipes import them from here
+)
+from narrowfuzz.numerics.scales import Fp32Scale as Fp32Scale
 from narrowfuzz.numerics.scales import MxScale as MxScale
 from narrowfuzz.numerics.scales import ScaleRule
 from narrowfuzz.numerics.two_level import TwoLevelScale as TwoLevelScale

@@ -1,9 +1,9 @@
 """Scale rules: from the amax of a granule to the factor its elements are quantised with.
 
 Each is a ``ScaleRule``, which the reference and the bounds use. *Multiplicative* fp32 scales s
-(torchao float8): codes = cast(x * s). *MX* scales are powers of two X = 2^E stored as an E8M0 byte:
-codes = cast(x / X). The MX rules work on exponent and significand as integers, so no logarithm can
-be off by one. NVFP4's rule is in ``two_level.py``.
+(torchao float8): codes = cast(x * s). *Inverse* ones X = 1/s (DeepSeek): codes = cast(x / X). *MX*
+scales are such X = 2^E, stored as an E8M0 byte. The MX rules work on exponent and significand as
+integers, so no logarithm can be off by one. NVFP4's rule is in ``two_level.py``.
 
 >>> mx_exponent(np.float32([448.0, 449.0]), E4M3FN, "rceil").tolist()
 [0, 1]
@@ -36,6 +36,9 @@ class ScaleRule(ABC):
 
     #: True: every scale depends on the amax of the whole tensor.
     whole: ClassVar[bool] = False
+    #: A Python expression for the value of a code, in scripts of findings: "{code} / {scale}", say;
+    #: "": scripts show the codes and scales only.
+    value_text: ClassVar[str] = ""
 
     @property
     def roundings(self) -> int:
@@ -77,26 +80,37 @@ class ScaleRule(ABC):
         return np.isnan(self.unit(scale))
 
 
+#: How s = max / amax is computed. "quotient": rounded to fp32 once. "reciprocal": as max times
+#: 1 / amax, which rounds twice; so does ``448.0 / amax`` of an fp32 tensor in torch.
+Division = Literal["quotient", "reciprocal"]
+
+
 @dataclass(frozen=True)
 class Fp32Scale(ScaleRule):
     """s = max / max(amax, eps) in fp32, optionally rounded down to a power of two."""
 
     eps: float
     power_of_two: bool
+    division: Division = "quotient"
+    value_text: ClassVar[str] = "{code} / {scale}"
 
     @property
     def pow2(self) -> bool:
         return self.power_of_two
 
     def of(self, amax: F32, fmt: Format) -> Scale:
-        s = max_over_amax(amax, fmt, eps=self.eps)
+        s = self._unrounded(amax, fmt)
         return pow2_floor(s) if self.power_of_two else s
 
     def as_built(self, amax: F32, fmt: Format, deviation: str) -> Scale | None:
         if deviation != "pow2_floor_by_log2" or not self.power_of_two:
             return None
-        above = pow2_floor_by_log2(max_over_amax(amax, fmt, eps=self.eps))
+        above = pow2_floor_by_log2(self._unrounded(amax, fmt))
         return np.where(above > 0, above, self.of(amax, fmt))
+
+    def _unrounded(self, amax: F32, fmt: Format) -> F32:
+        divide = max_over_amax if self.division == "quotient" else max_times_reciprocal
+        return divide(amax, fmt, eps=self.eps)
 
     def scaled(self, x: F32, scale: Scale, spread: Spread, deviation: str) -> F64 | F32:
         return np.asarray(x * spread(scale), dtype=np.float32)
@@ -114,11 +128,37 @@ class Fp32Scale(ScaleRule):
 
 
 @dataclass(frozen=True)
+class Fp32InverseScale(ScaleRule):
+    """X = max(amax, eps) / max in fp32, optionally rounded up to a power of two. Data is divided by
+    it, and codes are multiplied by it. Taps report X itself."""
+
+    eps: float
+    power_of_two: bool
+    value_text: ClassVar[str] = "{code} * {scale}"
+
+    @property
+    def pow2(self) -> bool:
+        return self.power_of_two
+
+    def of(self, amax: F32, fmt: Format) -> Scale:
+        with np.errstate(invalid="ignore"):
+            x = np.divide(np.maximum(amax, np.float32(self.eps)), fmt.max, dtype=np.float32)
+        return pow2_ceil(x) if self.power_of_two else x
+
+    def scaled(self, x: F32, scale: Scale, spread: Spread, deviation: str) -> F64 | F32:
+        return np.asarray(x / spread(scale), dtype=np.float32)
+
+    def unit(self, scale: Scale) -> F64:
+        return scale.astype(np.float64)
+
+
+@dataclass(frozen=True)
 class MxScale(ScaleRule):
     """X = 2^E as an E8M0 byte; ``inf_byte`` is the byte of a granule that contains an Inf."""
 
     mode: MxMode
     inf_byte: int
+    value_text: ClassVar[str] = "{code} * 2.0 ** ({scale} - 127)"
 
     @property
     def pow2(self) -> bool:
@@ -156,6 +196,13 @@ def max_over_amax(amax: F32, fmt: Format, *, eps: float) -> F32:
         return np.asarray(fmt.max / wide, dtype=np.float64).astype(np.float32)
 
 
+def max_times_reciprocal(amax: F32, fmt: Format, *, eps: float) -> F32:
+    """s = max * (1 / max(amax, eps)), both in fp32; source: ``Tensor.__rtruediv__`` of torch."""
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        reciprocal = np.float32(1.0) / np.maximum(amax, np.float32(eps))
+        return np.asarray(np.float32(fmt.max) * reciprocal, dtype=np.float32)
+
+
 #: Elements of a row, or rows and columns, that share a scale of TransformerEngine's FP8 block
 #: scaling.
 FP8_BLOCK = 128
@@ -175,6 +222,12 @@ def pow2_floor(s: F32) -> F32:
     # the significand is cleared: every nonzero fp32 number is a normal float64 number
     exponent = s.astype(np.float64).view(np.int64) & (0x7FF << 52)
     return np.where(np.isnan(s), s, exponent.view(np.float64)).astype(np.float32)
+
+
+def pow2_ceil(x: F32) -> F32:
+    """The smallest power of two that is at least ``x``; 0, Inf and NaN are unchanged."""
+    below = pow2_floor(x)
+    return np.where(below == x, below, np.float32(2.0) * below)
 
 
 def pow2_floor_by_log2(s: F32) -> F32:

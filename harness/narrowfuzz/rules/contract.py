@@ -24,7 +24,9 @@ from narrowfuzz.trace.verdict import FOLLOWED, Verdict
 
 #: Matches the words of a refusal that state the rule that was broken.
 RULE = re.compile(
-    r"multipl|divisib|align|must be|must have|only support|at least|only .{0,80}\bsupported", re.I
+    r"multipl|divisib|align|must (not )?(be|have)|should be|only support|at least"
+    r"|only .{0,80}\bsupported|takes? (no|only)|cannot be (empty|zero|0)\b|% ?\d+ ?[!=]= ?0",
+    re.I,
 )
 #: The error that torch.utils.checkpoint.create_selective_checkpoint_contexts raises, as documented,
 #: unless allow_cache_entry_mutation is set; and what it means to the author of the model.

@@ -10,7 +10,7 @@ import msgspec
 from narrowfuzz.arms.model_names import ties
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import E2M1
-from narrowfuzz.numerics.plan import ROLES, Fp32Scale, MxScale, Plan, Role
+from narrowfuzz.numerics.plan import ROLES, Plan, Role
 from narrowfuzz.numerics.reference import granule
 from narrowfuzz.numerics.two_level import TwoLevelScale
 from narrowfuzz.trace.address import At
@@ -111,14 +111,12 @@ class Places:
             return f"math.frexp({code})[0]"
         if at.what == "amax":
             return f"{gemm}[{4 + (at.side == 'b')}].float(){index or ''}.item()"
-        if isinstance(operand.scale, MxScale | Fp32Scale):
-            if at.what == "scale":
-                return _scale(gemm, at.side, at.index)
+        if at.what == "scale":
+            level = "[0]" if isinstance(operand.scale, TwoLevelScale) else ""
+            return _scale(gemm, at.side, at.index, level)
+        if operand.scale is not None and operand.scale.value_text:
             scale = _scale(gemm, at.side, granule(at.index, operand))
-            byte = isinstance(operand.scale, MxScale)
-            return f"{code} * 2.0 ** ({scale} - 127)" if byte else f"{code} / {scale}"
-        if isinstance(operand.scale, TwoLevelScale) and at.what == "scale":
-            return _scale(gemm, at.side, at.index, "[0]")
+            return operand.scale.value_text.format(code=code, scale=scale)
         raise ValueError(f"a player has no eyes for {at}")
 
 

@@ -1,0 +1,98 @@
+"""The example of a library of one's own: its recipe is true of it, and a wrong plan is noticed."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from narrowfuzz import Fp32Scale, Plan, Recipe, load_recipes
+from narrowfuzz.arms.census import RecipeError
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.triage.prove import proven
+from narrowfuzz.triage.verify import run_script
+
+FOLDER = Path(__file__).parents[2] / "examples" / "own_library"
+SPECS = (
+    {"m": 16, "k": 32, "n": 48},
+    {"m": 7, "k": 33, "n": 5, "bias": True, "dtype": "fp32"},
+    {"m": 0, "k": 32, "n": 16},
+    {"m": 8, "k": 0, "n": 16},
+    {"model": "mlp_swiglu", "checkpoint": "full"},
+    {"model": "looped_experts"},
+    {"model": "attention", "compile": "aot_eager"},
+)
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return load_recipes([FOLDER / "recipe.py"])["own.fp8"]
+
+
+def judged(recipe: Recipe, case: Case) -> tuple[Verdict, ...]:
+    return Judge({recipe.name: recipe}, Ledger([])).judge(case).verdicts
+
+
+def test_the_recipe_is_true_of_its_library(recipe: Recipe) -> None:
+    seen: Counter[tuple[str, str]] = Counter()
+    for seed, fields in enumerate(SPECS):
+        case = Case(spec=Spec(recipe=recipe.name, **fields), data=DataSpec(seed=seed))
+        seen.update((v.rule, v.status) for v in judged(recipe, case))
+    assert not [rule for rule, status in seen if status == "diverged"]
+    for rule in ("O2", "O3", "O5", "O6", "O15", "census"):
+        assert seen[rule, "ok"]
+
+
+def test_what_the_code_of_a_recipe_raises_is_no_failure_of_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "fp8_linear", None)  # it cannot be imported
+    recipe = load_recipes([FOLDER / "recipe.py"])["own.fp8"]
+    case = Case(spec=Spec(recipe=recipe.name), data=DataSpec())
+    with pytest.raises(RecipeError, match=r"fp8_linear.* \(.*recipe.py:30\)"):
+        judged(recipe, case)
+
+
+def test_what_a_library_raises_is_its_own(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fp8_linear
+
+    def raises(model: object) -> object:
+        return model.no_such_attribute  # type: ignore[attr-defined]
+
+    code = raises.__code__.replace(co_filename=fp8_linear.__file__ or "")
+    raises.__code__ = code
+    monkeypatch.setattr(fp8_linear, "convert", raises)
+    verdicts = judged(recipe, Case(spec=Spec(recipe=recipe.name), data=DataSpec()))
+    assert {(v.rule, v.status) for v in verdicts if v.rule == "contract"} == {
+        ("contract", "crashed")
+    }
+
+
+def test_a_plan_whose_scales_are_rounded_once_is_noticed_and_shown(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rounded_once(spec: Spec) -> Plan:
+        plan = recipe.plan(spec)
+        scale = Fp32Scale(eps=1e-12, power_of_two=False)
+        return replace(
+            plan,
+            gemms={
+                role: replace(gemm, a=replace(gemm.a, scale=scale), b=replace(gemm.b, scale=scale))
+                for role, gemm in plan.gemms.items()
+            },
+        )
+
+    wrong = replace(recipe, plan=rounded_once)
+    judge = Judge({wrong.name: wrong}, Ledger([]))
+    cases = (Case(spec=Spec(recipe=wrong.name), data=DataSpec(seed=seed)) for seed in range(20))
+    case, cause = next((c, v) for c in cases for v in judge.judge(c).causes if v.rule == "O3")
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    proof = proven(judge, case, cause, plant=None, scripts=run_script)
+    assert not proof.why, proof.output
+    assert "fp8_linear" in proof.script
