@@ -118,6 +118,10 @@ class Words(nn.Module):
     def total(self, h): return h
 class Summed(Words):
     def total(self, h): return h.sum()
+class Frozen(Words):
+    def __init__(self, *dtypes):
+        super().__init__(*dtypes)
+        self.norm.weight.requires_grad_(False), self.norm.bias.requires_grad_(False)
 fp32, bf16 = torch.float32, torch.bfloat16
 def build(): return """
 #: Of these deviations those that may affect a model: an expression for it, and the batch.
@@ -126,6 +130,7 @@ MAY_BE_AFFECTED = {
     "Words(bf16, bf16, bf16)": (64, {"layer_norm_narrow_sums", "embedding_narrow_sums"}),
     "Words(fp32, bf16, fp32)": (64, set()),
     "Words(bf16, fp32, fp32)": (64, {"layer_norm_narrow_sums", "embedding_narrow_sums"}),
+    "Frozen(bf16, bf16, bf16)": (64, {"embedding_narrow_sums"}),  # the norm's parameters are frozen
     "Summed(fp32, bf16, fp32)": (64, set()),  # which adds up in fp32
     "Summed(fp32, bf16, bf16)": (64, {"layer_norm_narrow_sums", "sum_narrow_parts"}),
     "Summed(fp32, bf16, bf16) ": (8, {"layer_norm_narrow_sums"}),  # too few for several threads

@@ -256,6 +256,19 @@ def test_why_an_arm_was_never_judged_is_said(tmp_path: Path, own: Model) -> None
     ]
 
 
+def test_which_of_several_recipes_was_never_judged_is_said(tmp_path: Path, own: Model) -> None:
+    seen = Counter(
+        counted(
+            own, ["eager"], [Case(spec=Spec(recipe="torch.bf16", model=own.name), data=DataSpec())]
+        )
+    )
+    recipes = BF16 | {"torch.fp16": BF16["torch.bf16"]}
+    share = judged(seen, recipes, ["eager"], [own.name], "cpu")
+    assert ended(tmp_path, share, seen).lacking == [
+        "never judged with torch.fp16 on eager: give it more --minutes"
+    ]
+
+
 def test_the_commonest_reason_is_said_and_none_that_a_run_refutes(
     tmp_path: Path, own: Model
 ) -> None:
@@ -287,13 +300,18 @@ def test_what_verdicts_say_of_how_their_arms_ran() -> None:
         return replace(verdict(rule, status), why=why)
 
     def said(*verdicts: Verdict) -> set[tuple[str, ...]]:
-        return {(kind, *why) for kind, _, _, _, *why in how_arms_ran(verdicts, "r", "m")}
+        return {(kind, *why) for kind, _, _, _, *why in how_arms_ran(verdicts, "r", "m", ())}
 
     assert said(verdict("contract", "ok"), because("O13", "inconclusive", "no call")) == {
         ("ran",), ("undecided", "no call"),
     }  # fmt: skip
     assert said(because("contract", "ok", "clear refusal")) == set()
-    assert said(because("contract", "inconclusive", "no memory")) == {("blocked", "no memory")}
+    refused = because("contract", "inconclusive", "no memory")
+    assert said(refused) == {("blocked", "no memory")}
+    asked = ("eager", "inductor")
+    assert how_arms_ran([refused], "r", "m", asked) == {
+        ("blocked", "r", arm, "m", "no memory") for arm in asked
+    }, "it runs only after eager"
 
 
 def test_a_model_that_raises_does_not_run_and_it_is_said_why(tmp_path: Path, own: Model) -> None:
@@ -320,9 +338,10 @@ def test_more_time_is_no_remedy_where_all_that_was_tried_raised(tmp_path: Path, 
 
 
 def test_a_model_whose_backward_always_raises_does_not_train(tmp_path: Path, own: Model) -> None:
-    """Though rules have judged its forward."""
+    """Though its forward has run, which rules have judged."""
     spec = Spec(recipe="torch.bf16", model=own.name)
     seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])
+    seen |= {("ran", "torch.bf16", "eager", own.name)}
     seen |= {("blocked", "torch.bf16", "eager", own.name, "it raises ValueError")}
     share = judged(Counter(seen), BF16, ["eager"], [own.name], "cpu")
     assert not share.never
@@ -331,6 +350,11 @@ def test_a_model_whose_backward_always_raises_does_not_train(tmp_path: Path, own
     one = ended(tmp_path, share, counts | {"first stopped": 3})
     said = "3 of its first 3 cases raised: it raises ValueError"
     assert one.soundness() == f"mine.py:build does not train: {said}"
+    share = judged(Counter(seen), BF16, ["eager", "eager+checkpoint"], [own.name], "cpu")
+    assert share.never, "the checkpoint needs a backward"
+    one = ended(tmp_path, share, counts | {"first stopped": 3})
+    assert one.soundness().startswith("mine.py:build does not train: 3 of its first 3 cases raised")
+    share = judged(Counter(seen), BF16, ["eager"], [own.name], "cpu")
     ran = ended(tmp_path, share, counts | {"first stopped": 2})
     assert not ran.lacking
 

@@ -413,7 +413,10 @@ class Worker:
         once |= called(verdicts)
         once |= happened(case) if once else set()
         once |= functions_seen(verdicts)
-        self.counts.update(how_arms_ran((*verdicts, *known), case.spec.recipe, case.spec.model))
+        asked = [a.name for a in self.judge.rungs(case.spec) if only is None or a.name in only]
+        self.counts.update(
+            how_arms_ran((*verdicts, *known), case.spec.recipe, case.spec.model, asked)
+        )
         self.counts.update(once - self.counted_once)
         self.counted_once |= once
         for verdict in known:

@@ -119,10 +119,15 @@ def blocked_arms(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tu
     }
 
 
-def how_arms_ran(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
+def how_arms_ran(
+    verdicts: Iterable[Verdict], recipe: str, model: str, asked: Collection[str]
+) -> set[tuple[str, ...]]:
     """What this case's verdicts say of each arm: ("ran", recipe, arm, model) if it ran to its end,
-    ("undecided", ..., why) for what no rule could decide, and what ``blocked_arms`` says."""
+    ("undecided", ..., why) for what no rule could decide, and what ``blocked_arms`` says. The arms
+    that were ``asked`` for run only after eager: what stops that stops them."""
     verdicts = [*verdicts]
+    blocked = blocked_arms(verdicts, recipe, model)
+    whys = [why for _, _, arm, _, why in blocked if arm == EAGER.name]
     return (
         {
             ("ran", recipe, verdict.arm, model)
@@ -134,7 +139,8 @@ def how_arms_ran(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tu
             for verdict in verdicts
             if verdict.rule in COUNTING_RULES and verdict.status == "inconclusive" and verdict.why
         }
-        | blocked_arms(verdicts, recipe, model)
+        | blocked
+        | {("blocked", recipe, arm, model, why) for arm in asked for why in whys}
     )
 
 

@@ -117,8 +117,8 @@ class Ended:
             more = f": {_BROKEN}" if self.tally.broken else more
             return f"{subject}: nothing was checked{more}"
         if counts["first stopped"] and not (self.share.met and self.first_ran):
-            # if rules judged every arm in other cases, as those of a forward alone, it does run
-            fails = "run" if self.share.never or not self.share.met else "train"
+            # other cases are of a forward alone
+            fails = "train" if any(counted(counts, "ran")) else "run"
             return f"{subject} does not {fails}: {'; '.join(self.lacking)}"
         if self.lacking:
             return f"No problems found in {subject} so far, but {'; '.join(self.lacking)}"
@@ -183,12 +183,15 @@ class Ended:
         return _BROKEN if self.tally.broken else more
 
     def _never_judged(self) -> Iterator[str]:
-        """A sentence per reason, with the arms that were never judged for that reason."""
-        by_reason: defaultdict[str, set[str]] = defaultdict(set)
+        """A sentence per reason and recipe, with the arms that were never judged for that reason;
+        the recipe is named if there are others."""
+        by_reason: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         for one in self.share.never:
-            by_reason[self.share.why.get(one, self._more)].add(one[1])
-        for why, arms in sorted(by_reason.items()):
-            yield f"never judged on {', '.join(sorted(arms))}: {self._titled(why)}"
+            by_reason[self.share.why.get(one, self._more), one[0]].add(one[1])
+        several = len({recipe for recipe, _, _ in (*self.share.met, *self.share.never)}) > 1
+        for (why, recipe), arms in sorted(by_reason.items()):
+            which = f" with {recipe}" if several else ""
+            yield f"never judged{which} on {', '.join(sorted(arms))}: {self._titled(why)}"
 
     def _titled(self, why: str) -> str:
         """The reason; if it is a known issue, with its title and what helps."""

@@ -146,12 +146,12 @@ def _print_layers(console: Console, share: Judged) -> None:
 
 def _why_not(layer: str, model: Model, arm: Arm) -> str:
     """Why this linear was not checked by itself on this arm, as far as it is known."""
-    if arm.compiler:
-        return "inside of compiled code"
     if layer in model.only_read:
         return "never called, other functions read the parameters"
     if layer not in {product.layer for product in model.products}:
         return "not called with what the model is built with"
+    if arm.compiler:
+        return "inside of compiled code"
     if layer in model.own_forwards:
         return "with a forward of its own"
     regions = model.regions or (layer,)

@@ -220,7 +220,7 @@ _SYMPTOMS: _Table = {
     "depends on the bias": "{result} depends on the bias",
     "is not the sum with its bias": "{result} is not the result without a bias plus the bias",
     "is not the sum of the microbatches'": "{result} is not the sum of its microbatches'",
-    r"changed by an evaluation.*": "{result} of a training is changed by an evaluation in between",
+    r"changed by an evaluation.*": "{result} of a training is changed by an evaluation",
     r"changed by a reload.*": "{result} of a training is changed by a save and reload",
     r"changed by graphs that wait.*": "{result} changes when two graphs wait for their backwards",
     r"not what the definition of GradScaler leaves.*":
