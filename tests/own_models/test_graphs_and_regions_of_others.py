@@ -176,6 +176,25 @@ def build():
     assert ("R26", "not_applicable") in {(v.rule, v.status) for v in found.verdicts}
 
 
+def test_gradients_of_gradients_may_be_added_in_another_order(own: Own) -> None:
+    """A forward that differentiates uses a parameter of one product in several."""
+    text = own("""
+class Penalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.w = nn.Linear(32, 32), nn.Parameter(torch.randn(32, 32))
+    def forward(self, x):
+        slopes = torch.func.vmap(torch.func.jacrev(lambda row: torch.tanh(row @ self.w)))
+        return slopes(self.a(x).tanh()).square().mean((1, 2))
+def build():
+    return Penalised(), torch.randn(16, 32)
+""")
+    events = Forward(), Forward(), Backward(of=(0, 1)), Step()
+    found = judged(text, **FP32, events=events)
+    assert found.ran and not found.causes
+    assert ("R26", "not_applicable") in {(v.rule, v.status) for v in found.verdicts}
+
+
 def test_gradients_are_added_up_in_their_own_dtypes(own: Own) -> None:
     text = own("""
 class Mixed(nn.Module):

@@ -240,6 +240,16 @@ def test_a_model_that_raises_on_other_numbers_is_said_to(file: Path) -> None:
     assert isinstance(evidence, Evidence)
     (verdict,) = check_own_functions(evidence)
     assert verdict.status == "inconclusive" and "IndexError" in verdict.why
+    said = said_of_functions(functions_seen([verdict]))
+    assert said.startswith("No autograd.Function of your own was looked for: the model: the")
+
+
+def test_the_input_has_the_dtype_of_the_linears_and_not_of_any_parameter(file: Path) -> None:
+    text = written(file, RIGHT).read_text()
+    scaled = "super().__init__()\n        self.scale = nn.Parameter(torch.ones(1).half())"
+    file.write_text(text.replace("super().__init__()", scaled))
+    (verdict,) = of_functions(Judge(RECIPES, Ledger([])), case_of(file))
+    assert verdict.status == "ok"
 
 
 def test_no_pass_could_not_have_failed(file: Path) -> None:

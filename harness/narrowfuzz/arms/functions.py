@@ -10,7 +10,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.derivatives import derivatives
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.trace.meaning import shortened
-from narrowfuzz.trace.trace import Derivative, message_of
+from narrowfuzz.trace.trace import WHOLE_MODEL, Derivative, message_of
 
 _FOUND: dict[tuple[str, str, str], tuple[Derivative, ...]] = {}
 
@@ -29,7 +29,7 @@ def derivatives_of(spec: Spec, device: str) -> tuple[Derivative, ...]:
         except Exception as error:  # noqa: BLE001 - a user's code; its error is reported
             message = f"{type(error).__name__}: {shortened(message_of(error).strip(), 200)}"
             why = f"the forward failed on normally distributed inputs: {message}"
-            _FOUND[key] = (Derivative("the model", "", "", why, *(math.nan,) * 6, 0),)
+            _FOUND[key] = (Derivative(WHOLE_MODEL, "", "", why, *(math.nan,) * 6, 0),)
     return _FOUND[key]
 
 

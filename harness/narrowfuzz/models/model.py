@@ -47,7 +47,7 @@ class Gradients:
     elsewhere: tuple[str, ...] = ()
     #: True: hooks of the model's own change gradients.
     hooked: bool = False
-    #: True: a forward uses some parameter several times.
+    #: True: a forward, or a gradient that it takes, may use some parameter several times.
     reused: bool = False
     #: True: a forward takes gradients that have gradients of their own.
     twice: bool = False

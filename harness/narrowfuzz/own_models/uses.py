@@ -68,7 +68,7 @@ class ParameterUses(TorchFunctionMode):
         return Gradients(
             tuple(sorted(self._elsewhere)),
             self._hooked,
-            any(uses > 1 for uses in self._uses.values()),
+            self._twice or any(uses > 1 for uses in self._uses.values()),
             self._twice,
             {name: DTYPE_NAME.get(one, "") for name, one in other.items()},
         )

@@ -149,7 +149,8 @@ def functions_seen(model: nn.Module, calls: list[FunctionCall]) -> Iterator[None
 def function_calls(own: Any, ids: int, seed: int) -> list[FunctionCall]:
     """The calls in one forward of an ``OwnModel`` on random input of this seed: normal numbers, or
     token ids below ``ids``."""
-    example, weight = own.given[own.driven], next(own.parameters())
+    example = own.given[own.driven]
+    weight = next(m.weight for m in own.modules() if isinstance(m, nn.Linear))
     generator = torch.Generator().manual_seed(seed)
     if ids:
         x = torch.randint(ids, (example.numel(),), generator=generator).to(weight.device)

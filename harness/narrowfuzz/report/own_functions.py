@@ -9,6 +9,7 @@ from typing import Any
 from narrowfuzz.report.tally import counted
 from narrowfuzz.rules.own_functions import NAME
 from narrowfuzz.trace.expect import DerivativeOf
+from narrowfuzz.trace.trace import WHOLE_MODEL
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.trace.words import plural
 
@@ -34,6 +35,9 @@ def said_of_functions(counts: Iterable[Any]) -> str:
     reasons = sorted({why.rstrip(".") for _, _, why in keys if why})
     if not keys:
         return ""
-    of = plural(len(checked | unclear), "autograd.Function")
+    every = checked | unclear - {WHOLE_MODEL}
+    if not every:
+        return f"No autograd.Function of your own was looked for: {'; '.join(reasons)}"
+    of = plural(len(every), "autograd.Function")
     text = f"Backward compared with finite differences: {len(checked)} of {of} of your own"
     return f"{text}; not compared: {'; '.join(reasons)}" if reasons else text

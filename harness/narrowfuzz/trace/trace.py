@@ -208,13 +208,17 @@ class OperatorCall:
     threads: int = 1
 
 
+#: In place of a Function's name: the model itself failed, so that none was looked for.
+WHOLE_MODEL = "the model"
+
+
 @dataclass(frozen=True)
 class Derivative:
     """The check of one argument of a user's ``autograd.Function``: the slope of its forward along
     the worst direction, by finite differences in float64 with their error, and the slope that its
     backward gives there."""
 
-    #: ``module.qualname``.
+    #: ``module.qualname``, or WHOLE_MODEL.
     function: str
     #: The module that was running.
     module: str
