@@ -18,7 +18,7 @@ from narrowfuzz.case.events import Backward, Forward, Settings
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case
 from narrowfuzz.explain.command import Question, explain
 from narrowfuzz.explain.counting import role
-from narrowfuzz.explain.switches import Switch, alternatives, conditions, together
+from narrowfuzz.explain.switches import Switch, akin_to, alternatives, conditions, together
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.recipe.recipe import load_every, load_recipes
 from narrowfuzz.report.explanation import Count, Explained, Role, lines, load, saved_answer_lines
@@ -124,6 +124,16 @@ def test_what_could_be_switched_can_be_played() -> None:
     assert "recipe torchao.float8.rowwise" not in found
     for one in found.values():
         RECIPES[one.case.spec.recipe].check(one.case.spec)
+
+
+def test_other_recipes_of_the_package_leave_the_same_linears_unconverted() -> None:
+    found = akin_to("torchao.float8.rowwise@!blocks.0.head", RECIPES)
+    assert "torchao.float8.tensorwise@!blocks.0.head" in found
+    assert {name.partition("@")[2] for name in found} == {"!blocks.0.head"}
+    plain = akin_to("torchao.float8.rowwise", RECIPES)
+    assert {name.partition("@")[0] for name in found} == plain >= {"torchao.float8.rowwise"}
+    for name in akin_to("torchao.mxfp8.rceil@!head", RECIPES):
+        assert load_every((), [name])[name].name == name
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from narrowfuzz.explain.budget import budget, result_of
 from narrowfuzz.explain.compiler import starts_in
 from narrowfuzz.explain.cost import Prices
 from narrowfuzz.explain.counting import DrawCounter, effect_of, role
-from narrowfuzz.explain.switches import Switch, alternatives, conditions, larger, together
+from narrowfuzz.explain.switches import Switch, akin_to, alternatives, conditions, larger, together
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.machine.device import check_device
@@ -138,12 +138,7 @@ def _session_of(finding: Finding, question: Question) -> Session:
     Raises ValueError where it cannot run here."""
     check_device(finding.device)
     case = finding.minimal
-    package = case.spec.recipe.rpartition(".")[0]
-    akin = {
-        name
-        for name, recipe in load_every(question.files, case.recipes).items()
-        if name.rpartition(".")[0] == package and not recipe.process
-    }
+    akin = akin_to(case.spec.recipe, load_every(question.files))
     session = open_session(
         SessionOptions(
             device=finding.device,

@@ -14,7 +14,7 @@ from narrowfuzz.case.layout import fitting
 from narrowfuzz.case.spec import Case, DataSpec, Spec, fields_of
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.recipe.recipe import Recipe, unconverted
+from narrowfuzz.recipe.recipe import FILTERED, Recipe, unconverted
 from narrowfuzz.trace.words import plural
 
 
@@ -119,6 +119,18 @@ def together(case: Case, recipe: Recipe, switches: Sequence[Switch]) -> Case | N
 def _changed(one: Any, other: Any) -> dict[str, Any]:
     names = one.__struct_fields__
     return {n: getattr(other, n) for n in names if getattr(other, n) != getattr(one, n)}
+
+
+def akin_to(name: str, recipes: Mapping[str, Recipe]) -> frozenset[str]:
+    """The names of the recipes of the same package, with the same filter of linears."""
+    base, at, globs = name.partition(FILTERED)
+    return frozenset(
+        f"{other}{at}{globs}"
+        for other, recipe in recipes.items()
+        if other.rpartition(".")[0] == base.rpartition(".")[0]
+        and not recipe.process
+        and (recipe.filtered or not at)
+    )
 
 
 def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> Iterator[Switch]:
