@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
 import msgspec
@@ -41,7 +41,7 @@ from narrowfuzz.machine.device import Device
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
-from narrowfuzz.recipe.recipe import Recipe, no_tap, unknown
+from narrowfuzz.recipe.recipe import Recipe, no_tap, runnable, unknown
 from narrowfuzz.recipe.source import split_by_source
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.own_functions import DERIVATIVES
@@ -372,10 +372,10 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
 
 
 def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -> dict[str, Plan]:
-    """Recipe -> plan of the other recipes that accept this Spec, and whose scales are all powers of
-    two."""
+    """Recipe -> plan of the other recipes that run here, accept this Spec, and whose scales are all
+    powers of two."""
     peers: dict[str, Plan] = {}
-    models, _ = split_by_source(recipes.values())
+    models, _ = split_by_source(r for r in recipes.values() if _runs(r, device))
     for recipe in models:
         name, other = recipe.name, msgspec.structs.replace(spec, recipe=recipe.name, backend="")
         if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other, device):
@@ -384,3 +384,8 @@ def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -
         if all(o.power_of_two for gemm in plan.gemms.values() for o in (gemm.a, gemm.b)):
             peers[name] = plan
     return peers
+
+
+@cache
+def _runs(recipe: Recipe, device: str) -> bool:
+    return runnable(recipe, device) is not None
