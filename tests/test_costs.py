@@ -282,7 +282,7 @@ TRIALS = {
              "from narrowfuzz.rules.own_trial import LARGEST, check_own_trial\n"),
             ("rules/table.py", "RULES: tuple[Rule, ...] = (\n",
              '    whole("R98", check_own_trial, reads=(), data=(LARGEST,)),\n'),
-            ("judge/observe.py", "from functools import lru_cache, partial\n",
+            ("judge/observe.py", "from functools import cache, lru_cache, partial\n",
              "from narrowfuzz.rules.own_trial import LARGEST\n"),
             ("judge/observe.py", "            data={\n",
              "                LARGEST: lambda: abs(tensors['input']).max(),\n"),
