@@ -33,6 +33,9 @@ def test_a_rule_is_stated(message: str) -> None:
         "reduction dim with the 'dim' argument.",
         "CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmulAlgoGetHeuristic",
         "aten.clone.default with axiswise scaling is not supported yet",
+        "weight tensor must not be None",
+        "zero_point should be None when zero_point_domain is NONE",
+        "Fp8Linear.forward() takes no keyword arguments",
         "element 0 of tensors does not require grad and does not have a grad_fn",
     ],
 )

@@ -22,10 +22,13 @@ from narrowfuzz.trace.meaning import shortened
 from narrowfuzz.trace.trace import RunError, Trace
 from narrowfuzz.trace.verdict import FOLLOWED, Verdict
 
-#: Matches the words of a refusal that state the rule that was broken.
+#: Matches the words of a refusal that state the rule that was broken. A library's check that
+#: something is there ("must not be None"), and Python's that a call has the arguments of a function
+#: ("takes no keyword arguments"), state none.
 RULE = re.compile(
-    r"multipl|divisib|align|must (not )?(be|have)|should be|only support|at least"
-    r"|only .{0,80}\bsupported|takes? (no|only)|cannot be (empty|zero|0)\b|% ?\d+ ?[!=]= ?0",
+    r"multipl|divisib|align|must (be|have)|(must not|should) be(?! None\b)|must not have"
+    r"|only support|at least|only .{0,80}\bsupported|takes? only|takes? no (?!(keyword )?arguments)"
+    r"|cannot be (empty|zero|0)\b|% ?\d+ ?[!=]= ?0",
     re.I,
 )
 #: The error that torch.utils.checkpoint.create_selective_checkpoint_contexts raises, as documented,
