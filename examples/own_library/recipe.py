@@ -20,7 +20,7 @@ from narrowfuzz import E4M3FN, E5M2, Emit, Fp32Scale, GemmPlan, OperandPlan, Pla
 def plan(spec: Spec) -> Plan:
     """What each product multiplies. The rounded results are two quotients and the product."""
     scale = Fp32Scale(eps=1e-12, power_of_two=False, division="reciprocal")
-    e4m3, e5m2 = (OperandPlan(f, "tensor", 0, scale, overflow="ieee") for f in (E4M3FN, E5M2))
+    e4m3, e5m2 = (OperandPlan(f, "tensor", 0, scale) for f in (E4M3FN, E5M2))
     forward = GemmPlan(e4m3, e4m3, scale_roundings=3, dequantise_to="fp32")
     backward = GemmPlan(e5m2, e4m3, scale_roundings=3, dequantise_to="fp32")
     return Plan({"output": forward, "grad_input": backward, "grad_weight": backward})
