@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from narrowfuzz import Fp32Scale, Plan, Recipe, load_recipes
 from narrowfuzz.arms.census import RecipeError
-from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.arms.sharded import run_alone
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.prove import proven
@@ -57,6 +61,20 @@ def test_what_the_code_of_a_recipe_raises_is_no_failure_of_the_library(
     case = Case(spec=Spec(recipe=recipe.name), data=DataSpec())
     with pytest.raises(RecipeError, match=r"fp8_linear.* \(.*recipe.py:30\)"):
         judged(recipe, case)
+
+
+def test_a_mistake_is_found_where_convert_is_decorated_and_on_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "fp8_linear", None)
+    recipe = load_recipes([FOLDER / "recipe.py"])["own.fp8"]
+    decorated = replace(recipe, convert=partial(torch.no_grad()(recipe.convert)))
+    with pytest.raises(RecipeError, match=r"recipe.py:30\)"):
+        judged(decorated, Case(spec=Spec(recipe=recipe.name), data=DataSpec()))
+    spec = Spec(recipe=recipe.name, model="mlp_swiglu", sharding=Sharding(data=2, ddp="plain"))
+    tensors = tensors_of(Case(spec=spec, data=DataSpec()), recipe)
+    with pytest.raises(RecipeError, match=r"recipe.py:30\)"):
+        run_alone(spec, recipe, tensors, "cpu")
 
 
 def test_what_a_library_raises_is_its_own(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,21 +37,23 @@ class RecipeError(ValueError):
 
 def convert(recipe: Recipe, model: nn.Module, spec: Spec) -> tuple[Any, Census | None]:
     """``model`` converted by the recipe, and the census of it; None if the recipe does not define
-    which modules it converts. Raises RecipeError if the recipe's own code is wrong."""
+    which modules it converts. Raises RecipeError as ``converted_by`` does."""
     if recipe.converted is None:
-        return _converted(recipe, model, spec), None
+        with torch.no_grad():
+            return converted_by(recipe, model, spec), None
     converted = recipe.converted
     before = snapshot(model, lambda module, name: recipe.convertible(module, name, spec))
-    model = _converted(recipe, model, spec)
+    with torch.no_grad():
+        model = converted_by(recipe, model, spec)
     after = snapshot(model, lambda module, name: converted(module))
     changes = compare(before, after, recipe.may_change)
     return model, Census(tuple(sorted(after.chosen)), changes)
 
 
-def _converted(recipe: Recipe, model: nn.Module, spec: Spec) -> Any:
+def converted_by(recipe: Recipe, model: nn.Module, spec: Spec) -> Any:
+    """``model`` converted by the recipe. Raises RecipeError if the recipe's own code is wrong."""
     try:
-        with torch.no_grad():
-            return recipe.convert(model, spec)
+        return recipe.convert(model, spec)
     except _MISTAKES as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = _file_of(recipe.convert)
@@ -64,9 +67,9 @@ def _converted(recipe: Recipe, model: nn.Module, spec: Spec) -> Any:
 
 
 def _file_of(function: Any) -> str:
-    """The file that defines a function, or the function of a partial."""
-    while isinstance(function, partial):
-        function = function.func
+    """The file that defines a function, or the function that a partial or a decorator wraps."""
+    while isinstance(function, partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, partial) else inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     return code.co_filename if code else ""
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from torch import nn
 
+from narrowfuzz.arms.census import converted_by
 from narrowfuzz.arms.jobs import job_of
 from narrowfuzz.arms.model_names import layer_names, parameter_shapes, ties
 from narrowfuzz.case.arm import EAGER, Arm
@@ -87,7 +88,7 @@ def made(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
 
     copies = copies_of(spec)
     model = layout_of(spec).player.chained(build, copies) if copies else build()
-    return recipe.convert(model, spec)  # type: ignore[no-any-return]
+    return converted_by(recipe, model, spec)  # type: ignore[no-any-return]
 
 
 def reference_model(spec: Spec, recipe: Recipe, device: str) -> nn.Module:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from narrowfuzz.arms.census import RecipeError, convert
+from narrowfuzz.arms.census import RecipeError, convert, converted_by
 from narrowfuzz.arms.compilers import CompiledTap, tapped_backend
 from narrowfuzz.arms.frames import in_libraries, module_of, of_the_model
 from narrowfuzz.arms.jobs import job_of, with_model_names
@@ -100,7 +100,7 @@ class Program:
         return plain if layout == "contiguous" else player.in_memory(plain, layout)
 
     def _anew(self) -> nn.Module:
-        return self.recipe.convert(self._plain(), self.spec)  # type: ignore[no-any-return]
+        return converted_by(self.recipe, self._plain(), self.spec)  # type: ignore[no-any-return]
 
     def _prepare(self) -> None:
         """Set how the trained model is called; compiled graphs get the tap."""
@@ -233,7 +233,7 @@ class _Run:
                 self._train()
             if program.device != "cpu":
                 torch.cuda.synchronize()  # errors of kernels are raised asynchronously
-        except CannotRecord:
+        except (CannotRecord, RecipeError):
             raise
         except Exception as error:
             raise_if_lost(error, program.device)

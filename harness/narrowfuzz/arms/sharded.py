@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from narrowfuzz.arms.census import RecipeError
 from narrowfuzz.arms.jobs import with_model_names
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.layouts import (
@@ -89,6 +90,8 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
                 job=job_alone(spec, device),
                 taps=replace(taps, watch=watch, adds=spec.microbatches > 1),
             )
+        except RecipeError:
+            raise
         except Exception as error:
             raise_if_lost(error, device)
             return Trace(EAGER.name, error=run_error(error, played.phase))  # type: ignore[arg-type]
