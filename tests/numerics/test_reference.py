@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.numerics import reference
+from narrowfuzz.numerics import formats, reference
 from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2, Format
 from narrowfuzz.numerics.plan import (
     HIGH_PRECISION,
@@ -315,6 +315,22 @@ def test_scales_that_torch_code_divides_are_known_to_the_bit(fmt: Format) -> Non
     above = Fp32InverseScale(EPS, True).of(amax, fmt)
     assert (np.frexp(above)[0] == 0.5).all() and (above >= inverse).all()
     assert (above < 2 * inverse).all()
+
+
+@pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=str)
+@pytest.mark.parametrize("amax", [0.0, 1e-45, np.inf, np.nan])
+def test_inverse_scales_of_special_amaxes_are_those_of_torch(fmt: Format, amax: float) -> None:
+    x = np.float32([[amax, 1.0 if np.isinf(amax) else amax]])
+    of = torch.from_numpy(x)
+    for eps in (0.0, EPS):
+        plan = OperandPlan(fmt, "row", 0, Fp32InverseScale(eps, False))
+        scale = of.abs().amax(1, keepdim=True).clamp(min=eps) / fmt.max
+        made = reference.quantise(x, plan)
+        np.testing.assert_array_equal(made.scale, scale.numpy())
+        if not (eps == 0.0 < amax < 1.0):  # it is 0 there, and torch's cast of x / 0 saturates
+            codes = (of / scale).to(getattr(torch, f"float8_{fmt.name}"))
+            np.testing.assert_array_equal(formats.decode(made.codes, fmt), codes.float().numpy())
+        assert not reference.meaningless(made.scale, plan).any(), "a NaN scale makes NaN codes"
 
 
 @pytest.mark.parametrize("name", PLANS)

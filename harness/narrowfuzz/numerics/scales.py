@@ -151,6 +151,10 @@ class Fp32InverseScale(ScaleRule):
     def unit(self, scale: Scale) -> F64:
         return scale.astype(np.float64)
 
+    def void(self, scale: Scale, fmt: Format) -> NDArray[Any]:
+        """As of ``Fp32Scale``."""
+        return np.isnan(scale) & (fmt.nan_code is None)
+
 
 @dataclass(frozen=True)
 class MxScale(ScaleRule):
