@@ -164,7 +164,8 @@ class Recipe:
     refusal: Callable[[Spec, str], str] = never
     #: A context that reports every quantised GEMM of an eager run to an Emit.
     tap: Callable[[Emit], AbstractContextManager[None]] = no_tap
-    #: True: the scales that ``tap`` reports are 1/s, as scaled-GEMM kernels take them.
+    #: True: the scales that ``tap`` reports are 1/s, as scaled-GEMM kernels take them, of a plan
+    #: that says s; not with ``Fp32InverseScale``, which is what data is divided by.
     inverse_scales: bool = False
     #: Does this module run quantised GEMMs after conversion? None: no census is taken.
     converted: Callable[[Any], bool] | None = None
