@@ -119,7 +119,7 @@ def test_an_exception_of_ours_ends_the_run_with_3_and_a_note(tmp_path: Path) -> 
     run = campaign(tmp_path / "out", *args, *EAGER, timeout=120)
     assert run.code == 3, run.output
     assert "a mistake in a plan" in run.output and "note worker 0 raised" in run.output
-    assert run.summary["notes"] == ["worker 0 raised; its traceback is above"]
+    assert run.summary["notes"] == ["worker 0 raised; its error is above"]
 
 
 @pytest.mark.heavy

@@ -227,7 +227,7 @@ class Supervisor:
         tally.lost_workers += 1
         if (handle.process.exitcode or 0) > 0 and handle.process.exitcode != EXIT_LOST:
             tally.broken = handle.done = True
-            tally.notes.append(f"worker {handle.number} raised; its traceback is above")
+            tally.notes.append(f"worker {handle.number} raised; its error is above")
             return
         if case := journal.case:
             how = "hangs" if hung else _how(handle.process.exitcode)
