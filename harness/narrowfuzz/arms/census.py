@@ -62,7 +62,8 @@ def converted_by(recipe: Recipe, model: nn.Module, spec: Spec) -> Any:
         line = max(f.lineno or 0 for f in frames if f.filename == own)
         raise RecipeError(
             f"recipe {recipe.name!r}: convert raised {type(error).__name__}: {error} "
-            f"({own}:{line}): correct the recipe, or add what it imports to PYTHONPATH"
+            f"({own}:{line}): correct the recipe, or install what it imports (a library of your "
+            "own: set PYTHONPATH)"
         ) from error
 
 

@@ -67,7 +67,7 @@ def check_order(evidence: Evidence) -> Iterator[Verdict]:
     if evidence.tied or _called_twice(evidence):
         why = "a linear is called twice in a forward"
     if MODELS[spec.model].gradients.reused:
-        why = "a parameter is used several times in a forward"
+        why = "a parameter may be used several times in a forward"
     if spec.sums_forwards and any(isinstance(event, Open) for event in spec.events):
         why = "forwards of one region share the casts of their weights, whose gradients add up"
     if evidence.twin is None:
