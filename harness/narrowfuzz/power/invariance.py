@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from rich.table import Table
 
 from narrowfuzz.arms.available import options_on, unavailable
+from narrowfuzz.arms.census import converted_by
 from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Spec
@@ -112,7 +113,7 @@ def _converted(recipe: Recipe, spec: Spec, dtype: torch.dtype, device: str) -> C
     """A linear of the Spec's shape, as the recipe converts it."""
     layer = torch.nn.Linear(spec.k, spec.n, bias=False, device=device, dtype=dtype)
     model = torch.nn.Sequential(layer)
-    converted: Call = recipe.convert(model, spec)
+    converted: Call = converted_by(recipe, model, spec)
     return converted
 
 
