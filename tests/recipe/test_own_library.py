@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MethodType
 
 import pytest
 import torch
@@ -14,9 +15,12 @@ from narrowfuzz import Fp32Scale, Plan, Recipe, load_recipes
 from narrowfuzz.arms.census import RecipeError
 from narrowfuzz.arms.sharded import run_alone
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.own_models import register
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.verify import run_script
@@ -31,6 +35,16 @@ SPECS = (
     {"model": "looped_experts"},
     {"model": "attention", "compile": "aot_eager"},
 )
+BLOCK = """
+import torch
+from torch import nn
+def block():
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)), torch.randn(8, 16)
+class Doubled(nn.Linear):
+    def forward(self, x): return 2 * super().forward(x)
+def doubled():
+    return nn.Sequential(nn.Linear(16, 32), Doubled(32, 16)), torch.randn(8, 16)
+"""
 
 
 @pytest.fixture
@@ -51,6 +65,50 @@ def test_the_recipe_is_true_of_its_library(recipe: Recipe) -> None:
     assert not [rule for rule, status in seen if status == "diverged"]
     for rule in ("O2", "O3", "O5", "O6", "O15", "census"):
         assert seen[rule, "ok"]
+
+
+def called(judge: Judge, case: Case) -> set[str]:
+    """The linears whose calls are recorded."""
+    return {call.module for call in judge.observe(case).traces["eager"].calls}
+
+
+def patched(model: torch.nn.Module) -> torch.nn.Module:
+    """A conversion that gives each linear a forward, not a class, of the library."""
+    from fp8_linear import Fp8Linear
+
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.forward = MethodType(Fp8Linear.forward, module)  # type: ignore[method-assign]
+    return model
+
+
+@pytest.mark.parametrize("conversion", ["class", "forward"])
+def test_it_judges_the_linears_of_users(
+    recipe: Recipe, conversion: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fp8_linear
+
+    if conversion == "forward":
+        monkeypatch.setattr(fp8_linear, "convert", patched)
+        recipe = replace(recipe, converted=lambda module: "forward" in vars(module))
+    file = tmp_path / f"own_library_{conversion}.py"
+    file.write_text(BLOCK)
+    register(f"{file}:block")
+    register(f"{file}:doubled")
+    block, doubled = (
+        next(n for n in MODELS if n.startswith(f"{file.name}:{function}"))
+        for function in ("block", "doubled")
+    )
+    judge = Judge({recipe.name: recipe}, Ledger([]))
+    spec = fixed(Spec(recipe=recipe.name, model=block, dtype="fp32"), recipe)
+    judgement = judge.judge(Case(spec=spec, data=DataSpec()))
+    assert not [v for v in judgement.verdicts if v.status in ("diverged", "crashed")]
+    ok = {v.rule for v in judgement.verdicts if v.status == "ok"}
+    assert {"O2", "O3", "O5", "O15"} <= ok
+    assert called(judge, judgement.case) == {"model.0", "model.2"}
+    # a linear with a forward of the user's own computes what it likes
+    spec = fixed(Spec(recipe=recipe.name, model=doubled, dtype="fp32"), recipe)
+    assert called(judge, Case(spec=spec, data=DataSpec())) == {"model.0"}
 
 
 def test_what_the_code_of_a_recipe_raises_is_no_failure_of_the_library(

@@ -23,8 +23,7 @@ def layers_of(model: nn.Module, names: tuple[str, ...], focus: int | None) -> di
     """The named linears, by name; with a ``focus`` only one, number ``focus`` in alphabetical order
     (counted around)."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    # a linear whose forward was replaced by a user's need not compute a linear
-    layers = {n: modules[n] for n in names if n in modules and _is_linear(modules[n])}
+    layers = {n: modules[n] for n in names if n in modules}
     if focus is not None and layers:
         name = sorted(layers)[focus % len(layers)]
         layers = {name: layers[name]}
@@ -114,8 +113,9 @@ def _rows(t: torch.Tensor, name: str) -> F32:
     return fp32_array(inner.reshape(math.prod(inner.shape[:-1]), inner.shape[-1])).copy()
 
 
-def _is_linear(module: nn.Module) -> bool:
-    """True unless a user gave this linear a forward or a class of its own."""
+def is_linear(module: nn.Module) -> bool:
+    """True unless a user gave this linear a forward or a class of its own: it need not compute a
+    linear then."""
     # scaled_linear takes the place of a library's linear for recipes without a library
     libraries = ("torch.", "torchao.", "torchtitan.", "narrowfuzz.arms.scaled_linear")
     user_made = not type(module).__module__.startswith(libraries)

@@ -22,7 +22,7 @@ from narrowfuzz.arms.census import RecipeError, convert, converted_by
 from narrowfuzz.arms.compilers import CompiledTap, tapped_backend
 from narrowfuzz.arms.frames import in_libraries, module_of, of_the_model
 from narrowfuzz.arms.jobs import job_of, with_model_names
-from narrowfuzz.arms.layers import calls_of, layers_of
+from narrowfuzz.arms.layers import calls_of, is_linear, layers_of
 from narrowfuzz.arms.lost import CannotRecord, out_of_memory, raise_if_lost
 from narrowfuzz.arms.model_names import linear_names, other_names, tied_names
 from narrowfuzz.arms.operators import EagerWatch, LiveCall, operators_of
@@ -79,19 +79,28 @@ class Program:
         spec = self.spec
         plain = self._plain()
         names, classes = linear_names(plain), {n: type(m) for n, m in plain.named_modules()}
+        replaceable = {n for n, m in plain.named_modules(remove_duplicate=False) if is_linear(m)}
         self._shared, others = tied_names(plain), other_names(plain)
         model, self._census = convert(self.recipe, plain, spec)
         modules = dict(model.named_modules(remove_duplicate=False))
         # a conversion may make several modules of one that has several names
         names += tuple(n for n, of in others.items() if self._split(modules, n, of))
-        self._linears = tuple(n for n in names if not _own_kind(modules.get(n), classes.get(n)))
+        self._linears = tuple(
+            n
+            for n in names
+            if n in modules and not _own_kind(modules[n], classes.get(n))
+            # a recipe of one's own may give a plain linear a class or a forward of its library
+            if is_linear(modules[n]) or (n in replaceable and self._converted(modules[n]))
+        )
         return converted.renewed(model, self._anew, lifecycle=spec.lifecycle)
 
     def _split(self, modules: Mapping[str, nn.Module], name: str, of: str) -> bool:
         """Has the linear with these two names been converted into a module for each?"""
         made = modules.get(name)
-        alone = made is not None and made is not modules.get(of)
-        return alone and self.recipe.converted is not None and self.recipe.converted(made)
+        return made is not None and made is not modules.get(of) and self._converted(made)
+
+    def _converted(self, module: nn.Module) -> bool:
+        return self.recipe.converted is not None and self.recipe.converted(module)
 
     def _plain(self) -> nn.Module:
         dtype = DTYPES[self.spec.dtype]
