@@ -137,11 +137,11 @@ def _misses(faults: Sequence[Mapping[str, Any]], why: Mapping[str, str]) -> Iter
 
 def _vacuity(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "\n| rule | passes | could not have failed | share |\n| --- | ---: | ---: | ---: |"
-    for oracle in sorted({row["oracle"] for row in rows}):
-        mine = [row for row in rows if row["oracle"] == oracle]
+    for rule in sorted({row["rule"] for row in rows}):
+        mine = [row for row in rows if row["rule"] == rule]
         passes, idle = sum(r["passes"] for r in mine), sum(r["vacuous"] for r in mine)
         if passes:
-            yield f"| {oracle} | {passes} | {idle} | {idle / passes:.1%} |"
+            yield f"| {rule} | {passes} | {idle} | {idle / passes:.1%} |"
 
 
 def write(page: Path, lines: Sequence[str]) -> None:

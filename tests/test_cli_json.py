@@ -71,7 +71,7 @@ class TestJson:
         assert fails["fingerprint"].startswith(f"{fails['rule']}--")
         assert "bias" in fails["entry"], "the ledger knows it"
         assert told["clean.json"]["reason"] == "no divergence on eager"
-        kept(here / "abc3", CLEAN, oracle="O8", arm="aot_eager")
+        kept(here / "abc3", CLEAN, rule="O8", arm="aot_eager")
         code, out, _ = nf("replay", "abc3", "--arm", "eager", "--json")
         cannot = json.loads(out)
         assert (code, cannot["outcome"]) == (125, "cannot tell")

@@ -20,9 +20,9 @@ __all__ = ["here", "nf", "refused"]  # fixtures
 
 def finding(case: Case) -> dict[str, Any]:
     """explain.json of a finding that no verdict of today has."""
-    words = ("recipe", "oracle", "arm", "role", "symptom", "sentence", "strength")
+    words = ("recipe", "rule", "arm", "role", "symptom", "sentence", "strength")
     return dict.fromkeys(words, "x") | {
-        "oracle": "O5",
+        "rule": "O5",
         "arm": "eager",
         "id": case.id,
         "fingerprint": "O5--output--eager--wrong value--torch",
@@ -84,15 +84,19 @@ def test_replay_of_a_divergence_says_still_failing(nf: Run, here: Path) -> None:
 
 
 def test_a_finding_of_an_older_campaign_is_replayed(nf: Run, here: Path) -> None:
-    """Its case names what happened to a library's layers in the words of then."""
+    """Its case names what happened to a library's layers in the words of then, and what is called
+    a rule now was an oracle."""
     events = [{"type": "open"}, {"type": "forward"}, {"type": "close"}]
     backward = {"type": "backward", "of": [0]}
     schedule = {"events": [*events, backward, {"type": "step"}], "checkpoint": "whole"}
     older = {"schema": 4, "data": {}, "spec": {"recipe": "reference.delayed", "schedule": schedule}}
-    kept(here / "abc1", CLEAN, case=older, minimal=older, oracle="O14")
+    kept(here / "abc1", CLEAN, case=older, minimal=older, rule="", oracle="O14")
     code, out, err = nf("replay", "abc1")
     assert (code, err) == (0, "") and "fixed" in out and "eager+checkpoint" in out
-    kept(here / "abc1", CLEAN, case=older, minimal=3, oracle="O14")
+    kept(here / "abc1", CLEAN, case=older, minimal=older, rule="")
+    code, _, err = nf("replay", "abc1")
+    assert code == 2 and "names no `rule`" in err
+    kept(here / "abc1", CLEAN, case=older, minimal=3, rule="O14")
     assert nf("replay", "abc1")[0] == 2
 
 

@@ -94,7 +94,7 @@ def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> N
     assert done.returncode == 2, done.stdout + done.stderr
     told = json.loads(out.read_text())
     by_id = {fault["id"]: fault for fault in told["faults"]}
-    assert by_id["doubled"]["found"] and by_id["doubled"]["oracle"] == "O3"
+    assert by_id["doubled"]["found"] and by_id["doubled"]["rule"] == "O3"
     assert by_id["doubled"]["seconds"] > 0 and by_id["doubled"]["cases"] >= 1
     assert by_id["doubled"]["fingerprint"].startswith("O3--operand--eager--scale off")
     assert not any("ended before" in why for why in by_id["doubled"]["suspected"])

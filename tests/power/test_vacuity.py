@@ -283,7 +283,7 @@ def test_the_table_names_what_is_vacuous(capsys: pytest.CaptureFixture[str]) -> 
     told = capsys.readouterr().out
     assert "25.0%" in told and "zeros (results) 75 %" in told and told.count(ROWWISE) == 1
     first = json.loads(json.dumps(vacuity_json(found)))[0]
-    assert first["oracle"] == "O5" and first["share"] == 0.25
+    assert first["rule"] == first["oracle"] == "O5" and first["share"] == 0.25
     assert first["examples"][0]["case"]["spec"]["recipe"] == ROWWISE
 
 

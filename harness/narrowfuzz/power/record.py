@@ -59,7 +59,7 @@ class Hunted(msgspec.Struct, kw_only=True, frozen=True):
     seconds: float | None = None
     #: Cases judged by then; without a finding, all cases judged.
     cases: int = 0
-    rule: str = msgspec.field(default="", name="oracle")
+    rule: str = ""
     #: The arm of the finding, checkpointing included.
     arm: str = ""
     fingerprint: str = ""
@@ -78,6 +78,13 @@ class Hunted(msgspec.Struct, kw_only=True, frozen=True):
     idle: bool = False
     #: For a missed fault: the measured reason.
     miss: Miss | None = None
+    #: The old name of ``rule`` in JSON, until 0.2.0.
+    oracle: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("rule", "oracle"):
+            msgspec.structs.force_setattr(self, name, self.rule or self.oracle)
+
     #: Why the fault could not be searched for, for example as it raises or cannot be lifted; "" if
     #: it could.
     problem: str = ""

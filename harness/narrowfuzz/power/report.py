@@ -191,7 +191,8 @@ def vacuity_json(found: Vacuity) -> list[dict[str, Any]]:
     """One entry for each rule and recipe, the most vacuous first."""
     return [
         {
-            "oracle": rule,
+            "rule": rule,
+            "oracle": rule,  # its old name, until 0.2.0
             "recipe": recipe,
             "passes": passes.number,
             "vacuous": passes.vacuous,

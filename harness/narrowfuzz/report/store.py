@@ -95,7 +95,7 @@ class Store:
             draw_state(finding.story, folder / "state.svg")
         row = msgspec.structs.asdict(finding)
         row |= {"case_id": finding.case.id, "minimal_id": finding.minimal.id}
-        row |= {"oracle": finding.rule, "status": status, "sighting_of": cause}
+        row |= {"status": status, "sighting_of": cause}
         with self._database() as db:
             db.execute(_KEEP, row)
             if status != "suspected":  # earlier cases that were only suspected are confirmed now

@@ -110,7 +110,7 @@ class Finding(msgspec.Struct, kw_only=True):
     #: The device on which it was seen, as on the command line.
     device: str = "cpu"
     #: Fields of the verdict that make its sentence.
-    rule: str = msgspec.field(name="oracle")
+    rule: str = ""
     arm: str
     role: str
     symptom: str
@@ -162,6 +162,13 @@ class Finding(msgspec.Struct, kw_only=True):
     conversion: str = ""
     #: For nondeterminism: the divergences of other rules that it caused, which no script shows.
     seen_as: list[str] = msgspec.field(default_factory=list)
+    #: The old name of ``rule`` in JSON, until 0.2.0.
+    oracle: str = ""
+
+    def __post_init__(self) -> None:
+        self.rule = self.oracle = self.rule or self.oracle
+        if not self.rule:
+            raise ValueError("it names no `rule`")
 
 
 @dataclass(frozen=True)
