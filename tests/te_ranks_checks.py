@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 from narrowfuzz.case.events import Backward, Close, Event, Forward, Open, Settings, Step
-from narrowfuzz.case.spec import AnyCheckpoint, Case, DataSpec, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import AnyCheckpoint, Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle

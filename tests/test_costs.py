@@ -228,7 +228,8 @@ print("met:", *sorted({{value for pair in pairs for _, value in pair}}))
 LAID_OUT = """
 from narrowfuzz.machine.environment import prepare, settle
 prepare(); settle()
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.sharded_specs import sharded_specs
 from narrowfuzz.judge.judge import Judge

@@ -10,7 +10,8 @@ from narrowfuzz.arms import available
 from narrowfuzz.arms.available import natives, rungs_of, select_arms, unavailable
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, INDUCTOR, Compile, with_checkpoint
 from narrowfuzz.case.ladder import BY_NAME, LADDER, base_of, climb
-from narrowfuzz.case.spec import UNSHARDED, AnyCheckpoint, Checkpoint, Kernels, Sharding, Spec
+from narrowfuzz.case.sharding import UNSHARDED, Sharding
+from narrowfuzz.case.spec import AnyCheckpoint, Checkpoint, Kernels, Spec
 
 SUFFIX = {
     "none": "",

@@ -13,7 +13,8 @@ from fresh import command
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.corpus import Corpus, keep, load, playable, shipped
 from narrowfuzz.campaign.generator import Generator
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, dump_case
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.neighbours import neighbours
 from narrowfuzz.numerics.plan import Plan

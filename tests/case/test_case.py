@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from narrowfuzz.case.events import Backward, Close, Forward, Open, Reload, Settings, Step
+from narrowfuzz.case.sharding import Sharding
 from narrowfuzz.case.spec import (
     MAX_CASE_BYTES,
     SCHEMA,
     Case,
     DataSpec,
-    Sharding,
     Spec,
     Spike,
     compile_key,

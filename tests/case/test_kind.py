@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from narrowfuzz.case.kind import KINDS, kind_of
-from narrowfuzz.case.spec import Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.judge.observe import _OBSERVED
 from narrowfuzz.rules import RULES
 from narrowfuzz.triage.effect import _EFFECTS

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.explain.budget import budget, exact_results
 from narrowfuzz.explain.cost import Prices
 from narrowfuzz.judge.judge import Judge

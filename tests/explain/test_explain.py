@@ -15,7 +15,8 @@ import pytest
 import torch
 from fresh import ends
 from narrowfuzz.case.events import Backward, Forward, Settings
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike, dump_case
 from narrowfuzz.explain.command import Question, explain
 from narrowfuzz.explain.counting import role
 from narrowfuzz.explain.switches import Switch, akin_to, alternatives, conditions, together

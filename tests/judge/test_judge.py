@@ -12,7 +12,8 @@ import pytest
 from kernels import skip_without_backend
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case.events import Backward, Event, Forward
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, load_case
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.judge.fold import fold
 from narrowfuzz.judge.judge import FRESH_DRAWS, Judge
 from narrowfuzz.judge.observe import tensors_of

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from narrowfuzz.case.events import Backward, Close, Forward, Open, Settings
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, ValueClass
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike, ValueClass
 from narrowfuzz.ledger.facts import Context, check_predicate, holds
 from narrowfuzz.machine.machine import Machine
 from narrowfuzz.trace.address import At

@@ -12,7 +12,8 @@ import torch
 from narrowfuzz.campaign.check_head import Configuration, head
 from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.events import Backward, Event, Forward, Reload, Step
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.ledger import Ledger, load_ledger

@@ -14,7 +14,8 @@ import torch
 from narrowfuzz import Fp32Scale, Plan, Recipe, load_recipes
 from narrowfuzz.arms.census import RecipeError
 from narrowfuzz.arms.sharded import run_alone
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of

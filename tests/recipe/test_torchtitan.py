@@ -13,7 +13,8 @@ import pytest
 import torch
 from fresh import HERE, command, python
 from narrowfuzz.case.layout import fitting
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, dump_case, load_case
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.machine import overlay
 from narrowfuzz.models.catalog import MODELS, OF_PACKAGES
 from narrowfuzz.play.checkpoint import full, numbered
@@ -284,7 +285,8 @@ def test_what_converts_configurations_builds_what_it_should(configured: dict[str
 #: A case on a block of it, made in a process that has it.
 _BLOCK = """
 import sys
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, dump_case
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case
 from narrowfuzz.case.layout import fitting
 spec = fitting(Spec(model="titan_8b", m=128, k=512, n=2048, dtype="bf16", {fields}))
 sys.stdout.buffer.write(dump_case(Case(spec=spec, data=DataSpec())))

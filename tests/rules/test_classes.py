@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from narrowfuzz.case.layout import check_sharding, layouts
 from narrowfuzz.case.layout.loss_parallel import CLASSES
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.sharded_specs import sharded_specs
 from narrowfuzz.judge.judge import Judge

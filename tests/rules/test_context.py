@@ -15,7 +15,8 @@ from narrowfuzz.arms import processes as ranks
 from narrowfuzz.arms.available import none_runs, unavailable
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.layout.context_parallel import CONTEXT
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.choices import examples
 from narrowfuzz.draw.sharded_specs import SHARDABLE, laid_out, sharded_specs
 from narrowfuzz.judge.judge import Judge, Judgement

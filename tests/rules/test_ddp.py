@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from narrowfuzz.case.layout import check_sharding
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.models.catalog import MODELS, OF_PACKAGES

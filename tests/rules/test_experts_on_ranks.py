@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 from narrowfuzz.case.layout import check_sharding, fitting
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.formats import FORMATS

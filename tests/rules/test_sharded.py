@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 from narrowfuzz.arms.layouts import linear_specs_on_ranks
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case, load_case
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted

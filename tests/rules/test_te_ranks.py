@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from fresh import on_transformer_engine
 from narrowfuzz.case.events import Close, Forward, Open, Settings
-from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.numerics.delayed import Policy, Slot
 from narrowfuzz.numerics.follow import with_group_maxima
 from narrowfuzz.recipe.recipe import load_every

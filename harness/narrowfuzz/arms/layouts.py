@@ -16,7 +16,8 @@ from narrowfuzz.arms.jobs import job_of
 from narrowfuzz.arms.model_names import layer_names, parameter_shapes, ties
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.layout import layout_of
-from narrowfuzz.case.spec import UNSHARDED, Sharding, Spec
+from narrowfuzz.case.sharding import UNSHARDED, Sharding
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.dtypes import DTYPES

@@ -13,7 +13,8 @@ from typing import get_args
 from narrowfuzz.case import features as of_training
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, SHARDED, Compile
 from narrowfuzz.case.layout import layouts
-from narrowfuzz.case.spec import UNSHARDED, Case, Checkpoint, DataSpec, Sharding, Spec
+from narrowfuzz.case.sharding import UNSHARDED, Sharding
+from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.stimulus import possible
 from narrowfuzz.draw.strategies import EXACT, OF_OPERATORS, WILD

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from narrowfuzz.case.altered import in_high_precision
 from narrowfuzz.case.events import Settings, Stimulus
-from narrowfuzz.case.spec import Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.draw.choices import sampled
 from narrowfuzz.draw.stimulus import repair
 from narrowfuzz.draw.walk import Choose, Habits, walk

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from narrowfuzz.case.layout import LAYOUTS, MESH, MOST_RANKS, Layout, fitting, layouts
 from narrowfuzz.case.layout.layout import SCHEDULES, up
-from narrowfuzz.case.spec import LOW_BIT, ModelName, Sharding, Shards, Spec
+from narrowfuzz.case.sharding import Sharding, Shards
+from narrowfuzz.case.spec import LOW_BIT, ModelName, Spec
 from narrowfuzz.draw.choices import sampled
 from narrowfuzz.draw.specs import scaled, specs
 from narrowfuzz.models.catalog import MODELS

@@ -26,7 +26,8 @@ import msgspec
 
 from narrowfuzz.case.events import Event, Settings
 from narrowfuzz.case.features import FEATURES, features
-from narrowfuzz.case.spec import Case, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.machine.machine import Machine
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model

@@ -14,7 +14,8 @@ from narrowfuzz.case.events import (
     Settings,
     Switch,
 )
-from narrowfuzz.case.spec import AnyCheckpoint, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import AnyCheckpoint, Spec
 
 
 @dataclass(frozen=True)

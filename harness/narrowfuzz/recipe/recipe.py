@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from narrowfuzz.case.spec import Dtype, Shards, Spec, TensorName
+from narrowfuzz.case.sharding import Shards
+from narrowfuzz.case.spec import Dtype, Spec, TensorName
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe.carries import Carries

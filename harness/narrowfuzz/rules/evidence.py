@@ -12,7 +12,8 @@ import numpy as np
 from narrowfuzz.case import arm as arms
 from narrowfuzz.case.events import Settings
 from narrowfuzz.case.ladder import BY_NAME, base_of
-from narrowfuzz.case.spec import Case, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.accumulator import CPU, Accumulators
 from narrowfuzz.numerics.delayed import Policy

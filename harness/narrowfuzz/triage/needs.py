@@ -13,7 +13,8 @@ import msgspec
 from narrowfuzz.case.events import Reload, Settings, Step, Switch
 from narrowfuzz.case.features import features
 from narrowfuzz.case.ladder import BY_NAME
-from narrowfuzz.case.spec import Case, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.verdict import Verdict

@@ -10,7 +10,8 @@ import msgspec
 from narrowfuzz.case.altered import around_forwards
 from narrowfuzz.case.event_rules import check_schedule, repaired, simpler, without
 from narrowfuzz.case.events import Close, Event, Forward, Open, Settings, Wraps
-from narrowfuzz.case.spec import UNSHARDED, AnyCheckpoint, Sharding, Spec, fields_of
+from narrowfuzz.case.sharding import UNSHARDED, Sharding
+from narrowfuzz.case.spec import AnyCheckpoint, Spec, fields_of
 from narrowfuzz.models.catalog import LIBRARY
 
 #: What a checkpoint may wrap, from the most complex to the simplest.

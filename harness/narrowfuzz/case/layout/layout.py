@@ -8,7 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
 
-from narrowfuzz.case.spec import LARGEST, ModelName, Sharding, Shards, Spec
+from narrowfuzz.case.sharding import Sharding, Shards
+from narrowfuzz.case.spec import LARGEST, ModelName, Spec
 
 #: (Spec, ways in which its recipe can be laid out) -> reasons why the layout cannot run the Spec,
 #: one sentence each.

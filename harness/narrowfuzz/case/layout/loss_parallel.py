@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.case.layout.layout import SCHEDULES, Layout
-from narrowfuzz.case.spec import ModelName, Sharding, Spec
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.models.catalog import MODELS
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.case.layout.layout import Layout, up
-from narrowfuzz.case.spec import UNSHARDED, ModelName, Sharding, Spec
+from narrowfuzz.case.sharding import UNSHARDED, Sharding
+from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.job import Mesh
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from narrowfuzz.case.layout.layout import Layout
-from narrowfuzz.case.spec import UNSHARDED
+from narrowfuzz.case.sharding import UNSHARDED
 
 ONE = Layout(
     "one process",
