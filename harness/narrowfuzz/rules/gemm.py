@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -122,20 +122,31 @@ def sum_of_codes(evidence: Evidence, trace: Trace) -> Expected | None:
     return summed(round_to(multiplied, fmt, overflow="ieee"), (0,), fmt)
 
 
-def check_layer(evidence: Evidence) -> Iterator[Verdict]:
-    """O6: every result lies within bound 3.3 of the unquantised product."""
+def each_result(
+    evidence: Evidence, rule: str, judge: Callable[[Evidence, str, Role, F32], Verdict]
+) -> Iterator[Verdict]:
+    """What ``judge`` says of every result of a linear whose operands are not transformed, or why it
+    is not asked."""
     for arm, trace in evidence.traces.items():
         for role in ROLES:
             got = trace.outputs.get(role)
             if trace.error is not None or got is None:
-                yield plain("O6", arm, role, "not_applicable")
-                continue
-            if evidence.plan.gemms[role].transformed:
-                yield plain("O6", arm, role, "not_applicable", "operands are transformed")
-                continue
-            centre, radius = evidence.reference.layer(role)
-            skip = evidence.reference.may_overflow(role) | ~np.isfinite(centre) | np.isnan(radius)
-            yield within(evidence, "O6", arm, role, got, centre, radius, skip)
+                yield plain(rule, arm, role, "not_applicable")
+            elif evidence.plan.gemms[role].transformed:
+                yield plain(rule, arm, role, "not_applicable", "operands are transformed")
+            else:
+                yield judge(evidence, arm, role, got)
+
+
+def check_layer(evidence: Evidence) -> Iterator[Verdict]:
+    """O6: every result lies within bound 3.3 of the unquantised product."""
+    return each_result(evidence, "O6", _judge_layer)
+
+
+def _judge_layer(evidence: Evidence, arm: str, role: Role, got: F32) -> Verdict:
+    centre, radius = evidence.reference.layer(role)
+    skip = evidence.reference.may_overflow(role) | ~np.isfinite(centre) | np.isnan(radius)
+    return within(evidence, "O6", arm, role, got, centre, radius, skip)
 
 
 def check_lattice(evidence: Evidence) -> Iterator[Verdict]:

@@ -6,7 +6,7 @@ reported as a wrong scale, nor a wrong scale as wrong codes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from narrowfuzz.rules.evidence import Evidence, identical
 from narrowfuzz.rules.rule import diverged, first, number, plain, same_bits, unequal
 from narrowfuzz.trace.address import At, What
 from narrowfuzz.trace.expect import Given, Is, Within, between, bits
-from narrowfuzz.trace.trace import Seen, Trace
+from narrowfuzz.trace.trace import Seen
 from narrowfuzz.trace.verdict import Verdict
 
 #: Symptom of a level-B operand (dequantised values), which cannot tell a wrong code from a wrong
@@ -28,10 +28,12 @@ from narrowfuzz.trace.verdict import Verdict
 LEVEL_B = "dequantised value"
 
 
-def _operands(
-    evidence: Evidence, rule: str
-) -> Iterator[tuple[Trace, Role, str, Seen, Operand] | Verdict]:
-    """Every observed quantised operand, or the verdict that states why there is none."""
+def _each_operand(
+    evidence: Evidence,
+    rule: str,
+    judge: Callable[[Evidence, str, Role, str, Seen, Operand], Verdict],
+) -> Iterator[Verdict]:
+    """What ``judge`` says of every observed quantised operand, or why there is none."""
     for arm, trace in evidence.traces.items():
         for role in ROLES:
             unused = trace.error is not None or not evidence.backward_of(role)
@@ -49,30 +51,29 @@ def _operands(
                     why = "transformed before it is quantised"
                     yield plain(rule, arm, role, "inconclusive", why)
                     continue
-                yield trace, role, side, seen, operand
+                yield judge(evidence, arm, role, side, seen, operand)
 
 
 def check_amax(evidence: Evidence) -> Iterator[Verdict]:
     """O4: amax equals max|x| of its granule; max is exact in any order, so on every arm."""
-    for item in _operands(evidence, "O4"):
-        if isinstance(item, Verdict):
-            yield item
-            continue
-        trace, role, side, seen, operand = item
-        if seen.amax is None:
-            yield plain("O4", trace.arm, role, "not_applicable", "amax is not exposed")
-            continue
-        assert operand.quantised is not None
-        expected = operand.quantised.amax
-        same = identical(seen.amax, expected)
-        if same or not (bad := ~same_bits(seen.amax, expected)).any():
-            zeros = not np.any(expected)
-            why = "zeros in every granule" if zeros else ""
-            yield plain("O4", trace.arm, role, "inconclusive" if zeros else "ok", why)
-            continue
-        at = first(bad)
-        place = _at("amax", role, side, at)
-        yield unequal("O4", trace.arm, role, "amax", place, seen.amax[at], expected[at])
+    return _each_operand(evidence, "O4", _judge_amax)
+
+
+def _judge_amax(
+    evidence: Evidence, arm: str, role: Role, side: str, seen: Seen, operand: Operand
+) -> Verdict:
+    if seen.amax is None:
+        return plain("O4", arm, role, "not_applicable", "amax is not exposed")
+    assert operand.quantised is not None
+    expected = operand.quantised.amax
+    same = identical(seen.amax, expected)
+    if same or not (bad := ~same_bits(seen.amax, expected)).any():
+        zeros = not np.any(expected)
+        why = "zeros in every granule" if zeros else ""
+        return plain("O4", arm, role, "inconclusive" if zeros else "ok", why)
+    at = first(bad)
+    place = _at("amax", role, side, at)
+    return unequal("O4", arm, role, "amax", place, seen.amax[at], expected[at])
 
 
 #: Relative tolerance of a scale after two divisions that each err by up to 2 units in the last
@@ -82,12 +83,7 @@ _APPROXIMATE = 2.0**-20
 
 def check_scale(evidence: Evidence) -> Iterator[Verdict]:
     """O3: scale equals the plan's rule applied to amax, bit for bit."""
-    for item in _operands(evidence, "O3"):
-        if isinstance(item, Verdict):
-            yield item
-            continue
-        trace, role, side, seen, operand = item
-        yield judge_scale(evidence, trace.arm, role, side, seen, operand)
+    return _each_operand(evidence, "O3", judge_scale)
 
 
 def judge_scale(
@@ -172,12 +168,7 @@ def _scale(scale: Any) -> Is:
 
 def check_cast(evidence: Evidence) -> Iterator[Verdict]:
     """O2: codes equal nearest-even(x * s) with the observed scale."""
-    for item in _operands(evidence, "O2"):
-        if isinstance(item, Verdict):
-            yield item
-            continue
-        trace, role, side, seen, operand = item
-        yield judge_cast(evidence, trace.arm, role, side, seen, operand)
+    return _each_operand(evidence, "O2", judge_cast)
 
 
 def judge_cast(
