@@ -49,7 +49,7 @@ def ran(spec: Spec, mode: str, *, tap: bool = True, focus: int | None = None) ->
     program = Program(spec, recipe, with_checkpoint(EAGER, mode))
     trace = program.run(tensors_of(Case(spec=spec, data=DataSpec(seed=5)), recipe), tap=tap,
                         focus=focus)  # fmt: skip
-    assert trace.error is None, trace.error.traceback
+    assert trace.error is None, trace.error
     return trace
 
 

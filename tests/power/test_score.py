@@ -295,7 +295,7 @@ class TestDigest:
         @dataclasses.dataclass
         class Record:
             value: float
-            traceback: str
+            message: str
 
         assert digest(Record(1.0, "here")) == digest(Record(1.0, "there"))
         assert digest(Record(1.0, "")) != digest(Record(2.0, ""))

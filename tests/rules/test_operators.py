@@ -253,7 +253,7 @@ def test_what_is_documented_to_raise_must() -> None:
     assert "attn_mask" in why and not MODELS["sdpa_padding"].forbidden
     case = Case(spec=spec, data=DataSpec())
     ran = Trace("eager")
-    raised = Trace("eager", error=RunError("forward", "RuntimeError", "no", "f", ""))
+    raised = Trace("eager", error=RunError("forward", "RuntimeError", "no", "f"))
 
     def verdict(trace: Trace) -> Verdict:
         (found,) = check_contract(Evidence(case, {"eager": trace}, forbidden=why))

@@ -262,7 +262,7 @@ def test_a_loaded_layer_that_has_not_run_waits() -> None:
 
 def failure(where: str, events: tuple[Event, ...], **fields: object) -> str:
     """What contract calls an error in the last event."""
-    error = RunError("forward", "RuntimeError", "", where, "", len(events) - 1)
+    error = RunError("forward", "RuntimeError", "", where, len(events) - 1)
     evidence = evidence_of(case_of(events, **fields), Trace("eager", error=error))
     return next(check_contract(evidence)).symptom
 

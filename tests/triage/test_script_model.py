@@ -212,7 +212,7 @@ def test_a_script_runs_what_the_arm_ran(model: str, changes: dict[str, Any]) -> 
     case, recipe = Case(spec=spec, data=DataSpec(seed=7)), recipes()[spec.recipe]
     arm = climb(spec)[-1]
     trace = Program(spec, recipe, arm).run(tensors_of(case, recipe), tap=False)
-    assert trace.error is None, trace.error.traceback
+    assert trace.error is None, trace.error
     rng = torch.get_rng_state()
     excepthook = sys.excepthook
     found = played(written("O1", spec, case.data, arm=arm.name))["trace"].results

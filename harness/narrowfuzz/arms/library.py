@@ -167,7 +167,6 @@ def _error(raised: Exception, spec: Spec, event: int) -> RunError:
         type(raised).__name__,
         message_of(raised),
         f"{module}.{last.name}",
-        "".join(traceback.format_exception(raised))[-4000:],
         event,
     )
 

@@ -45,9 +45,7 @@ def run_on_ranks(
         return Trace(arm.name, ranks=tuple(results[rank] for rank in range(ranks)))
     event = min((trace.error.event for trace in failed if trace.error is not None), default=-1)
     here = f"{__name__}.{run_on_ranks.__name__}"
-    return Trace(
-        arm.name, error=RunError("forward", Disagree.__name__, where, here, "", event=event)
-    )
+    return Trace(arm.name, error=RunError("forward", Disagree.__name__, where, here, event))
 
 
 def _on_rank(

@@ -457,7 +457,6 @@ def run_error(error: BaseException, phase: ErrorPhase) -> RunError:
         type=type(error).__name__,
         message=message_of(error)[:4000],
         where=where,
-        traceback="".join(tb.format_exception(error))[-8000:],
         line=f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
         own=of_the_model(frames),
     )

@@ -123,7 +123,7 @@ def run_sharded(
     if len(results) == spec.sharding.ranks and results[0].error is None:
         return results[0]
     here = f"{__name__}.run_sharded"
-    return Trace(arm.name, error=RunError(phase, Disagree.__name__, where, here, ""))
+    return Trace(arm.name, error=RunError(phase, Disagree.__name__, where, here))
 
 
 def _play(

@@ -191,7 +191,7 @@ def draw_on_ranks(recipes: Sequence[Recipe], number: int) -> list[Case]:
 
 
 def digest(value: Any) -> str:
-    """Hash of plain data, numpy arrays and dataclasses of them, without tracebacks and messages."""
+    """Hash of plain data, numpy arrays and dataclasses of them, without messages."""
     made = hashlib.sha256()
     _feed(made, value)
     return made.hexdigest()
@@ -204,7 +204,7 @@ def _feed(made: Any, value: Any) -> None:
         made.update(array.tobytes())
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            if field.name not in ("traceback", "message"):
+            if field.name != "message":
                 _feed(made, field.name)
                 _feed(made, getattr(value, field.name))
     elif isinstance(value, Mapping):

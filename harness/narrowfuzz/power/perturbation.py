@@ -224,7 +224,7 @@ def raised(trace: Trace, plan: Plan) -> Trace | None:
     """Replace the run with one that raised."""
     if trace.error is not None:
         return None
-    error = RunError("backward", "RuntimeError", "not the library's words", "elsewhere.f", "")
+    error = RunError("backward", "RuntimeError", "not the library's words", "elsewhere.f")
     return Trace(trace.arm, error=error)
 
 

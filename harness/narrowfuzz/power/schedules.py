@@ -165,7 +165,7 @@ def _inexact(trace: Trace) -> Trace | None:
 def _raised(trace: Trace) -> Trace | None:
     if trace.error is not None:
         return None
-    error = RunError("forward", "RuntimeError", "", "elsewhere.f", "", len(trace.moments) - 1)
+    error = RunError("forward", "RuntimeError", "", "elsewhere.f", len(trace.moments) - 1)
     return Trace(trace.arm, error=error)
 
 

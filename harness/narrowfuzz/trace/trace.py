@@ -268,7 +268,6 @@ class RunError:
     message: str
     #: Innermost frame outside torch's dispatch machinery, as ``module.function``.
     where: str
-    traceback: str
     #: The event in which a library's layers raised it; -1: while they were built.
     event: int = -1
     #: The rank that raised it; -1: no single one.
