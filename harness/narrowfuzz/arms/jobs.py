@@ -26,33 +26,19 @@ from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.job import Compile, Event, Job, Layers, Recompute
 
 T = TypeVar("T")
+
+
+def _pass(number: int) -> tuple[Event, ...]:
+    """A plain forward of this number and its backward."""
+    return ("forward", number, 0, "train", False), ("backward", number, (number,), False)
+
+
 #: Sequences of events that a rule runs in place of a plain forward and backward, by name. On the
 #: same data, the last forward and backward must give the same results.
 AFTER: dict[str, tuple[Event, ...]] = {
-    "steps": (
-        ("forward", 0, 0, "train", False),
-        ("backward", 0, (0,), False),
-        ("step", True),
-        ("forward", 1, 0, "train", False),
-        ("backward", 1, (1,), False),
-        ("step", False),
-        ("forward", 2, 0, "train", False),
-        ("backward", 2, (2,), False),
-    ),
-    "reload": (
-        ("forward", 0, 0, "train", False),
-        ("backward", 0, (0,), False),
-        ("reload", True),
-        ("forward", 1, 0, "train", False),
-        ("backward", 1, (1,), False),
-    ),
-    "reload_trusted": (
-        ("forward", 0, 0, "train", False),
-        ("backward", 0, (0,), False),
-        ("reload", False),
-        ("forward", 1, 0, "train", False),
-        ("backward", 1, (1,), False),
-    ),
+    "steps": (*_pass(0), ("step", True), *_pass(1), ("step", False), *_pass(2)),
+    "reload": (*_pass(0), ("reload", True), *_pass(1)),
+    "reload_trusted": (*_pass(0), ("reload", False), *_pass(1)),
 }
 
 #: An optimizer whose steps change nothing, and its options.

@@ -120,6 +120,46 @@ _OF_ACTIVATIONS = ("outlier", "heavy_tail")
 _OF_NORMS = ("equal", "outlier", "heavy_tail", "subnormal")
 
 
+def _layer_norm(name: str, title: str, *, mixed: bool, **fields: Any) -> Model:
+    return operator_model(
+        name,
+        title,
+        "Normalised",
+        lambda spec: ("layer", spec.k, mixed),
+        "layer_norm",
+        "layer_norm_backward",
+        values=_OF_SUMS,
+        relations=of_norm("norm.weight", "norm.bias"),
+        **fields,
+    )
+
+
+def _softmax(name: str, title: str, *, log: bool) -> Model:
+    return operator_model(
+        name,
+        title,
+        "Probabilities",
+        lambda spec: (spec.k, log),
+        name,
+        f"{name}_backward",
+        relations=of_gradients("weight", scaled=False),
+    )
+
+
+def _rows_of_a_table(name: str, title: str, module: str, operator: str) -> Model:
+    return operator_model(
+        name,
+        title,
+        module,
+        lambda spec: (spec.n, spec.k),
+        operator,
+        values=_OF_SUMS,
+        relations=of_gradients("table", input=False),
+        takes_ids=True,
+        columns="ids",
+    )
+
+
 def _linear_cross_entropy(name: str, title: str, ignored: int) -> Model:
     return operator_model(
         name,
@@ -152,27 +192,8 @@ OPERATORS: tuple[Model, ...] = (
         values=_OF_SUMS,
         relations=of_gradients("weight", "bias"),
     ),
-    operator_model(
-        "layer_norm",
-        "LayerNorm alone",
-        "Normalised",
-        lambda spec: ("layer", spec.k, False),
-        "layer_norm",
-        "layer_norm_backward",
-        values=_OF_SUMS,
-        relations=of_norm("norm.weight", "norm.bias"),
-    ),
-    operator_model(
-        "layer_norm_mixed",
-        "LayerNorm in fp32 of bf16",
-        "Normalised",
-        lambda spec: ("layer", spec.k, True),
-        "layer_norm",
-        "layer_norm_backward",
-        values=_OF_SUMS,
-        relations=of_norm("norm.weight", "norm.bias"),
-        device="cpu",
-    ),
+    _layer_norm("layer_norm", "LayerNorm alone", mixed=False),
+    _layer_norm("layer_norm_mixed", "LayerNorm in fp32 of bf16", mixed=True, device="cpu"),
     operator_model(
         "rms_norm",
         "RMSNorm alone",
@@ -239,24 +260,8 @@ OPERATORS: tuple[Model, ...] = (
         columns="keys",
         relations=of_attention(""),
     ),
-    operator_model(
-        "softmax",
-        "softmax of rows",
-        "Probabilities",
-        lambda spec: (spec.k, False),
-        "softmax",
-        "softmax_backward",
-        relations=of_gradients("weight", scaled=False),
-    ),
-    operator_model(
-        "log_softmax",
-        "log-softmax of rows",
-        "Probabilities",
-        lambda spec: (spec.k, True),
-        "log_softmax",
-        "log_softmax_backward",
-        relations=of_gradients("weight", scaled=False),
-    ),
+    _softmax("softmax", "softmax of rows", log=False),
+    _softmax("log_softmax", "log-softmax of rows", log=True),
     _cross_entropy("cross_entropy", "mean cross entropy, some targets ignored", "mean", 5),
     _cross_entropy("cross_entropy_ignored", "summed cross entropy, all targets ignored", "sum", 1),
     _cross_entropy(
@@ -286,28 +291,8 @@ OPERATORS: tuple[Model, ...] = (
         outside=True,
     ),
     *(_LINEAR_CROSS_ENTROPIES if has("nn/modules/linear_cross_entropy_options.py") else ()),
-    operator_model(
-        "embedding",
-        "rows of a table by ids",
-        "Lookup",
-        lambda spec: (spec.n, spec.k),
-        "embedding_backward",
-        values=_OF_SUMS,
-        relations=of_gradients("table", input=False),
-        takes_ids=True,
-        columns="ids",
-    ),
-    operator_model(
-        "indexed",
-        "rows of a table by a subscript",
-        "Indexed",
-        lambda spec: (spec.n, spec.k),
-        "index_put",
-        values=_OF_SUMS,
-        relations=of_gradients("table", input=False),
-        takes_ids=True,
-        columns="ids",
-    ),
+    _rows_of_a_table("embedding", "rows of a table by ids", "Lookup", "embedding_backward"),
+    _rows_of_a_table("indexed", "rows of a table by a subscript", "Indexed", "index_put"),
     *(
         operator_model(
             f"{name}{'_flat' if flat else ''}",
