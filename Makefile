@@ -12,6 +12,8 @@ MINUTES ?=
 ARGS ?=
 
 export OMP_NUM_THREADS = 1
+# runs and tests start processes by the hundred: what these import is compiled once
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: fuzz test lint bench watch-trials watch-titan models score gate seed-bug gpu versions history page nightly clean
 

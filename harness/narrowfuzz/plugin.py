@@ -212,13 +212,13 @@ class Harness:
             drawn = self._drawn(st.one_of(both, direct), compile, self.examples(compile))
             self._judgements[compile] = drawn
         shared = self._judgements[compile]
-        if needs is None or any(_judged(j, rules) for j in shared):
+        few = self.examples(compile) // 4  # none in the profile smoke: one takes half a minute
+        if needs is None or not few or any(_judged(j, rules) for j in shared):
             return shared
         if models == ("linear",):
             fitting = of_rung(self.recipes, compile, vary=DIRECT)
         else:
             fitting = specs(self.recipes, compile=compile, models=models, linears=False, largest=64)
-        few = max(2, self.examples(compile) // 4)
         return shared + self._drawn(fitting.filter(needs), compile, few)
 
     def _drawn(self, specs: Any, compile: Compile, examples: int) -> list[Any]:
