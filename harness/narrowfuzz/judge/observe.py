@@ -371,21 +371,30 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
     return with_events(case.spec, make_model_tensors(case, parameter_shapes(case.spec), ids=ids))
 
 
-def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -> dict[str, Plan]:
-    """Recipe -> plan of the other recipes that run here, accept this Spec, and whose scales are all
-    powers of two."""
-    peers: dict[str, Plan] = {}
-    models, _ = split_by_source(r for r in recipes.values() if _runs(r, device))
+def power_of_two_peers(
+    recipes: Mapping[str, Recipe], spec: Spec, device: str
+) -> dict[str, tuple[Spec, Plan]]:
+    """Recipe -> this Spec of it and its plan, for the other recipes that run here, accept the Spec,
+    and whose scales are all powers of two."""
+    peers: dict[str, tuple[Spec, Plan]] = {}
+    models, _ = split_by_source(recipes.values())
     for recipe in models:
-        name, other = recipe.name, msgspec.structs.replace(spec, recipe=recipe.name, backend="")
-        if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other, device):
+        backend = _backend(recipe, device)
+        if backend is None or recipe.name == spec.recipe or spec.dtype not in recipe.dtypes:
+            continue
+        other = msgspec.structs.replace(spec, recipe=recipe.name, backend=backend)
+        if recipe.refusal(other, device):
             continue
         plan = recipe.plan(other)
         if all(o.power_of_two for gemm in plan.gemms.values() for o in (gemm.a, gemm.b)):
-            peers[name] = plan
+            peers[recipe.name] = other, plan
     return peers
 
 
 @cache
-def _runs(recipe: Recipe, device: str) -> bool:
-    return runnable(recipe, device) is not None
+def _backend(recipe: Recipe, device: str) -> str | None:
+    """The backend of a recipe that runs here, as a Spec says it: "" for its first; None: none."""
+    here = runnable(recipe, device)
+    if here is None:
+        return None
+    return "" if here.backends[0] == recipe.backends[0] else here.backends[0]

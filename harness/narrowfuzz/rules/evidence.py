@@ -119,8 +119,8 @@ class Evidence:
     output_linear: str = ""
     #: Parts of the model that a checkpoint recomputes one by one; empty: the model is one part.
     regions: tuple[str, ...] = ()
-    #: Other recipes that run this Spec with power-of-two scales, and their plans.
-    peers: Callable[[], dict[str, Plan]] = dict
+    #: Other recipes that run this Spec with power-of-two scales -> the Spec of each, and its plan.
+    peers: Callable[[], dict[str, tuple[Spec, Plan]]] = dict
     #: Result of a model's layer -> checksums of the tensors that it depends on.
     given: Callable[[str], tuple[Given, ...]] = lambda role: ()
     #: Arms whose generated code may approximate divisions.

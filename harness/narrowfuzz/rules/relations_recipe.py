@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F64, FP32, Format, decode
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Plan, Role
@@ -130,15 +131,15 @@ def check_recipe(evidence: Evidence) -> Iterator[Verdict]:
         return
     names = sorted(peers)
     for name in names if evidence.focus is None else [names[evidence.focus % len(names)]]:
-        yield from _agrees(evidence, base, name, peers[name])
+        yield from _agrees(evidence, base, name, *peers[name])
 
 
-def _agrees(evidence: Evidence, base: Trace, name: str, peer: Plan) -> Iterator[Verdict]:
+def _agrees(
+    evidence: Evidence, base: Trace, name: str, other: Spec, peer: Plan
+) -> Iterator[Verdict]:
     """Compares the layer's operands with those of one other recipe."""
     spec = msgspec.structs.replace(
-        evidence.spec,
-        recipe=name,
-        backend="",
+        other,
         batch=0,
         m=evidence.spec.tokens,
         bias=False,
