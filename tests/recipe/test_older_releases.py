@@ -80,7 +80,7 @@ def test_plans_are_those_of_the_release(monkeypatch: pytest.MonkeyPatch) -> None
         # a floor of a logarithm that was rounded up
         ("0.9.0", "torchao.mxfp8.floor", 60, "O3--operand--eager--scale byte +1--torchao.mxfp8"),
         # an infinite gradient of one row made every weight NaN
-        ("0.11.0", FLOAT8, 150, "O4--operand--eager--amax--torchao.float8"),
+        ("0.11.0", FLOAT8, 500, "O4--operand--eager--amax--torchao.float8"),
         ("0.14.1", "torchao.mxfp8.rceil", 60, ""),
         ("0.16.0", "torchao.mxfp8.even", 60, ""),
         ("0.17.0", "torchao.mxfp8.floor", 60, ""),
