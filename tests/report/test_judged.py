@@ -295,6 +295,21 @@ def test_the_commonest_reason_is_said_and_none_that_a_run_refutes(
     assert "2 of 3 first cases ran, others did not: an error of first" in one.judged()
 
 
+def test_few_cases_that_run_do_not_refute_what_stops_all_others(own: Model) -> None:
+    """A forward alone may run where a recipe refuses each backward."""
+    name, arms = own.name, ["eager", "eager+checkpoint"]
+    spec = Spec(recipe="torch.bf16", model=name)
+    seen = Counter(counted(own, ["eager"], [Case(spec=spec, data=DataSpec())]))
+    for arm, times in {"eager": 34, "eager+checkpoint": 22}.items():
+        seen["blocked", "torch.bf16", arm, name, "a backward is refused"] = times
+        seen["ran", "torch.bf16", arm, name] = 2
+    assert {*judged(seen, BF16, arms, [name], "cpu").why.values()} == {"a backward is refused"}
+    del seen["ran", "torch.bf16", "eager+checkpoint", name]
+    del seen["blocked", "torch.bf16", "eager+checkpoint", name, "a backward is refused"]
+    share = judged(seen, BF16, arms, [name], "cpu")
+    assert {*share.why.values()} == {"a backward is refused"}, "it runs only after eager"
+
+
 def test_what_verdicts_say_of_how_their_arms_ran() -> None:
     def because(rule: str, status: Status, why: str) -> Verdict:
         return replace(verdict(rule, status), why=why)

@@ -7,7 +7,7 @@ with each other. Combinations that cannot run here are not counted.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,6 +170,19 @@ def commonest(counts: Mapping[Any, int], kind: str) -> dict[tuple[Any, ...], Any
     return found
 
 
+def _mostly_blocked(counts: Mapping[Any, int]) -> dict[tuple[Any, ...], Any]:
+    """The combinations that more cases did not run than ran, each with the commonest reason. A few
+    cases may run where nearly all are stopped, such as those of a forward alone."""
+    times = Counter[tuple[Any, ...]]()
+    for *one, why in counted(counts, "blocked"):
+        times[tuple(one)] += counts["blocked", *one, why]
+    return {
+        one: why
+        for one, why in commonest(counts, "blocked").items()
+        if times[one] > counts.get(("ran", *one), 0)
+    }
+
+
 def _in_the_way(one: Combination, whys: Mapping[Combination, str]) -> str:
     """What stops this combination, or its eager run (the other arms run only after it); "" if
     nothing is known to."""
@@ -239,11 +252,11 @@ def judged(
         seen[tuple(one)].add(layer)
     met, layers = set(seen), {one: frozenset(names - {""}) for one, names in seen.items()}
     whole = set(_asked(recipes, arms, models, device))
-    blocked, undecided = commonest(counts, "blocked"), commonest(counts, "undecided")
-    ran = {*counted(counts, "ran")}
-    blocked = {one: why for one, why in blocked.items() if one not in ran}
+    undecided, ran = commonest(counts, "undecided"), {*counted(counts, "ran")}
+    blocked = _mostly_blocked(counts)
     whys = {
-        one: undecided.get(one, "") if one in ran else _in_the_way(one, blocked) for one in whole
+        one: (undecided.get(one, "") if one in ran else "") or _in_the_way(one, blocked)
+        for one in whole
     }
     with_what = [what for (what,) in counted(counts, "met")]
     operators = tuple(sorted(what for kind, what in with_what if kind == "operator"))
