@@ -15,6 +15,7 @@ from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.explanation import Answer, Count, Explained, save
 from narrowfuzz.report.glossary import WORDS, explained
+from narrowfuzz.report.issue import issue_text
 from narrowfuzz.report.judged import Judged
 from narrowfuzz.report.page import write_page
 from narrowfuzz.report.plots import heat_map, histogram, histogram_text
@@ -482,6 +483,17 @@ def test_what_a_user_s_own_model_has_in_any_case_is_no_condition() -> None:
     bare = msgspec.structs.replace(mine, needs=needs[:2])
     assert "required to reproduce" not in report(bare, "")
     assert "bias" in report(FINDING, ""), "a linear of ours may have one or not"
+
+
+def test_what_nothing_was_tried_without_is_not_said_to_be_required(store: Any) -> None:
+    """The search for a smaller example may end before it has tried to leave out a reload."""
+    whole = msgspec.structs.replace(FINDING, needs=["reload"], untried=[])
+    cut = msgspec.structs.replace(whole, untried=["without event 4 (reload)"])
+    for finding, title in ((whole, "required to reproduce"), (cut, "may be required to reproduce")):
+        assert f"  {title}: reload\n" in report(finding, "")
+        assert f"{title.capitalize()}: reload." in issue_text(finding, "pass\n")
+    store.add(cut, "pass\n")
+    assert re.search(r"may be required to reproduce\s*reload", page(store).text)
 
 
 def test_ways_to_run_stand_in_the_order_of_the_ladder(store: Any) -> None:

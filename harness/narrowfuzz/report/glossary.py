@@ -31,6 +31,8 @@ WORDS: dict[str, str] = {
     "bound 3.3": "The same, with what quantising may cost; the proof is in docs/rules.md.",
     "still fails without": "What the example had when it was found first, but does not need.",
     "required to reproduce": "What the smallest example has besides what every example has.",
+    "may be required to reproduce": "What the smallest example that was found has besides what "
+    "every example has; the search for a smaller one ended before it had tried to leave out each.",
 }
 
 #: Heading of the known issues that showed in a run.

@@ -20,6 +20,7 @@ from narrowfuzz.triage.finding import (
     Finding,
     effect_words,
     needed,
+    needed_title,
     replay_command,
     report,
     seen_on,
@@ -97,7 +98,7 @@ def _what(finding: Finding) -> str:
         worst = effect_words(finding)
         lines.append(f"{worst[0].upper()}{worst[1:]}.")
     if needs := needed(finding):
-        lines.append(f"Required to reproduce: {needs}.")
+        lines.append(f"{needed_title(finding).capitalize()}: {needs}.")
     if finding.first_bad:
         places = "\n".join(finding.first_bad)
         lines.append(f"First NaN/Inf:\n\n```\n{places}\n```\n")

@@ -126,6 +126,7 @@ class Finding(msgspec.Struct, kw_only=True):
     minimal: Case
     flake: Flake
     attempts: int = 0
+    #: Changes to a smaller case that the search for one had no time, or no compiles left, to try.
     untried: list[str] = msgspec.field(default_factory=list)
     script_output: str = ""
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -355,6 +356,12 @@ def needed(finding: Finding) -> str:
     return conditions([need for need in finding.needs if need.partition("=")[0] not in given])
 
 
+def needed_title(finding: Finding) -> str:
+    """What ``needed`` lists: conditions without which the finding does not show, or some of which
+    it may not need, as the search for a smaller case ended before it had tried all changes."""
+    return "may be required to reproduce" if finding.untried else "required to reproduce"
+
+
 def _condition(need: str) -> str:
     name, equals, value = need.partition("=")
     if name == "model" and equals:
@@ -438,7 +445,7 @@ def report(finding: Finding, replay: str) -> str:
     if finding.story is not None:
         lines += [f"    {line}" for line in finding.story.lines]
     if needs := needed(finding):
-        lines.append(f"  required to reproduce: {needs}")
+        lines.append(f"  {needed_title(finding)}: {needs}")
     if finding.needless:
         lines.append(f"  still fails without: {conditions(finding.needless)}")
     lines += [f"  {line}" for line in finding.first_bad]
