@@ -211,9 +211,12 @@ def _has_wrapped(module: Any) -> bool:
     from torch import nn
     from torchao.prototype.moe_training.tensor import TrainingWeightWrapperBaseTensor
 
-    own = module.parameters(recurse=False)
-    wrapped = any(isinstance(parameter, TrainingWeightWrapperBaseTensor) for parameter in own)
-    return wrapped and (isinstance(module, nn.Linear) or _stacked(module))
+    own = dict(module.named_parameters(recurse=False))
+    wrapped = {n for n, p in own.items() if isinstance(p, TrainingWeightWrapperBaseTensor)}
+    # a weight that is computed, as by weight_norm, is not wrapped where what it is made of is
+    return (
+        "weight" in wrapped if isinstance(module, nn.Linear) else bool(wrapped) and _stacked(module)
+    )
 
 
 def _is_mxlinear(module: Any) -> bool:

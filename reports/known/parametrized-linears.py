@@ -13,7 +13,8 @@ from torchao.quantization.quantize_.common import KernelPreference
 config = MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED)
 torch.set_num_threads(1)
 bad = 0
-for norm in (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm):
+by_hooks = (nn.utils.weight_norm, nn.utils.spectral_norm)
+for norm in (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm, *by_hooks):
     for convert in (convert_to_float8_training, lambda m: quantize_(m, config) or m):
         model, phase = nn.Sequential(), "convert"
         model.add_module("proj", norm(nn.Linear(32, 32)))

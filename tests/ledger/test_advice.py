@@ -168,6 +168,18 @@ def test_what_no_model_without_something_can_show_is_not_named(entry: str) -> No
     assert entry in _applying((MODELS["linear"],), arm, recipe)  # of which it is not known
 
 
+@pytest.mark.parametrize(
+    ("part", "is_named"), [("Linear with a computed weight", True), ("ParametrizationList", False)]
+)
+def test_what_computed_weights_show_is_named_where_a_linear_has_one(
+    part: str, is_named: bool
+) -> None:
+    """Convolutions may be parametrized, too, which no recipe converts."""
+    modules = frozenset({"Linear", part})
+    model = replace(MODELS["linear"], name="mine.py:build", own=True, modules=modules)
+    assert ("parametrized-linears" in _applying((model,), recipe=ROWWISE)) is is_named
+
+
 def test_what_only_other_families_arms_or_backends_show_is_not_named() -> None:
     copied, compiled = "low-bit-state-cannot-be-copied", "grouped-mm-compiles-bf16-only"
     assert copied in named("torch.bf16", "eager") and copied not in named(ROWWISE, "eager")

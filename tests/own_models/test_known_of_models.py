@@ -94,6 +94,22 @@ def test_what_a_parameter_has_besides_its_numbers_is_known(own: Own, also: str) 
     assert ("parameter with hooks or attributes" in parts) is (also in ("hook", "attribute"))
 
 
+@pytest.mark.parametrize(
+    ("first", "computed"),
+    [
+        ("nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))", True),
+        ("nn.utils.weight_norm(nn.Linear(8, 8))", True),
+        ("nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 1)))", False),
+    ],
+)
+def test_a_weight_that_is_computed_is_known(own: Own, first: str, computed: bool) -> None:
+    source = f"def build(): return nn.Sequential({first}, nn.Linear(8, 8)), torch.ones(4, 8)\n"
+    model = register(own(source))[0]
+    assert model.modules is not None
+    assert ("Linear with a computed weight" in model.modules) is computed
+    assert model.computed_weights == ("model.0",) * computed
+
+
 WORDS = """
 class Words(nn.Module):
     def __init__(self, table, rest, norm, attend=""):

@@ -398,6 +398,42 @@ def test_a_bias_that_the_wrapper_drops_is_known_and_that_of_a_norm_is_not(own: O
     assert not found.causes and entries(found) == {"mx-wrapper-drops-bias"}
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm", "parametrizations.weight_norm"])
+@pytest.mark.parametrize(("recipe", "backend"), [(ROWWISE, ""), (MX, "wrapper")])
+def test_a_weight_that_is_computed_is_known_not_to_be_converted(
+    own: Own, norm: str, bias: bool, recipe: str, backend: str
+) -> None:
+    """By a parametrization, or by a hook before each forward."""
+    text = own(
+        f"{PARTS}def build():\n"
+        f"    normed = nn.utils.{norm}(nn.Linear(D, D, bias={bias}))\n"
+        "    return rows(nn.Sequential(normed, nn.Linear(D, D, bias=False)))\n"
+    )
+    assert register(text)[0].computed_weights == ("model.0",)
+    found = judged(text, recipe, backend=backend, known=True)
+    assert not found.causes and entries(found) == {"parametrized-linears"}
+
+
+def test_a_plain_linear_beside_a_computed_weight_is_not_known_to_be_left_unconverted(
+    own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torchao.quantization
+
+    convert = torchao.quantization.quantize_
+
+    def leaves_one(model: Any, config: Any, filter_fn: Any) -> Any:
+        return convert(model, config, lambda part, name: filter_fn(part, name) and "0" not in name)
+
+    text = own(PARTS + """
+def build():
+    return rows(nn.Sequential(nn.Linear(D, D), nn.utils.weight_norm(nn.Linear(D, D, bias=False))))
+""")  # fmt: skip
+    monkeypatch.setattr(torchao.quantization, "quantize_", leaves_one)
+    verdict = one(judged(text, MX, backend="wrapper", known=True), "census")
+    assert (verdict.symptom, verdict.at.name) == ("left unconverted", "model.0")
+
+
 #: As the heads of BERT-like models, which hold the bias of their last linear, too.
 HEAD = """
 class Head(nn.Module):

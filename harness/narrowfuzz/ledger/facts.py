@@ -111,6 +111,15 @@ def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
     return lambda context: None if context.verdict is None else read(context.verdict)
 
 
+def _computes_weight(context: Context) -> Fact:
+    """Is the verdict about a linear of the model that computes its weight, or a module in it?"""
+    model, verdict = MODELS.get(context.case.spec.model), context.verdict
+    if model is None or verdict is None:
+        return None
+    place = f"{verdict.at.layer or verdict.at.name}."
+    return any(place.startswith(f"{name}.") for name in model.computed_weights)
+
+
 def _of_machine(read: Callable[[Machine], Fact]) -> Callable[[Context], Fact]:
     return lambda context: read(context.machine)
 
@@ -225,6 +234,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "other_run": _of_verdict(attrgetter("at.run")),
     #: All changes of this kind by a conversion are at modules that it was to replace.
     "swapped": _of_verdict(attrgetter("swapped")),
+    #: The model is a user's, and the weight of the linear that the verdict is about is computed.
+    "computed_weight": _computes_weight,
     #: The model's own code raised the error, not a library that is tested.
     "own_error": _of_verdict(attrgetter("own_error")),
     #: The recipe's rule that an expected refusal enforces, in the recipe's words.

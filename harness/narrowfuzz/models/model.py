@@ -24,8 +24,8 @@ FINITE_MASK, WRITTEN_PRODUCT = "attention with a finite mask", "in-place write t
 CALLS = frozenset({FINITE_MASK, WRITTEN_PRODUCT})
 #: What a user's own model may have besides modules of a class.
 SEVERAL_NAMES, TIED = "Linear of several names", "tied parameter"
-HOOKED = "parameter with hooks or attributes"
-PARTS = frozenset({SEVERAL_NAMES, TIED, HOOKED})
+HOOKED, COMPUTED = "parameter with hooks or attributes", "Linear with a computed weight"
+PARTS = frozenset({SEVERAL_NAMES, TIED, HOOKED, COMPUTED})
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,8 @@ class Model:
     tied_biases: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Those of a subclass of ``nn.Linear`` with a forward of its own.
     own_forwards: tuple[str, ...] = ()
+    #: Those whose weight is no parameter, but computed from some, as by ``weight_norm``.
+    computed_weights: tuple[str, ...] = ()
     #: Trainable parameters of a user's own model that get no gradient with its example input.
     unreached: tuple[str, ...] = ()
     #: Where the gradients of a user's own model come from besides the products of its linears.

@@ -14,7 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from narrowfuzz.arms.model_names import other_names, tied_names
 from narrowfuzz.arms.model_snapshot import snapshot
-from narrowfuzz.models.model import FINITE_MASK, HOOKED, SEVERAL_NAMES, TIED, WRITTEN_PRODUCT
+from narrowfuzz.models.model import (
+    COMPUTED,
+    FINITE_MASK,
+    HOOKED,
+    SEVERAL_NAMES,
+    TIED,
+    WRITTEN_PRODUCT,
+)
 from narrowfuzz.operators import BY_KERNEL, BY_NAME
 from narrowfuzz.own_models.calls import observe_call
 from narrowfuzz.play.own import tensors_in
@@ -140,6 +147,9 @@ def parts_of(model: nn.Module) -> frozenset[str]:
         SEVERAL_NAMES: bool(other_names(model)),
         TIED: bool(tied_names(model)),
         HOOKED: any(p.hooks or p.attributes for p in parameters),
+        COMPUTED: any(
+            has_computed_weight(one) for one in model.modules() if isinstance(one, nn.Linear)
+        ),
     }
     every = {base for part in model.modules() for base in type(part).__mro__}
     derived = {base for one in every if not _of_torch(one) for base in one.__mro__[1:]}
@@ -148,6 +158,12 @@ def parts_of(model: nn.Module) -> frozenset[str]:
         | {name for name, has in special.items() if has}
         | {f"subclass of {base.__name__}" for base in derived if _of_torch(base)}
     )
+
+
+def has_computed_weight(linear: nn.Linear) -> bool:
+    """Is its weight no parameter, but computed from some: by a parametrization, or by a hook before
+    each forward, as that of ``torch.nn.utils.weight_norm``?"""
+    return "weight" not in linear._parameters
 
 
 def _of_torch(kind: type) -> bool:

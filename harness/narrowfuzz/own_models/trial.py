@@ -17,7 +17,7 @@ from narrowfuzz.machine.environment import one_thread
 from narrowfuzz.models.catalog import FIXED_BY_OWN
 from narrowfuzz.models.model import Model
 from narrowfuzz.operators import BY_KERNEL
-from narrowfuzz.own_models.affected import affected, parts_of
+from narrowfuzz.own_models.affected import affected, has_computed_weight, parts_of
 from narrowfuzz.own_models.blocks import blocks_of
 from narrowfuzz.own_models.calls import (
     CALLS,
@@ -121,6 +121,9 @@ def tried(source: Source) -> Model:
             f"model.{name}".rstrip(".")
             for name, linear in linears.items()
             if type(linear).forward is not nn.Linear.forward
+        ),
+        computed_weights=tuple(
+            f"model.{name}".rstrip(".") for name, one in linears.items() if has_computed_weight(one)
         ),
         by_default=not source.dims,
         unreached=unreached,
