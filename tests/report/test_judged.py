@@ -334,7 +334,9 @@ def test_a_model_that_raises_does_not_run_and_it_is_said_why(tmp_path: Path, own
     share = judged(Counter(seen), BF16, ["eager", "eager+checkpoint"], [own.name], "cpu")
     counts = dict.fromkeys(seen, 1) | {"first stopped": 3}
     one = ended(tmp_path, share, counts | {("known", "linear-output-in-place"): 3})
-    assert one.soundness().startswith("mine.py:build does not run: 3 of its first 3 cases raised; ")
+    assert one.soundness().startswith(
+        "mine.py:build does not run with torch.bf16: 3 of its first 3 cases raised; "
+    )
     assert "never judged on eager, eager+checkpoint: known issue linear-out" in one.soundness()
     assert "0 of 3 first cases ran" in one.judged()
 
@@ -345,8 +347,8 @@ def test_more_time_is_no_remedy_where_all_that_was_tried_raised(tmp_path: Path, 
     share = judged(Counter(seen), BF16, ["eager"], [own.name], "cpu")
     one = ended(tmp_path, share, stopped | seen | {"first": 2, "first stopped": 2})
     assert one.soundness() == (
-        "mine.py:build does not run: only 2 of its first 3 cases were tried; 2 of its first 3 "
-        "cases raised; never judged on eager: it raises ValueError"
+        "mine.py:build does not run with torch.bf16: only 2 of its first 3 cases were tried; "
+        "2 of its first 3 cases raised; never judged on eager: it raises ValueError"
     )
     one = ended(tmp_path, share, stopped | seen | {"first": 2, "first stopped": 1})
     assert "were tried: give it more --minutes" in one.soundness()
@@ -364,11 +366,13 @@ def test_a_model_whose_backward_always_raises_does_not_train(tmp_path: Path, own
     counts = dict.fromkeys(seen, 1) | stopped
     one = ended(tmp_path, share, counts | {"first stopped": 3})
     said = "3 of its first 3 cases raised: it raises ValueError"
-    assert one.soundness() == f"mine.py:build does not train: {said}"
+    assert one.soundness() == f"mine.py:build does not train with torch.bf16: {said}"
     share = judged(Counter(seen), BF16, ["eager", "eager+checkpoint"], [own.name], "cpu")
     assert share.never, "the checkpoint needs a backward"
     one = ended(tmp_path, share, counts | {"first stopped": 3})
-    assert one.soundness().startswith("mine.py:build does not train: 3 of its first 3 cases raised")
+    assert one.soundness().startswith(
+        "mine.py:build does not train with torch.bf16: 3 of its first 3 cases raised"
+    )
     share = judged(Counter(seen), BF16, ["eager"], [own.name], "cpu")
     ran = ended(tmp_path, share, counts | {"first stopped": 2})
     assert not ran.lacking
