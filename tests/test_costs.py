@@ -301,8 +301,8 @@ TRIALS = {
     "layout": Trial(
         {"case/layout/trial.py": LAYOUT, "play/trial.py": PLAYER},
         (
-            ("case/spec.py", '"alltoall"] = "allgather"\n', "    trial: int = 0\n"),
-            ("case/spec.py", "            return together\n",
+            ("case/sharding.py", '"alltoall"] = "allgather"\n', "    trial: int = 0\n"),
+            ("case/sharding.py", "            return together\n",
              "        if self.trial:\n            return self.trial\n"),
             ("case/layout/__init__.py", "from narrowfuzz.case.layout.resumed import RESUMED\n",
              "from narrowfuzz.case.layout.trial import TRIAL\n"),
