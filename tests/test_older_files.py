@@ -20,6 +20,7 @@ from narrowfuzz.recipe.carries import Carries
 from narrowfuzz.recipe.deprecated import GOES, LISTS, NAMES, Deprecated
 from narrowfuzz.recipe.recipe import Recipe, load_every
 from narrowfuzz.report.accepted import accepted
+from narrowfuzz.report.store import load_finding
 
 OLDER = Path(__file__).parent / "older"
 ROOT = Path(__file__).parents[1]
@@ -245,6 +246,11 @@ def test_what_a_library_carries_names_its_checkpoints() -> None:
     pair: Any = ("library", True)
     with pytest.raises(ValueError, match=r"has \('library', True\): known are none, full, reentr"):
         Carries(checkpoints=(pair,))
+
+
+def test_a_finding_that_calls_its_rule_an_oracle_is_read() -> None:
+    finding = load_finding(OLDER / "finding")
+    assert (finding.rule, finding.oracle) == ("O5", "O5")
 
 
 def test_an_entry_of_the_first_ledger_folders_loads() -> None:

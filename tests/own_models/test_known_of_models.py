@@ -100,10 +100,18 @@ def test_what_a_parameter_has_besides_its_numbers_is_known(own: Own, also: str) 
         ("nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))", True),
         ("nn.utils.weight_norm(nn.Linear(8, 8))", True),
         ("nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 1)))", False),
+        ("frozen(nn.Linear(8, 8))", False),
     ],
 )
 def test_a_weight_that_is_computed_is_known(own: Own, first: str, computed: bool) -> None:
-    source = f"def build(): return nn.Sequential({first}, nn.Linear(8, 8)), torch.ones(4, 8)\n"
+    source = (
+        "def frozen(linear):\n"
+        "    weight = linear.weight.detach()\n"
+        "    del linear.weight\n"
+        "    linear.register_buffer('weight', weight)\n"
+        "    return linear\n"
+        f"def build(): return nn.Sequential({first}, nn.Linear(8, 8)), torch.ones(4, 8)\n"
+    )
     model = register(own(source))[0]
     assert model.modules is not None
     assert ("Linear with a computed weight" in model.modules) is computed

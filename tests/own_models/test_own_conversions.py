@@ -415,23 +415,26 @@ def test_a_weight_that_is_computed_is_known_not_to_be_converted(
     assert not found.causes and entries(found) == {"parametrized-linears"}
 
 
+@pytest.mark.parametrize("plain", [0, 1])
 def test_a_plain_linear_beside_a_computed_weight_is_not_known_to_be_left_unconverted(
-    own: Own, monkeypatch: pytest.MonkeyPatch
+    own: Own, plain: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torchao.quantization
 
     convert = torchao.quantization.quantize_
 
     def leaves_one(model: Any, config: Any, filter_fn: Any) -> Any:
-        return convert(model, config, lambda part, name: filter_fn(part, name) and "0" not in name)
+        chosen = lambda part, name: filter_fn(part, name) and str(plain) not in name  # noqa: E731
+        return convert(model, config, chosen)
 
-    text = own(PARTS + """
+    text = own(PARTS + f"""
 def build():
-    return rows(nn.Sequential(nn.Linear(D, D), nn.utils.weight_norm(nn.Linear(D, D, bias=False))))
+    both = [nn.Linear(D, D), nn.utils.weight_norm(nn.Linear(D, D, bias=False))]
+    return rows(nn.Sequential(both[{plain}], both[{1 - plain}]))
 """)  # fmt: skip
     monkeypatch.setattr(torchao.quantization, "quantize_", leaves_one)
     verdict = one(judged(text, MX, backend="wrapper", known=True), "census")
-    assert (verdict.symptom, verdict.at.name) == ("left unconverted", "model.0")
+    assert (verdict.symptom, verdict.at.name) == ("left unconverted", f"model.{plain}")
 
 
 #: As the heads of BERT-like models, which hold the bias of their last linear, too.

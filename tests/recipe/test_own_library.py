@@ -39,8 +39,9 @@ SPECS = (
 BLOCK = """
 import torch
 from torch import nn
+class Mine(nn.Linear): pass
 def block():
-    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)), torch.randn(8, 16)
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), Mine(32, 16)), torch.randn(8, 16)
 class Doubled(nn.Linear):
     def forward(self, x): return 2 * super().forward(x)
 def doubled():
@@ -73,12 +74,26 @@ def called(judge: Judge, case: Case) -> set[str]:
     return {call.module for call in judge.observe(case).traces["eager"].calls}
 
 
+def plain(module: torch.nn.Module) -> bool:
+    return type(module).forward is torch.nn.Linear.forward
+
+
+def every(model: torch.nn.Module) -> torch.nn.Module:
+    """A conversion that gives each linear without a forward of its own the library's class."""
+    from fp8_linear import Fp8Linear
+
+    for module in model.modules():
+        if plain(module):
+            module.__class__ = Fp8Linear
+    return model
+
+
 def patched(model: torch.nn.Module) -> torch.nn.Module:
     """A conversion that gives each linear a forward, not a class, of the library."""
     from fp8_linear import Fp8Linear
 
     for module in model.modules():
-        if type(module) is torch.nn.Linear:
+        if plain(module):
             module.forward = MethodType(Fp8Linear.forward, module)  # type: ignore[method-assign]
     return model
 
@@ -89,8 +104,9 @@ def test_it_judges_the_linears_of_users(
 ) -> None:
     import fp8_linear
 
+    monkeypatch.setattr(fp8_linear, "convert", patched if conversion == "forward" else every)
+    recipe = replace(recipe, convertible=lambda module, name, spec: plain(module))
     if conversion == "forward":
-        monkeypatch.setattr(fp8_linear, "convert", patched)
         recipe = replace(recipe, converted=lambda module: "forward" in vars(module))
     file = tmp_path / f"own_library_{conversion}.py"
     file.write_text(BLOCK)

@@ -330,9 +330,10 @@ def test_what_verdicts_say_of_how_their_arms_ran() -> None:
 
 
 def test_a_model_that_raises_does_not_run_and_it_is_said_why(tmp_path: Path, own: Model) -> None:
-    seen = {("blocked", "torch.bf16", "eager", own.name, "known issue linear-output-in-place")}
+    why = ("torch.bf16", "eager", own.name, "known issue linear-output-in-place")
+    seen = {("blocked", *why)}
     share = judged(Counter(seen), BF16, ["eager", "eager+checkpoint"], [own.name], "cpu")
-    counts = dict.fromkeys(seen, 1) | {"first stopped": 3}
+    counts = dict.fromkeys(seen, 1) | {"first stopped": 3, ("stopped", *why): 3}
     one = ended(tmp_path, share, counts | {("known", "linear-output-in-place"): 3})
     assert one.soundness().startswith(
         "mine.py:build does not run with torch.bf16: 3 of its first 3 cases raised; "

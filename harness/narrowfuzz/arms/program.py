@@ -78,21 +78,26 @@ class Program:
     def _build(self) -> nn.Module:
         spec = self.spec
         plain = self._plain()
-        names, classes = linear_names(plain), {n: type(m) for n, m in plain.named_modules()}
-        replaceable = {n for n, m in plain.named_modules(remove_duplicate=False) if is_linear(m)}
+        names = linear_names(plain)
+        before = {n: (type(m), _forward(m)) for n, m in plain.named_modules(remove_duplicate=False)}
         self._shared, others = tied_names(plain), other_names(plain)
         model, self._census = convert(self.recipe, plain, spec)
         modules = dict(model.named_modules(remove_duplicate=False))
         # a conversion may make several modules of one that has several names
         names += tuple(n for n, of in others.items() if self._split(modules, n, of))
         self._linears = tuple(
-            n
-            for n in names
-            if n in modules and not _own_kind(modules[n], classes.get(n))
-            # a recipe of one's own may give a plain linear a class or a forward of its library
-            if is_linear(modules[n]) or (n in replaceable and self._converted(modules[n]))
+            n for n in names if n in modules and self._judges(modules[n], *before[n])
         )
         return converted.renewed(model, self._anew, lifecycle=spec.lifecycle)
+
+    def _judges(self, module: nn.Module, kind: type[nn.Module], forward: Any) -> bool:
+        """Is this module of the converted model, which had this class and forward before, a linear
+        to judge? One that a user gave a class of its own is none, unless the recipe converts it:
+        to another class, or where nn.Linear's forward ran."""
+        if type(module) is kind and kind.forward is not nn.Linear.forward:
+            return False  # such as a library's layer that quantises for itself
+        replaced = type(module) is not kind or forward is nn.Linear.forward
+        return is_linear(module) or (replaced and self._converted(module))
 
     def _split(self, modules: Mapping[str, nn.Module], name: str, of: str) -> bool:
         """Has the linear with these two names been converted into a module for each?"""
@@ -431,10 +436,9 @@ def clear_memory(model: nn.Module) -> None:
             whole.set_(parameter.untyped_storage()).zero_()
 
 
-def _own_kind(module: Any, before: Any) -> bool:
-    """Is this module as the model was built, of a class with a forward of its own? A library's
-    layers, for example, that quantise for themselves."""
-    return module is not None and type(module) is before and before.forward is not nn.Linear.forward
+def _forward(module: nn.Module) -> Any:
+    """The function that a call of this module runs."""
+    return vars(module).get("forward", type(module).forward)
 
 
 def _graphs(event: Event) -> int:

@@ -112,12 +112,11 @@ def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
 
 
 def _computes_weight(context: Context) -> Fact:
-    """Is the verdict about a linear of the model that computes its weight, or a module in it?"""
+    """Is the verdict about a linear whose weight is computed, and about no other linear?"""
     model, verdict = MODELS.get(context.case.spec.model), context.verdict
     if model is None or verdict is None:
         return None
-    place = f"{verdict.at.layer or verdict.at.name}."
-    return any(place.startswith(f"{name}.") for name in model.computed_weights)
+    return model.computes_weight(verdict.at.layer or verdict.at.name)
 
 
 def _of_machine(read: Callable[[Machine], Fact]) -> Callable[[Context], Fact]:

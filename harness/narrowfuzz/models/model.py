@@ -231,6 +231,10 @@ class Model:
         idle = {f"model.{n}".removesuffix(".weight") for n in self.unreached}
         return tuple(name for name in self.linears if name in read - called - idle)
 
+    def computes_weight(self, name: str) -> bool:
+        """Is this the name of a linear with a computed weight, or of a module in one?"""
+        return any(f"{name}.".startswith(f"{linear}.") for linear in self.computed_weights)
+
     def runs_on(self, device: str, dtypes: Collection[str]) -> bool:
         """True if there are kernels for it on this device type in all of these dtypes."""
         return not self.why_not(device, dtypes)

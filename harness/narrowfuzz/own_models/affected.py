@@ -163,7 +163,7 @@ def parts_of(model: nn.Module) -> frozenset[str]:
 def has_computed_weight(linear: nn.Linear) -> bool:
     """Is its weight no parameter, but computed from some: by a parametrization, or by a hook before
     each forward, as that of ``torch.nn.utils.weight_norm``?"""
-    return "weight" not in linear._parameters
+    return "weight" not in linear._parameters and "weight" not in linear._buffers
 
 
 def _of_torch(kind: type) -> bool:

@@ -78,16 +78,15 @@ class Hunted(msgspec.Struct, kw_only=True, frozen=True):
     idle: bool = False
     #: For a missed fault: the measured reason.
     miss: Miss | None = None
+    #: Why the fault could not be searched for, for example as it raises or cannot be lifted; "" if
+    #: it could.
+    problem: str = ""
     #: The old name of ``rule`` in JSON, until 0.2.0.
     oracle: str = ""
 
     def __post_init__(self) -> None:
         for name in ("rule", "oracle"):
             msgspec.structs.force_setattr(self, name, self.rule or self.oracle)
-
-    #: Why the fault could not be searched for, for example as it raises or cannot be lifted; "" if
-    #: it could.
-    problem: str = ""
 
 
 class Controlled(msgspec.Struct, kw_only=True, frozen=True):

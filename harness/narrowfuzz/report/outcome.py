@@ -119,8 +119,9 @@ class Ended:
         if counts["first stopped"] and not (self.share.met and self.first_ran):
             # other cases are of a forward alone
             fails = "train" if any(counted(counts, "ran")) else "run"
-            recipes = sorted({in_short(one[0]) for one in (*self.share.met, *self.share.never)})
-            which = f"{fails} with {_listed(recipes)}"  # as it was built it may
+            # unconverted it may run
+            recipes = sorted({in_short(recipe) for recipe, *_ in counted(counts, "stopped")})
+            which = f"{fails} with {_listed(recipes)}" if recipes else fails
             return f"{subject} does not {which}: {'; '.join(self.lacking)}"
         if self.lacking:
             return f"No problems found in {subject} so far, but {'; '.join(self.lacking)}"

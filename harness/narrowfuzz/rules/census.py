@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import Model
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.trace.address import At
@@ -37,13 +39,15 @@ def check_census(evidence: Evidence) -> Iterator[Verdict]:
     if not by_kind:
         none = not trace.census.changes
         yield plain("census", arm, ROLE, "ok", "" if none else "nothing reads what was lost")
+    model = MODELS[evidence.spec.model]
     for kind, of_kind in by_kind.items():
-        yield _verdict(arm, kind, of_kind)
+        yield _verdict(arm, kind, of_kind, model)
 
 
-def _verdict(arm: str, kind: ChangeKind, changes: list[Change]) -> Verdict:
-    """A divergence at the first module that conversion was not to replace, if there is one."""
-    first = next((change for change in changes if not change.swapped), changes[0])
+def _verdict(arm: str, kind: ChangeKind, changes: list[Change], model: Model) -> Verdict:
+    """A divergence at the first module that conversion was not to replace, if there is one, and
+    that is no linear with a computed weight, which conversions do not know."""
+    first = min(changes, key=lambda one: (one.swapped, model.computes_weight(one.module)))
     more = f" (and at {len(changes) - 1} more)" if len(changes) > 1 else ""
     at = At(what="module", name=first.module or "the root")
     actual = (first.after or "nothing") + more

@@ -106,7 +106,8 @@ def _triaged(
         untried=small.untried,
         script_output=verdict.symptom,
         why_suspected=why,
-        needs=needs_of(small.case, verdict),
+        # the fields of a case that was not minimised are not all conditions of the loss
+        needs=needs_of(small.case, verdict) if small.attempts else [],
     )
     return Triaged(finding, _script(small.case, verdict, recipe, device))
 
