@@ -51,8 +51,10 @@ def shown(issue: Issue, output: str) -> bool:
 
 
 def compiles(entry: Entry) -> bool:
-    """Does what an issue shows compile C++, which is slow?"""
-    return "torch.compile(" in entry.reproduction.read_text()
+    """Does what an issue shows compile C++, as torchao's optimizers do at each first step? It is
+    slow."""
+    source = entry.reproduction.read_text()
+    return "torch.compile(" in source or "torchao.optim" in source
 
 
 def about_gcc(entry: Entry) -> bool:

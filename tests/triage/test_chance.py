@@ -46,5 +46,5 @@ def test_without_chance_it_stays_suspected(rule: str, scripts: RunScript) -> Non
     """A script that passes explains nothing by itself."""
     from dataclasses import replace
 
-    result = triage(judge(), CASE, replace(SEEN, rule=rule), scripts=scripts, seconds=3.0)
+    result = triage(judge(), CASE, replace(SEEN, rule=rule), scripts=scripts, seconds=1.0)
     assert not result.confirmed and not result.finding.seen_as

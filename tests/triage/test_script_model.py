@@ -261,7 +261,6 @@ def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
     assert 'int("proj" not in text) if type(error).__name__ == "AssertionError" else 125' in text
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
