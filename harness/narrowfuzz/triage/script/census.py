@@ -31,7 +31,7 @@ _FORWARD = "getattr(m.forward, '__qualname__', '?')"
 
 
 @dataclass(frozen=True)
-class _Look:
+class _View:
     """A description of a model: ``expression`` gives a set for lost and gained, and a dict by name
     for changed."""
 
@@ -58,59 +58,59 @@ _CHOSEN: dict[ChangeKind, Literal["lost", "gained"]] = {
     "second name left unconverted": "lost",
     "converted unasked": "gained",
 }
-_LOOKS: dict[ChangeKind, _Look] = {
-    "own forward lost": _Look(_modules(_FORWARD, where="NOT_PLAIN or not choosing"), "changed"),
-    "forward changed": _Look(_modules(_FORWARD, where="not chosen(m, n)"), "changed"),
-    "module type changed": _Look(_modules("type(m).__name__", where="not chosen(m, n)"), "changed"),
-    "module missing": _Look(f"{{n for n, m in {_MODULES}}}", "lost"),
-    "module added": _Look(f"{{n for n, m in {_MODULES}}}", "gained"),
-    "shared module split": _Look(_pairs(_MODULES), "lost"),
-    "training flag changed": _Look(_modules("m.training"), "changed"),
-    "hooks lost": _Look(
+_VIEWS: dict[ChangeKind, _View] = {
+    "own forward lost": _View(_modules(_FORWARD, where="NOT_PLAIN or not choosing"), "changed"),
+    "forward changed": _View(_modules(_FORWARD, where="not chosen(m, n)"), "changed"),
+    "module type changed": _View(_modules("type(m).__name__", where="not chosen(m, n)"), "changed"),
+    "module missing": _View(f"{{n for n, m in {_MODULES}}}", "lost"),
+    "module added": _View(f"{{n for n, m in {_MODULES}}}", "gained"),
+    "shared module split": _View(_pairs(_MODULES), "lost"),
+    "training flag changed": _View(_modules("m.training"), "changed"),
+    "hooks lost": _View(
         f"{{(n, kind, i) for n, m in {_MODULES} for kind in {_HOOKS}\n"
         "            for i in range(len(getattr(m, kind, ())))}",
         "lost",
     ),
-    "attributes lost": _Look(
+    "attributes lost": _View(
         f"{{(n, a) for n, m in {_MODULES} for a in vars(m)\n            if a not in {_INTERNAL}}}",
         "lost",
     ),
-    "attributes changed": _Look(
+    "attributes changed": _View(
         f"{{(n, a): v for n, m in {_MODULES} for a, v in vars(m).items()\n"
         f"            if a not in {_INTERNAL} and isinstance(v, (int, float, str))}}",
         "changed",
     ),
-    "tied weights untied": _Look(_pairs(_PARAMETERS), "lost"),
-    "weights tied": _Look(_pairs(_PARAMETERS), "gained"),
-    "parameter missing": _Look(f"{{n for n, p in {_PARAMETERS}}}", "lost"),
-    "parameter added": _Look(f"{{n for n, p in {_PARAMETERS}}}", "gained"),
-    "parameter type changed": _Look(
+    "tied weights untied": _View(_pairs(_PARAMETERS), "lost"),
+    "weights tied": _View(_pairs(_PARAMETERS), "gained"),
+    "parameter missing": _View(f"{{n for n, p in {_PARAMETERS}}}", "lost"),
+    "parameter added": _View(f"{{n for n, p in {_PARAMETERS}}}", "gained"),
+    "parameter type changed": _View(
         f"{{(n, k): type(p).__name__ for n, m in {_MODULES} if not chosen(m, n)\n"
         "            for k, p in m.named_parameters(recurse=False)}",
         "changed",
     ),
-    "parameter shape changed": _Look(_parameters("p.shape"), "changed"),
-    "parameter dtype changed": _Look(_parameters("p.dtype"), "changed"),
-    "parameter device changed": _Look(_parameters("p.device"), "changed"),
-    "parameter order changed": _Look(f"{{'order': [n for n, p in {_PARAMETERS}]}}", "changed"),
-    "parameter hooks lost": _Look(
+    "parameter shape changed": _View(_parameters("p.shape"), "changed"),
+    "parameter dtype changed": _View(_parameters("p.dtype"), "changed"),
+    "parameter device changed": _View(_parameters("p.device"), "changed"),
+    "parameter order changed": _View(f"{{'order': [n for n, p in {_PARAMETERS}]}}", "changed"),
+    "parameter hooks lost": _View(
         f"{{(n, kind, i) for n, p in {_PARAMETERS}\n"
         "            for kind in ('_backward_hooks', '_post_accumulate_grad_hooks')\n"
         "            for i in range(len(getattr(p, kind, None) or ()))}",
         "lost",
     ),
-    "parameter attributes lost": _Look(
+    "parameter attributes lost": _View(
         f"{{(n, a) for n, p in {_PARAMETERS} for a in vars(p)}}", "lost"
     ),
-    "requires_grad changed": _Look(_parameters("p.requires_grad"), "changed"),
-    "buffer missing": _Look("{n for n, b in model.named_buffers(remove_duplicate=False)}", "lost"),
-    "buffer added": _Look("{n for n, b in model.named_buffers(remove_duplicate=False)}", "gained"),
-    "buffer changed": _Look(
+    "requires_grad changed": _View(_parameters("p.requires_grad"), "changed"),
+    "buffer missing": _View("{n for n, b in model.named_buffers(remove_duplicate=False)}", "lost"),
+    "buffer added": _View("{n for n, b in model.named_buffers(remove_duplicate=False)}", "gained"),
+    "buffer changed": _View(
         "{n: (b.shape, b.dtype, b.device)\n"
         "            for n, b in model.named_buffers(remove_duplicate=False)}",
         "changed",
     ),
-    "state_dict keys changed": _Look("{'keys': list(model.state_dict())}", "changed"),
+    "state_dict keys changed": _View("{'keys': list(model.state_dict())}", "changed"),
 }
 _BAD = {
     "lost": "sorted(before - after)",
@@ -131,8 +131,9 @@ def of_conversion(case: Case, verdict: Verdict, recipe: Recipe, model: str = "")
         (
             recipe_source(recipe, spec, "convert", "converted", "convertible"),
             model or (_linear(spec) if spec.model == "linear" else _model(spec)),
-            _look(verdict.symptom),
-            "before = look(model, True)\nmodel = convert(model)\nafter = look(model, False)",
+            _describe(verdict.symptom),
+            "before = describe(model, True)\n"
+            "model = convert(model)\nafter = describe(model, False)",
             f"bad = {_BAD[_bad(verdict.symptom)]}",
             f'print("{verdict.symptom}:", bad or "none")\nsys.exit(1 if bad else 0)',
         ),
@@ -159,23 +160,23 @@ def _linear(spec: Spec) -> str:
 def _bad(symptom: str) -> str:
     if symptom in _CHOSEN:
         return _CHOSEN[symptom]  # type: ignore[index]
-    if symptom in _LOOKS:
-        return _LOOKS[symptom].bad  # type: ignore[index]
+    if symptom in _VIEWS:
+        return _VIEWS[symptom].bad  # type: ignore[index]
     raise ValueError(f"no stand-alone script for census symptom {symptom!r}")
 
 
-def _look(symptom: str) -> str:
-    """Source of look(model, choosing), which returns the description that is compared;
+def _describe(symptom: str) -> str:
+    """Source of describe(model, choosing), which returns the description that is compared;
     ``choosing`` is True before conversion."""
     _bad(symptom)
     if symptom in _CHOSEN:
         return (
-            "def look(model, choosing):\n"
+            "def describe(model, choosing):\n"
             f"    return {{n for n, m in {_MODULES}\n"
             "            if (convertible(m, n) if choosing else converted(m))}"
         )
-    expression = _LOOKS[symptom].expression  # type: ignore[index]
-    lines = ["def look(model, choosing):"]
+    expression = _VIEWS[symptom].expression  # type: ignore[index]
+    lines = ["def describe(model, choosing):"]
     if "chosen(" in expression:
         # modules that conversion replaces may change: their names are left out on both sides
         lines += [

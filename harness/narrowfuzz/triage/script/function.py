@@ -20,7 +20,7 @@ def of_function(spec: Spec, verdict: Verdict, device: str) -> Short:
     """The script for a verdict about a Function, for a device by torch's name."""
     expect, model = verdict.expect, MODELS[spec.model]
     assert isinstance(expect, DerivativeOf)
-    look = f"wrong_backward(found, {expect.function!r}, {verdict.at.name!r})"
+    judged = f"wrong_backward(found, {expect.function!r}, {verdict.at.name!r})"
     return Short(
         verdict,
         model.title,
@@ -28,7 +28,7 @@ def of_function(spec: Spec, verdict: Verdict, device: str) -> Short:
         (
             pasted((model.module, "derivatives", "wrong_backward"), _SOURCES),
             f"model = {model.expression(spec)}.to({device!r}, {TORCH_NAME[spec.dtype]})\n"
-            f"found = derivatives(model, {ids_of(spec)})\nsentence, shows = {look}\n"
+            f"found = derivatives(model, {ids_of(spec)})\nsentence, shows = {judged}\n"
             "print(sentence)\nsys.exit(125 if shows is None else int(shows))",
         ),
     )
