@@ -81,7 +81,7 @@ def run_command(options: RunOptions) -> tuple[int, dict[str, Any]]:
         from te_on_cpu import environment as te
 
         te.choose(options.te_version)
-    where = enter(options.device, 0)
+    where = enter(options.device, 0, compiles=False)
     if why := none_runs(options.arms, where.name):
         raise ValueError(why)
     options = _of_operators(options)

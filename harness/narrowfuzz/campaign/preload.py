@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import torch._dynamo  # noqa: F401
+import atexit
+import gc
 
-from narrowfuzz.machine.environment import quieten
+from narrowfuzz.machine.environment import importing, quieten
+
+with importing():
+    import torch._dynamo  # noqa: F401
 
 quieten()
+atexit.register(gc.freeze)  # else a process that ends looks through all that torch has made

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 
+from narrowfuzz.machine.environment import importing
 from narrowfuzz.play.own import interpreted
 
 interpreted()  # torchao's kernels are defined when it is imported
 # a recipe that needs a missing module reports that when it is used
-with contextlib.suppress(ImportError):
+with importing(), contextlib.suppress(ImportError):
     import torchao.float8
     import torchao.prototype.moe_training.config
     import torchao.prototype.moe_training.mxfp8_linear

@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 
+from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.machine.device import forks
 from narrowfuzz.machine.environment import prepare
 
@@ -31,6 +33,13 @@ def start_server(device: str) -> None:
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process
     forkserver.ensure_running()
     signal.signal(signal.SIGINT, usual)
+
+
+def work(config: Config, place: Place, out: Connection) -> None:
+    """The entry point of a worker's process: the supervisor itself imports no compiler."""
+    from narrowfuzz.campaign.worker import work
+
+    work(config, place, out)
 
 
 def quieten_tracker() -> None:

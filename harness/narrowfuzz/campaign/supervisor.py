@@ -25,7 +25,7 @@ from narrowfuzz.campaign import messages
 from narrowfuzz.campaign.config import Config, Place
 from narrowfuzz.campaign.interrupts import on_interrupt
 from narrowfuzz.campaign.journal import Journal
-from narrowfuzz.campaign.server import start_server
+from narrowfuzz.campaign.server import start_server, work
 from narrowfuzz.case.spec import Case
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.tally import Found, Tally
@@ -131,8 +131,6 @@ class Supervisor:
         return time.monotonic() > self.deadline + GRACE_SECONDS
 
     def _start(self, handle: _Handle) -> None:
-        from narrowfuzz.campaign.worker import work
-
         context = mp.get_context("forkserver")
         receiving, sending = context.Pipe(duplex=False)
         place = Place(handle.number, handle.generation, handle.judged, self.deadline)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from narrowfuzz.case.arm import COMPILED, Arm
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.ledger.facts import OF_MACHINE, OF_RANKS, Fact, may_hold
-from narrowfuzz.ledger.ledger import Entry, stands
+from narrowfuzz.ledger.ledger import Entry, installed_package, stands
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine
 from narrowfuzz.models.model import CALLS, Model
@@ -50,10 +51,20 @@ def applying(
         for facts in _facts(recipe, arm)
         if compiled is None or {facts["compile"], arm.compiler or "none"} <= {"none", compiled}
     ]
+    by_recipe: dict[str, list[dict[str, Fact]]] = {}
+    for facts in known:
+        by_recipe.setdefault(str(facts["recipe"]), []).append(facts)
+    there = functools.cache(installed_package)  # all entries name the same few packages
     found = [
         entry
         for entry in entries
-        if any(_may_show(entry, facts) for facts in known) and stands(entry, device) != "absent"
+        if stands(entry, device, there) != "absent"
+        and any(
+            _may_show(entry, facts)
+            for recipe, some in by_recipe.items()
+            if entry.about(recipe)
+            for facts in some
+        )
     ]
     return sorted(found, key=lambda entry: (SEVERITIES.index(entry.severity), entry.id))
 
@@ -104,8 +115,6 @@ def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
 
 
 def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
-    if not entry.about(str(facts["recipe"])):
-        return False
     backends = facts["backends"]
     assert isinstance(backends, frozenset)
     if not any(fnmatch.fnmatchcase(one, glob) for one in backends for glob in entry.backends):

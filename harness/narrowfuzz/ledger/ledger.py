@@ -321,7 +321,7 @@ def load_ledger(
 
 def standing(device: str = "cpu", folders: Sequence[Path] = ()) -> list[tuple[Entry, Standing]]:
     """Every entry, and how it applies here."""
-    installed = functools.cache(_installed)  # all entries name the same few packages
+    installed = functools.cache(installed_package)  # all entries name the same few packages
     return [(entry, stands(entry, device, installed)) for entry in load_entries(folders)]
 
 
@@ -400,7 +400,7 @@ def stands(
     """How an entry applies to the ``installed`` packages and the device of the run."""
     named = device in entry.devices
     for package, wanted in entry.versions.items():
-        found = (installed or _installed)(package)
+        found = (installed or installed_package)(package)
         if found is None:
             return "absent"
         if not found.released:
@@ -412,7 +412,7 @@ def stands(
     return "named" if named else "other"
 
 
-def _installed(package: str) -> Installed | None:
+def installed_package(package: str) -> Installed | None:
     """The version of a package that can be imported; None if it cannot."""
     try:
         return Installed(importlib.metadata.version(package), not checkout(package))

@@ -124,15 +124,16 @@ def begin(name: str) -> None:
         simulate()
 
 
-def enter(name: str, worker: int | None = None) -> Device:
+def enter(name: str, worker: int | None = None, *, compiles: bool = True) -> Device:
     """Make this process one that runs cases on the device, and measure how that adds: the result
     has the accumulators of its kind of device, wider ones where measurements disagree. Of several
-    GPUs it takes this worker's; with None, the one that its parent process has chosen."""
-    from narrowfuzz.machine.accumulator_probe import measure
-
+    GPUs it takes this worker's; with None, the one that its parent process has chosen. ``compiles``
+    is that of ``settle``."""
     if worker is not None:
         choose(name, worker)
-    settle()
+    settle(compiles=compiles)
+    from narrowfuzz.machine.accumulator_probe import measure
+
     begin(name)
     there = torch_name(name)
     seen = measure(there)

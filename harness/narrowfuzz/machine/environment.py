@@ -153,9 +153,27 @@ def _of_glibc(name: str, *arguments: int) -> None:
         function(*arguments)
 
 
-def settle() -> None:
-    """Make torch single-threaded and quiet. Call once in each process that runs cases."""
-    import torch
+@contextmanager
+def importing() -> Iterator[None]:
+    """Run the block, which imports torch, without collections of garbage. Importing leaves none,
+    and looking for it takes a fifth of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def settle(*, compiles: bool = True) -> None:
+    """Make torch single-threaded and quiet. Call once in each process that runs cases. One that
+    never ``compiles`` need not import the compiler, which takes as long as torch itself."""
+    with importing():
+        import torch
+
+        if compiles:
+            import torch._dynamo
 
     torch.set_num_threads(1)
     _return_large_blocks()
@@ -165,7 +183,7 @@ def settle() -> None:
     of_gpus.allow_fp16_reduced_precision_reduction = False
     of_gpus.allow_bf16_reduced_precision_reduction = False
     of_gpus.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
+    if compiles and hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         # all rungs of a Spec compile the same model code, and a draw that reloads compiles it again
         torch._dynamo.config.recompile_limit = 1024
