@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.strategies import SearchStrategy
+from narrowfuzz.campaign.generator import _wherever_files_lie
 
 T = TypeVar("T")
 #: Of a property that is tried on the same examples each time, which are not made smaller.
@@ -29,8 +32,9 @@ def drawn(strategy: SearchStrategy[T], count: int, start: int = 0) -> list[T]:
     return found
 
 
-def drawn_in_lots(strategy: SearchStrategy[T], count: int, lot: int = 100) -> list[T]:
-    """The same of so many seeds: Hypothesis repeats variants of what it drew before, and many draws
-    of one run would show holes."""
-    lots = range(max(1, count // lot))
-    return [one for start in lots for one in drawn(strategy, min(count, lot), start)]
+def drawn_apart(strategy: SearchStrategy[T], count: int) -> list[T]:
+    """What it draws ``count`` times, each time for itself: Hypothesis repeats variants of what it
+    drew before, and many of these would show holes."""
+    chance = Random(0)
+    with _wherever_files_lie():
+        return [ConjectureData(random=chance).draw(strategy) for _ in range(count)]

@@ -243,7 +243,7 @@ from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.script.ranks import of_ranks
 recipes = load_recipes()
 own = recipes["torch.bf16"]
-print(*sorted({spec.sharding.trial for spec in examples(sharded_specs([own]), 300)}))
+print(*sorted({spec.sharding.trial for spec in examples(sharded_specs([own]), 100)}))
 case = Case(spec=Spec(recipe=own.name, sharding=Sharding(trial=3)), data=DataSpec(seed=1))
 judged = Judge(recipes, Ledger([])).judge(case)
 assert not judged.causes, judged.causes
@@ -321,7 +321,7 @@ TRIALS = {
 
 def tree(folder: Path, trial: Trial) -> Path:
     """A copy of the package with the trial in it."""
-    leave = shutil.ignore_patterns("__pycache__", "_content")
+    leave = shutil.ignore_patterns("_content")
     shutil.copytree(OURS.parent, folder / "harness", ignore=leave)
     for name in ("pyproject.toml", "recipes", "reports"):
         (folder / name).symlink_to(ROOT / name)

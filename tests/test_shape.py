@@ -40,6 +40,12 @@ def trees() -> tuple[tuple[Path, ast.Module], ...]:
     return tuple((path, ast.parse(path.read_text())) for path in files)
 
 
+@cache
+def nodes(part: ast.AST) -> tuple[ast.AST, ...]:
+    """It and everything in it, of which every count looks through the same."""
+    return (*ast.walk(part),)
+
+
 def words(node: ast.AST) -> bool:
     """Is this the words of a verdict, or a sentence made of one?"""
     if isinstance(node, ast.Call):
@@ -49,7 +55,7 @@ def words(node: ast.AST) -> bool:
 
 def parsed(tree: ast.AST) -> Iterator[int]:
     """Lines that take the words of a verdict apart."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             told = words(node.func.value) or any(words(argument) for argument in node.args)
             if node.func.attr in STRING_OPERATIONS and told:
@@ -81,7 +87,7 @@ def arms_taken_apart() -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path, tree in trees()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if _takes_apart(node)
     ]
 
@@ -133,7 +139,7 @@ def modules_by_word() -> dict[str, set[str]]:
     """Each string of the package, and the modules that it stands in."""
     found: dict[str, set[str]] = defaultdict(set)
     for path, tree in trees():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found[node.value].add(os.path.relpath(path, OURS))
     return found
@@ -157,7 +163,7 @@ def test_a_model_costs_its_class_and_a_row() -> None:
 
 def compared_with_none(tree: ast.AST) -> Iterator[int]:
     """Lines that ask whether there is a schedule: what happens is part of every Spec."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             none = any(isinstance(side, ast.Constant) and side.value is None for side in sides)
@@ -189,7 +195,7 @@ KINDS = {"Recipe", "OwnLayers"}
 def told_apart(tree: ast.AST) -> Iterator[int]:
     """Lines that do one thing for what converts a model and another for a library's own layers:
     they ask the recipe, for a class, or whether a Spec has a ``layer``."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if _source_of_a_recipe(node):
             yield node.lineno
         asked: list[ast.AST] = []
@@ -292,7 +298,7 @@ KIND_OF_CASE = {"direct", "sharded", "layer", "native", "stages", "context"}
 
 def kinds_read(tree: ast.AST) -> Iterator[int]:
     """Reads of what kind of case a Spec is, or its sharding."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         asks = isinstance(node, ast.Attribute) and node.attr in KIND_OF_CASE
         if asks and _named(node.value) in ("spec", "sharding", "own"):
             yield node.lineno
@@ -300,7 +306,7 @@ def kinds_read(tree: ast.AST) -> Iterator[int]:
 
 def kinds_of_record(tree: ast.AST) -> Iterator[int]:
     """Questions for the class of a recipe, or of what is seen of a case."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Call(func=ast.Name("isinstance"), args=[_, kinds]):
                 parts = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
@@ -324,19 +330,19 @@ _BY_KEY = {"outputs", "results", "tensors", "exact", "parameters", "began"}
 
 def keys_taken_apart(tree: ast.AST) -> Iterator[int]:
     """Lines that take the text key of a result apart at one of its marks."""
-    scopes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Module)]
+    scopes = [node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.Module)]
     yield from sorted({line for scope in scopes for line in _taken_apart(scope)})
 
 
 def _taken_apart(scope: ast.AST) -> Iterator[int]:
-    loops = [node for node in ast.walk(scope) if isinstance(node, ast.For | ast.comprehension)]
+    loops = [node for node in nodes(scope) if isinstance(node, ast.For | ast.comprehension)]
     keys = {
         _named(part)
         for loop in loops
-        if any(_named(part) in _BY_KEY for part in ast.walk(loop.iter))
-        for part in ast.walk(loop.target)
+        if any(_named(part) in _BY_KEY for part in nodes(loop.iter))
+        for part in nodes(loop.target)
     } - {""}
-    for node in ast.walk(scope):
+    for node in nodes(scope):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             key = _named(node.func.value) in keys and not isinstance(scope, ast.Module)
             marks = _MARKS | _MARKS_OF_KEYS if key else _MARKS
@@ -384,7 +390,7 @@ def writers_of_scripts() -> list[str]:
         node.name
         for path, tree in trees()
         if path.is_relative_to(OURS / "triage")
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.FunctionDef)
         and node.name.startswith("write_")
         and node.name.endswith("_script")

@@ -198,7 +198,7 @@ def test_every_call_of_a_mixture_of_experts_is_judged(
 ) -> None:
     """Of the shipped examples: nothing is left out, and nothing is found but what is known."""
     file = Path(__file__).parents[2] / "examples" / "own_model" / "experts.py"
-    ran = check(tmp_path, f"{file}:{build}", "--cases", "14")
+    ran = check(tmp_path, f"{file}:{build}", "--cases", "10")
     assert ran.code == 0, ran.output
     said = re.sub(r"\s+", " ", ran.output)
     assert f"{linears} of {linears} linears one by one" in said

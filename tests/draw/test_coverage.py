@@ -35,8 +35,8 @@ SIMPLEST = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())
 
 
 @cache
-def drawn(rung: Compile, count: int) -> tuple[Case, ...]:
-    return tuple(draws.drawn(cases(list(RECIPES.values()), compile=rung), count))
+def drawn(rung: Compile, count: int = 100) -> tuple[Case, ...]:
+    return tuple(draws.drawn_apart(cases(list(RECIPES.values()), compile=rung), count))
 
 
 def seen(cases_: tuple[Case, ...]) -> set[Pair]:
@@ -81,7 +81,7 @@ def test_a_feature_says_what_ran(case: Case, feature: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_nothing_is_drawn_that_is_not_in_the_universe(rung: Compile) -> None:
-    assert not seen(drawn(rung, 200)) - WHOLE
+    assert not seen(drawn(rung)) - WHOLE
 
 
 @pytest.mark.heavy
@@ -105,7 +105,7 @@ def test_every_kind_of_pair_meets_for_every_value_of_both_sides() -> None:
 
 @pytest.mark.parametrize("name", ["torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"])
 def test_every_recipe_meets_what_may_happen_to_a_model(name: str) -> None:
-    drawn = draws.drawn_in_lots(trainings([RECIPES[name]]), 1500)
+    drawn = draws.drawn_apart(trainings([RECIPES[name]]), 400)
     found = seen(tuple(Case(spec=spec, data=DataSpec()) for spec in drawn))
     wanted = {p for p in WHOLE if p[0] == ("recipe", name) and p[1][0] == "schedule"}
     assert wanted <= found, wanted - found
@@ -123,7 +123,7 @@ def test_every_recipe_meets_what_may_happen_to_a_model(name: str) -> None:
 )
 def test_what_cannot_be_drawn_is_not_missed(pair: Pair) -> None:
     assert pair not in WHOLE
-    assert all((a, b) != pair for rung in RUNGS for a, b in seen(drawn(rung, 200)))
+    assert all((a, b) != pair for rung in RUNGS for a, b in seen(drawn(rung)))
 
 
 def test_the_universe_follows_the_chosen_recipes_and_rungs() -> None:
@@ -213,6 +213,6 @@ def test_a_worker_draws_ladders_where_its_device_adds_otherwise() -> None:
 
 def test_dynamic_rows_add_no_pairs() -> None:
     wanted = batches(specs(list(RECIPES.values()), compile="aot_eager"), draws=3)
-    found = draws.drawn(wanted, 40)
+    found = draws.drawn_apart(wanted, 20)
     assert any(b[0].spec.dynamic for b in found)
     assert all(seen(b) <= WHOLE for b in found)

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+from draws import drawn_apart
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST
@@ -29,12 +30,10 @@ SINGLE_OPERATORS = of_kind("operator")
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Case]:
-    """As a campaign draws them: of each a few, many times."""
+    """Of each as a campaign draws it: many of those that attend, of others a few."""
     some = (
-        examples(batches(operator_specs(PLAIN, (name,))), 2, len(SINGLE_OPERATORS) * seed + i)
-        for seed in range(18)
-        for i, name in enumerate(SINGLE_OPERATORS)
-        if MODELS[name].attends or seed < 4
+        drawn_apart(batches(operator_specs(PLAIN, (name,))), 18 if MODELS[name].attends else 3)
+        for name in SINGLE_OPERATORS
     )
     return [case for found in some for batch in found for case in batch]
 

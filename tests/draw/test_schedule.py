@@ -72,12 +72,12 @@ PLAIN = script(IN, F(), OUT, B(0), STEP, IN, F(), OUT, B(1), STEP)
 def drawn(
     count: int, carries: Carries = EVERYTHING, vary: frozenset[str] = FACTORS
 ) -> tuple[Spec, ...]:
-    return tuple(draws.drawn(schedules("r", carries=carries, vary=vary), count))
+    return tuple(draws.drawn_apart(schedules("r", carries=carries, vary=vary), count))
 
 
 @cache
 def many() -> tuple[Spec, ...]:
-    return drawn(1000)
+    return drawn(400)
 
 
 def few() -> tuple[Spec, ...]:
@@ -129,15 +129,15 @@ class TestDraw:
             "checkpoint", "nested checkpoints", "reload", "switch", "cached weights", "margin",
             "idle layer", "quantized init", "short history", "unfused",
         }  # fmt: skip
-        assert all(not absent & census(schedule) for schedule in drawn(300, Carries()))
+        assert all(not absent & census(schedule) for schedule in drawn(100, Carries()))
 
     def test_without_settings_there_is_nothing_to_switch(self) -> None:
-        found = drawn(100, Carries(switch=True, unfused=True))
+        found = drawn(50, Carries(switch=True, unfused=True))
         assert not any(census(schedule) & {"switch", "unfused"} for schedule in found)
 
     def test_graphs_are_kept_where_that_is_carried(self) -> None:
         def kept(carries: Carries) -> bool:
-            found = drawn(300, carries)
+            found = drawn(100, carries)
             return any(isinstance(e, Backward) and e.retain for s in found for e in s.events)
 
         assert kept(Carries()) and not kept(Carries(keeps_graphs=False))
@@ -170,7 +170,7 @@ class TestDraw:
             draw()
             return time.process_time() - start
 
-        assert seconds(lambda: drawn(500)) < 6 * seconds(lambda: draws.drawn(numbers, 500))
+        assert seconds(lambda: drawn(500)) < 6 * seconds(lambda: draws.drawn_apart(numbers, 500))
 
 
 #: What one factor alone changes besides events.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +22,7 @@ from narrowfuzz.case.features import FEATURES
 from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.judge.observe import tensors_of
-from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.patching import attribute_replaced
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_plants, find_plant
@@ -91,6 +92,11 @@ def case_of(control: Plant) -> Case:
     return Case(spec=spec, data=DataSpec())
 
 
+@cache
+def ledger() -> Ledger:
+    return load_ledger()
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("control", PLANTED, ids=lambda control: control.id)
 def test_what_a_control_plants_runs_and_is_silent(control: Plant) -> None:
@@ -101,7 +107,7 @@ def test_what_a_control_plants_runs_and_is_silent(control: Plant) -> None:
             ran.add(frame.f_code.co_name)
 
     case = case_of(control)
-    judge = Judge(load_every(control.recipe_files), load_ledger())
+    judge = Judge(load_every(control.recipe_files), ledger())
     with control.plant():
         sys.setprofile(note)
         try:

@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pytest
 from fresh import ends
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import BF16
 from narrowfuzz.operators.operator import Expected
+from narrowfuzz.power import tightness
 from narrowfuzz.power.tightness import Used, together, used
 from narrowfuzz.trace.trace import OperatorCall
 
@@ -61,6 +63,14 @@ def test_calls_are_put_together_and_a_bound_that_nothing_uses_is_loose() -> None
     assert not together([Used("sum", "output", "fp32", "cpu", calls=1, outside=1)]).loose
 
 
+@pytest.fixture
+def few_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of one operator, and two of many."""
+    few = ("mlp_gelu", "looped_experts", "softmax", "topk")
+    monkeypatch.setattr(tightness, "MODELS", {name: MODELS[name] for name in few})
+
+
+@pytest.mark.usefixtures("few_models")
 def test_the_command_measures_torchs_own_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["--operator", "sum", "--operator", "softmax"]
     assert ends("bounds", "--cases", "1", *chosen, "--json") == 0
@@ -76,6 +86,7 @@ def test_an_operator_that_is_none_is_refused(capsys: pytest.CaptureFixture[str])
     assert "did you mean 'sum'?" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("few_models")
 def test_more_cases_are_drawn_until_each_result_was_measured_often_enough(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from draws import drawn_in_lots
+from draws import drawn_apart
 from hypothesis import given
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
@@ -374,7 +374,7 @@ def test_a_rollback_needs_no_step() -> None:
 
 
 def test_what_partial_recompute_is_drawn_of_can_be_played() -> None:
-    found = drawn_in_lots(partly_recomputed(list(recipes().values())), 400)
+    found = drawn_apart(partly_recomputed(list(recipes().values())), 400)
     for spec in found:
         check_events(spec, autocasts=recipes()[spec.recipe].autocasts)
     assert any(spec.events for spec in found)
