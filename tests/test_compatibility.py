@@ -230,7 +230,7 @@ def of_a_run(folder: Path) -> Inventory:
     """Documents of a run with findings: of a fault that a user planted, in a model of their own."""
     (folder / "tiny.py").write_text(MODEL)
     fault = f"{HERE / 'older' / 'plants.py'}:larger"
-    options = ("--cases", "12", "--seed", "1", "--workers", "1", "--out", "out", "--json")
+    options = ("--cases", "2", "--seed", "1", "--workers", "1", "--out", "out", "--json")
     done = command("check", "tiny.py:build", "--plant", fault, *options, cwd=folder, code=1)
     summary = json.loads(done.stdout)
     out = folder / "out"

@@ -32,9 +32,10 @@ EAGER = ("--arm", "eager", "--workers", "1", "--seed", "1")
 COMMAND = """
 import functools, json, sys
 import narrowfuzz.campaign.main
-import narrowfuzz.triage.loss
 from narrowfuzz.cli import main
-narrowfuzz.triage.loss._SECONDS = 2.0
+if {"kernel-aborts", "device-lost"} & {*sys.argv}:
+    import narrowfuzz.triage.loss
+    narrowfuzz.triage.loss._SECONDS = 2.0
 ends = json.loads(sys.argv[1])
 narrowfuzz.campaign.main.Config = functools.partial(narrowfuzz.campaign.main.Config, **ends)
 main(sys.argv[2:])
