@@ -8,6 +8,7 @@ Findings that ``narrowfuzz run`` reports are verified in a new interpreter (``ve
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 
 from narrowfuzz.machine import isa as vectors
+from narrowfuzz.machine.environment import importing
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.triage.verify import ScriptRun, script_ran
 
@@ -31,6 +33,9 @@ class ForkedScripts:
     """Runs scripts in forks of this process as it was when the object was made."""
 
     def __init__(self) -> None:
+        with importing(), contextlib.suppress(ImportError):
+            # torchao imports it when it converts to float8: each script would do that anew
+            import torch._inductor.codegen.triton  # noqa: F401
         reading, self._requests = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
