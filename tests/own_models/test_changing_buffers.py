@@ -231,6 +231,7 @@ def test_gradients_of_what_a_recompute_counted_are_a_finding(judged: Judged) -> 
     assert {v.role for v in judgement.causes} & {"grad_input", "grad_parameter", "output"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["full", "reentrant", "selective"])
 @pytest.mark.parametrize(
     ("build", "events", "role"),
@@ -246,11 +247,10 @@ def test_what_a_recompute_changes_once_more_is_known(
     judged: Judged, build: str, events: tuple[Event, ...], role: str, how: str
 ) -> None:
     """It shows in an evaluation and in the buffer itself, if that is saved; gradients are right."""
-    assert {verdict.role for verdict in judged(build, events, how).causes} == {role} - {""}
     judgement = judged(build, events, how, known=True)
     assert [fingerprint(v, "torch") for v in judgement.causes] == []
-    entries = {verdict.explained_by for verdict in judgement.known}
-    assert entries == ({"checkpoint-changes-buffers-twice"} if role else set())
+    known = {(verdict.role, verdict.explained_by) for verdict in judgement.known}
+    assert known == ({(role, "checkpoint-changes-buffers-twice")} if role else set())
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from test_own_models import (
 __all__ = ["own"]  # a fixture
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("vocabulary", "heads", "width"), [(512, 2, 160), (32000, 2, 24), (262144, 1, 10)]
 )
@@ -46,7 +47,7 @@ def test_vocabularies_and_widths_of_real_models_are_judged_as_they_are(
     text = f"""{BLOCK}
 def build():
     lm = llama.Llama({vocabulary}, {width}, 20, {heads}, 1)
-    return lm.to(torch.bfloat16), torch.randint({vocabulary}, (1, 4))
+    return lm.to(torch.bfloat16), torch.randint({vocabulary}, (1, 2))
 """
     (model,) = register(own(text))
     assert (model.fixed["n"], model.fixed["k"]) == (vocabulary, vocabulary)

@@ -19,6 +19,7 @@ __all__ = ["own"]  # a fixture
 # Parameters and modules with two names.
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("head_first", [False, True])
 @pytest.mark.parametrize("recipe", ["torch.bf16", ROWWISE])
 def test_a_tied_head_is_one_parameter(own: Own, recipe: str, head_first: bool) -> None:
@@ -55,6 +56,7 @@ def build():
     assert not judged(own(lost, name="other.py"), MX, backend="wrapper").causes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("checkpoint", ["none", "full", "selective"])
 @pytest.mark.parametrize("recipe", ["torch.bf16", ROWWISE])
 def test_a_block_that_is_called_twice_is_recomputed_as_it_was(
@@ -113,6 +115,7 @@ def build(): return Experts(12).to(torch.bfloat16), torch.zeros(1, 8, D, dtype=t
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("recipe", ["torch.bf16", ROWWISE, TENSORWISE])
 def test_an_expert_without_tokens_is_no_finding(own: Own, recipe: str) -> None:
     text = own(PARTS + EXPERTS)

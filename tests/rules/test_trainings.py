@@ -283,10 +283,15 @@ def test_what_needs_a_training_is_seen_in_one_and_nowhere_else(
         assert not judge().judge(plain).causes
 
 
+#: The evaluation's input is no training forward's once there is no evaluation.
+EVALUATED_ON_ZEROS = (Forward(), Forward(mode="eval", values="zero"), B0, Step(), Forward(),
+                      Backward(of=(2,)), Step())  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("rule", "fault", "events"),
     [
-        ("R24", "evaluation-sticks", (LOOK, Forward(), Backward(of=(1,)))),
+        ("R24", "evaluation-sticks", EVALUATED_ON_ZEROS),
         ("R26", "newest-input-kept", (Forward(), Forward(), B0, Backward(of=(1,)), Step())),
         ("R27", "backward-adds-up", (Forward(), Backward(of=(0,), retain=True), B0)),
     ],
@@ -336,18 +341,6 @@ def test_a_grad_scaler_does_what_its_definition_says(
     assert float(results["loss_scale"]) == (128.0 if spikes else 8192.0)
     began = tensors_of(case, recipes()["torch.bf16"])["up.weight"]
     assert np.array_equal(results["up.weight"], began) == bool(spikes)
-
-
-def test_the_other_run_of_a_script_has_its_own_events_data(scripts: RunScript) -> None:
-    """The evaluation's input is no training forward's once there is no evaluation."""
-    events = (Forward(), Forward(mode="eval", values="zero"), B0, Step(), Forward(),
-              Backward(of=(2,)), Step())  # fmt: skip
-    case, own = case_of(events, "torchao.float8.rowwise", backend="emulated"), judge()
-    with builtin_faults()["evaluation-sticks"].plant():
-        verdict = next(v for v in own.judge(case).verdicts
-                       if (v.rule, v.status) == ("R24", "diverged"))  # fmt: skip
-        proof = proven(own, case, verdict, ("", "evaluation-sticks"), scripts)
-    assert not proof.why, f"{proof.why}\n{proof.output}"
 
 
 def test_gradients_are_seen_again_after_a_backward_through_several() -> None:
