@@ -3,7 +3,8 @@
 That depends on the operator, on the layouts and shapes of its arguments and on the mesh's shape,
 not on the rank, and takes torch much longer than the operator itself, because it compares all
 combinations of layouts over all dimensions of the mesh. torch remembers it for each thread and for
-each mesh; here it is remembered for all of them.
+each mesh; here all ranks and meshes of one run remember it together, and no later run does: another
+fault may be planted by then.
 """
 
 from __future__ import annotations
@@ -22,16 +23,8 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.placement_types import _StridedShard
 
-#: Number of remembered results at which they are forgotten.
-MOST = 4096
-
 #: Placements that hold no state of a rank's own, as that of a vocabulary's shards does.
 _STATELESS = {Partial, Replicate, Shard, _StridedShard}
-
-_known: dict[Any, OutputSharding] = {}
-#: Held by the rank that finds something out, which the others then need not. It waits for nobody
-#: meanwhile; an operator may ask for those that it is made of.
-_lock = threading.RLock()
 
 
 class _OfOneRankError(Exception):
@@ -40,14 +33,22 @@ class _OfOneRankError(Exception):
 
 @contextmanager
 def shared_propagation() -> Iterator[None]:
-    """Inside it, what one rank finds out about an operator is known to all."""
-    own = ShardingPropagator.propagate_op_sharding_non_cached
+    """Inside it, what one rank finds out about an operator is known to all. Where torch is built in
+    another way than from 2.11 to 2.13, each finds it out by itself."""
+    own = getattr(ShardingPropagator, "propagate_op_sharding_non_cached", None)
+    if own is None or "_comparison_key" not in OpSchema.__annotations__:
+        yield
+        return
+    known: dict[Any, OutputSharding] = {}
+    # Held by the rank that finds something out, which the others then need not. It waits for nobody
+    # meanwhile; an operator may ask for those that it is made of.
+    lock = threading.RLock()
 
     def propagate(propagator: ShardingPropagator, schema: OpSchema) -> OutputSharding:
         if detect_fake_mode() is not None:  # while a graph is made, sizes may be symbols
             return own(propagator, schema)
-        with _lock:
-            return _propagated(lambda: own(propagator, schema), schema)
+        with lock:
+            return _propagated(lambda: own(propagator, schema), schema, known)
 
     ShardingPropagator.propagate_op_sharding_non_cached = propagate  # type: ignore[method-assign]
     try:
@@ -56,7 +57,9 @@ def shared_propagation() -> Iterator[None]:
         ShardingPropagator.propagate_op_sharding_non_cached = own  # type: ignore[method-assign]
 
 
-def _propagated(find: Callable[[], OutputSharding], schema: OpSchema) -> OutputSharding:
+def _propagated(
+    find: Callable[[], OutputSharding], schema: OpSchema, known: dict[Any, OutputSharding]
+) -> OutputSharding:
     meshes: list[DeviceMesh] = []
     numbers: dict[int, int] = {}  # of meshes, by identity
 
@@ -76,15 +79,12 @@ def _propagated(find: Callable[[], OutputSharding], schema: OpSchema) -> OutputS
         hash(key)
     except (_OfOneRankError, TypeError):  # what is compared may be without a hash
         return find()
-    if key not in _known:
+    if key not in known:
         found = find()
         if found.use_val_from_redistribute_schema:  # these are sizes of the rank's part
             return found
-        if len(_known) >= MOST:
-            _known.clear()
-        # without meshes, as these would keep their groups alive
-        _known[key] = _moved(found, lambda mesh: numbers[id(mesh)])
-    return _moved(_known[key], meshes.__getitem__)
+        known[key] = _moved(found, lambda mesh: numbers[id(mesh)])
+    return _moved(known[key], meshes.__getitem__)
 
 
 def _moved(found: OutputSharding, mesh_of: Callable[[Any], Any]) -> OutputSharding:
