@@ -84,6 +84,7 @@ def test_check(run: tuple[str, str], name: str, folder: Path) -> None:
     assert not failure, failure
 
 
+@pytest.mark.heavy
 def test_tokens_moved_by_a_mask_are_judged_in_tritons_interpreter() -> None:
     environment = worker_environment("2.20.2", os.environ)
     paths = (environment["PYTHONPATH"], str(folder_of("triton==3.6.0")), str(HERE))
