@@ -14,7 +14,7 @@ from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults, builtin_plants
-from narrowfuzz.recipe.recipe import load_every
+from samples import every_recipe
 from te_on_cpu.environment import enter
 
 #: Fault -> its recipe, and how many schedules are drawn.
@@ -60,8 +60,8 @@ def planted_and_lifted(fault: Plant) -> str:
 
 def hunted(fault: Plant, name: str, cases: int) -> str:
     """The rules that showed the fault in so many schedules, "" if none did."""
-    recipe = load_every()[name]
-    judge = Judge(load_every(), load_ledger())
+    recipe = every_recipe()[name]
+    judge = Judge(every_recipe(), load_ledger())
     shown: set[str] = set()
 
     @seed(4)
@@ -85,7 +85,7 @@ def hunted(fault: Plant, name: str, cases: int) -> str:
 def judged(control: Plant) -> str:
     """The sentences about a case of the control, or "ok" if it ran and there are none."""
     spec = Spec(recipe="te.experts", model=control.models[0], m=24, k=20, n=24, steps=2)
-    judge = Judge(load_every(), load_ledger())
+    judge = Judge(every_recipe(), load_ledger())
     with control.plant():
         judgement = judge.judge(Case(spec=spec, data=DataSpec(values="equal")))
     said = "; ".join(verdict.sentence() for verdict in judgement.causes)

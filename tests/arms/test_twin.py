@@ -9,7 +9,7 @@ from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.recipe.recipe import load_recipes
+from samples import every_recipe
 
 #: Eager skips the first step, which overflows in fp32 alone; then a model is made anew.
 SKIPPED = {
@@ -29,7 +29,7 @@ SKIPPED = {
 
 def test_what_a_library_lacks_is_met_by_the_twin_alone_where_eager_skips_a_step() -> None:
     case = load_case(json.dumps(SKIPPED).encode())
-    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}))
+    judge = Judge(every_recipe(), Ledger([]), frozenset({"eager"}))
     evidence = judge.observe(case, repeat=False)
     assert evidence.traces["eager"].error is None
     assert evidence.exact == {}

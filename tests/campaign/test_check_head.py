@@ -11,7 +11,8 @@ from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe.recipe import load_recipes, named
+from narrowfuzz.recipe.recipe import named
+from samples import every_recipe
 
 MX = "torchao.mxfp8.rceil"
 SOURCE = """
@@ -37,7 +38,7 @@ def test_linears_that_a_recipe_refuses_are_named(
 ) -> None:
     (tmp_path / "mine.py").write_text(SOURCE.format(rows=rows, out=out))
     (model,) = register(f"{tmp_path / 'mine.py'}:build")
-    recipe = load_recipes()[MX]
+    recipe = every_recipe()[MX]
     options = RunOptions(models=(model.name,), recipes=(MX,))
     one = Configuration(options, model, (), "none", "none", only, (MX,), [recipe])
     specs = [
@@ -88,7 +89,7 @@ def test_a_linear_that_a_backend_does_not_convert_is_not_said_to_be_refused(
     """MXFP8Linear replaces no subclass of nn.Linear, quantize_ wraps its weight."""
     (tmp_path / "mine.py").write_text(SUBCLASS.replace("{k}", str(k)))
     (model,) = register(f"{tmp_path / 'mine.py'}:build")
-    recipe = load_recipes()[MX]
+    recipe = every_recipe()[MX]
     options = RunOptions(models=(model.name,), recipes=(MX,))
     one = Configuration(options, model, (), "none", "none", (), (MX,), [recipe])
     specs = [
@@ -139,7 +140,7 @@ def test_linears_whose_own_forward_quantises_nothing_are_named(
     forward, and ``linear`` converts no subclass."""
     (tmp_path / "mine.py").write_text(TRANSPOSES.format(product=product))
     (model,) = register(f"{tmp_path / 'mine.py'}:build")
-    chosen = load_recipes()[recipe]
+    chosen = every_recipe()[recipe]
     options = RunOptions(models=(model.name,), recipes=(recipe,))
     one = Configuration(options, model, (), "none", "none", (), (recipe,), [chosen])
     specs = [
@@ -184,7 +185,7 @@ def test_all_linears_that_a_recipe_refuses_have_a_filter(
 ) -> None:
     (tmp_path / "mine.py").write_text(LAYERS.format(up=up, odd=odd, last=last))
     (model,) = register(f"{tmp_path / 'mine.py'}:build")
-    recipe = load_recipes()[MX]
+    recipe = every_recipe()[MX]
     options = RunOptions(models=(model.name,), recipes=(MX,))
     spec = fixed(Spec(recipe=MX, backend="linear", model=model.name), recipe)
 
@@ -241,7 +242,7 @@ def build(): return Shifted(), torch.ones(4, 8)
 """
     )
     (model,) = register(f"{tmp_path / 'mine.py'}:build")
-    recipe = load_recipes()["torch.fp32"]
+    recipe = every_recipe()["torch.fp32"]
     options = RunOptions(models=(model.name,), recipes=(recipe.name,))
     one = Configuration(options, model, (), "none", "none", (), (recipe.name,), [recipe])
     (note,) = (line for line in head(one, 10, []).splitlines() if line.startswith("note: "))
@@ -276,7 +277,7 @@ def test_linears_whose_weights_are_only_read_are_named(
     (tmp_path / "mine.py").write_text(ATTENDS)
     (model,) = register(f"{tmp_path / 'mine.py'}:build")
     options = RunOptions(models=(model.name,), recipes=(recipe,))
-    chosen = [load_recipes()[recipe]]
+    chosen = [every_recipe()[recipe]]
     one = Configuration(options, model, (), "none", "none", only, (recipe,), chosen)
     said = head(one, 10, [])
     assert (f"note: {names}: never called, other functions read" in said) is bool(names)

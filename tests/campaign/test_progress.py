@@ -18,8 +18,8 @@ from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.judge.programs import Programs
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.report.tally import Tally
+from samples import every_recipe
 from test_found import supervisor
 
 pytestmark = pytest.mark.xdist_group("campaign")
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.xdist_group("campaign")
 def test_what_torch_compiles_is_told_as_it_begins_and_as_it_ends() -> None:
     sent: list[Message] = []
     compiles = Compiles(sent.append, lambda: "mine mlp_gelu")
-    programs = Programs(load_recipes(), "cpu")
+    programs = Programs(every_recipe(), "cpu")
     programs.listen = compiles.listen
     for features in (16, 32):  # the second forgets what was compiled first, and who listened
         spec = Spec(recipe="torch.fp32", dtype="fp32", k=features, compile="aot_eager")
         case = Case(spec=spec, data=DataSpec())
         program = programs.of(spec, BY_NAME["aot_eager"])
-        tensors = tensors_of(case, load_recipes()["torch.fp32"])
+        tensors = tensors_of(case, every_recipe()["torch.fp32"])
         for first in (True, False):
             sent.clear()
             programs.tapped(program, tensors, spec, None)
@@ -52,7 +52,7 @@ def test_what_is_compiled_of_another_spec_is_forgotten_though_its_program_is_gon
     """Dynamo caches by code object: of many Specs it would give up compiling."""
     forgotten: list[int] = []
     monkeypatch.setattr(torch._dynamo, "reset", lambda: forgotten.append(1))
-    programs = Programs(load_recipes(), "cpu")
+    programs = Programs(every_recipe(), "cpu")
     specs = [
         Spec(recipe="torch.fp32", dtype="fp32", k=k, compile="aot_eager") for k in (16, 16, 32, 48)
     ]

@@ -21,13 +21,14 @@ from narrowfuzz.explain.command import Question, explain
 from narrowfuzz.explain.counting import role
 from narrowfuzz.explain.switches import Switch, akin_to, alternatives, conditions, together
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.recipe.recipe import load_every, load_recipes
+from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.explanation import Count, Explained, Role, lines, load, saved_answer_lines
 from narrowfuzz.report.store import Store
 from narrowfuzz.triage.session import SessionOptions, open_session
 from narrowfuzz.triage.triage import unconfirmed
+from samples import every_recipe
 
-RECIPES = load_recipes()
+RECIPES = every_recipe()
 OWN_KERNELS = "PyTorch's own kernels (torch.backends.mkldnn.flags(enabled=False))"
 
 
@@ -85,7 +86,7 @@ def test_each_condition_is_left_out_by_itself() -> None:
 
 
 def test_settings_of_a_librarys_own_layers_are_asked_one_by_one() -> None:
-    recipe = load_every()["reference.delayed"]
+    recipe = every_recipe()["reference.delayed"]
     settings = Settings(history=2, margin=1)
     events = (Forward(inside=True), Backward(of=(0,)))
     spec = Spec(

@@ -20,9 +20,9 @@ from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine, machine
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import FINITE_MASK, WRITTEN_PRODUCT, Gradients, Model
-from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.summary import print_applying
 from rich.console import Console
+from samples import every_recipe
 
 ROWWISE, MX, TE = "torchao.float8.rowwise", "torchao.mxfp8.floor", "te.delayed"
 
@@ -43,7 +43,7 @@ def named(recipe: str, arm: str, here: Machine | None = None) -> list[str]:
 
 
 def entries(recipe: str, arm: str, here: Machine | None = None) -> list[Entry]:
-    recipes = [load_every()[recipe]]
+    recipes = [every_recipe()[recipe]]
     return applying(load_entries(), recipes, [BY_NAME[arm]], here or machine())
 
 
@@ -60,7 +60,7 @@ def test_the_drift_is_named_where_it_may_show_and_nowhere_else() -> None:
 
 
 def test_what_is_known_of_a_recipe_is_known_of_one_that_is_based_on_it() -> None:
-    mine = replace(load_every()[ROWWISE], name="mine", based_on=ROWWISE)  # type: ignore[type-var]
+    mine = replace(every_recipe()[ROWWISE], name="mine", based_on=ROWWISE)  # type: ignore[type-var]
     arms = [BY_NAME["inductor+checkpoint_selective"]]
     found = {entry.id for entry in applying(load_entries(), [mine], arms, machine())}
     assert "inductor-recompute-drift" in found
@@ -87,7 +87,7 @@ def test_a_fact_that_is_not_known_may_hold() -> None:
 def test_what_a_configuration_rules_out_is_not_named() -> None:
     """One that trains without autocast, in bf16, under the whole memory budget."""
     arms = [BY_NAME["inductor+checkpoint_selective"]]
-    recipes = [load_every()[ROWWISE]]
+    recipes = [every_recipe()[ROWWISE]]
     mine = {"dtype": "bf16", "memory_budget": 100, "grad_mode": "train", "autocast": False}
     every = {e.id for e in applying(load_entries(), recipes, arms, machine())}
     found = {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", mine)}
@@ -104,7 +104,7 @@ def test_what_a_model_or_an_eager_training_cannot_show_is_not_named() -> None:
         model = replace(MODELS["linear"], fixed={"bias": has})
         facts = of_models((model,))
         found = applying(
-            load_entries(), [load_every()[MX]], [BY_NAME["eager"]], machine(), "cpu", facts
+            load_entries(), [every_recipe()[MX]], [BY_NAME["eager"]], machine(), "cpu", facts
         )
         assert (bias in [entry.id for entry in found]) is has
     other = replace(MODELS["linear"], fixed={"bias": True})
@@ -188,7 +188,7 @@ def test_what_only_other_families_arms_or_backends_show_is_not_named() -> None:
     budget = "partitioner-budget-saves-tuple"
     assert budget in named("torch.bf16", "aot_eager+checkpoint_selective")
     assert budget not in named("torch.bf16", "aot_eager+checkpoint")
-    triton, mx = "mx-dim1-tiles-outside", load_every()[MX]
+    triton, mx = "mx-dim1-tiles-outside", every_recipe()[MX]
     assert triton in named(MX, "eager")
     here = replace(mx, backends=("linear", "wrapper"))  # type: ignore[type-var]
     found = applying(load_entries(), [here], [BY_NAME["eager"]], machine())
@@ -226,7 +226,7 @@ def test_what_is_known_of_second_derivatives_is_named_where_a_forward_takes_one(
 
 
 def _applying(models: Sequence[Model], arm: str = "eager", recipe: str = "torch.bf16") -> set[str]:
-    recipes, arms = [load_every()[recipe]], [BY_NAME[arm]]
+    recipes, arms = [every_recipe()[recipe]], [BY_NAME[arm]]
     facts = of_models(models)
     return {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", facts)}
 
@@ -245,7 +245,7 @@ def test_the_command_that_is_named_lists_what_is_known_of_what_was_asked_for(
 @pytest.mark.parametrize("compile", ["inductor", "aot_eager"])
 def test_a_check_names_what_its_own_compiler_may_show(compile: Compile) -> None:
     """Cases of Inductor also run on aot_eager, but as what comes before."""
-    recipes = [load_every()["torch.bf16"]]
+    recipes = [every_recipe()["torch.bf16"]]
     arms = [BY_NAME["eager"], *COMPILED[compile]]
     facts: dict[str, Fact] = {"compile": compile, "dynamic": False}
     found = {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", facts)}

@@ -26,8 +26,8 @@ from narrowfuzz.ledger.compiler_mitigations import (
 from narrowfuzz.ledger.ledger import Entry, Ledger, load_entries
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.patching import attribute_replaced, float8_mm
-from narrowfuzz.recipe.recipe import load_recipes
 from neighbours import compiled_exponentials_halved
+from samples import every_recipe
 from test_ledger import FIELDS
 from torch._decomp import meta_table
 from torch._subclasses.fake_impls import op_implementations_dict
@@ -52,7 +52,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, gain_under_the_cure: float) -> Judge
     monkeypatch.setattr("narrowfuzz.judge.judge.CURES", {"it": cure})
     ledger = Ledger([msgspec.structs.replace(ENTRY, cure="it")])
     with float8_mm(lambda a, b, result, role: result * gain[0]):
-        return Judge(load_recipes(), ledger, frozenset({"eager"})).judge(CASE)
+        return Judge(every_recipe(), ledger, frozenset({"eager"})).judge(CASE)
 
 
 def test_what_is_gone_under_the_cure_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_what_goes_away_by_itself_is_not_taken_for_cured(monkeypatch: pytest.Mon
             return result * 1.5 if left[0] >= 0 else result
 
         with float8_mm(product):
-            return Judge(load_recipes(), ledger, frozenset({"eager"})).judge(CASE)
+            return Judge(every_recipe(), ledger, frozenset({"eager"})).judge(CASE)
 
     monkeypatch.setattr("narrowfuzz.judge.judge._CURE_TRIES", 0)
     assert judgement().known, "asked no further, anything is cured"
@@ -140,7 +140,7 @@ def compiled(file: Path, source: str, by: Compile, dtype: Dtype = "fp32") -> Cas
     """The model of a source, compiled."""
     file.write_text(source)
     (model,) = register(f"{file}:build")
-    recipe = load_recipes()[f"torch.{dtype}"]
+    recipe = every_recipe()[f"torch.{dtype}"]
     spec = fixed(Spec(recipe=recipe.name, model=model.name, dtype=dtype), recipe)
     return Case(spec=msgspec.structs.replace(spec, compile=by), data=DataSpec())
 
@@ -153,7 +153,7 @@ def stored_twice(tmp_path: Path) -> Case:
 
 def of_the_ledger(case: Case, id: str) -> Judgement:
     ledger = Ledger([entry for entry in load_entries() if entry.id == id])
-    return Judge(load_recipes(), ledger, frozenset({"eager", case.spec.compile})).judge(case)
+    return Judge(every_recipe(), ledger, frozenset({"eager", case.spec.compile})).judge(case)
 
 
 @pytest.mark.heavy

@@ -18,15 +18,15 @@ from narrowfuzz.judge.judge import Judge, Judgement
 from narrowfuzz.ledger.facts import OF_MACHINE, Context, holds
 from narrowfuzz.ledger.ledger import Entry, load_entries, load_ledger, stands
 from narrowfuzz.machine import machine
-from narrowfuzz.recipe.recipe import load_recipes
 from neighbours import NEIGHBOURS
+from samples import every_recipe
 
 ENTRIES = {entry.id: entry for entry in load_entries()}
 
 
 @cache
 def judge() -> Judge:
-    return Judge(load_recipes(), load_ledger())
+    return Judge(every_recipe(), load_ledger())
 
 
 def judged(case: Case) -> Judgement:

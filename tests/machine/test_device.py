@@ -55,10 +55,10 @@ from narrowfuzz.numerics.accumulator import (
     wider,
 )
 from narrowfuzz.play.watches import KernelWatch, let_rng_pass
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as RULES
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.trace import Seen
+from samples import every_recipe
 
 FREE = Gpu("H100", (9, 0), 79 * 2**30, 80 * 2**30)
 TWO = Gpus("13.0", (FREE, FREE), driver="13.0")
@@ -158,7 +158,7 @@ def test_ranks_on_gpus_are_processes_that_have_one_each(
     assert on_ranks({arm.name}, device) == (not why)
 
 
-@given(sharded_specs([load_recipes()["torch.bf16"]], gpus=2))
+@given(sharded_specs([every_recipe()["torch.bf16"]], gpus=2))
 @settings(max_examples=60)
 def test_no_more_ranks_are_drawn_than_there_are_gpus(spec: Spec) -> None:
     assert 1 <= spec.sharding.ranks <= 2
@@ -249,7 +249,7 @@ def said_of(
     off: Callable[[Evidence, Seen], Seen], spec: Spec, approximates: bool
 ) -> dict[str, list[str]]:
     """What the rules of operands say where the first one that an eager run multiplies is off."""
-    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}))
+    judge = Judge(every_recipe(), Ledger([]), frozenset({"eager"}))
     evidence = judge.observe(Case(spec=spec, data=DataSpec()), repeat=False)
     trace = evidence.traces["eager"]
     first, *others = trace.sites

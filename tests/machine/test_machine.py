@@ -10,7 +10,8 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.machine import Machine, compiler, lacking_kernel, machine
-from narrowfuzz.recipe.recipe import load_recipes, obstacles
+from narrowfuzz.recipe.recipe import obstacles
+from samples import every_recipe
 
 LACK = "could not create a primitive descriptor for the matmul primitive. Run workload with"
 
@@ -52,7 +53,7 @@ def test_what_a_cpu_lacks_is_unavailable_with_the_reason(
     lacking: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no kernel of this CPU multiplies fp8" in lacking_kernel(f"{LACK}\nmore")
-    recipe = load_recipes()["torch.scaled_mm"]
+    recipe = every_recipe()["torch.scaled_mm"]
     monkeypatch.setitem(recipe.unavailable.__globals__, "machine", without_fp8)
     reasons = obstacles(recipe, "cpu")
     tensorwise = {"tensorwise", "tensorwise_v1"}
@@ -73,7 +74,7 @@ def test_of_an_assertion_inside_torch_its_own_words_are_told() -> None:
 def test_a_shape_that_a_cpu_lacks_is_never_a_finding(lacking: None) -> None:
     """One row and one column leave one scale each: the rowwise layer meets the missing kernel."""
     spec = Spec(recipe="torch.scaled_mm", backend="rowwise_v1", m=1, k=16, n=1)
-    judgement = Judge(load_recipes(), Ledger([])).judge(Case(spec=spec, data=DataSpec()))
+    judgement = Judge(every_recipe(), Ledger([])).judge(Case(spec=spec, data=DataSpec()))
     assert not judgement.causes and not judgement.ran
     said = {v.why for v in judgement.verdicts if v.status == "inconclusive"}
     assert any("no kernel of this CPU" in reason for reason in said)

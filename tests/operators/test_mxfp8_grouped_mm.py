@@ -19,6 +19,7 @@ from narrowfuzz.play.group_models import QuantisedGroups
 from narrowfuzz.play.groups import mxfp8_grouped
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
+from samples import every_recipe
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WHOLE, SHARED = (32, 0, 64), (1, 0, 16, 40, 33)
@@ -141,16 +142,15 @@ def test_experts_that_a_recipe_converts_are_judged_in_a_model() -> None:
     from narrowfuzz.case.spec import Case, DataSpec, Spec
     from narrowfuzz.judge.judge import Judge
     from narrowfuzz.ledger.ledger import Ledger
-    from narrowfuzz.recipe.recipe import load_recipes
 
     spec = Spec(recipe="torchao.mxfp8.rceil", backend="wrapper", model="grouped_experts", m=64)
     case = Case(spec=spec, data=DataSpec(seed=3))
-    judge = Judge(load_recipes(), Ledger([]), arms=frozenset({"eager"}))
+    judge = Judge(every_recipe(), Ledger([]), arms=frozenset({"eager"}))
     called = [c.operator for c in judge.observe(case).traces["eager"].operators]
     assert called.count("mxfp8_grouped_mm") == 3
     assert not judge.judge(case).causes
     with builtin_faults()["mx-groups-scales-of-first-expert"].plant():
-        causes = Judge(load_recipes(), Ledger([]), arms=frozenset({"eager"})).judge(case).causes
+        causes = Judge(every_recipe(), Ledger([]), arms=frozenset({"eager"})).judge(case).causes
     assert {(v.rule, v.role) for v in causes} == {("O25", "mxfp8_grouped_mm.output")}
 
 

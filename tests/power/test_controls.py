@@ -28,10 +28,11 @@ from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_plants, find_plant
 from narrowfuzz.power.hunt import Limits, control, lacking, targets
 from narrowfuzz.power.record import Controlled
-from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, select
+from narrowfuzz.recipe.recipe import Recipe, load_every, select
 from narrowfuzz.recipe.source import CONVERTED, LIBRARY
 from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.verify import run_script
+from samples import every_recipe
 from scripts_of_findings import assert_shows
 
 CONTROLS = {id: plant for id, plant in builtin_plants().items() if plant.legal}
@@ -143,7 +144,7 @@ def test_sums_in_another_order_have_other_bits(control_id: str) -> None:
 def test_a_kept_weight_is_not_cast_again() -> None:
     from torchao.float8 import float8_utils
 
-    recipe = load_recipes()["torchao.float8.rowwise"]
+    recipe = every_recipe()["torchao.float8.rowwise"]
     spec = Spec(recipe=recipe.name, microbatches=2)
     case = Case(spec=spec, data=DataSpec())
     scales = 0

@@ -14,7 +14,7 @@ from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.ladder import BY_NAME
 from narrowfuzz.power import invariance
 from narrowfuzz.power.invariance import BATCH, Measured, measure, measured
-from narrowfuzz.recipe.recipe import load_recipes
+from samples import every_recipe
 
 ABOUT = Measured("made", "here", "fp32", (8,))
 
@@ -59,7 +59,7 @@ def test_one_scale_for_the_batch_makes_a_row_hang_on_the_others(
     recipe: str, others: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(invariance, "_LINEAR", ((64, 32),))  # its own shapes take ten seconds
-    chosen = load_recipes()[f"torchao.float8.{recipe}"]
+    chosen = every_recipe()[f"torchao.float8.{recipe}"]
     rows = [*measured((chosen,), ("linear",), EAGER, "cpu")]
     assert rows and all(row.problem or row.others is others for row in rows)
     assert not all(row.problem for row in rows)

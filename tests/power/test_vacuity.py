@@ -24,7 +24,6 @@ from narrowfuzz.power.perturbation import outputs
 from narrowfuzz.power.probe import Passes
 from narrowfuzz.power.report import print_vacuity, vacuity_json
 from narrowfuzz.power.vacuity import drawn, measure, passes
-from narrowfuzz.recipe.recipe import load_every, load_recipes
 from narrowfuzz.report.terminal import console
 from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.evidence import Evidence
@@ -32,6 +31,7 @@ from narrowfuzz.rules.rule import Rule, plain
 from narrowfuzz.trace.snapshots import ExecutionPoint
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
+from samples import every_recipe
 
 ROWWISE = "torchao.float8.rowwise"
 CASE = Case(spec=Spec(recipe=ROWWISE, bias=True, checkpoint="full"), data=DataSpec(seed=3))
@@ -39,7 +39,7 @@ CASE = Case(spec=Spec(recipe=ROWWISE, bias=True, checkpoint="full"), data=DataSp
 
 @cache
 def judge() -> Judge:
-    return Judge(load_every(), Ledger([]))
+    return Judge(every_recipe(), Ledger([]))
 
 
 def content(evidence: Evidence) -> bytes:
@@ -144,7 +144,7 @@ class TestFalsify:
             assert np.isfinite(stale.astype(np.float32)).all()
 
     def test_results_of_a_run_that_failed_are_not_there_to_falsify(self) -> None:
-        plan = load_recipes()[ROWWISE].plan(CASE.spec)
+        plan = every_recipe()[ROWWISE].plan(CASE.spec)
         assert outputs(falsify.NUMBERS[0], Trace("eager"), plan) is None
 
 
@@ -257,7 +257,7 @@ class TestBlocks:
 
 
 def test_a_measurement_counts_every_pass_and_can_be_repeated() -> None:
-    recipes = [load_recipes()["torch.bf16"], load_every()["reference.delayed"]]
+    recipes = [every_recipe()["torch.bf16"], every_recipe()["reference.delayed"]]
     found = measure(judge(), recipes, cases=4, seed=1)
     assert {recipe for _, recipe in found} == {"torch.bf16", "reference.delayed"}
     assert found["contract", "torch.bf16"].number >= 4
@@ -269,7 +269,7 @@ def test_a_measurement_counts_every_pass_and_can_be_repeated() -> None:
 
 
 def test_cases_are_as_many_as_were_asked_for() -> None:
-    rowwise = load_recipes()[ROWWISE]
+    rowwise = every_recipe()[ROWWISE]
     cases = [case for case, _ in drawn(rowwise, 8, "1", "none")]
     assert len(cases) == 8 and all(case.spec.recipe == ROWWISE for case in cases)
 

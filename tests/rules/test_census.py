@@ -33,6 +33,7 @@ from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import weighed_of
 from narrowfuzz.triage.script.census import of_conversion
 from narrowfuzz.triage.script.short import write_short_script
+from samples import every_recipe
 
 prepare()
 settle()
@@ -167,7 +168,7 @@ def _case(spec: Spec) -> Case:
 @pytest.mark.parametrize("model", ["hooked", "own_forward", "tied_embedding"])
 @pytest.mark.parametrize("spec", LIBRARY, ids=lambda spec: spec.recipe)
 def test_the_ledger_explains_what_drawn_models_lose(spec: Spec, model: ModelName) -> None:
-    judge = Judge(load_recipes(), load_ledger())
+    judge = Judge(every_recipe(), load_ledger())
     case = _case(replace_spec(spec, model=model, m=32, k=32, n=32))
     assert not judge.judge(case, [BY_NAME["census"]]).causes
 
@@ -333,7 +334,7 @@ def test_the_oracle_gives_one_verdict_for_each_kind(recipes: dict[str, Recipe]) 
 
 def verdicts_of(traces: dict[str, Trace]) -> list[Verdict]:
     case = Case(spec=ROWWISE, data=DataSpec())
-    plan = load_recipes()[ROWWISE.recipe].plan(ROWWISE)
+    plan = every_recipe()[ROWWISE.recipe].plan(ROWWISE)
     return list(check_census(Evidence(case, traces, plan=plan)))
 
 
@@ -363,7 +364,7 @@ def test_a_frozen_weight_is_one_finding(recipes: dict[str, Recipe]) -> None:
 def test_severity_is_what_the_change_costs(kind: str, severity: str) -> None:
     verdict = Verdict("census", "eager", "convert", "diverged", kind)
     case = Case(spec=ROWWISE, data=DataSpec())
-    judge = Judge(load_recipes(), Ledger([]))
+    judge = Judge(every_recipe(), Ledger([]))
     effect = effect_of(observed(judge, case, verdict), verdict)
     assert weighed_of(verdict, case, effect).severity == severity
 

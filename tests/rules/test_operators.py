@@ -18,7 +18,6 @@ from narrowfuzz.operators.operator import Expected, Operator, Read
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.literal import laid
-from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as BY_RULE
 from narrowfuzz.rules.causes import root_of
 from narrowfuzz.rules.contract import check_contract
@@ -31,14 +30,14 @@ from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script.operator import call_of, of_operator
 from narrowfuzz.triage.script.short import write_short_script
 from narrowfuzz.triage.verify import RunScript
-from samples import of_operators
+from samples import every_recipe, of_operators
 
 FAULTS = ("sum-in-narrow-dtype", "sum-drops-last-row")
 
 
 @pytest.fixture(scope="module")
 def recipes() -> dict[str, Any]:
-    return load_recipes()
+    return every_recipe()
 
 
 def case_of(model: str, dtype: str = "fp32", seed: int = 0, **more: Any) -> Case:

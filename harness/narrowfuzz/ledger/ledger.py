@@ -420,5 +420,6 @@ def installed_package(package: str) -> Installed | None:
         return None if importlib.util.find_spec(package) is None else Installed("", False)
 
 
+@functools.cache  # entries name few versions, and reading one takes long
 def _within(version: str, wanted: str) -> bool:
     return SpecifierSet(wanted).contains(version.split("+")[0], prereleases=True)

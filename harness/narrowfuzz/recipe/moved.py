@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from narrowfuzz.recipe.deprecated import GONE, NAMES
@@ -105,6 +106,7 @@ MOVED = {
 PACKAGES = {"faults": "plants", "oracles": "rules"}
 
 
+@lru_cache(maxsize=64)  # files of recipes are read again and again, and hardly ever change
 def outdated(source: bytes) -> str:
     """The first outdated import of a source, and what to write instead; "" if none is outdated, or
     if the source is not valid Python, which executing it will report."""
