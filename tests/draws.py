@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import StopTest
 from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.strategies import SearchStrategy
 from narrowfuzz.campaign.generator import _wherever_files_lie
@@ -35,6 +37,9 @@ def drawn(strategy: SearchStrategy[T], count: int, start: int = 0) -> list[T]:
 def drawn_apart(strategy: SearchStrategy[T], count: int) -> list[T]:
     """What it draws ``count`` times, each time for itself: Hypothesis repeats variants of what it
     drew before, and many of these would show holes."""
-    chance = Random(0)
+    chance, found = Random(0), list[T]()
     with _wherever_files_lie():
-        return [ConjectureData(random=chance).draw(strategy) for _ in range(count)]
+        while len(found) < count:
+            with suppress(StopTest):  # it is rejected by a filter
+                found.append(ConjectureData(random=chance).draw(strategy))
+    return found

@@ -63,14 +63,16 @@ def test_calls_are_put_together_and_a_bound_that_nothing_uses_is_loose() -> None
     assert not together([Used("sum", "output", "fp32", "cpu", calls=1, outside=1)]).loose
 
 
-@pytest.fixture
-def few_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of one operator, and two of many."""
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.heavy)], ids=["few", "all"])
+def models(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models of one operator and two of many, or all."""
+    if not request.param:
+        return
     few = ("mlp_gelu", "looped_experts", "softmax", "topk")
     monkeypatch.setattr(tightness, "MODELS", {name: MODELS[name] for name in few})
 
 
-@pytest.mark.usefixtures("few_models")
+@pytest.mark.usefixtures("models")
 def test_the_command_measures_torchs_own_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["--operator", "sum", "--operator", "softmax"]
     assert ends("bounds", "--cases", "1", *chosen, "--json") == 0
@@ -86,7 +88,7 @@ def test_an_operator_that_is_none_is_refused(capsys: pytest.CaptureFixture[str])
     assert "did you mean 'sum'?" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("few_models")
+@pytest.mark.usefixtures("models")
 def test_more_cases_are_drawn_until_each_result_was_measured_often_enough(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -81,7 +81,8 @@ def run_command(options: RunOptions) -> tuple[int, dict[str, Any]]:
         from te_on_cpu import environment as te
 
         te.choose(options.te_version)
-    where = enter(options.device, 0, compiles=False)
+    # a model of the user's own is tried here, and may compile
+    where = enter(options.device, 0, compiles=any(":" in name for name in options.models))
     if why := none_runs(options.arms, where.name):
         raise ValueError(why)
     options = _of_operators(options)

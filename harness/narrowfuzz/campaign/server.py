@@ -36,7 +36,7 @@ def start_server(device: str) -> None:
 
 
 def work(config: Config, place: Place, out: Connection) -> None:
-    """The entry point of a worker's process: the supervisor itself imports no compiler."""
+    """The entry point of a worker's process: the supervisor itself needs no compiler."""
     from narrowfuzz.campaign.worker import work
 
     work(config, place, out)
