@@ -34,10 +34,10 @@ def drawn(strategy: SearchStrategy[T], count: int, start: int = 0) -> list[T]:
     return found
 
 
-def drawn_apart(strategy: SearchStrategy[T], count: int) -> list[T]:
-    """What it draws ``count`` times, each time for itself: Hypothesis repeats variants of what it
-    drew before, and many of these would show holes."""
-    chance, found = Random(0), list[T]()
+def drawn_apart(strategy: SearchStrategy[T], count: int, start: int = 0) -> list[T]:
+    """What it draws ``count`` times from this seed on, each time for itself: Hypothesis repeats
+    variants of what it drew before, and many of these would show holes."""
+    chance, found = Random(start), list[T]()
     with _wherever_files_lie():
         while len(found) < count:
             with suppress(StopTest):  # it is rejected by a filter

@@ -32,8 +32,8 @@ SINGLE_OPERATORS = of_kind("operator")
 def drawn() -> list[Case]:
     """Of each as a campaign draws it: many of those that attend, of others a few."""
     some = (
-        drawn_apart(batches(operator_specs(PLAIN, (name,))), 18 if MODELS[name].attends else 3)
-        for name in SINGLE_OPERATORS
+        drawn_apart(batches(operator_specs(PLAIN, (name,))), 18 if MODELS[name].attends else 3, i)
+        for i, name in enumerate(SINGLE_OPERATORS)
     )
     return [case for found in some for batch in found for case in batch]
 
