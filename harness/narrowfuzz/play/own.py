@@ -43,9 +43,7 @@ class OwnModel(nn.Module):
     ) -> None:
         super().__init__()
         self.rows, self.width, self.driven, self.cut = rows, width, driven, cut
-        # torch.manual_seed also formats a stack trace for each kind of device that is missing
-        everywhere = torch.accelerator.is_available()
-        (torch if everywhere else torch.default_generator).manual_seed(0)
+        torch.manual_seed(0)
         with torch.device("cpu"):  # ``build`` may read parameters
             self.model, self.given = built(where, build, dims)
         linears = (m for m in self.model.modules() if isinstance(m, nn.Linear))
