@@ -33,6 +33,7 @@ from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.model_names import layer_names, ties
 from narrowfuzz.arms.processes import TRANSPORT, in_processes
 from narrowfuzz.arms.program import run_error
+from narrowfuzz.arms.propagation import shared_propagation
 from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.layout import layout_of
@@ -146,7 +147,8 @@ def _play(
         _clear_sharding_prop_cache()  # else results are laid out over the mesh of an earlier run
     graphs = counters["stats"]["unique_graphs"]
     try:
-        played = layout.play(make, _given(spec, tensors), job=job, taps=taps, on=on)
+        with shared_propagation():
+            played = layout.play(make, _given(spec, tensors), job=job, taps=taps, on=on)
     except Exception as error:
         raise_if_lost(error, device)
         failed = run_error(error, getattr(error, "phase", "convert"))
