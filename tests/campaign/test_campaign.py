@@ -116,6 +116,7 @@ def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 12
         time.sleep(0.05)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_on_ranks_each_layout_has_one_case(tmp_path: Path) -> None:
     run = campaign(tmp_path / "out", "--cases", "12", "--recipe", "torch.fp32", "--arm", "sharded")

@@ -188,7 +188,7 @@ def test_a_recipe_of_other_dtypes_than_the_models_is_refused(refused: Refused) -
     assert "torch.fp32 leaves it as it is" in said
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("build", "linears", "calls"),
     [("grouped", 5, {"products of groups", "sort", "topk"}), ("loop", 17, {"index_add_", "topk"})],

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fresh import command
@@ -185,17 +186,24 @@ PLANTS = [Plant(id="odd-rows", title="a linear of 1041 rows gives twice as much"
 """
 
 
+def run_with(plants: Path, out: Path, *more: object, code: int) -> Any:
+    plants.write_text(PLANT)
+    done = command(
+        "run", "--recipe", "torch.bf16", "--arm", "eager", "--cases", "40", "--workers", "1",
+        "--seed", "1", "--plant", f"{plants}:odd-rows", "--json", "--out", out, *more, code=code,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
 @pytest.mark.slow
 def test_a_case_of_the_corpus_finds_what_is_hardly_ever_drawn(tmp_path: Path) -> None:
-    (plants := tmp_path / "plants.py").write_text(PLANT)
     corpus = tmp_path / "corpus"
     keep(corpus, [Case(spec=Spec(recipe="torch.bf16", m=1041, bias=True), data=DataSpec())])
-    run = (
-        "run", "--recipe", "torch.bf16", "--arm", "eager", "--cases", "40", "--workers", "1",
-        "--seed", "1", "--plant", f"{plants}:odd-rows", "--json",
-    )  # fmt: skip
-    command(*run, "--out", tmp_path / "alone")
-    done = command(*run, "--out", tmp_path / "beside", "--corpus", corpus, code=1)
-    summary = json.loads(done.stdout)
+    summary = run_with(tmp_path / "plants.py", tmp_path / "out", "--corpus", corpus, code=1)
     assert summary["specs_of_corpus"] > 0
     assert 1 < len(load(corpus).cases) <= 1 + len(summary["findings"]), "what was found is added"
+
+
+@pytest.mark.heavy
+def test_without_that_case_it_is_not_found(tmp_path: Path) -> None:
+    assert not run_with(tmp_path / "plants.py", tmp_path / "out", code=0)["findings"]

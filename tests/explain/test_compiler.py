@@ -51,12 +51,14 @@ def test_a_setting_that_removes_it_is_named(tmp_path: Path) -> None:
     assert said == "inductor, and is gone with the setting emulate_precision_casts = True"
 
 
+@pytest.mark.heavy
 def test_nothing_is_said_of_a_script_that_cannot_tell_or_shows_nothing(tmp_path: Path) -> None:
     assert asked(tmp_path, "import os; os._exit(125)") == ""
     assert asked(tmp_path, "raise SystemExit(0)") == ""
     assert asked(tmp_path, "import time; time.sleep(60)", seconds=0.5) == ""
 
 
+@pytest.mark.heavy
 def test_what_shows_in_every_backend_is_dynamos(tmp_path: Path) -> None:
     assert asked(tmp_path, "raise SystemExit(1)").startswith("Dynamo ")
 

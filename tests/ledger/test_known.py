@@ -121,6 +121,7 @@ def test_known_divergences_of_transformer_engine_still_show(version: str) -> Non
     assert codes(done) == dict.fromkeys(map(str, scripts), "1"), done.stdout + done.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.xdist_group("triton")
 def test_known_divergences_of_triton_kernels_still_show() -> None:
     """The same of what runs in Triton's interpreter."""

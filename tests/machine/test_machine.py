@@ -150,6 +150,7 @@ print((resident() - before) // 2**20)
 """
 
 
+@pytest.mark.heavy
 def test_large_blocks_are_given_back() -> None:
     """Small blocks live between them: glibc below 2.38 would not use them again, and grows by
     three quarters of a gigabyte here."""

@@ -166,6 +166,7 @@ print(sum(call.operator == "mxfp8_grouped_mm" for call in traces["eager"].operat
 """
 
 
+@pytest.mark.heavy
 def test_its_first_call_in_a_process_is_seen() -> None:
     """A watch stands in front of what has been imported, and plain torch imports no torchao."""
     assert fresh.python("-c", FRESH).stdout.split()[-1] == "2"

@@ -222,9 +222,9 @@ def run(plant: Plant, file: str = "") -> Controlled:
     return control(target, Limits(control_cases=60, seed=3), Tally())
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.xdist_group("campaign")
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("control_id", ["plain-norms", "float8-power-by-bits", "delayed-unfused"])
 def test_a_control_is_silent(control_id: str) -> None:
     result = run(CONTROLS[control_id])

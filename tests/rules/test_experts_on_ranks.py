@@ -106,6 +106,7 @@ def test_pieces_of_rows_begin_where_those_of_a_rank_do() -> None:
     assert not judge().judge(drawn).causes
 
 
+@pytest.mark.heavy
 def test_graphs_that_fsdp_breaks_add_gradients_in_another_order() -> None:
     sharding, data = {"data": 2, "units": "each"}, DataSpec(seed=1, grad_exponent=-9)
     drawn = case("torch.bf16", sharding, m=16, n=64, compile="aot_eager", data=data)
@@ -123,8 +124,8 @@ def test_gradients_of_experts_add_up_over_microbatches(sharding: dict[str, Any])
     assert {("S1", "output"), ("S2", "grad_parameter")} <= passed
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[3], PARTED[0]], ids=str)
-@pytest.mark.one_in(3)
 def test_ranks_that_share_experts_are_compiled(sharding: dict[str, Any]) -> None:
     drawn = case("torch.bf16", sharding, compile="aot_eager", steps=2)
     judged = judge().judge(drawn)
@@ -169,6 +170,7 @@ def test_parts_of_experts_resume_on_other_ranks(resumes: str) -> None:
     assert ("S11", "ok") in {(v.rule, v.status) for v in judged.verdicts}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sharding", [{"data": 2, "experts": 2}, {"tensor": 2}], ids=str)
 def test_a_training_that_is_saved_before_its_first_step(sharding: dict[str, Any]) -> None:
     model = "mlp_gelu" if "tensor" in sharding else "chosen_experts"

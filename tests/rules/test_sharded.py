@@ -273,6 +273,7 @@ def test_operands_whose_zeros_have_another_sign_are_not_the_same() -> None:
         assert _same_source(want, halves, "input") is same
 
 
+@pytest.mark.heavy
 def test_graphs_alone_do_not_say_that_nothing_was_quantised() -> None:
     """On exact data, where quantised products are the unconverted model's."""
     sharding = {"tensor": 2, "local_output": False}

@@ -83,6 +83,7 @@ def test_a_step_that_is_skipped_is_not_judged() -> None:
     assert verdicts(drawn) == {("not_applicable", "an infinity skips the step")}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("sharding", [LAYOUTS[1], LAYOUTS[4], LAYOUTS[6]], ids=str)
 def test_a_wrong_rate_is_seen(sharding: dict[str, Any], optimizer: str) -> None:

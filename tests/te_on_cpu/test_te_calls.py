@@ -24,6 +24,7 @@ def test_every_call_is_answered(recorded: Path) -> None:
     assert {name.split()[0] for name in answers} >= {"quantize", "update", "rmsnorm", "gemm"}
 
 
+@pytest.mark.heavy
 def test_other_bits_and_refusals_are_told_and_nothing_else(recorded: Path, tmp_path: Path) -> None:
     day = torch.load(recorded)
     codes = day["answers"]["quantize delayed e4m3 1.0 normal bf16"]["codes"]

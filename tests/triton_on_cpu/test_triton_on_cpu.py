@@ -12,6 +12,9 @@ from fresh import HERE, python
 from narrowfuzz.machine.overlay import folder_of
 
 CHECKS = HERE / "triton_on_cpu_checks.py"
+HEAVY = re.findall(
+    r"^@pytest.mark.heavy\n(?:@.*\n)*def (check_\w+)", CHECKS.read_text(), re.MULTILINE
+)
 NAMES = re.findall(r"^def (check_\w+)", CHECKS.read_text(), re.MULTILINE)
 TRITON = "triton==3.6.0"
 
@@ -52,7 +55,7 @@ def test_the_other_rows(environment: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("triton")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in HEAVY])
 def test_check(name: str, failures: dict[str, str]) -> None:
     assert failures[name] == ""
 
@@ -63,6 +66,7 @@ def test_without_triton_it_says_what_to_install() -> None:
     assert "there is no Triton: pip install triton==3.6.0" in done.stderr
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.xdist_group("triton")
 @pytest.mark.parametrize(
     ("before", "says"),
@@ -81,6 +85,7 @@ def test_another_triton_is_refused(before: str, says: str, environment: dict[str
     assert says in done.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.xdist_group("triton")
 def test_an_older_torchao_is_left_as_it_is(environment: dict[str, str]) -> None:
     """torchtitan 0.1 and its torchao are under test over Triton as well, in their own way."""
@@ -96,6 +101,7 @@ def test_an_older_torchao_is_left_as_it_is(environment: dict[str, str]) -> None:
     assert "torchao's kernels are known from 0.18 on; 0.11.0 is installed" in done.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.xdist_group("triton")
 def test_workers_start_where_triton_is_asked_for_and_not_there() -> None:
     program = "import narrowfuzz.campaign.preload_torchao, sys; print('torchao' in sys.modules)"
@@ -107,6 +113,7 @@ def test_workers_start_where_triton_is_asked_for_and_not_there() -> None:
 INTERPRETED = ("-m", "narrowfuzz", "run", "--with", TRITON, "--arm", "eager", "--workers", "1")
 
 
+@pytest.mark.heavy
 @pytest.mark.xdist_group("triton")
 def test_blockwise_fp8_is_judged_on_a_cpu(tmp_path: Path) -> None:
     command = ("--recipe", "torchao.blockwise_fp8", "--cases", "6", "--seed", "1")

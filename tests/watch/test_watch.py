@@ -167,6 +167,7 @@ for step in range(5):
 """
 
 
+@pytest.mark.heavy
 def test_it_says_when_the_loss_became_nan_too(tmp_path: Path) -> None:
     """The first bad value is one that nobody sees: an infinity, two steps before the NaN."""
     done = watch(tmp_path / "run", sys.executable, "-c", GROWS)
@@ -179,6 +180,7 @@ def test_it_says_when_the_loss_became_nan_too(tmp_path: Path) -> None:
     assert f"in step {step}".encode() in done.stderr
 
 
+@pytest.mark.heavy
 def test_who_asks_for_torch_and_imports_it_later_is_watched(tmp_path: Path) -> None:
     """transformers does, before it imports torch."""
     asks = "import importlib.util; assert importlib.util.find_spec('torch')\n" + GROWS
@@ -206,6 +208,7 @@ entropy(p).backward()
 """
 
 
+@pytest.mark.heavy
 def test_an_operator_outside_of_modules_has_the_line_that_called_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOG)
     done = subprocess.run(
@@ -265,6 +268,7 @@ def test_the_same_place_on_another_rank_is_the_same_place(
     assert "step 4" in elsewhere.told and "event" not in elsewhere.told
 
 
+@pytest.mark.heavy
 def test_a_fork_has_records_of_its_own(tmp_path: Path) -> None:
     done = watch(tmp_path / "run", sys.executable, "-c", TRAINING, "fork")
     assert done.stdout.endswith(b"\n3\n")
@@ -378,7 +382,7 @@ def test_a_run_that_ended_elsewhere_is_not_compared(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.heavy
 @pytest.mark.parametrize(("flips", "others"), [(1, 2), (3, 2), (9, 0)])
 def test_a_run_that_makes_other_numbers_alone_is_named(
     tmp_path: Path, flips: int, others: int
