@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 
@@ -12,7 +13,8 @@ import transformer_engine_torch as tex
 from narrowfuzz.numerics import scales as rules
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from te_on_cpu.refusal import UnsupportedByEmulation
-from te_on_cpu_v2_reference import Seen, close, reference, spread
+from te_on_cpu.v2_fp4 import packed
+from te_on_cpu_v2_reference import Seen, close, of_fp4, reference, spread
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from transformer_engine.common import recipe as recipes
 from transformer_engine.pytorch.constants import DType
@@ -46,7 +48,9 @@ RECIPES = {
     "current": recipes.Float8CurrentScaling,
     "mx": recipes.MXFP8BlockScaling,
     "block": recipes.Float8BlockScaling,
+    "fp4": functools.partial(recipes.NVFP4BlockScaling, disable_stochastic_rounding=True),
 }
+KINDS = {recipe: kind for kind, recipe in RECIPES.items()}
 each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
 
 REENTRANT = pytest.mark.parametrize("reentrant", [None, True, False])
@@ -87,6 +91,8 @@ def assert_gemms(seen, biases=()):
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 @pytest.mark.parametrize("bias", [True, False])
 def check_linear_against_float64(recipe, dtype, bias):
+    if recipe is RECIPES["fp4"] and dtype != BF16:
+        pytest.skip("its Hadamard transform is of bf16 alone")
     module = linear(params_dtype=dtype, bias=bias)
     x = torch.randn(2, 32, 64, dtype=dtype, requires_grad=True)
     with Seen() as seen:
@@ -104,10 +110,14 @@ def check_casts_tell_codes_and_scales(recipe):
     with Seen() as seen:
         step(module, recipe(), x, torch.randn(32, 32, dtype=BF16))
     # a weight's blocks of 128 x 128 are cast once for both directions
-    many = {recipes.MXFP8BlockScaling: 6, recipes.Float8BlockScaling: 5}.get(recipe, 3)
+    many = {"mx": 6, "fp4": 6, "block": 5}.get(KINDS[recipe], 3)
     assert len(seen.casts) == many
     for cast in seen.casts:
         assert cast.codes.dtype == torch.uint8 and cast.codes.shape == cast.input.shape
+        if KINDS[recipe] == "fp4":
+            found = of_fp4(cast.codes, cast.scale)
+            assert (found - cast.input).abs().le(cast.input.abs().max() / 5).all()
+            continue
         if cast.scale.dtype == torch.float32:
             assert many > 3 or cast.amax.item() == cast.input.float().abs().max().item()
             scaled = cast.input.float() * spread(cast.scale, cast.input)
@@ -213,9 +223,11 @@ def check_cached_weight_is_cast_once(recipe):
         for first in (True, False, False):
             x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
             step(module, recipe(), x, torch.randn(32, 32, dtype=BF16), is_first_microbatch=first)
-    sides = 2 if recipe is recipes.MXFP8BlockScaling else 1
+    sides = 2 if KINDS[recipe] == "mx" else 1
     weights = [
-        cast for cast in seen.casts if cast.input.shape == (32, 64) and cast.format == "e4m3"
+        cast
+        for cast in seen.casts
+        if cast.input.shape == (32, 64) and cast.format in ("e4m3", "e2m1")
     ]
     assert sum(torch.equal(cast.input, module.weight) for cast in weights) == sides
     assert_gemms(seen, [module.bias] * 3)
@@ -244,6 +256,7 @@ def check_quantised_parameters_train(recipe):
         "Float8Tensor",
         "MXFP8Tensor",
         "Float8BlockwiseQTensor",
+        "NVFP4Tensor",
     )
     optimizer = torch.optim.SGD(module.parameters(), lr=0.001)
     for _ in range(2):
@@ -258,7 +271,9 @@ def check_quantised_parameters_train(recipe):
         optimizer.zero_grad()
         torch.testing.assert_close(seen.casts[0].input.float(), wanted, rtol=2**-7, atol=3e-5)
         data = "_rowwise_data" if hasattr(module.weight, "_rowwise_data") else "_data"
-        assert torch.equal(getattr(module.weight, data), seen.casts[0].codes)
+        codes = seen.casts[0].codes
+        codes = packed(codes) if KINDS[recipe] == "fp4" else codes
+        assert torch.equal(getattr(module.weight, data), codes)
 
 
 @each_recipe
@@ -358,7 +373,7 @@ def check_mlp(recipe, activation):
         *zip(grads, (p.grad for p in module.parameters()), strict=True),
     ]:
         error = (fp8.float() - full.float()).norm() / full.float().norm()
-        assert error < 0.25, error
+        assert error < (0.4 if KINDS[recipe] == "fp4" else 0.25), error
 
 
 def check_mlp_in_full_precision():
@@ -623,14 +638,6 @@ def check_refusals():
         te.distributed.pad_columnwise_scale_inv()
     with pytest.raises(UnsupportedByEmulation, match="attention in FP8"):
         step(block(), delayed(fp8_dpa=True), torch.randn(32, 2, 64, dtype=BF16), None)
-    x = torch.randn(128, 128, dtype=BF16, requires_grad=True)
-    with pytest.raises(UnsupportedByEmulation, match="NVFP4BlockScaling"):
-        step(te.Linear(128, 128, params_dtype=BF16), recipes.NVFP4BlockScaling(), x, x)
-    with (
-        pytest.raises(UnsupportedByEmulation, match="NVFP4Quantizer"),
-        te.quantized_model_init(recipe=recipes.NVFP4BlockScaling()),
-    ):
-        te.Linear(128, 128, params_dtype=BF16)
     assert not hasattr(tex, "__path__") and not hasattr(tex, "flash_attention")
 
 

@@ -51,6 +51,8 @@ def copied(value):
 
 def values(operand):
     """float64 values of an operand."""
+    if operand.format == "e2m1":
+        return of_fp4(operand.data.double(), operand.scale_inv)
     if operand.format not in FP8:
         return operand.data.double()
     codes = operand.data.contiguous().view(FP8[operand.format]).double()
@@ -59,6 +61,15 @@ def values(operand):
     units = torch.exp2(operand.scale_inv.double() - 127)
     axis = 1 if operand.scale_inv.shape[0] == codes.shape[0] else 0
     return codes * units.repeat_interleave(32, axis)
+
+
+def of_fp4(codes, scales):
+    """float64 values of NVFP4: a code's value times its block's E4M3 scale times the tensor's."""
+    size = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)[codes.long() % 8]
+    block = (scales & 255).byte().view(torch.float8_e4m3fn).double()
+    amax = (scales >> 8).int().contiguous().view(torch.float32).double()
+    axis = 1 if scales.shape[0] == codes.shape[0] else 0
+    return size * torch.where(codes > 7, -1, 1) * (block * amax / 2688).repeat_interleave(16, axis)
 
 
 def spread(scales, matrix):

@@ -1,10 +1,10 @@
 """TransformerEngine 2.x on the CPU: put the emulated extension in place and import the library.
 
-Supported, with delayed, current, MXFP8 and FP8 block scaling: Linear, LayerNormLinear,
-LayerNormMLP, GroupedLinear without grouped tensors, TransformerLayer with attention that is not
-fused, their recomputation, cached weights and quantised parameters; the router of experts, its
-auxiliary loss, and the movement of tokens by an index map. Every other function of the extension
-raises UnsupportedByEmulation with its name.
+Supported, with delayed, current, MXFP8, FP8 block and NVFP4 scaling (this without stochastic
+rounding): Linear, LayerNormLinear, LayerNormMLP, GroupedLinear without grouped tensors,
+TransformerLayer with attention that is not fused, their recomputation, cached weights and quantised
+parameters; the router of experts, its auxiliary loss, and the movement of tokens by an index map.
+Every other function of the extension raises UnsupportedByEmulation with its name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from te_on_cpu import (
     v2_router,
     v2_tensors,
 )
-from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_names import NAME, extension, refusing_module
 
 FUNCTIONS = v2_activation.functions() | {
@@ -80,7 +79,6 @@ VERSIONS = {
     "nvte_built_with_cublasmp": 0,
 }
 
-_RECIPES = "use DelayedScaling, Float8CurrentScaling, Float8BlockScaling or MXFP8BlockScaling"
 _TRITON = "transformer_engine.pytorch.triton"
 
 #: Modules of the library that import onnxscript or triton; their functions are refused when called,
@@ -146,9 +144,6 @@ def _import_without_loading() -> None:
 
 
 def _answer_for_recipes(quantization: ModuleType) -> None:
-    """Make MXFP8 and FP8 block scaling available on any device and without CUDA, and the support
-    check of the recipe that is not emulated raise UnsupportedByEmulation."""
-    for support in ("_MXFP8_SUPPORT", "_FP8_BLOCK_SCALING_SUPPORT"):
+    """Make scaling by blocks available on any device and without CUDA."""
+    for support in ("_MXFP8_SUPPORT", "_FP8_BLOCK_SCALING_SUPPORT", "_NVFP4_SUPPORT"):
         setattr(quantization, support, (True, ""))
-    refused = functools.partial(refuse, "the recipe NVFP4BlockScaling", _RECIPES)
-    quantization._compute_nvfp4_support = refused  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from te_on_cpu.kernels import cast, column_sums, dequantise, matmul
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_activation import gelu as gelu_value
 from te_on_cpu.v2_activation import gelu_slope
+from te_on_cpu.v2_fp4 import operand_of, product_scale
 from te_on_cpu.v2_quantize import fp8_block_scales, mx_scales, write
 from te_on_cpu.v2_scales import fp8_block_spread, mx_unit, spread
 from te_on_cpu.v2_tensors import empty, logical_shape
@@ -26,6 +27,7 @@ from te_on_cpu.v2_types import (
     is_blockwise,
     is_float8,
     is_mxfp8,
+    is_nvfp4,
     is_quantised,
     keeps_transposes,
     kind,
@@ -46,6 +48,8 @@ class Side:
     scale_inv: Tensor | None
     seen: Operand
     shape: torch.Size
+    #: Of NVFP4 the largest magnitude of the tensor, one fp32 element, in whose units values are.
+    amax: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -154,6 +158,9 @@ def side(tensor: Any, *, turned: bool, name: str) -> Side:
         return _mx_side(tensor, "columnwise" if turned else "rowwise", name)
     if is_blockwise(tensor):
         return _block_side(tensor, "columnwise" if turned else "rowwise", name)
+    if is_nvfp4(tensor):
+        values, amax, seen = operand_of(tensor, "columnwise" if turned else "rowwise", name)
+        return Side(values, None, seen, logical_shape(tensor), amax)
     if is_float8(tensor):
         return _float8_side(tensor, turned, name)
     if not isinstance(tensor, Tensor) or tensor.dtype not in _NAMES:
@@ -217,7 +224,7 @@ def _block_side(tensor: Any, direction: Literal["rowwise", "columnwise"], name: 
 def _check_alike(a: Side, b: Side, A: Any, B: Any) -> None:
     if a.seen.format == b.seen.format == "e5m2":
         raise RuntimeError("cuBLAS has no GEMM of E5M2 with E5M2; make one operand E4M3")
-    if any(of_kind(A) != of_kind(B) for of_kind in (is_mxfp8, is_float8, is_blockwise)):
+    if any(of_kind(A) != of_kind(B) for of_kind in (is_mxfp8, is_float8, is_blockwise, is_nvfp4)):
         raise RuntimeError(
             f"the GEMM cannot multiply {type(A).__name__} with {type(B).__name__}: "
             "quantise both with the same kind of scaling"
@@ -232,7 +239,9 @@ def product(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> Ten
     if columns != rows:
         raise RuntimeError(f"the GEMM cannot contract {columns} columns of B with {rows} rows of A")
     scale = None
-    if a.scale_inv is not None and b.scale_inv is not None:
+    if a.amax is not None and b.amax is not None:
+        scale = product_scale(a.amax, b.amax, alpha).double()
+    elif a.scale_inv is not None and b.scale_inv is not None:
         scale = a.scale_inv.double() * b.scale_inv.double() * alpha
     elif alpha != 1.0:
         scale = torch.tensor(alpha, dtype=torch.float64)

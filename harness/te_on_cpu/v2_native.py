@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from te_on_cpu.v2_fp4 import codes_in, parts_of
 from te_on_cpu.v2_names import NAME
 from te_on_cpu.v2_scales import current_scale, largest
 from te_on_cpu.v2_tensors import logical_shape
@@ -27,6 +28,7 @@ from te_on_cpu.v2_types import (
     is_blockwise,
     is_float8,
     is_mxfp8,
+    is_nvfp4,
     is_quantised,
     kind,
 )
@@ -155,6 +157,11 @@ def _operand(tensor: Any) -> Operand:
         else:
             codes = tensor._rowwise_data.detach().view(rows, columns)
         return Operand(codes, None, fp8_format(tensor._fp8_dtype))
+    if is_nvfp4(tensor):
+        turned = tensor._rowwise_data is None
+        data, _, _ = parts_of(tensor, "columnwise" if turned else "rowwise")
+        codes = codes_in(data.detach())
+        return Operand(codes.t() if turned else codes, None, "e2m1")
     matrix = tensor.detach()
     return Operand(matrix.reshape(flat_shape(matrix.shape)), None, _PLAIN[matrix.dtype])
 

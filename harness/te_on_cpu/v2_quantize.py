@@ -15,6 +15,7 @@ from te_on_cpu.kernels import (
     update_amax_and_scale,
 )
 from te_on_cpu.refusal import refuse
+from te_on_cpu.v2_fp4 import dequantise_fp4, write_fp4
 from te_on_cpu.v2_scales import (
     FP8_BLOCK,
     current_scale,
@@ -33,6 +34,7 @@ from te_on_cpu.v2_types import (
     fp8_format,
     is_float8,
     is_mxfp8,
+    is_nvfp4,
     kind,
     torch_dtype,
 )
@@ -72,6 +74,8 @@ def write(values: Tensor, quantizer: Any, target: Any) -> None:
             _write_mx(values, quantizer, target)
         case "block":
             _write_blockwise(values, quantizer, target)
+        case "fp4":
+            write_fp4(values, quantizer, target)
         case _:
             _write_float8(values, quantizer, target)
 
@@ -227,6 +231,8 @@ def dequantize(input: Any, otype: Any) -> Tensor:
         units = spread(mx_unit(mx_scales(input, side)), axis)
         codes = data.view(units.shape)
         return dequantise(codes, units, fp8_format(input._fp8_dtype), dtype).view(data.shape)
+    if is_nvfp4(input):
+        return dequantise_fp4(input, dtype)
     refuse(f"dequantize of a {type(input).__name__}")
 
 
@@ -268,7 +274,7 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
 
     Real contract: ``pytorch/csrc/extensions/swizzle.cpp``.
     """
-    if is_mxfp8(tensor):
+    if is_mxfp8(tensor) or is_nvfp4(tensor):
         tensor._with_gemm_swizzled_scales = True
 
 

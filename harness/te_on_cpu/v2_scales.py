@@ -21,7 +21,7 @@ def largest(values: Tensor) -> Tensor:
     """
     if values.numel() == 0:
         return torch.zeros(1)
-    return _magnitude(values).amax().reshape(1)
+    return magnitude(values).amax().reshape(1)
 
 
 def current_scale(
@@ -79,13 +79,13 @@ def mx_amax(matrix: Tensor, axis: int, *, square: bool = False) -> Tensor:
     :param square: blocks are 32 x 32; the shape of the result still depends on ``axis`` only.
     """
     rows, columns = matrix.shape
-    magnitude = _magnitude(matrix)
+    size = magnitude(matrix)
     if square:
-        tiles = magnitude.view(rows // MX_BLOCK, MX_BLOCK, columns // MX_BLOCK, MX_BLOCK)
+        tiles = size.view(rows // MX_BLOCK, MX_BLOCK, columns // MX_BLOCK, MX_BLOCK)
         return tiles.amax((1, 3)).repeat_interleave(MX_BLOCK, 1 - axis)
     if axis == 1:
-        return magnitude.view(rows, columns // MX_BLOCK, MX_BLOCK).amax(2)
-    return magnitude.view(rows // MX_BLOCK, MX_BLOCK, columns).amax(1)
+        return size.view(rows, columns // MX_BLOCK, MX_BLOCK).amax(2)
+    return size.view(rows // MX_BLOCK, MX_BLOCK, columns).amax(1)
 
 
 def spread(per_block: Tensor, axis: int) -> Tensor:
@@ -101,8 +101,8 @@ def fp8_block_amax(matrix: Tensor, block: tuple[int, int]) -> Tensor:
     """
     rows, columns = matrix.shape
     high, wide = block
-    magnitude = torch.nn.functional.pad(_magnitude(matrix), (0, -columns % wide, 0, -rows % high))
-    tiles = magnitude.view(magnitude.shape[0] // high, high, magnitude.shape[1] // wide, wide)
+    size = torch.nn.functional.pad(magnitude(matrix), (0, -columns % wide, 0, -rows % high))
+    tiles = size.view(size.shape[0] // high, high, size.shape[1] // wide, wide)
     return tiles.amax((1, 3))
 
 
@@ -119,5 +119,6 @@ def _power(exponent: Tensor, scale_bytes: Tensor) -> Tensor:
     return torch.where(scale_bytes == 255, _NAN, bits).view(torch.float32)
 
 
-def _magnitude(values: Tensor) -> Tensor:
+def magnitude(values: Tensor) -> Tensor:
+    """|values| in fp32; 0 for NaN, which the largest magnitude leaves out."""
     return values.float().abs().nan_to_num(nan=0.0, posinf=torch.inf)

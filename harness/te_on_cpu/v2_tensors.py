@@ -14,6 +14,7 @@ from torch import Tensor
 
 from te_on_cpu.kernels import NAN_CODE
 from te_on_cpu.refusal import refuse
+from te_on_cpu.v2_fp4 import BLOCK as FP4_BLOCK
 from te_on_cpu.v2_scales import FP8_BLOCK, MX_BLOCK
 from te_on_cpu.v2_types import (
     classes,
@@ -21,6 +22,7 @@ from te_on_cpu.v2_types import (
     is_blockwise,
     is_float8,
     is_mxfp8,
+    is_nvfp4,
     keeps_transposes,
     kind,
 )
@@ -32,7 +34,7 @@ def empty(quantizer: Any, shape: tuple[int, ...] | torch.Size, dtype: torch.dtyp
 
     Real contract: ``create_tensor`` of each class in ``pytorch/csrc/quantizer.cpp``. The
     quantizer's ``internal`` decides between storage and torch.Tensor subclass. RuntimeError for
-    MXFP8 if a dimension (all but the last taken together) is no multiple of 32.
+    MXFP8 and NVFP4 if a dimension (all but the last taken together) is no multiple of 32 and 16.
     """
     shape = torch.Size(shape)
     match kind(quantizer):
@@ -43,6 +45,8 @@ def empty(quantizer: Any, shape: tuple[int, ...] | torch.Size, dtype: torch.dtyp
         case "block":
             parts = _block_parts(quantizer, shape)
             return _build(classes().blockwise, quantizer, shape, dtype, parts)
+        case "fp4":
+            return _build(classes().nvfp4, quantizer, shape, dtype, _fp4_parts(quantizer, shape))
         case _:
             return _build(
                 classes().float8, quantizer, shape, dtype, _float8_parts(quantizer, shape)
@@ -67,6 +71,10 @@ def fitted(quantizer: Any, tensor: Any) -> Any:
         attribute = _ATTRIBUTES[name]
         if part is None or getattr(tensor, attribute) is None:
             setattr(tensor, attribute, part)
+    if is_nvfp4(tensor):
+        tensor._fp4_dtype = quantizer.dtype
+        tensor._with_gemm_swizzled_scales = _swizzles_fp4(quantizer, shape)
+        return tensor
     tensor._fp8_dtype = quantizer.dtype
     if is_float8(tensor):
         tensor._transpose_invalid = tensor._transpose is None
@@ -79,6 +87,8 @@ def logical_shape(tensor: Any) -> torch.Size:
     """Shape of the quantised values, from whichever buffer exists."""
     if is_mxfp8(tensor):
         data = tensor._columnwise_data if tensor._rowwise_data is None else tensor._rowwise_data
+    elif is_nvfp4(tensor):
+        return _fp4_shape(tensor)
     elif is_blockwise(tensor):
         data = tensor._rowwise_data
         if data is None and tensor._columnwise_data is not None:
@@ -113,6 +123,8 @@ _ATTRIBUTES = {
     "rowwise_scale_inv": "_rowwise_scale_inv",
     "columnwise_data": "_columnwise_data",
     "columnwise_scale_inv": "_columnwise_scale_inv",
+    "amax_rowwise": "_amax_rowwise",
+    "amax_columnwise": "_amax_columnwise",
 }
 
 
@@ -159,12 +171,56 @@ def _block_parts(quantizer: Any, shape: torch.Size) -> dict[str, Tensor | None]:
     }
 
 
+def _fp4_shape(tensor: Any) -> torch.Size:
+    if tensor._rowwise_data is not None:
+        shape = tensor._rowwise_data.shape
+        return torch.Size((*shape[:-1], 2 * shape[-1]))
+    if tensor._columnwise_data is None:
+        raise RuntimeError(f"this {type(tensor).__name__} holds no data")
+    columns, half = tensor._columnwise_data.shape
+    return torch.Size((2 * half, columns))
+
+
+def _fp4_parts(quantizer: Any, shape: torch.Size) -> dict[str, Tensor | None]:
+    """Column-wise codes are those of the transposed matrix. Scales are padded to multiples of 128
+    rows and 4 blocks (``NVFP4Quantizer::get_scale_shape``)."""
+    rows, columns = flat_shape(shape)
+    if rows % FP4_BLOCK or columns % FP4_BLOCK:
+        raise RuntimeError(
+            f"NVFP4 quantises blocks of {FP4_BLOCK}: {tuple(shape)} has {rows} rows and {columns} "
+            "columns; pad both to a multiple"
+        )
+    by_rows, by_columns = quantizer.rowwise_usage, quantizer.columnwise_usage
+    row_wise = _up(rows, 128), _up(columns // FP4_BLOCK, 4)
+    column_wise = _up(columns, 128), _up(rows // FP4_BLOCK, 4)
+    return {
+        "rowwise_data": _unwritten((*shape[:-1], columns // 2)) if by_rows else None,
+        "rowwise_scale_inv": _unwritten(row_wise) if by_rows else None,
+        "columnwise_data": _unwritten((columns, rows // 2)) if by_columns else None,
+        "columnwise_scale_inv": _unwritten(column_wise) if by_columns else None,
+        "amax_rowwise": torch.full((1,), torch.nan) if by_rows else None,
+        "amax_columnwise": torch.full((1,), torch.nan) if by_columns else None,
+    }
+
+
+def _swizzles_fp4(quantizer: Any, shape: torch.Size) -> bool:
+    """Whether the cast writes the scales in the order of the GEMM
+    (``nvfp4_emits_gemm_swizzled_scales`` in ``pytorch/csrc/quantizer.cpp``)."""
+    rows, columns = flat_shape(shape)
+    if not quantizer.optimize_for_gemm or torch.cuda.get_device_capability()[0] < 10:
+        return False
+    if quantizer.with_rht:
+        return rows % 64 == 0 and columns % 128 == 0
+    return bool(quantizer.with_2d_quantization) and rows % 128 == 0 and columns % 128 == 0
+
+
 #: Kind of quantizer -> (is it a tensor of its class?, the parts that it fills).
 _BY_KIND: dict[str, tuple[Callable[[object], bool], Callable[..., dict[str, Tensor | None]]]] = {
     "delayed": (is_float8, _float8_parts),
     "current": (is_float8, _float8_parts),
     "mx": (is_mxfp8, _mx_parts),
     "block": (is_blockwise, _block_parts),
+    "fp4": (is_nvfp4, _fp4_parts),
 }
 
 
@@ -175,8 +231,11 @@ def _build(
     dtype: torch.dtype,
     parts: dict[str, Tensor | None],
 ) -> Any:
-    common: dict[str, Any] = {**parts, "fp8_dtype": quantizer.dtype, "quantizer": quantizer}
-    if pair is classes().mxfp8:
+    form = "fp4_dtype" if pair is classes().nvfp4 else "fp8_dtype"
+    common: dict[str, Any] = {**parts, form: quantizer.dtype, "quantizer": quantizer}
+    if pair is classes().nvfp4:
+        common["with_gemm_swizzled_scales"] = _swizzles_fp4(quantizer, shape)
+    elif pair is classes().mxfp8:
         common["with_gemm_swizzled_scales"] = quantizer.optimize_for_gemm
     elif pair is classes().blockwise:
         common["is_2D_scaled"] = quantizer.block_scaling_dim == 2

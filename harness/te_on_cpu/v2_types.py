@@ -31,9 +31,11 @@ class Classes:
     current: type
     mx: type
     block: type
+    fp4: type
     float8: tuple[type, type]
     mxfp8: tuple[type, type]
     blockwise: tuple[type, type]
+    nvfp4: tuple[type, type]
 
 
 @functools.cache
@@ -46,22 +48,24 @@ def classes() -> Classes:
         current=tensor.Float8CurrentScalingQuantizer,
         mx=tensor.MXFP8Quantizer,
         block=tensor.Float8BlockQuantizer,
+        fp4=tensor.NVFP4Quantizer,
         float8=(tensor.Float8TensorStorage, tensor.Float8Tensor),
         mxfp8=(tensor.MXFP8TensorStorage, tensor.MXFP8Tensor),
         blockwise=(tensor.Float8BlockwiseQTensorStorage, tensor.Float8BlockwiseQTensor),
+        nvfp4=(tensor.NVFP4TensorStorage, tensor.NVFP4Tensor),
     )
 
 
 def kind(quantizer: object) -> str:
-    """ "none", "delayed", "current", "mx" or "block". Raises UnsupportedByEmulation for any other
-    quantizer."""
+    """ "none", "delayed", "current", "mx", "block" or "fp4". Raises UnsupportedByEmulation for any
+    other quantizer."""
     if quantizer is None:
         return "none"
     known = classes()
-    for name in ("delayed", "current", "mx", "block"):
+    for name in ("delayed", "current", "mx", "block", "fp4"):
         if type(quantizer) is getattr(known, name):
             return name
-    supported = "use delayed, current, MXFP8 or FP8 block scaling"
+    supported = "use delayed, current, MXFP8, FP8 block scaling or NVFP4"
     refuse(f"the quantizer {type(quantizer).__name__}", supported)
 
 
@@ -80,9 +84,14 @@ def is_blockwise(tensor: object) -> bool:
     return type(tensor) in classes().blockwise
 
 
+def is_nvfp4(tensor: object) -> bool:
+    """Whether it is FP4 with an E4M3 scale for each block of 16."""
+    return type(tensor) in classes().nvfp4
+
+
 def is_quantised(tensor: object) -> bool:
-    """Whether it is FP8 of any kind of scaling."""
-    return is_float8(tensor) or is_mxfp8(tensor) or is_blockwise(tensor)
+    """Whether it is FP8 or FP4 of any kind of scaling."""
+    return any(one(tensor) for one in (is_float8, is_mxfp8, is_blockwise, is_nvfp4))
 
 
 def fp8_format(dtype: Any) -> Format:

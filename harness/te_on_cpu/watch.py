@@ -19,16 +19,17 @@ class Cast:
 
     #: The quantised data in its own dtype, any shape; fp32 if a fused kernel never rounded it.
     input: torch.Tensor
-    #: uint8 codes in the input's shape.
+    #: uint8 codes in the input's shape; of FP4 one in a byte.
     codes: torch.Tensor
     #: Multiplicative fp32 scale as applied, one element (delayed and current scaling); or without
     #: padding, as the blocks lie in the matrix, E8M0 bytes (uint8) of MXFP8 or multiplicative fp32
     #: scales of FP8 block scaling: two dimensions, such as (rows, columns/32) of the row-wise
-    #: direction, (rows/32, columns) of the column-wise one.
+    #: direction, (rows/32, columns) of the column-wise one. Of NVFP4, (lines, blocks of 16): int64
+    #: of the bits of the tensor's amax and, in the lowest byte, a block's E4M3 scale.
     scale: torch.Tensor
     #: The cell in which the kernel stored max|input|, or None; its address identifies the slot.
     amax: torch.Tensor | None
-    format: Literal["e4m3", "e5m2"]
+    format: Literal["e4m3", "e5m2", "e2m1"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,11 @@ class Operand:
     #: uint8 codes, or the tensor itself if it is in high precision: the matrix before the
     #: transposition that the layout's letter denotes, even if the kernel read a transposed copy.
     data: torch.Tensor
-    #: fp32 1/scale (one element; of FP8 block scaling, one for each block), E8M0 bytes, or None: in
-    #: high precision, and for operands with blocks of the real extension (``v2_native``).
+    #: fp32 1/scale (one element; of FP8 block scaling, one for each block), E8M0 bytes, both levels
+    #: of NVFP4 as in ``Cast``, or None: in high precision, and for operands with blocks of the real
+    #: extension (``v2_native``).
     scale_inv: torch.Tensor | None
-    #: e4m3, e5m2, bf16, fp32 or fp16.
+    #: e4m3, e5m2, e2m1, bf16, fp32 or fp16.
     format: str
 
 

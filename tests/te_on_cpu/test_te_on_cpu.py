@@ -19,7 +19,7 @@ from te_on_cpu.environment import real_extension, worker_environment
 #: Version, and the capability that it is told of -> what is checked on it, and how it is marked.
 V1 = ((HERE / "te_on_cpu_v1_checks.py",), ())
 V2 = (
-    tuple(HERE / f"te_on_cpu_{name}_checks.py" for name in ("v2", "native", "experts")),
+    tuple(HERE / f"te_on_cpu_{name}_checks.py" for name in ("v2", "fp4", "native", "experts")),
     ("-p", "te_on_cpu_v2_plugin"),
 )
 Run = tuple[tuple[Path, ...], tuple[str, ...]]

@@ -1,0 +1,122 @@
+"""Checks of NVFP4 on the emulated extension, for pytest in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformer_engine.pytorch as te
+from te_on_cpu.refusal import UnsupportedByEmulation
+from te_on_cpu.v2_fp4 import codes_in, codes_of, packed, parts_of, values_of
+from te_on_cpu_v2_reference import Seen
+from transformer_engine.common import recipe as recipes
+from transformer_engine.pytorch.custom_recipes.reference_nvfp4 import NVFP4QuantizerRef
+from transformer_engine.pytorch.custom_recipes.reference_utils import Fp4Formats
+from transformer_engine.pytorch.tensor import NVFP4Quantizer
+
+BF16 = torch.bfloat16
+
+
+def wide(rows=64, columns=96):
+    """Numbers so unlike that scales of blocks are subnormal; a block and a row of zeros."""
+    torch.manual_seed(1)
+    x = torch.randn(rows, columns) * torch.exp2(torch.randint(-30, 8, (rows, columns // 16))
+                                                .repeat_interleave(16, 1))  # fmt: skip
+    x[:16, :16] = x[20] = 0.0
+    return x.to(BF16)
+
+
+def check_codes_are_rounded_to_nearest():
+    every = values_of(torch.arange(16, dtype=torch.uint8))
+    assert every[:8].tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert torch.equal(codes_of(every), torch.arange(16, dtype=torch.uint8))
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    assert values_of(codes_of(ties)).tolist() == [0, 1, 1, 2, 2, 4, 4]
+    assert values_of(codes_of(-ties)).tolist() == [0, -1, -1, -2, -2, -4, -4]
+    above = torch.nextafter(ties, torch.tensor(9.0))
+    assert values_of(codes_of(above)).tolist() == [0.5, 1, 1.5, 2, 3, 4, 6]
+    odd = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 1e30])
+    assert codes_of(odd).tolist() == [7, 7, 15, 8, 7]
+    codes = torch.randint(0, 16, (3, 8), dtype=torch.uint8)
+    assert torch.equal(codes_in(packed(codes)), codes)
+
+
+@pytest.mark.parametrize(("rht", "square"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("scale", [1.0, 2.0**100, 2.0**-126, 0.0])
+def check_casts_are_those_of_the_librarys_own_reference(rht, square, scale):
+    x = wide() * scale
+    quantizer = NVFP4Quantizer(
+        with_rht=rht, with_post_rht_amax=rht, with_2d_quantization=square, columnwise=True
+    )
+    tensor = quantizer(x)
+    tile = (16, 16) if square else (1, 16)
+    reference = NVFP4QuantizerRef(Fp4Formats.E2M1, quant_tile_shape=tile, with_rht=rht)
+    rows, row_scales, columns, column_scales, *amaxes = reference._quantize(x)
+    for side, data, scales, amax in (
+        ("rowwise", rows, row_scales, amaxes[0]), ("columnwise", columns, column_scales, amaxes[1])
+    ):  # fmt: skip
+        got, padded, largest = parts_of(tensor, side)
+        lines, blocks = scales.shape
+        # the reference has no code for -0, hardware has
+        assert torch.equal(*(values_of(codes_in(t)) for t in (got, data)))
+        assert torch.equal(padded[:lines, :blocks], scales.view(torch.uint8))
+        assert not padded[lines:].any() and not padded[:, blocks:].any()
+        assert torch.equal(largest, amax)
+
+
+def check_nan_becomes_six_and_infinity_leaves_scales_of_448():
+    x = torch.ones(32, 32, dtype=BF16)
+    x[0, 0] = torch.nan
+    data, scales, amax = parts_of(NVFP4Quantizer()(x), "rowwise")
+    assert amax.item() == 1.0 and codes_in(data)[0].tolist() == [7] * 32
+    x[0, 0] = torch.inf
+    data, scales, amax = parts_of(NVFP4Quantizer()(x), "rowwise")
+    assert amax.item() == torch.inf
+    assert scales[0, 0] == 0x7E and codes_in(data)[0, :2].tolist() == [7, 0]
+
+
+def check_a_product_has_both_tensors_scales():
+    x, w = wide(32, 64), wide(48, 64)
+    a, b = NVFP4Quantizer(with_2d_quantization=True)(w), NVFP4Quantizer()(x)
+    got, *_ = te.cpp_extensions.general_gemm(a, b, out_dtype=torch.float32, layout="TN")
+    want = (
+        b.dequantize(dtype=torch.float64 if False else torch.float32)
+        @ a.dequantize(dtype=torch.float32).t()
+    )
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * want.abs().max().item())
+
+
+def check_both_operands_of_a_weight_gradient_are_transformed():
+    """The transform is orthogonal: without it on one side the gradient would be another."""
+    module = te.Linear(64, 64, params_dtype=BF16, bias=False)
+    x, gradient = (torch.randn(64, 64, dtype=BF16, requires_grad=True) for _ in range(2))
+    recipe = recipes.NVFP4BlockScaling(disable_stochastic_rounding=True)
+    with Seen() as seen, te.autocast(enabled=True, recipe=recipe):
+        y = module(x)
+    with seen:
+        y.backward(gradient.detach())
+    want = gradient.float().t() @ x.float()
+    assert (module.weight.grad.float() - want).norm() < 0.3 * want.norm()
+    turned = [cast for cast in seen.casts if torch.equal(cast.input, x.t())]
+    assert not turned, "the column-wise direction is that of the transformed matrix"
+
+
+def check_what_is_not_emulated_is_refused():
+    x = torch.ones(32, 32, dtype=BF16)
+    for options, says in (
+        ({"stochastic_rounding": True}, "stochastic rounding"),
+        ({"row_scaled_nvfp4": True}, "scaled by rows"),
+        ({"nvfp4_use_4over6": True}, "4 over 6"),
+        ({"with_amax_reduction": True}, "over ranks"),
+    ):
+        with pytest.raises(UnsupportedByEmulation, match=says):
+            NVFP4Quantizer(**options)(x)
+    with pytest.raises(RuntimeError, match="bf16 alone"):
+        NVFP4Quantizer(with_rht=True, with_post_rht_amax=True)(x.float())
+    with pytest.raises(RuntimeError, match="blocks of 16"):
+        NVFP4Quantizer()(torch.ones(24, 32, dtype=BF16))
+    rows = NVFP4Quantizer(columnwise=False)(x)
+    with pytest.raises(RuntimeError, match="lacks columnwise"):
+        te.cpp_extensions.general_gemm(rows, rows, out_dtype=BF16, layout="NN")
+    short = NVFP4Quantizer()(torch.ones(32, 16, dtype=BF16))
+    with pytest.raises(RuntimeError, match="a multiple of 32"):
+        te.cpp_extensions.general_gemm(short, short, out_dtype=BF16, layout="TN")
