@@ -1,4 +1,4 @@
-"""TransformerEngine's own Python: delayed scaling, current scaling, FP8 block scaling and MXFP8.
+"""TransformerEngine's own Python: delayed and current scaling, FP8 block scaling, MXFP8, NVFP4.
 
 On a machine without a GPU its compiled extension is emulated (harness/te_on_cpu), in a process of
 its own; where the extension and a GPU are present they are used as they are.
@@ -29,7 +29,7 @@ from te_on_cpu.environment import chosen_version, enter, provide, real_extension
 from te_on_cpu.v2_native import listening_to_extension
 from torch import nn
 
-Kind = Literal["delayed", "current", "block", "mx"]
+Kind = Literal["delayed", "current", "block", "mx", "nvfp4"]
 #: Selects one of two kernels for bias and GELU: a non-reentrant checkpoint changes to the other one
 #: for the rest of the process.
 _ONE_KERNEL = {"NVTE_BIAS_GELU_NVFUSION": "0"}
@@ -74,6 +74,8 @@ def _recipe(settings: Any, *, kind: Kind) -> Any:
         return recipe.Float8BlockScaling(fp8_format=recipe.Format.E4M3)
     if kind == "mx":
         return recipe.MXFP8BlockScaling(fp8_format=recipe.Format.E4M3)
+    if kind == "nvfp4":  # codes are compared bit for bit
+        return recipe.NVFP4BlockScaling(disable_stochastic_rounding=True)
     return recipe.DelayedScaling(
         margin=settings.margin,
         fp8_format=form,
@@ -145,7 +147,7 @@ def _module(spec: Any, *, kind: Kind) -> Any:
             return te.LayerNormMLP(spec.k, 2 * spec.k, **options)
     if spec.layer == "grouped_linear":
         groups = te.GroupedLinear(2, spec.k, spec.k, **options)
-        return _InTwoGroups(groups, 32 if kind == "mx" else 16)
+        return _InTwoGroups(groups, 32 if kind in ("mx", "nvfp4") else 16)
     if spec.layer == "transformer_layer":
         # separate parameters for q, k and v cannot be made in FP8
         options |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "fuse_qkv_params": True}
@@ -317,6 +319,8 @@ def _carries(kind: Kind) -> Carries:
 def _refusal(kind: Kind, spec: Spec, device: str) -> str:
     if kind == "mx" and (spec.m % 32 or spec.k % 32):
         return "MXFP8 quantises blocks of 32 along both dimensions"
+    if kind == "nvfp4" and (spec.m % 32 or spec.k % 32):
+        return "NVFP4 multiplies multiples of 32 along both dimensions"
     return ""
 
 
@@ -335,9 +339,9 @@ def _stateful(name: str, kind: Kind, title: str) -> Recipe:
         title=title,
         subject=functools.partial(_subject, kind),
         carries=functools.partial(_carries, kind),
-        dtypes=("bf16", "fp32"),
+        dtypes=("bf16",) if kind == "nvfp4" else ("bf16", "fp32"),
         refusal=functools.partial(_refusal, kind),
-        alignment=32 if kind == "mx" else 16,
+        alignment=32 if kind in ("mx", "nvfp4") else 16,
         process="te",
         provide=provide,
         prepare=enter,
@@ -354,4 +358,9 @@ RECIPES = [
     ),
     _stateful("blockwise", "block", f"TransformerEngine's Python, Float8BlockScaling; {_EMULATED}"),
     _stateful("mxfp8", "mx", f"TransformerEngine's Python, MXFP8BlockScaling; {_EMULATED}"),
+    _stateful(
+        "nvfp4",
+        "nvfp4",
+        f"TransformerEngine's Python, NVFP4BlockScaling without stochastic rounding; {_EMULATED}",
+    ),
 ]

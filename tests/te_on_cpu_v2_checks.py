@@ -223,7 +223,7 @@ def check_cached_weight_is_cast_once(recipe):
         for first in (True, False, False):
             x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
             step(module, recipe(), x, torch.randn(32, 32, dtype=BF16), is_first_microbatch=first)
-    sides = 2 if KINDS[recipe] == "mx" else 1
+    sides = 2 if KINDS[recipe] in ("mx", "fp4") else 1
     weights = [
         cast
         for cast in seen.casts

@@ -68,8 +68,10 @@ def of_fp4(codes, scales):
     size = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)[codes.long() % 8]
     block = (scales & 255).byte().view(torch.float8_e4m3fn).double()
     amax = (scales >> 8).int().contiguous().view(torch.float32).double()
-    axis = 1 if scales.shape[0] == codes.shape[0] else 0
-    return size * torch.where(codes > 7, -1, 1) * (block * amax / 2688).repeat_interleave(16, axis)
+    units = block * amax / 2688
+    for axis, length in enumerate(codes.shape):
+        units = units.repeat_interleave(length // units.shape[axis], axis)
+    return size * torch.where(codes > 7, -1, 1) * units
 
 
 def spread(scales, matrix):

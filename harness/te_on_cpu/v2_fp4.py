@@ -118,7 +118,7 @@ def write_fp4(values: Tensor, quantizer: Any, target: Any) -> None:
     Real contract (``NVFP4Quantizer::quantize_impl`` in ``pytorch/csrc/quantizer.cpp``): with the
     Hadamard transform, which is of bf16 alone, the column-wise direction is that of the transformed
     transposed matrix and has the largest magnitude of this. Without it both have one.
-    A cast is reported for each direction, of the matrix that is quantised.
+    A cast is reported for each direction, as it lies in the matrix that is quantised.
     """
     _check(values, quantizer)
     matrix = values.view(flat_shape(values.shape))
@@ -134,7 +134,10 @@ def write_fp4(values: Tensor, quantizer: Any, target: Any) -> None:
         padded.zero_()
         padded[: scales.shape[0], : scales.shape[1]] = scales
         if has_listeners():
-            notify(Cast(lines, codes, both_levels(scales, largest), None, "e2m1"))
+            seen = both_levels(scales, largest)[:: BLOCK if quantizer.with_2d_quantization else 1]
+            if side == "columnwise":
+                lines, codes, seen = lines.t(), codes.t(), seen.t()
+            notify(Cast(lines, codes, seen, None, "e2m1"))
 
 
 def _check(values: Tensor, quantizer: Any) -> None:
@@ -188,6 +191,10 @@ def operand_of(tensor: Any, side: Side, name: str) -> tuple[Tensor, Tensor, Oper
     scales = padded[: len(codes), : codes.shape[1] // BLOCK]
     units = dequantise(scales, None, "e4m3", torch.float32).repeat_interleave(BLOCK, 1)
     values, seen = values_of(codes) * units, both_levels(scales, amax)
+    if tensor._quantizer.with_2d_quantization:
+        squares = seen[::BLOCK]
+        if torch.equal(squares.repeat_interleave(BLOCK, 0), seen):  # as a cast reports them
+            seen = squares
     if side == "columnwise":
         codes, values, seen = codes.t(), values.t(), seen.t()
     return values, amax, Operand(codes, seen, "e2m1")

@@ -24,8 +24,8 @@ class Cast:
     #: Multiplicative fp32 scale as applied, one element (delayed and current scaling); or without
     #: padding, as the blocks lie in the matrix, E8M0 bytes (uint8) of MXFP8 or multiplicative fp32
     #: scales of FP8 block scaling: two dimensions, such as (rows, columns/32) of the row-wise
-    #: direction, (rows/32, columns) of the column-wise one. Of NVFP4, (lines, blocks of 16): int64
-    #: of the bits of the tensor's amax and, in the lowest byte, a block's E4M3 scale.
+    #: direction, (rows/32, columns) of the column-wise one. Of NVFP4, one for each block of 16 or
+    #: 16 x 16: int64 of the bits of the tensor's amax and, in the lowest byte, an E4M3 scale.
     scale: torch.Tensor
     #: The cell in which the kernel stored max|input|, or None; its address identifies the slot.
     amax: torch.Tensor | None

@@ -1,4 +1,4 @@
-"""LayerNormMLP with MXFP8 or blockwise FP8 parameters does not run outside autocast; Linear and LayerNormLinear do."""
+"""LayerNormMLP with MXFP8, blockwise FP8 or NVFP4 parameters does not run outside autocast; Linear and LayerNormLinear do."""
 import os, sys
 os.environ["OMP_NUM_THREADS"] = "1"
 def cannot(kind, error, trace):
@@ -11,14 +11,15 @@ if not torch.cuda.is_available():  # elsewhere TransformerEngine's own extension
     from te_on_cpu.environment import enter
     enter()
 import transformer_engine.pytorch as te
-from transformer_engine.common.recipe import Float8BlockScaling, MXFP8BlockScaling
+from transformer_engine.common.recipe import Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
 def make(recipe, layer, *sizes):
     with te.quantized_model_init(recipe=recipe):
         return layer(*sizes, params_dtype=torch.bfloat16, device="cuda")
 
+fp4 = NVFP4BlockScaling(disable_stochastic_rounding=True)
 x, shown = torch.ones(32, 32, device="cuda", dtype=torch.bfloat16), False
-for recipe in (MXFP8BlockScaling(), Float8BlockScaling()):
+for recipe in (MXFP8BlockScaling(), Float8BlockScaling(), fp4):
     make(recipe, te.Linear, 32, 32)(x)
     make(recipe, te.LayerNormLinear, 32, 32)(x)
     mlp = make(recipe, te.LayerNormMLP, 32, 64)

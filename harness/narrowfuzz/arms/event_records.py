@@ -9,21 +9,25 @@ import torch
 from numpy.typing import NDArray
 
 from narrowfuzz.arms.tensors import host
-from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
+from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2, decode, encode
 from narrowfuzz.numerics.scales import (
+    FP4_BLOCK,
     FP8_BLOCK,
     current_scale,
     mx_factor,
     mx_scale_by_reciprocal,
     pow2_floor,
 )
+from narrowfuzz.numerics.two_level import TWO_LEVEL, multiplier, two_level_scale, unit
 from narrowfuzz.play import library as play
 from narrowfuzz.trace.snapshots import CastSeen, ExecutionPoint, ProductSeen, Side, SlotName, Wrong
 
 _FLOAT8 = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
-_BLOCKED = {"e4m3": E4M3FN, "e5m2": E5M2}
+_BLOCKED = {"e4m3": E4M3FN, "e5m2": E5M2, "e2m1": E2M1}
 #: Code of each NaN, without its sign: hardware writes all NaNs alike, torch keeps the sign.
-_NAN = {"e4m3": (0x7F,), "e5m2": (0x7D, 0x7E, 0x7F)}
+_NAN = {"e4m3": (0x7F,), "e5m2": (0x7D, 0x7E, 0x7F), "e2m1": ()}
+#: What hardware makes of NaN, of which E2M1 has none: the largest number.
+_FP4_OF_NAN = 7
 
 
 def see_cast(raw: play.Cast, at: ExecutionPoint) -> CastSeen:
@@ -31,8 +35,7 @@ def see_cast(raw: play.Cast, at: ExecutionPoint) -> CastSeen:
     x = raw.input.detach().float()
     single = raw.scale.dim() < 2
     amax = torch.nan_to_num(x.abs(), nan=0.0, posinf=float("inf")).amax() if x.numel() else 0.0
-    blocks = _wrong_mx_blocks if raw.scale.dtype == torch.uint8 else _wrong_fp8_blocks
-    wrong = _wrong_codes if single else blocks
+    wrong = _wrong_codes if single else _WRONG_BLOCKS[raw.scale.dtype]
     return CastSeen(
         at=at,
         slot=None if raw.slot is None else SlotName(*raw.slot),
@@ -47,7 +50,7 @@ def see_cast(raw: play.Cast, at: ExecutionPoint) -> CastSeen:
 
 def _inverse(scales: torch.Tensor) -> bytes:
     """The scales of blocks by which a product dequantises what these scales quantised."""
-    return host(scales if scales.dtype == torch.uint8 else 1 / scales).tobytes()
+    return host(1 / scales if scales.dtype.is_floating_point else scales).tobytes()
 
 
 def _wrong_codes(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
@@ -86,12 +89,8 @@ def _wrong_fp8_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
     incomplete, is the largest power of two that is at most the format's maximum over the block's,
     and 1 for a block of zeros or one with Inf."""
     matrix, codes, scale = host(x), _codes(raw.codes), host(raw.scale)
-    sizes = zip(scale.shape, matrix.shape, strict=True)
-    high, wide = (1 if count == size else FP8_BLOCK for count, size in sizes)
+    amax, (high, wide) = _largest_of_blocks(matrix, scale.shape, FP8_BLOCK)
     rows, columns = matrix.shape
-    magnitude = np.nan_to_num(np.abs(matrix), nan=0.0, posinf=np.inf)
-    padded = np.pad(magnitude, ((0, -rows % high), (0, -columns % wide)))
-    amax = padded.reshape(scale.shape[0], high, scale.shape[1], wide).max(axis=(1, 3))
     right = pow2_floor(current_scale(amax, _FLOAT8[raw.format][1]))
     if not np.array_equal(scale, right):
         i, j = map(int, np.argwhere(scale != right)[0])
@@ -102,15 +101,55 @@ def _wrong_fp8_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
     return _first(codes, want, raw.format)
 
 
+def _largest_of_blocks(
+    matrix: NDArray[Any], counts: tuple[int, ...], size: int
+) -> tuple[NDArray[Any], tuple[int, int]]:
+    """The largest magnitude of each block, of which there are so many along each dimension, and
+    their rows and columns, 1 or ``size``. The last ones may be incomplete."""
+    high, wide = (1 if n == all_ else size for n, all_ in zip(counts, matrix.shape, strict=True))
+    rows, columns = matrix.shape
+    magnitude = np.nan_to_num(np.abs(matrix), nan=0.0, posinf=np.inf)
+    padded = np.pad(magnitude, ((0, -rows % high), (0, -columns % wide)))
+    return padded.reshape(counts[0], high, counts[1], wide).max(axis=(1, 3)), (high, wide)
+
+
+def _wrong_fp4_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
+    """The first scale, or else the first code, that differs from NVFP4's definition for blocks of
+    1 x 16, 16 x 1 or 16 x 16; as scales, what a code of 1 represents is compared."""
+    matrix, codes, both = host(x), _codes(raw.codes), host(raw.scale)
+    scale = np.empty(both.shape, dtype=TWO_LEVEL)
+    scale["block"], scale["amax"] = both & 0xFF, (both >> 8).astype(np.uint32).view(np.float32)
+    amax, (high, wide) = _largest_of_blocks(matrix, both.shape, FP4_BLOCK)
+    right = two_level_scale(amax, "folded", eps=0.0)
+    other = (scale["block"] != right["block"]) | (scale["amax"] != right["amax"])
+    if other.any():
+        i, j = map(int, np.argwhere(other)[0])
+        return Wrong("scale", (i, j), *(float(unit(s[i : i + 1, j])[0]) for s in (scale, right)))
+    spread = np.repeat(np.repeat(multiplier(scale, "folded"), high, axis=0), wide, axis=1)
+    with np.errstate(all="ignore"):
+        scaled = (matrix * spread).astype(np.float32)
+    nan = np.isnan(scaled)
+    want = np.where(nan, _FP4_OF_NAN, encode(np.where(nan, np.float32(0), scaled), E2M1))
+    return _first(codes, want, raw.format)
+
+
+#: The type of the scales of a cast by blocks -> its definition.
+_WRONG_BLOCKS = {
+    torch.uint8: _wrong_mx_blocks,
+    torch.float32: _wrong_fp8_blocks,
+    torch.int64: _wrong_fp4_blocks,
+}
+
+
 def _first(got: NDArray[Any], want: NDArray[Any], form: str) -> Wrong | None:
     """The first code that differs; all NaNs are equal."""
     nan = np.isin(got & 0x7F, _NAN[form]) & np.isin(want & 0x7F, _NAN[form])
     bad = np.argwhere((got != want) & ~nan)
     if not len(bad):
         return None
-    index, dtype = tuple(map(int, bad[0])), _FLOAT8[form][0]
-    values = [torch.tensor([codes[index]]).view(dtype).float().item() for codes in (got, want)]
-    return Wrong("codes", index, *values)
+    index = tuple(map(int, bad[0]))
+    values = (decode(codes[[index[0]], [index[1]]], _BLOCKED[form])[0] for codes in (got, want))
+    return Wrong("codes", index, *map(float, values))
 
 
 def see_product(raw: play.Product, at: ExecutionPoint) -> ProductSeen:

@@ -29,9 +29,8 @@ _STATELESS = {Partial, Replicate, Shard, _StridedShard}
 _PLAIN = {bool, int, float, str, type(None)}
 _PLAIN |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 #: What torch's answer consists of; a torch whose answer has more is left alone.
-_ANSWER = (
-    "output_spec", "redistribute_schema", "needs_redistribute", "use_val_from_redistribute_schema",
-)  # fmt: skip
+_ANSWER = {"output_spec", "redistribute_schema", "needs_redistribute"}
+_ANSWER |= {"use_val_from_redistribute_schema"}
 
 
 class _OfOneRankError(Exception):
@@ -50,7 +49,7 @@ def shared_propagation() -> Iterator[None]:
     except (ImportError, AttributeError):
         yield
         return
-    if tuple(field.name for field in dataclasses.fields(OutputSharding)) != _ANSWER:
+    if {field.name for field in dataclasses.fields(OutputSharding)} != _ANSWER:
         yield
         return
     known: dict[Any, Any] = {}

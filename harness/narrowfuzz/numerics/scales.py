@@ -210,6 +210,8 @@ def max_times_reciprocal(amax: F32, fmt: Format, *, eps: float) -> F32:
 #: Elements of a row, or rows and columns, that share a scale of TransformerEngine's FP8 block
 #: scaling.
 FP8_BLOCK = 128
+#: Elements along a block of NVFP4.
+FP4_BLOCK = 16
 
 
 def current_scale(amax: F32, largest: float) -> F32:

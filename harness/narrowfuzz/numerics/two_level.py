@@ -6,7 +6,8 @@
 
 A scale is a record (block code, amax of the tensor), so that either library arithmetic can be
 reproduced. Sources: torchao 0.18 ``mx_formats/nvfp4_tensor.py`` nvfp4_quantize ("decode") and
-``nvfp4_training/hadamard_utils.py`` _nvfp4_quantize ("encode").
+``nvfp4_training/hadamard_utils.py`` _nvfp4_quantize ("encode"); TransformerEngine 2.20.2
+``common/cast/nvfp4/core_nvfp4.cuh`` ("folded", without eps).
 
 >>> scale = two_level_scale(np.float32([[6.0, 3.0]]), "decode", eps=2.0**-6)
 >>> decode(scale["block"], E4M3FN).tolist()
@@ -24,8 +25,9 @@ from numpy.typing import NDArray
 from narrowfuzz.numerics.formats import E2M1, E4M3FN, F32, F64, Format, decode, encode
 from narrowfuzz.numerics.scales import Scale, ScaleRule, Spread
 
-#: "decode": quotients by g. "encode": products with 2688 / amax and its reciprocal.
-Arithmetic = Literal["decode", "encode"]
+#: "decode": quotients by g. "encode": products with 2688 / amax and its reciprocal; "folded": the
+#: same, and of a block's amax with 2688 / amax times 1 / 6, rounded.
+Arithmetic = Literal["decode", "encode", "folded"]
 TWO_LEVEL = np.dtype([("block", np.uint8), ("amax", np.float32)])
 
 
@@ -39,7 +41,7 @@ class TwoLevelScale(ScaleRule):
 
     @property
     def roundings(self) -> int:
-        return {"decode": 3, "encode": 6}[self.arithmetic]
+        return {"decode": 3, "encode": 6, "folded": 6}[self.arithmetic]
 
     def of(self, amax: F32, fmt: Format) -> Scale:
         return two_level_scale(amax, self.arithmetic, eps=self.eps)
@@ -71,6 +73,8 @@ def two_level_scale(block_amax: F32, arithmetic: Arithmetic, *, eps: float) -> N
             raw = np.zeros_like(raw)
         elif arithmetic == "decode":
             raw = raw / (amax / _REACH)
+        elif arithmetic == "folded":
+            raw = block_amax * (_encode_tensor(amax) * (np.float32(1.0) / np.float32(E2M1.max)))
         else:
             raw = raw * _encode_tensor(amax)
         block = encode(np.clip(raw, np.float32(eps), np.float32(E4M3FN.max)), E4M3FN)

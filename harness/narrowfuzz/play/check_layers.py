@@ -18,6 +18,7 @@ from narrowfuzz.play.library import Cast, Side
 from narrowfuzz.play.player import Trace
 
 _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_NARROW = {"e4m3", "e5m2", "e2m1"}
 
 
 @contextlib.contextmanager
@@ -70,9 +71,14 @@ def maxima(run: Trace, slot: tuple[str, str, int], *, scales: bool) -> list[list
 
 def wrong_casts(casts: Sequence[Any], *, kind: str) -> Sentence:
     """Codes that are not the saturating cast of tensor times scale; and scales, where they are not
-    a state, that are not those of the tensor (``kind`` current) or its blocks (mx, block)."""
+    a state, that are not those of the tensor (``kind`` current) or of its blocks (mx, block,
+    nvfp4)."""
     scales = codes = 0
     for cast in casts:
+        if kind == "nvfp4":
+            wrong, other = of_fp4_blocks(cast)
+            scales, codes = scales + wrong, codes + other
+            continue
         fp8 = _FP8[cast.format]
         largest = torch.finfo(fp8).max
         x, scale = cast.input.float(), cast.scale
@@ -133,6 +139,30 @@ def of_fp8_blocks(x: torch.Tensor, scale: torch.Tensor, largest: float) -> tuple
     return int((scale != right).sum()), factor
 
 
+def of_fp4_blocks(cast: Any) -> tuple[int, int]:
+    """The number of scales that are not NVFP4's of their block of 1 x 16, 16 x 1 or 16 x 16 and of
+    the tensor, and of codes that are not those of the tensor under these scales."""
+    x = cast.input.float().reshape(-1, cast.input.shape[-1])
+    one, largest = torch.tensor(1.0), torch.finfo(torch.float32).max
+    high, wide = (1 if n == size else 16 for n, size in zip(cast.scale.shape, x.shape, strict=True))
+    magnitude = x.abs().nan_to_num(nan=0.0, posinf=math.inf)
+    amax = magnitude.reshape(len(x) // high, high, -1, wide).amax((1, 3))
+    whole = amax.max()
+    encode = torch.tensor(2688.0).div(whole).clamp(max=largest)
+    encode = encode if 0 < whole < math.inf else one
+    byte = (amax * (encode * (one / 6))).clamp(max=448).to(torch.float8_e4m3fn)
+    right = (whole.view(torch.int32).long() << 8) | byte.view(torch.uint8).long()
+    factor = one / ((cast.scale & 255).byte().view(torch.float8_e4m3fn).float() * (one / encode))
+    factor = factor.clamp(max=largest).repeat_interleave(high, 0).repeat_interleave(wide, 1)
+    scaled = x * factor
+    size, halves = scaled.abs(), torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    up, down = (torch.bucketize(size, halves, right=upper) for upper in (True, False))
+    want = torch.where(up % 2 == 0, up, down) + 8 * scaled.signbit()  # a tie to the even code
+    want = torch.where(scaled.isnan(), 7, want)
+    got = cast.codes.reshape(x.shape).long()
+    return int((cast.scale != right).sum()), int((got != want).sum())
+
+
 def not_made(products: Sequence[Any], side: str, casts: Sequence[Any], *, own: bool) -> Sentence:
     """Operands that none of these casts made, or with another scale. With ``own`` False, one that
     no cast made passes: parameters in the narrow format were made before the schedule."""
@@ -181,9 +211,10 @@ def recomputed_with(again: Sequence[Any], first: Sequence[Any]) -> Sentence:
 
 
 def other_formats(products: Sequence[Any], due: tuple[str, ...]) -> Sentence:
-    """Products whose operands do not have the formats ``due``; if none is due, products in FP8."""
+    """Products whose operands do not have the formats ``due``; if none is due, products in
+    FP8 or FP4."""
     ran = [tuple(sorted({product.a.format, product.b.format})) for product in products]
-    wrong = [r for r in ran if (set(r) & _FP8.keys() if not due else r != tuple(sorted(due)))]
+    wrong = [r for r in ran if (set(r) & _NARROW if not due else r != tuple(sorted(due)))]
     return f"expected {due or 'high precision'}, got {ran}", bool(wrong)
 
 

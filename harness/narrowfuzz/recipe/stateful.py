@@ -29,8 +29,9 @@ class Subject:
     are those of ``play.library``."""
 
     #: "delayed" keeps a window of maxima; the others must keep no state: "current" has a scale for
-    #: each tensor, "block" for each 1 x 128 or 128 x 128 elements, "mx" for each 32.
-    kind: Literal["delayed", "current", "block", "mx"]
+    #: each tensor, "block" for each 1 x 128 or 128 x 128 elements, "mx" for each 32, "nvfp4" for
+    #: each 16 or 16 x 16 and for the tensor.
+    kind: Literal["delayed", "current", "block", "mx", "nvfp4"]
     #: (Spec, settings) -> one layer; its parameters are filled in afterwards.
     layer: Callable[..., nn.Module]
     #: Settings -> the context of a region; None: a region in high precision.

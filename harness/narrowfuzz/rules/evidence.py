@@ -44,7 +44,7 @@ BY_CHANCE = "rounded stochastically, or added up in no fixed order"
 class OwnLayers:
     """Further evidence about a library's own layers, which keep a state between events."""
 
-    kind: Literal["delayed", "current", "block", "mx"]
+    kind: Literal["delayed", "current", "block", "mx", "nvfp4"]
     policy: Callable[[Settings], Policy | None]
     #: Modules of the library that resize windows of maxima.
     resizing: frozenset[str] = frozenset()

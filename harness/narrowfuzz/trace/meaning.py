@@ -269,10 +269,11 @@ _SYMPTOMS: _Table = {
         "a {way} cast used another scale than its own",
     r"left over: (?P<what>.*)": "something is still set aside after the step: {what}",
     r"product in high precision \((?P<phase>\w+)\).*": "a product of {phase} ran in high precision",
-    r"product in FP8 \((?P<phase>\w+)\).*": "a product of {phase} outside FP8 regions ran in FP8",
+    r"product in (?P<what>FP\d) \((?P<phase>\w+)\).*":
+        "a product of {phase} outside {what} regions ran in {what}",
     r"scales of other blocks \((?P<phase>\w+)\)": "{operand} has scales for other blocks",
-    r"product in other FP8 formats \((?P<phase>\w+)\).*":
-        "a product of {phase} ran in other FP8 formats",
+    r"product in other (?P<what>FP\d) formats \((?P<phase>\w+)\).*":
+        "a product of {phase} ran in other {what} formats",
     "weight cast into a window that is gone": "the weight's amax goes to a history that is gone",
     "weight not cast": "the weight was not quantised again",
 }  # fmt: skip

@@ -70,8 +70,8 @@ class CastSeen:
     codes: NDArray[Any]
     #: None where the codes are the saturating cast of x * scale and block scales are right.
     wrong: Wrong | None = None
-    #: The scales of blocks by which a product dequantises, E8M0 bytes or 1 / scale in float32, row
-    #: by row; empty where there is a single scale.
+    #: The scales of blocks by which a product dequantises, E8M0 bytes, 1 / scale in float32, or of
+    #: NVFP4 int64 of both levels, row by row; empty where there is a single scale.
     blocks: bytes = b""
 
     @property

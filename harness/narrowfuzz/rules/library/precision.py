@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from narrowfuzz.case.events import Backward, Forward
-from narrowfuzz.numerics.scales import FP8_BLOCK
+from narrowfuzz.numerics.scales import FP4_BLOCK, FP8_BLOCK
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of, steps_of
 from narrowfuzz.rules.library.recompute import sides_of
@@ -27,7 +27,9 @@ def check_precision(evidence: Evidence) -> Iterator[Verdict]:
         yield replace(_precision(evidence, trace), arm=arm)
 
 
-_NARROW = frozenset({"e4m3", "e5m2"})
+_NARROW = frozenset({"e4m3", "e5m2", "e2m1"})
+#: Elements along a block of a kind that has one.
+_BLOCK = {"block": FP8_BLOCK, "nvfp4": FP4_BLOCK}
 
 
 def _precision(evidence: Evidence, trace: Trace) -> Verdict:
@@ -46,10 +48,11 @@ def _precision(evidence: Evidence, trace: Trace) -> Verdict:
             judged = True
             formats = {product.a.format, product.b.format}
             wrong = bool(formats - _NARROW) if narrow else bool(formats & _NARROW)
-            symptom = "product in high precision" if narrow else "product in FP8"
+            form = "FP4" if evidence.own_layers.kind == "nvfp4" else "FP8"
+            symptom = "product in high precision" if narrow else f"product in {form}"
             due = _formats(evidence, product) if narrow else set()
             if narrow and not wrong:
-                symptom, wrong = "product in other FP8 formats", formats != due
+                symptom, wrong = f"product in other {form} formats", formats != due
             if wrong:
                 symptom += f" ({product.at.phase}){circumstances(evidence.spec, trace.arm)}"
                 at = address_of(At(what="product", name=product.role), i, product.at)
@@ -70,18 +73,19 @@ def _precision(evidence: Evidence, trace: Trace) -> Verdict:
 
 def _other_blocks(evidence: Evidence, event: int, product: ProductSeen) -> Verdict | None:
     """The verdict on the first operand whose scales are for other blocks than those of FP8 block
-    scaling: squares of a weight, else lines along the dimension that is summed over."""
-    if evidence.own_layers.kind != "block":
+    scaling and NVFP4: squares of a weight, else lines along the dimension that is summed over."""
+    size = _BLOCK.get(evidence.own_layers.kind)
+    if size is None:
         return None
     sides: tuple[tuple[Literal["a", "b"], Side], ...] = (("a", product.a), ("b", product.b))
     for name, side in sides:
         if side.codes is None or not side.scales:
             continue
-        due = Blocks(1, FP8_BLOCK)
+        due = Blocks(1, size)
         if product.role == "grad_weight":
-            due = Blocks(FP8_BLOCK, 1)
+            due = Blocks(size, 1)
         elif name == "a":
-            due = Blocks(FP8_BLOCK, FP8_BLOCK)
+            due = Blocks(size, size)
         rows, columns = side.codes.shape
         if side.scales != (-(-rows // due.rows), -(-columns // due.columns)):
             symptom = f"scales of other blocks ({product.at.phase})"
@@ -93,6 +97,8 @@ def _other_blocks(evidence: Evidence, event: int, product: ProductSeen) -> Verdi
 
 def _formats(evidence: Evidence, product: ProductSeen) -> set[str]:
     """The formats that a product must have: in a backward one of its operands is a gradient."""
+    if evidence.own_layers.kind == "nvfp4":
+        return {"e2m1"}
     blocks = evidence.own_layers.kind in ("mx", "block")
     wide = not blocks and evidence.spec.settings.format == "hybrid"
     return {"e5m2", "e4m3"} if wide and product.at.phase == "backward" else {"e4m3"}
