@@ -25,6 +25,9 @@ HUNTED = {
     "te-block-any-scale": ("te.blockwise", 6),
     "te-block-lines-of-weights": ("te.blockwise", 6),
     "te-block-tail-scale": ("te.blockwise", 6),
+    "te-fp4-lines-of-weights": ("te.nvfp4", 6),
+    "te-fp4-amax-untransformed": ("te.nvfp4", 6),
+    "te-fp4-without-signs": ("te.nvfp4", 6),
 }
 
 

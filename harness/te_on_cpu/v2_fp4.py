@@ -72,15 +72,25 @@ def hadamard(matrix: Tensor, signs: int) -> Tensor:
 
     :param signs: a bit for each of the sixteen, 1 for a minus.
 
-    Real contract (``common/hadamard_transform``): sums in fp32, rounded to bf16. The fused kernel
-    casts what is rounded so, too, unless ``NVTE_USE_FAST_MATH`` is set.
+    Real contract (``common/hadamard_transform``): sums in fp32, in an order of the hardware's,
+    rounded to bf16. The fused kernel casts what is rounded so, too, unless ``NVTE_USE_FAST_MATH``
+    is set. Emulated with exact sums that are rounded once.
     """
     places = torch.arange(_SIZE)
     together = places[:, None] & places[None, :]
     parity = sum((together >> bit) & 1 for bit in range(4)) + (signs >> places)[:, None]
-    transform = torch.where(parity % 2 == 1, -0.25, 0.25)
-    turned = matrix.float().reshape(-1, _SIZE) @ transform
-    return turned.view(matrix.shape).to(torch.bfloat16)
+    transform = torch.where(parity % 2 == 1, -0.25, 0.25).double()
+    turned = matrix.double().reshape(-1, _SIZE) @ transform
+    return _bf16(turned.view(matrix.shape))
+
+
+def _bf16(exact: Tensor) -> Tensor:
+    """fp64 values as bf16, rounded once: over fp32, an odd number if it is not exact."""
+    near = exact.float()
+    toward_zero = torch.where(near.abs().double() > exact.abs(), 1, 0)
+    bits = near.view(torch.int32) - toward_zero.int()
+    other = near.isfinite() & (near.double() != exact)
+    return torch.where(other, bits | 1, near.view(torch.int32)).view(torch.float32).bfloat16()
 
 
 def encode_scale(amax: Tensor) -> Tensor:
@@ -118,7 +128,7 @@ def write_fp4(values: Tensor, quantizer: Any, target: Any) -> None:
     Real contract (``NVFP4Quantizer::quantize_impl`` in ``pytorch/csrc/quantizer.cpp``): with the
     Hadamard transform, which is of bf16 alone, the column-wise direction is that of the transformed
     transposed matrix and has the largest magnitude of this. Without it both have one.
-    A cast is reported for each direction, as it lies in the matrix that is quantised.
+    A cast is reported for each direction, as it lies in the matrix, which is not transformed there.
     """
     _check(values, quantizer)
     matrix = values.view(flat_shape(values.shape))
@@ -136,8 +146,8 @@ def write_fp4(values: Tensor, quantizer: Any, target: Any) -> None:
         if has_listeners():
             seen = both_levels(scales, largest)[:: BLOCK if quantizer.with_2d_quantization else 1]
             if side == "columnwise":
-                lines, codes, seen = lines.t(), codes.t(), seen.t()
-            notify(Cast(lines, codes, seen, None, "e2m1"))
+                codes, seen = codes.t(), seen.t()
+            notify(Cast(matrix, codes, seen, None, "e2m1"))
 
 
 def _check(values: Tensor, quantizer: Any) -> None:

@@ -17,7 +17,8 @@ import torch
 class Cast:
     """One call of a quantising kernel; block scaling reports its two directions separately."""
 
-    #: The quantised data in its own dtype, any shape; fp32 if a fused kernel never rounded it.
+    #: The quantised data in its own dtype, any shape; fp32 if a fused kernel never rounded it. What
+    #: a kernel transforms before it quantises is not transformed yet.
     input: torch.Tensor
     #: uint8 codes in the input's shape; of FP4 one in a byte.
     codes: torch.Tensor

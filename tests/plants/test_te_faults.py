@@ -22,6 +22,9 @@ FOUND_BY = {
     "te-block-any-scale": "O2",
     "te-block-lines-of-weights": "O20",
     "te-block-tail-scale": "O3",
+    "te-fp4-lines-of-weights": "O20",
+    "te-fp4-amax-untransformed": "O3",
+    "te-fp4-without-signs": "O2",
 }
 
 

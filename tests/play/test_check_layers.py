@@ -244,3 +244,49 @@ def test_a_layers_call_is_nothing_that_was_recorded() -> None:
         taps=Taps(listens=True),
     )
     assert run.recorded == [] and set(run.results) == {"y0", "x0.grad@1"}
+
+
+def in_fp4(high: int, wide: int) -> Cast:
+    """As TransformerEngine's NVFP4 casts blocks of so many rows and columns."""
+    if wide == 1:  # columns, of which each 16 are transformed first: a 4 becomes sixteen 1
+        x, codes = torch.zeros(32, 32), torch.zeros(32, 32, dtype=torch.uint8)
+        x[0], codes[:16] = 4.0, 7
+        scale, amax = torch.tensor([[448.0] * 32, [0.0] * 32]), 1.0
+    else:
+        x, codes = torch.ones(32, 32), torch.full((32, 32), 7, dtype=torch.uint8)
+        scale, amax = torch.full((32 // high, 32 // wide), 224.0), 2.0
+        x[0, 0], codes[:high, :wide], codes[0, 0], scale[0, 0] = 2.0, 5, 7, 448.0
+    bits = torch.tensor([amax]).view(torch.int32).long() << 8
+    levels = bits | scale.to(torch.float8_e4m3fn).view(torch.uint8).long()
+    return Cast(None, x.bfloat16(), codes, levels, "e2m1")
+
+
+@pytest.mark.parametrize(("high", "wide"), [(1, 16), (16, 1), (16, 16)])
+def test_scales_of_fp4_blocks_have_two_levels(high: int, wide: int) -> None:
+    seen = in_fp4(high, wide)
+    told, shows = wrong_casts([seen], kind="nvfp4")
+    assert not shows and see_cast(seen, ExecutionPoint("forward")).wrong is None, told
+    for change in (1, 1 << 8):  # of a block's scale, and of the tensor's
+        other = seen._replace(scale=seen.scale + change * (seen.scale == seen.scale[0, 0]))
+        wrong = see_cast(other, ExecutionPoint("forward")).wrong
+        assert wrong is not None and (wrong.what, wrong.place) == ("scale", (0, 0))
+        assert wrong_casts([other], kind="nvfp4")[1]
+    codes = seen.codes.clone()
+    codes[31, 31] ^= 1
+    wrong = see_cast(seen._replace(codes=codes), ExecutionPoint("forward")).wrong
+    assert wrong is not None and (wrong.what, wrong.place) == ("codes", (31, 31))
+    assert wrong_casts([seen._replace(codes=codes)], kind="nvfp4")[1]
+
+
+def test_what_hardware_makes_of_nan_and_infinity_is_right_in_fp4() -> None:
+    x = torch.ones(16, 32)
+    x[0, 0], x[1, 0] = math.nan, -math.inf
+    codes = torch.full((16, 32), 7, dtype=torch.uint8)
+    codes[1, 0], codes[1, 1:16] = 15, 0
+    scale = torch.tensor(1.0 / 6.0).to(torch.float8_e4m3fn).view(torch.uint8).long()
+    levels = torch.full((16, 2), int(scale))
+    levels[1, 0] = 0x7E
+    levels |= torch.tensor([math.inf]).view(torch.int32).long() << 8
+    seen = Cast(None, x, codes, levels, "e2m1")
+    assert see_cast(seen, ExecutionPoint("forward")).wrong is None
+    assert not wrong_casts([seen], kind="nvfp4")[1]

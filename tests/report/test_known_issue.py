@@ -28,6 +28,7 @@ WORDS_OF_OURS = (
     "te.delayed",
     "te.mxfp8",
     "te.blockwise",
+    "te.nvfp4",
     "arm ",
     "recipe wrapper",
 )

@@ -20,6 +20,7 @@ from narrowfuzz.trace.snapshots import (
     SlotName,
 )
 from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
 
 KEPT: tuple[Event, ...] = (
     Open(), Forward(first=True), Forward(first=False), Forward(first=False),
@@ -43,7 +44,7 @@ def product(role: Literal["grad_input", "grad_weight"], a: int, b: int) -> Produ
 
 def evidence_of(
     recipe: str,
-    kind: Literal["delayed", "mx", "block"],
+    kind: Literal["delayed", "mx", "block", "nvfp4"],
     events: tuple[Event, ...],
     moments: tuple[Moment, ...],
     layout: Layout = "chain",
@@ -141,8 +142,18 @@ def test_a_kept_weight_that_a_recompute_casts_anew_is_shared(
         assert verdict.symptom == want
 
 
-def in_blocks(shape: tuple[int, int], scales: tuple[int, int]) -> Side:
-    return Side("e4m3", np.zeros(shape, np.uint8), blocks=b"scales", scales=scales)
+def in_blocks(shape: tuple[int, int], scales: tuple[int, int], form: str = "e4m3") -> Side:
+    return Side(form, np.zeros(shape, np.uint8), blocks=b"scales", scales=scales)
+
+
+def precision_of(kind: Literal["block", "nvfp4"], product: ProductSeen) -> Verdict:
+    events = (Open(), Forward(), Backward(of=(0,)))
+    last = product.role != "output"
+    moments = tuple(
+        Moment(i, (), (), (product,) if i == 1 + last else (), {}, {}) for i in range(3)
+    )
+    (verdict,) = check_precision(evidence_of(f"te.{kind}", kind, events, moments))
+    return verdict
 
 
 @pytest.mark.parametrize(
@@ -165,10 +176,22 @@ def test_scales_of_operands_are_for_the_recipes_blocks(
 ) -> None:
     at = ExecutionPoint("forward", 0, 0) if role == "output" else ExecutionPoint("backward")
     product = ProductSeen(at, role, in_blocks((130, 144), a), in_blocks((130, 144), b))
-    events = (Open(), Forward(), Backward(of=(0,)))
-    last = role != "output"
-    moments = tuple(
-        Moment(i, (), (), (product,) if i == 1 + last else (), {}, {}) for i in range(3)
-    )
-    (verdict,) = check_precision(evidence_of("te.blockwise", "block", events, moments))
+    verdict = precision_of("block", product)
     assert (verdict.status == "diverged") is bool(side) and verdict.at.side == side
+
+
+@pytest.mark.parametrize(
+    ("a", "form", "symptom"),
+    [
+        ((2, 4), "e2m1", ""),
+        ((32, 4), "e2m1", "scales of other blocks (forward)"),
+        ((2, 4), "e4m3", "product in other FP4 formats (forward)"),
+        ((2, 4), "bf16", "product in high precision (forward)"),
+    ],
+)
+def test_products_of_nvfp4_are_of_e2m1_in_blocks_of_16(
+    a: tuple[int, int], form: str, symptom: str
+) -> None:
+    sides = in_blocks((32, 64), a, form), in_blocks((32, 64), (32, 4), form)
+    verdict = precision_of("nvfp4", ProductSeen(ExecutionPoint("forward", 0, 0), "output", *sides))
+    assert verdict.symptom == symptom

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from narrowfuzz.arms.tensors import host
 from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2, decode, encode
+from narrowfuzz.numerics.hadamard import TE_SIGNS, transform
 from narrowfuzz.numerics.scales import (
     FP4_BLOCK,
     FP8_BLOCK,
@@ -115,8 +116,11 @@ def _largest_of_blocks(
 
 def _wrong_fp4_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
     """The first scale, or else the first code, that differs from NVFP4's definition for blocks of
-    1 x 16, 16 x 1 or 16 x 16; as scales, what a code of 1 represents is compared."""
+    1 x 16, 16 x 1 or 16 x 16; as scales, what a code of 1 represents is compared. What blocks of
+    16 x 1 quantise is Hadamard-transformed first, column by column."""
     matrix, codes, both = host(x), _codes(raw.codes), host(raw.scale)
+    if both.shape[1] == matrix.shape[1]:
+        matrix = transform(matrix.T, TE_SIGNS).T
     scale = np.empty(both.shape, dtype=TWO_LEVEL)
     scale["block"], scale["amax"] = both & 0xFF, (both >> 8).astype(np.uint32).view(np.float32)
     amax, (high, wide) = _largest_of_blocks(matrix, both.shape, FP4_BLOCK)

@@ -14,6 +14,8 @@ import numpy as np
 from narrowfuzz.numerics.formats import BF16, F32, F64, round_to
 
 SIZE = 16
+#: TransformerEngine's signs: 2.20.2, ``pytorch/tensor/nvfp4_tensor.py`` get_wgrad_sign_vector.
+TE_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
 def matrix(signs: Sequence[int]) -> F64:

@@ -165,4 +165,5 @@ PLANTS = [
     _legal("te-blockwise", "as it is", "TransformerEngine's FP8 block scaling", _CURRENT,
            ("te.blockwise",)),
     _legal("te-mxfp8", "as it is", "TransformerEngine's MXFP8", _CURRENT, ("te.mxfp8",)),
+    _legal("te-nvfp4", "as it is", "TransformerEngine's NVFP4", _CURRENT, ("te.nvfp4",)),
 ]  # fmt: skip

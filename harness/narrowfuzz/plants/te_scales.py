@@ -103,10 +103,37 @@ def _first_scale_doubled(quantize: Any, quantizer: Any, tensor: Any) -> Any:
     return out
 
 
+def _largest_of_the_last(quantize: Any, quantizer: Any, tensor: Any) -> Any:
+    """A tensor gets the largest magnitude of the previous tensor of its quantizer."""
+    out = quantize(quantizer, tensor)
+    own = None if out._amax_rowwise is None else out._amax_rowwise.clone()
+    out._amax_rowwise = quantizer.__dict__.get("last_amax", own)
+    quantizer.last_amax = own
+    return out
+
+
+def _largest_of_the_rows(quantize: Any, quantizer: Any, tensor: Any) -> Any:
+    """The transformed copy gets the largest magnitude of what was not transformed."""
+    out = quantize(quantizer, tensor)
+    if out._amax_columnwise is not None and out._amax_rowwise is not None:
+        out._amax_columnwise = out._amax_rowwise.clone()
+    return out
+
+
+def _block_scale_up(quantize: Any, quantizer: Any, tensor: Any) -> Any:
+    """The E4M3 scale of the first block is one code too large."""
+    out = quantize(quantizer, tensor)
+    scales = out._rowwise_scale_inv
+    if scales is not None and scales[0, 0] < 0x7E:
+        scales[0, 0] += 1
+    return out
+
+
 _TE = "https://github.com/NVIDIA/TransformerEngine"
 _RECIPE = f"{_TE}/blob/main/transformer_engine/common/recipe/__init__.py"
 _CURRENT = "tensor.float8_tensor:Float8CurrentScalingQuantizer.quantize_impl"
 _MX = "tensor.mxfp8_tensor:MXFP8Quantizer.quantize_impl"
+_FP4 = "tensor.nvfp4_tensor:NVFP4Quantizer.quantize_impl"
 _BLOCKWISE = "tensor.float8_blockwise_tensor:Float8BlockQuantizer.quantize_impl"
 
 
@@ -157,4 +184,18 @@ PLANTS = [
     _fault("te-block-one-code", "rounding mode", "one element of one block is one code off",
            "https://github.com/tenstorrent/tt-metal/issues/51971", _BLOCKWISE, _first_code,
            "te.blockwise"),
+    _fault("te-fp4-one-code", "rounding mode", "one element of one block is one code off",
+           "https://github.com/tenstorrent/tt-metal/issues/51971", _FP4, _first_code, "te.nvfp4"),
+    _fault("te-fp4-scale-up", "scale", "one block's E4M3 scale is one code too large",
+           "https://github.com/vllm-project/vllm/pull/43557", _FP4, _block_scale_up, "te.nvfp4"),
+    _fault("te-fp4-lines-of-weights", "scale", "a weight's scales are for lines, not for squares",
+           _RECIPE, _FP4, _with("with_2d_quantization", False), "te.nvfp4"),
+    _fault("te-fp4-amax-of-last", "scale", "a tensor carries the amax of the one before it",
+           f"{_TE}/pull/1083", _FP4, _largest_of_the_last, "te.nvfp4"),
+    _fault("te-fp4-amax-untransformed", "scale", "transformed codes carry the amax of others",
+           _RECIPE, _FP4, _largest_of_the_rows, "te.nvfp4"),
+    _fault("te-fp4-untransformed", "layout", "nothing is transformed for the weight gradient",
+           _RECIPE, _FP4, _with("with_rht", False), "te.nvfp4"),
+    _fault("te-fp4-without-signs", "layout", "the Hadamard transform has no random signs",
+           _RECIPE, _FP4, _with("rht_matrix_random_sign_mask_t", 0), "te.nvfp4"),
 ]  # fmt: skip

@@ -139,10 +139,25 @@ def of_fp8_blocks(x: torch.Tensor, scale: torch.Tensor, largest: float) -> tuple
     return int((scale != right).sum()), factor
 
 
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """Rows after TransformerEngine's transform of each 16 elements; exact sums, rounded once."""
+    signs = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1]
+    two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    four = torch.kron(two, two)
+    matrix = torch.tensor(signs)[:, None] * torch.kron(four, four) / 4
+    exact = (x.double().reshape(-1, 16) @ matrix).reshape(x.shape)
+    near = exact.float()  # rounded to an odd number, which bf16 rounds as it would the exact one
+    bits = near.view(torch.int32) - (near.abs().double() > exact.abs()).int()
+    odd = torch.where(near.isfinite() & (near.double() != exact), bits | 1, near.view(torch.int32))
+    return odd.view(torch.float32).bfloat16().float()
+
+
 def of_fp4_blocks(cast: Any) -> tuple[int, int]:
     """The number of scales that are not NVFP4's of their block of 1 x 16, 16 x 1 or 16 x 16 and of
     the tensor, and of codes that are not those of the tensor under these scales."""
     x = cast.input.float().reshape(-1, cast.input.shape[-1])
+    if cast.scale.shape[1] == x.shape[1]:
+        x = hadamard(x.t()).t()
     one, largest = torch.tensor(1.0), torch.finfo(torch.float32).max
     high, wide = (1 if n == size else 16 for n, size in zip(cast.scale.shape, x.shape, strict=True))
     magnitude = x.abs().nan_to_num(nan=0.0, posinf=math.inf)
