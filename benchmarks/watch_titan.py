@@ -40,7 +40,7 @@ def trial(ranks: int, steps: int) -> Iterator[str]:
         (_, bare), (code, watched) = losses(train), losses((*watch, *train))
         report = msgspec.json.decode((Path(folder) / REPORT).read_bytes(), type=Report)
     print(
-        f"{report.steps} steps of {len(report.ranks)} ranks: {report.looked} operators looked at, "
+        f"{report.steps} steps of {len(report.ranks)} ranks: {report.operators} operators checked, "
         f"{100 * report.overhead:.1f} % of the time"
     )
     if code or report.found:

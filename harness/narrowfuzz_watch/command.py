@@ -219,10 +219,11 @@ def _rerun(change: Change, other: Report, first: FirstBad) -> Rerun:
     if other.first is not None and other.counts:
         same = same_place(other.first, first)
         where = "at the same place" if same else f"at {place(other.first.at)}"
-        return Rerun(change=change.name, came="still there", told=where)
+        return Rerun(change=change.name, came="still there", detail=where, told=where)
     if other.exit_code != CLEAN and other.steps < first.at.event:
         words = f"it ended with exit code {other.exit_code} before step {first.at.event} was over"
-        return Rerun(change=change.name, came="unknown", told=words)
-    if not other.trained:
-        return Rerun(change=change.name, came="unknown", told="no training was seen")
-    return Rerun(change=change.name, came="gone")
+    elif not other.trained:
+        words = "no training was seen"
+    else:
+        return Rerun(change=change.name, came="gone")
+    return Rerun(change=change.name, came="unknown", detail=words, told=words)

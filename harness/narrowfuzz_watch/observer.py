@@ -74,7 +74,7 @@ class Observer:
         self.recorder = Recorder(folder)
         #: True while operators run that are not the program's own.
         self.quiet = False
-        self.ran = self.looked = self.backwards = 0
+        self.ran = self.checked = self.backwards = 0
         self.seconds = 0.0
         self.begun = 0.0
         self.worst: State = "ok"
@@ -179,7 +179,7 @@ class Observer:
             on_gpu = seen[0].is_cuda
             if on_gpu and torch.cuda.is_current_stream_capturing():
                 return
-            self.looked += 1
+            self.checked += 1
             if self.full:
                 self._record(ran)
             sums = [screen.total(tensor) for tensor in seen]
@@ -272,7 +272,7 @@ class Observer:
         self.worst = screen.worst([self.worst, bad])
         tried = again(ran.what, ran.func, ran.args, ran.kwargs, ran.before, ran.results)
         if ran.versions and ran.versions != _versions(ran):
-            tried = Again("", "its operands were written over before it was looked at")
+            tried = Again("", "its operands were written over before it was checked")
         worst_result = ran.results[states.index(bad)]
         self.tell(
             ran.number,
@@ -343,7 +343,7 @@ class Observer:
             rank=self.rank,
             step=self.place.step - 1,
             ran=self.ran,
-            looked=self.looked,
+            looked=self.checked,
             backward=self.backwards,
             own_seconds=self.seconds,
             seconds=time.perf_counter() - self.begun,

@@ -118,12 +118,14 @@ def report_of(
     first = first_bad(records)
     tallies = [rank.tally for rank in records if rank.tally is not None]
     seconds = sum(tally.seconds for tally in tallies)
+    checked = sum(tally.checked for tally in tallies)
     report = Report(
         exit_code=exit_code,
         trained=any(tally.backward > 0 or tally.step > 0 for tally in tallies),
         ranks=tuple(sorted({rank.rank for rank in records})),
         steps=max((tally.step for tally in tallies), default=0),
-        looked=sum(tally.looked for tally in tallies),
+        operators=checked,
+        looked=checked,
         overhead=sum(tally.own_seconds for tally in tallies) / seconds if seconds else 0.0,
         votes=votes(records, first[0].at.event if first is not None and first[1] else None),
         stuck=stuck(records) if exit_code != 0 else (),

@@ -113,7 +113,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     step: int
     ran: int
-    looked: int
+    checked: int = msgspec.field(name="looked")
     backward: int
     own_seconds: float
     seconds: float
@@ -202,6 +202,8 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     #: unknown: the run failed before the bad value's step, or was no training.
     came: Literal["gone", "still there", "unknown"]
     #: The place of its first bad value, or why the outcome is unknown.
+    detail: str = ""
+    #: Deprecated, to go in 0.2.0: the same.
     told: str = ""
 
 
@@ -236,6 +238,9 @@ class Report(msgspec.Struct, kw_only=True):
     trained: bool = False
     ranks: tuple[int, ...] = ()
     steps: int = 0
+    #: Operators whose results were checked.
+    operators: int = 0
+    #: Deprecated, to go in 0.2.0: the same.
     looked: int = 0
     #: The share of the run's time that watching took in its own code.
     overhead: float = 0.0

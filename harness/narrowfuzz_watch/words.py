@@ -23,7 +23,7 @@ def lines(report: Report, folder: Path) -> Iterator[str]:
         if report.loss_nan is not None:
             yield f"  the loss was NaN for the first time in step {report.loss_nan}"
         for rerun in report.reruns:
-            yield f"  {rerun.came} {rerun.change}" + (f": {rerun.told}" if rerun.told else "")
+            yield f"  {rerun.came} {rerun.change}" + (f": {rerun.detail}" if rerun.detail else "")
     elif report.trained:
         yield (
             f"nothing bad in {_count(report.steps, 'step')} of {_count(len(report.ranks), 'rank')}"
@@ -35,8 +35,8 @@ def lines(report: Report, folder: Path) -> Iterator[str]:
     yield from report.notes
     if report.trained:
         yield (
-            f"{report.looked} operators looked at, {100 * report.overhead:.1f} % of the time; what "
-            "runs inside compiled graphs is not seen"
+            f"{report.operators} operators checked, {100 * report.overhead:.1f} % of the time; "
+            "what runs inside compiled graphs is not seen"
         )
     yield f"report: {folder}"
 

@@ -263,9 +263,9 @@ def test_the_same_place_on_another_rank_is_the_same_place(
     assert repeated(report(0), report(1)).cause == "software or data"
     assert repeated(report(0), report(1, "aten.exp")).cause == "hardware or race"
     rerun = _rerun(UNCHANGED, report(0), repeated(report(1)))
-    assert (rerun.came, rerun.told) == ("still there", "at the same place")
+    assert (rerun.came, rerun.detail) == ("still there", "at the same place")
     elsewhere = _rerun(UNCHANGED, report(0, "aten.exp"), repeated(report(1)))
-    assert "step 4" in elsewhere.told and "event" not in elsewhere.told
+    assert "step 4" in elsewhere.detail and "event" not in elsewhere.detail
 
 
 @pytest.mark.heavy
@@ -323,7 +323,8 @@ def test_what_is_removed_makes_it_go_away_or_not(
     assert [change for change, what in came.items() if what == "gone"] == gone
     assert {what for change, what in came.items() if change not in gone} == {"still there"}
     assert len(came) == 1 + 4 + 2 and reruns[0] == {
-        "change": "unchanged", "came": "still there", "told": "at the same place",
+        "change": "unchanged", "came": "still there", "detail": "at the same place",
+        "told": "at the same place",
     }  # fmt: skip
 
 
