@@ -83,7 +83,14 @@ def _where(build: Callable[[], Any], caller: FrameType) -> str:
             f"{name} stands in the file that asks for its cases, and scripts import it: put it "
             "into a file of its own"
         )
-    return f"{file}:{name}"
+    return f"{_of_package(build.__module__, file) or file}:{name}"
+
+
+def _of_package(module: str, file: str) -> str:
+    """The name of a module if it is this file and belongs to a package, whose other modules it may
+    import by relative names; else ""."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return module if "." in module and spec is not None and spec.origin == file else ""
 
 
 def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:

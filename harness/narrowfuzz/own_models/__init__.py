@@ -10,12 +10,13 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
 from narrowfuzz.own_models.dims import choices, combinations, size
-from narrowfuzz.own_models.source import Source, like, raised, source_of
+from narrowfuzz.own_models.source import Source, like, module_of, raised, source_of
 from narrowfuzz.trace.words import few
 
 __all__ = ["known_as", "register", "source_of"]
@@ -47,7 +48,7 @@ def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
     try:
         module = imported(source.where)
     except (Exception, SystemExit) as error:
-        raise source.refused(raised("importing it", error)) from error
+        raise source.refused(raised("importing it", error) + _in_package(error, source)) from error
     build = getattr(module, source.build, None)
     if not callable(build):
         raise source.refused(f"there is no function {source.build} in it{_others(module, source)}")
@@ -55,6 +56,15 @@ def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
         return choices(build)
     except ValueError as error:
         raise source.refused(f"{source.build} {error}") from None
+
+
+def _in_package(error: BaseException, source: Source) -> str:
+    """End of a sentence that says how to name a file that imports its neighbours in a package."""
+    relative = isinstance(error, ImportError) and "relative import" in str(error)
+    if not (relative and source.where.endswith(".py")):
+        return ""
+    name = module_of(Path(source.where)) or "package.module"
+    return f"; name it as part of its package: {name}:{source.build}"
 
 
 def _others(module: Any, source: Source) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import pkgutil
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,16 @@ from pathlib import Path
 from narrowfuzz.own_models.dims import Dims
 from narrowfuzz.trace.meaning import shortened
 
+#: Folders of installed packages, which every process searches.
+_INSTALLED = ("purelib", "platlib", "stdlib", "platstdlib")
+
 
 @dataclass(frozen=True)
 class Source:
     """A model's ``build`` function and where it is defined."""
 
-    #: Absolute path of a file, or dotted name of a module.
+    #: Absolute path of a file, or dotted name of a module: FOLDER:name, if its package is not
+    #: installed but stands in that folder, which a new process may not search.
     where: str
     build: str
     #: Hash of the file's bytes.
@@ -30,7 +35,9 @@ class Source:
     @property
     def title(self) -> str:
         """FILE.py:build as a user writes it, without folders."""
-        return f"{Path(self.where).name}:{self.build}"
+        file = self.where.endswith(".py")
+        name = Path(self.where).name if file else self.where.rpartition(":")[2]
+        return f"{name}:{self.build}"
 
     def refused(self, why: str) -> ValueError:
         """The error that says, in one sentence, why the model cannot be judged."""
@@ -64,7 +71,28 @@ def source_of(text: str) -> Source:
         if found is None or found.origin is None:
             raise ValueError(f"model {text!r}: there is no module {where}{_like_module(where)}")
         file = Path(found.origin)
+        where = f"{folder}:{where}" if (folder := _searched(where)) else where
     return Source(where, build, hashlib.sha256(file.read_bytes()).hexdigest()[:8])
+
+
+def _searched(module: str) -> str:
+    """The folder that has to be searched for a module, absolute; "" for an installed one."""
+    found = importlib.util.find_spec(module.partition(".")[0])
+    assert found is not None
+    places = [*(found.submodule_search_locations or ()), found.origin or ""]
+    folder = Path(places[0]).resolve().parent
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in _INSTALLED}
+    return "" if folder in installed else str(folder)
+
+
+def module_of(file: Path) -> str:
+    """The dotted name of a file in a package, "" if it is in none."""
+    names = [] if file.stem == "__init__" else [file.stem]
+    folder = file.resolve().parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(names) if len(names) > 1 else ""
 
 
 def like(name: str, there: Sequence[str]) -> str:

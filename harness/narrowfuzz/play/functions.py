@@ -35,8 +35,10 @@ class FunctionCall:
 
     @property
     def name(self) -> str:
-        """The module and the qualified name of the Function."""
-        return f"{self.function.__module__}.{self.function.__qualname__}"
+        """The module and the qualified name of the Function, the same in every process: without
+        what ``imported`` adds where another module has the file's name."""
+        module = self.function.__module__.removesuffix("_of_a_user")
+        return f"{module}.{self.function.__qualname__}"
 
     @property
     def kind(self) -> tuple[Any, ...]:

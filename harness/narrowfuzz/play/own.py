@@ -123,19 +123,26 @@ def interpreted() -> None:
 
 @cache
 def imported(where: str) -> Any:
-    """The module of this dotted name, or of this file; a file's own imports are also searched in
-    its folder."""
+    """The module of this file, or of this dotted name (FOLDER:name, if its package stands in a
+    folder that a new process may not search). A file's own imports are also searched in its folder.
+    """
     interpreted()
     plainly_scripted()
     if not where.endswith(".py"):
-        return importlib.import_module(where)
+        folder, _, name = where.rpartition(":")
+        if folder and folder not in sys.path:
+            sys.path.insert(0, folder)
+        return importlib.import_module(name)
     file = Path(where)
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     # its classes have the names that the user knows, unless another module has the file's name
     found = importlib.machinery.PathFinder.find_spec(file.stem)
     first = found is not None and found.origin is not None and file.samefile(found.origin)
-    free = first and file.stem not in sys.modules
+    loaded = sys.modules.get(file.stem)
+    if Path(getattr(loaded, "__file__", None) or ".").resolve() == file.resolve():
+        return loaded  # by the user's test: a second copy would register its operators twice
+    free = first and loaded is None
     name = file.stem if free else f"{file.stem}_of_a_user"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
