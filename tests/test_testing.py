@@ -8,7 +8,8 @@ import narrowfuzz
 import pytest
 from draws import ONCE
 from fresh import python
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
 from own_models.test_own_models import ANOTHER_IN_RECOMPUTE, EXAMPLES, HEAD
 
 
@@ -60,13 +61,41 @@ def build_here() -> None:
         ("no_such.py:build", (), "there is no file no_such.py"),
         (lambda: None, (), "is no function of a file"),
         (build_here, (), "into a file of its own"),
+        ((1, 2), (), "the model is a tuple: give the function that builds it, without calling it"),
+        (f"{EXAMPLES / 'llama.py'}:block", "torch.fp23", "did you mean 'torch.fp32'?"),
         (f"{EXAMPLES / 'llama.py'}:block", ("torch.fp23",), "did you mean 'torch.fp32'?"),
         (f"{EXAMPLES / 'llama.py'}:block", ("te.delayed",), "unknown recipe 'te.delayed'"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(
-    model: object, recipes: tuple[str, ...], says: str
+    model: object, recipes: str | tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         narrowfuzz.cases(model, recipes)  # type: ignore[arg-type]
     assert says in str(caught.value)
+
+
+def test_a_compiler_that_does_not_exist_is_refused_before_any_case_is_drawn() -> None:
+    with pytest.raises(ValueError, match="did you mean 'inductor'"):
+        narrowfuzz.cases(f"{EXAMPLES / 'llama.py'}:block", compile="inducto")  # type: ignore[arg-type]
+
+
+def test_what_is_no_case_is_not_checked() -> None:
+    with pytest.raises(ValueError, match="takes a case that"):
+        narrowfuzz.check(build_here)  # type: ignore[arg-type]
+
+
+def test_a_test_whose_cases_all_stop_does_not_pass(tmp_path: Path) -> None:
+    (file := tmp_path / "narrow.py").write_text(
+        HEAD + "def build(): return nn.Sequential(nn.Linear(40, 40)), torch.ones(24, 40)\n"
+    )
+    refused = narrowfuzz.cases(f"{file}:build", "torchao.mxfp8.rceil", files=[])
+
+    @settings(ONCE, max_examples=2, suppress_health_check=list(HealthCheck))
+    @given(refused)
+    def passes(case: narrowfuzz.Case) -> None:
+        narrowfuzz.check(case)
+
+    says = r"nothing of a case of narrow.py:build with torchao.mxfp8.rceil was checked: known issue"
+    with pytest.warns(UserWarning, match=says), pytest.raises(Unsatisfiable):
+        passes()

@@ -37,7 +37,7 @@ _DRAWS = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("narrowfuzz")
+    group = parser.getgroup("narrowfuzz", "narrowfuzz, for its properties (not for your own tests)")
     group.addoption(
         "--nf-profile",
         choices=sorted(PROFILES),

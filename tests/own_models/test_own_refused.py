@@ -142,7 +142,7 @@ def test_a_misspelt_name_is_answered_with_what_is_there(
 ) -> None:
     text = own("def _sizes(): pass\ndef build(): pass\ndef block(): pass\n")
     file = text.rpartition(":")[0]
-    with pytest.raises(ValueError, match=r"did you mean 'build'.; its functions are build, block$"):
+    with pytest.raises(ValueError, match=r"did you mean 'build'. Its functions are build, block$"):
         register(f"{file}:bild")
     with pytest.raises(ValueError, match=r"no function xyz in it; its functions are build, block$"):
         register(f"{file}:xyz")

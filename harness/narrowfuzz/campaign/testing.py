@@ -25,21 +25,25 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from hypothesis import currently_in_test_context, reject
 from hypothesis import strategies as st
 
-from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.arm import COMPILED, Compile
 from narrowfuzz.case.spec import Case
 from narrowfuzz.draw.specs import specs
 from narrowfuzz.draw.strategies import batches
 from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe.recipe import Recipe, load_recipes, runnable, select
+from narrowfuzz.recipe.recipe import Recipe, load_recipes, runnable, select, unknown
 from narrowfuzz.report.issue import replay_of
+from narrowfuzz.report.judged import blocked_arms
 from narrowfuzz.report.store import Store
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.finding import report
 
 if TYPE_CHECKING:
+    from narrowfuzz.judge.fold import Judgement
     from narrowfuzz.ledger.ledger import Ledger
     from narrowfuzz.triage.session import Session
 
@@ -49,21 +53,25 @@ FOUND = Path("narrowfuzz-runs/pytest")
 
 def cases(
     model: str | Callable[[], Any],
-    recipes: Sequence[str] = (),
+    recipes: str | Sequence[str] = (),
     *,
     compile: Compile = "none",
-    files: Sequence[Path] = (),
+    files: Sequence[str | Path] = (),
 ) -> st.SearchStrategy[Case]:
     """Cases of a model: ``build`` itself, or FILE.py:build, or package.module:build.
 
     ``recipes`` are globs; those of the matching recipes that run here are drawn. None: the model as
-    it is built. Raises ValueError for a model that cannot be judged, and for a recipe that does not
-    exist.
+    it is built. Raises ValueError for a model that cannot be judged, and for a recipe or a compiler
+    that does not exist.
     """
+    if compile not in COMPILED:
+        raise ValueError(unknown("compile", str(compile), COMPILED))
+    recipes = (recipes,) if isinstance(recipes, str) else recipes
+    paths = [Path(file) for file in ((files,) if isinstance(files, (str, Path)) else files)]
     prepare()
     (made, *others) = register(model if isinstance(model, str) else _where(model, sys._getframe(1)))
     wanted = recipes or (f"torch.{made.fixed['dtype']}",)
-    _RECIPES.update(load_recipes(files, wanted))
+    _RECIPES.update(load_recipes(paths, wanted))
     chosen = select(_RECIPES, wanted).values()
     able = [here for recipe in chosen if (here := runnable(recipe, "cpu"))]
     if not able:
@@ -75,6 +83,11 @@ def cases(
 
 
 def _where(build: Callable[[], Any], caller: FrameType) -> str:
+    if not (inspect.isfunction(build) or inspect.isclass(build) or inspect.ismethod(build)):
+        raise ValueError(
+            f"the model is a {type(build).__name__}: give the function that builds it, without "
+            "calling it, or FILE.py:build"
+        )
     file, name = inspect.getsourcefile(build), build.__qualname__
     if file is None or not name.isidentifier():
         raise ValueError(f"{name} is no function of a file: give the model as FILE.py:build")
@@ -97,14 +110,31 @@ def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
     """Judge a case by every rule; known issues pass.
 
     Raises AssertionError with the report of each finding, after up to ``seconds`` of making it
-    smaller. A divergence that no script shows is a warning. Both are stored in ``out``.
+    smaller. A divergence that no script shows is a warning. Both are stored in ``out``. A case that
+    stops before anything can be judged, as where a known issue refuses its sizes, is a warning,
+    too, and is rejected, as by Hypothesis' ``assume``: a test of such cases alone does not pass.
     """
     __tracebackhide__ = True
+    if not isinstance(case, Case):
+        raise ValueError(f"check takes a case that cases(...) drew, got a {type(case).__name__}")
     reports = _reports()
     reports.session.recipes.update(_RECIPES)
-    causes = reports.session.judge.judge(case).causes
-    if text := reports.of(case, causes, seconds=seconds, out=out):
+    judgement = reports.session.judge.judge(case)
+    if text := reports.of(case, judgement.causes, seconds=seconds, out=out):
         raise AssertionError(text)
+    if not judgement.ran:
+        _reject(judgement)
+
+
+def _reject(judgement: Judgement) -> None:
+    """Warn that nothing of a case was checked, and tell Hypothesis that it does not count."""
+    spec = judgement.case.spec
+    blocked = blocked_arms((*judgement.verdicts, *judgement.known), spec.recipe, spec.model)
+    why = "; ".join(sorted({one[-1] for one in blocked})) or "its eager run raised"
+    of = f"{MODELS[spec.model].title} with {spec.recipe}"
+    warnings.warn(f"nothing of a case of {of} was checked: {why}", stacklevel=3)
+    if currently_in_test_context():
+        reject()
 
 
 #: The recipes that ``cases`` has loaded, by name: a case holds only the name of its recipe, and

@@ -77,7 +77,8 @@ def _others(module: Any, source: Source) -> str:
     ]
     if not there:
         return ", nor any other"
-    return f"{like(source.build, there)}; its functions are {few(there, _NAMED)}"
+    near = like(source.build, there)
+    return (f"{near} Its" if near else "; its") + f" functions are {few(there, _NAMED)}"
 
 
 def _model(source: Source, sizes: Mapping[str, float]) -> Model:
