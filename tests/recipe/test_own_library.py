@@ -152,6 +152,58 @@ def test_a_mistake_is_found_where_convert_is_decorated_and_on_ranks(
         run_alone(spec, recipe, tensors, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "by", "says"),
+    [
+        (
+            "    return fp8_linear.convert(model)",
+            "    fp8_linear.convert(model)",
+            "returned NoneType",
+        ),
+        (
+            "return isinstance(",
+            "return isinstnce(",
+            r"converted raised NameError.*\(.*recipe.py:38",
+        ),
+        ("return type(module) is", "return typ(module) is", "convertible raised NameError"),
+    ],
+)
+def test_mistakes_around_a_conversion_are_the_recipes(
+    wrong: str, by: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was a finding: that the library fails although it promises to run the model."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    source = (FOLDER / "recipe.py").read_text()
+    assert source.count(wrong) == 1
+    (file := tmp_path / "recipe.py").write_text(source.replace(wrong, by))
+    recipe = load_recipes([file])["own.fp8"]
+    with pytest.raises(RecipeError, match=says):
+        judged(recipe, Case(spec=Spec(recipe=recipe.name), data=DataSpec()))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "by", "says"),
+    [
+        ('"tensor", 0', '"tensors", 0', r"'tensors' is none of tensor, row, .*recipe.py:23\)"),
+        ('"tensor", 0', '"block", 0', "a block or tile has a size above 0"),
+        ("0, scale)", "0)", "scale is None"),
+        ("GemmPlan(e4m3, e4m3", "GemmPlan(e4m3, OperandPlan()", "both operands or neither"),
+        (', "grad_weight": backward', "", "not output, grad_input"),
+        ("return Plan(", "Plan(", "plan returned NoneType"),
+        ("Fp32Scale(eps", "Fp32scale(eps", r"plan raised NameError.*recipe.py:22\)"),
+        ("@contextmanager", "", "write @contextmanager"),
+    ],
+)
+def test_mistakes_in_a_plan_are_said_when_the_file_is_loaded(
+    wrong: str, by: str, says: str, tmp_path: Path
+) -> None:
+    source = (FOLDER / "recipe.py").read_text()
+    assert source.count(wrong) == 1
+    (file := tmp_path / "recipe.py").write_text(source.replace(wrong, by))
+    with pytest.raises(ValueError, match=rf"recipe file {file}: own.fp8: .*{says}"):
+        load_recipes([file])
+
+
 def test_what_a_library_raises_is_its_own(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     import fp8_linear
 

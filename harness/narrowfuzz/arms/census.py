@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,26 +43,42 @@ def convert(recipe: Recipe, model: nn.Module, spec: Spec) -> tuple[Any, Census |
         with torch.no_grad():
             return converted_by(recipe, model, spec), None
     converted = recipe.converted
-    before = snapshot(model, lambda module, name: recipe.convertible(module, name, spec))
+    with _mistakes_of(recipe, "convertible"):
+        before = snapshot(model, lambda module, name: recipe.convertible(module, name, spec))
     with torch.no_grad():
         model = converted_by(recipe, model, spec)
-    after = snapshot(model, lambda module, name: converted(module))
+    with _mistakes_of(recipe, "converted"):
+        after = snapshot(model, lambda module, name: converted(module))
     changes = compare(before, after, recipe.may_change)
     return model, Census(tuple(sorted(after.chosen)), changes)
 
 
 def converted_by(recipe: Recipe, model: nn.Module, spec: Spec) -> Any:
-    """``model`` converted by the recipe. Raises RecipeError if the recipe's own code is wrong."""
+    """``model`` converted by the recipe. Raises RecipeError if the recipe's own code is wrong, or
+    returns no module."""
+    with _mistakes_of(recipe, "convert"):
+        converted = recipe.convert(model, spec)
+    if not isinstance(converted, nn.Module):
+        raise RecipeError(
+            f"recipe {recipe.name!r}: convert returned {type(converted).__name__}: it must return "
+            "the converted model"
+        )
+    return converted
+
+
+@contextmanager
+def _mistakes_of(recipe: Recipe, function: str) -> Iterator[None]:
+    """Raises RecipeError for an error by which this function of the recipe is wrong itself."""
     try:
-        return recipe.convert(model, spec)
+        yield
     except _MISTAKES as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = _file_of(recipe.convert)
+        own = _file_of(getattr(recipe, function))
         if not raised_by(own, frames):
             raise
         line = max(f.lineno or 0 for f in frames if f.filename == own)
         raise RecipeError(
-            f"recipe {recipe.name!r}: convert raised {type(error).__name__}: {error} "
+            f"recipe {recipe.name!r}: {function} raised {type(error).__name__}: {error} "
             f"({own}:{line}): correct the recipe, or install what it imports (a library of your "
             "own: set PYTHONPATH)"
         ) from error

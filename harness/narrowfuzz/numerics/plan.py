@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from narrowfuzz.numerics.accumulator import FP32, UNKNOWN, Accumulator
 from narrowfuzz.numerics.formats import Format, Overflow
@@ -58,8 +58,19 @@ class OperandPlan:
     hadamard: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        assert (self.format is None) == (self.scale is None)
-        assert (self.granularity in ("block", "tile")) == (self.block > 0)
+        if self.granularity not in (known := get_args(Granularity)):
+            raise ValueError(f"granularity {self.granularity!r} is none of {', '.join(known)}")
+        if (self.format is None) != (self.scale is None):
+            lacking = "format" if self.format is None else "scale"
+            raise ValueError(
+                f"an operand needs both format and scale, and {lacking} is None: in high precision "
+                "it has neither (HIGH_PRECISION)"
+            )
+        if (self.granularity in ("block", "tile")) != (self.block > 0):
+            raise ValueError(
+                f"granularity {self.granularity!r} with block={self.block}: a block or tile has a "
+                "size above 0, a tensor or row has block=0"
+            )
 
     @property
     def power_of_two(self) -> bool:
@@ -95,8 +106,11 @@ class GemmPlan:
     accumulator: Accumulator = FP32
 
     def __post_init__(self) -> None:
-        # no kernel takes one operand in codes and the other in high precision
-        assert (self.a.format is None) == (self.b.format is None)
+        if (self.a.format is None) != (self.b.format is None):
+            raise ValueError(
+                "a GemmPlan quantises both operands or neither (a product of weight codes alone, "
+                "with an input in high precision, cannot be planned: give both HIGH_PRECISION)"
+            )
 
     @property
     def quantised(self) -> bool:
@@ -134,6 +148,10 @@ class Plan:
 
     gemms: dict[Role, GemmPlan] = field(hash=False)
     bias: Literal["separate", "either"] = "separate"
+
+    def __post_init__(self) -> None:
+        if self.gemms.keys() != set(ROLES):
+            raise ValueError(f"a plan has {', '.join(ROLES)}, not {', '.join(self.gemms) or '{}'}")
 
     @property
     def quantised(self) -> bool:

@@ -29,6 +29,7 @@ from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe.carries import Carries
 from narrowfuzz.recipe.content import content_dir, load_definitions
 from narrowfuzz.recipe.deprecated import refused_arguments
+from narrowfuzz.recipe.mistakes import mistake_in
 from narrowfuzz.recipe.source import (
     CONVERTED,
     LIBRARY,
@@ -300,7 +301,8 @@ def load_every(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> d
     """All recipes by name, and the filtered ones among ``names`` ("recipe@globs"). Each file is
     executed once. Raises ValueError naming a file that cannot be loaded, or for a filter of a
     recipe that supports none."""
-    found = {r.name: r for file in _files(extra_files) for r in _load_file(file)}
+    shipped = {r.name: r for file in _files() for r in _load_file(file)}
+    found = shipped | {r.name: r for file in extra_files for r in _load_file(file, tried=True)}
     return found | {name: _filtered(found, name) for name in names if FILTERED in name}
 
 
@@ -350,22 +352,23 @@ def load_recipes(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) ->
     return {recipe.name: recipe for recipe in models}
 
 
-def _files(extra: Sequence[Path]) -> list[Path]:
+def _files() -> list[Path]:
     shipped = sorted(content_dir("recipes").iterdir())
     files = [path for path in shipped if path.suffix == ".py" or _is_folder(path)]
     for entry in importlib.metadata.entry_points(group="narrowfuzz.recipes"):
         files.append(Path(str(entry.load())))
-    return [*files, *extra]
+    return files
 
 
 def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith((".", "_"))
 
 
-def _load_file(file: Path) -> Sequence[Recipe]:
+def _load_file(file: Path, *, tried: bool = False) -> Sequence[Recipe]:
+    """``tried``: also look for mistakes in plans, which takes time for those that are shipped."""
     recipes: list[Recipe] = load_definitions(file, "recipe", "RECIPES", (Recipe,))
     for recipe in recipes:
-        if wrong := refused_arguments(recipe):
+        if wrong := refused_arguments(recipe) or (tried and mistake_in(recipe)):
             raise ValueError(f"recipe file {file}: {recipe.name}: {wrong}")
     return recipes
 
