@@ -25,7 +25,7 @@ from narrowfuzz.campaign.comparison_words import bits_said, verdict
 from narrowfuzz.campaign.config import Place
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.fold import Judgement
-from narrowfuzz.report.accepted import accepted, suppressions
+from narrowfuzz.report.accepted import IDLE, accepted, suppressions
 from narrowfuzz.report.store import Store
 from narrowfuzz.trace.hashes import hashes_of
 from narrowfuzz.trace.trace import Seen, Site, SiteTrace, Trace
@@ -146,6 +146,7 @@ def test_what_no_script_shows_or_is_accepted_does_not_count(
 ) -> None:
     code, told = run([seen("1")], [seen("1", shows=["x"])], {"x": row})
     assert code == 0 and len(told["differences"]) == 1
+    assert told["verdict"] == "No difference that counts: 1 difference is listed that does not"
 
 
 def test_what_its_process_did_not_live_to_look_into_is_suspected(run: Any) -> None:
@@ -194,6 +195,7 @@ def test_bits_are_counted_by_kind(run: Any) -> None:
     code, told = run([seen("1"), seen("2")], [seen("1"), seen("2", results=other)])
     bits = told["bits"]
     assert code == 0, "other bits are no broken rule"
+    assert told["verdict"] == "No rule is broken on one side alone, though bits differ"
     assert (bits["compared"]["results"], bits["compared"]["scales"], bits["cases"]) == (4, 2, 1)
     assert (bits["differ"]["results"], bits["differ"]["scales"]) == (1, 0)
     assert bits["first"].startswith("grad_input on eager") and "case 2" in bits["first"]
@@ -205,6 +207,17 @@ def test_a_change_that_never_mattered_is_said(tmp_path: Path) -> None:
     found = compared(side_run("a", tmp_path / "A"), side_run("b", tmp_path / "B"))
     assert not found.differ and "none differs" in bits_said(found.bits)
     assert "No difference" in verdict(found)
+
+
+def test_an_entry_that_matched_on_one_side_is_in_use(tmp_path: Path) -> None:
+    """That the other side does not show what is accepted is why it was a difference."""
+    idle = f"{IDLE}O3--scale", f"{IDLE}O5--output", "no longer accepted since 2020-01-01: O9"
+    for letter, notes in (("A", idle), ("B", idle[1:])):
+        left(tmp_path / letter, [seen("1")])
+        file = tmp_path / letter / "summary.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"notes": notes}))
+    found = compared(side_run("a", tmp_path / "A"), side_run("b", tmp_path / "B"))
+    assert found.notes == [idle[1], f"A: {idle[2]}", f"B: {idle[2]}"]
 
 
 def test_what_judged_nothing_says_nothing(run: Any) -> None:

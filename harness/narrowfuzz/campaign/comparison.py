@@ -22,6 +22,7 @@ from narrowfuzz.campaign.comparison_side import (
     shown_alone,
 )
 from narrowfuzz.ledger.severity import SEVERITIES
+from narrowfuzz.report.accepted import IDLE
 from narrowfuzz.report.judged import Combination
 from narrowfuzz.trace.hashes import KINDS, Hashes, Kind
 
@@ -220,13 +221,19 @@ def compared(a: SideRun, b: SideRun) -> Comparison:
         differences=sorted((*_alone(a, b), *_alone(b, a)), key=_by_severity),
         common=[*_common(a, b), *_known_on_one(a, b), *_known_on_one(b, a)],
         known=_known(a, b, pairs),
-        notes=[
-            f"{side.letter}: {note}"
-            for side in (a, b)
-            for note in side.summary["notes"]
-            if note != NOTE
-        ],
+        notes=[*_notes(a, b)],
     )
+
+
+def _notes(a: SideRun, b: SideRun) -> Iterator[str]:
+    """What the runs of both sides note. An entry of the file of accepted findings that matched on
+    one side is in use, though the other side did not see it."""
+    on_both = {*a.summary["notes"]} & {*b.summary["notes"]}
+    yield from (note for note in a.summary["notes"] if note in on_both and note.startswith(IDLE))
+    for side in (a, b):
+        for note in side.summary["notes"]:
+            if note != NOTE and not note.startswith(IDLE):
+                yield f"{side.letter}: {note}"
 
 
 def _by_severity(one: Difference) -> tuple[Any, ...]:

@@ -37,8 +37,12 @@ def verdict(comparison: Comparison) -> str:
     found, one_sided = comparison.counting, comparison.known_on_one_side
     if not found and not one_sided:
         count = len(comparison.differences)
-        rest = f"; {plural(count, 'difference')} listed that do not count" if count else ""
-        return f"No difference: no rule is broken on one side alone{rest}"
+        if count:
+            is_said = "is listed that does" if count == 1 else "are listed that do"
+            return f"No difference that counts: {plural(count, 'difference')} {is_said} not"
+        if any(comparison.bits.differ.values()):
+            return "No rule is broken on one side alone, though bits differ"
+        return "No difference: no rule is broken on one side alone"
     parts = [
         f"{plural(sum(one.side == letter for one in found), 'finding')} on {letter} alone"
         for letter in reversed(LETTERS)

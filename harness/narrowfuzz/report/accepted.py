@@ -18,6 +18,9 @@ import msgspec
 from narrowfuzz.ledger.exits import FailOn, fails
 from narrowfuzz.triage.finding import Finding
 
+#: How the sentence about an entry begins that matched no finding.
+IDLE = "accepted, but not seen in this run: "
+
 
 class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of a file of accepted findings."""
@@ -83,7 +86,7 @@ class Accepted:
         and those that match none of the findings ``seen``."""
         over = [f"no longer accepted since {o.until}: {o.fingerprint}" for o in self.expired]
         idle = [o for o in self.suppressions if not any(_fits(o, finding) for finding in seen)]
-        return over + [f"accepted, but not seen in this run: {o.fingerprint}" for o in idle]
+        return over + [f"{IDLE}{o.fingerprint}" for o in idle]
 
 
 def accepted(
