@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,7 @@ def test_an_entry_that_matched_on_one_side_is_in_use(tmp_path: Path) -> None:
         file = tmp_path / letter / "summary.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"notes": notes}))
     found = compared(side_run("a", tmp_path / "A"), side_run("b", tmp_path / "B"))
-    assert found.notes == [idle[1], f"A: {idle[2]}", f"B: {idle[2]}"]
+    assert found.notes[1:] == [idle[1], f"A: {idle[2]}", f"B: {idle[2]}"]
 
 
 def test_what_judged_nothing_says_nothing(run: Any) -> None:
@@ -292,6 +293,24 @@ def test_a_side_is_a_python_an_environment_or_packages(tmp_path: Path) -> None:
     assert side_of(str(tmp_path)).python == str(tmp_path / "bin" / "python")
     with pytest.raises(ValueError, match="is no Python, no environment, no folder"):
         side_of(str(tmp_path / "nothing"))
+
+
+def test_a_package_itself_is_no_folder_of_packages(tmp_path: Path) -> None:
+    """Laid over the others it replaced nothing, and "No difference" was the answer."""
+    (tmp_path / "torchao").mkdir()
+    (tmp_path / "torchao" / "__init__.py").write_text("")
+    with pytest.raises(ValueError, match=rf"is a package: .* contains it, '{tmp_path}'"):
+        side_of(str(tmp_path / "torchao"))
+
+
+def test_that_both_sides_tested_the_same_is_said(tmp_path: Path) -> None:
+    for letter in "AB":
+        left(tmp_path / letter, [seen("1")])
+    a, b = side_run("a", tmp_path / "A"), side_run("b", tmp_path / "B")
+    (note,) = compared(a, b).notes
+    assert note.startswith("both sides tested torch 2, torchao 1, from the same place")
+    environment = {**b.environment, "checkouts": {"torchao": "/elsewhere/torchao"}}
+    assert not compared(a, replace(b, environment=environment)).notes
 
 
 def test_a_folder_that_is_used_is_refused(tmp_path: Path) -> None:

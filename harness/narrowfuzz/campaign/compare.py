@@ -71,7 +71,8 @@ def side_of(text: str) -> Side:
     """The side that the text names: a Python interpreter, the folder of an environment, a folder of
     packages to lay over those of this environment, or PACKAGE==VERSION of one package.
 
-    Raises ValueError if it is none of these.
+    Raises ValueError if it is none of these, such as a package itself: laid over, its folder would
+    replace nothing.
     """
     path = Path(text)
     if "==" in text:
@@ -80,6 +81,10 @@ def side_of(text: str) -> Side:
         return Side(text, str(path))
     if (path / "bin" / "python").is_file():
         return Side(text, str(path / "bin" / "python"))
+    if (path / "__init__.py").is_file():
+        raise ValueError(
+            f"{text!r} is a package: name the folder that contains it, {str(path.parent)!r}"
+        )
     if path.is_dir():
         return Side(text, sys.executable, str(path.resolve()))
     raise ValueError(

@@ -221,8 +221,17 @@ def compared(a: SideRun, b: SideRun) -> Comparison:
         differences=sorted((*_alone(a, b), *_alone(b, a)), key=_by_severity),
         common=[*_common(a, b), *_known_on_one(a, b), *_known_on_one(b, a)],
         known=_known(a, b, pairs),
-        notes=[*_notes(a, b)],
+        notes=[*_same_releases(a, b), *_notes(a, b)],
     )
+
+
+def _same_releases(a: SideRun, b: SideRun) -> Iterator[str]:
+    """That neither side replaced what the other tested: a folder may lie in the wrong place."""
+    if all(a.environment[key] == b.environment[key] for key in ("versions", "checkouts")):
+        yield (
+            f"both sides tested {a.versions.replace('  ', ', ')}, from the same place or as "
+            "installed; a folder with a changed package must contain the package's folder"
+        )
 
 
 def _notes(a: SideRun, b: SideRun) -> Iterator[str]:
