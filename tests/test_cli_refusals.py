@@ -236,6 +236,22 @@ def test_a_case_pasted_instead_of_its_file_is_refused(refused: Refused) -> None:
     assert "case file" in refused("replay", dump_case(CLEAN).decode())
 
 
+@pytest.mark.parametrize("command", ["check", "run --model"])
+def test_a_users_model_on_ranks_is_refused(refused: Refused, command: str, tmp_path: Path) -> None:
+    """It was a run of no case, that ended with 0."""
+    (file := tmp_path / "alone.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def build(): return nn.Sequential(nn.Linear(8, 8)), torch.ones(4, 8)\n"
+    )
+    said = refused(*command.split(), f"{file}:build", "--recipe", "torch.fp32", "--arm", "sharded*")
+    assert said.endswith("a model of your own runs in one process, not on ranks")
+
+
+def test_an_arm_that_none_of_the_models_can_run_on_is_refused(refused: Refused) -> None:
+    said = refused(*("run", "--model", "dropout", "--recipe", "torch.fp32", "--arm", "sharded"))
+    assert "torch.fp32 cannot run dropout that way; leave --arm out" in said
+
+
 def test_an_operator_that_has_no_kernels_here_is_one_sentence(refused: Refused) -> None:
     sentence = refused("run", "--operator", "fp8_grouped_mm", "--minutes", "1")
     assert sentence == (

@@ -40,6 +40,11 @@ def none_runs(globs: Sequence[str], device: str) -> str:
     return f"{name} cannot run here: {why}"
 
 
+def only_ranks(globs: Sequence[str]) -> bool:
+    """Do these globs match no other arms than those on ranks?"""
+    return all(BY_NAME[name].sharded for name in select_arms(globs))
+
+
 def rungs_of(arms: Collection[str], device: str = "cpu") -> tuple[Compile, ...]:
     """The values of ``Spec.compile`` whose ladders contain at least one of these arms that can run
     here; ("none",), which is eager, if there are none. Empty if all these arms are sharded."""

@@ -9,12 +9,12 @@ from typing import Any, get_args
 
 import msgspec
 
-from narrowfuzz.arms.available import select_arms
+from narrowfuzz.arms.available import only_ranks, select_arms
 from narrowfuzz.campaign.campaign import consoles
 from narrowfuzz.campaign.check_head import VALUES, Configuration, head
 from narrowfuzz.campaign.config import MINUTES
 from narrowfuzz.campaign.pace import LARGE, said_of_pace, seconds_of_cases
-from narrowfuzz.campaign.run_options import RunOptions
+from narrowfuzz.campaign.run_options import IN_ONE_PROCESS, RunOptions
 from narrowfuzz.case.arm import Arm, Compile
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.ladder import climb
@@ -66,9 +66,9 @@ def check_command(
     chosen = select_arms(options.arms)
     arms = tuple(name for name in climbed if name in chosen)
     if not arms:
+        more = IN_ONE_PROCESS if only_ranks(options.arms) else "--compile and --checkpoint say more"
         raise ValueError(
-            f"--arm {' '.join(options.arms)}: this configuration runs {', '.join(climbed)}; "
-            "--compile and --checkpoint say more"
+            f"--arm {' '.join(options.arms)}: this configuration runs {', '.join(climbed)}; {more}"
         )
     meant = dict.fromkeys(arm.name for spec in asked_of for arm in _meant(climb(spec)))
     _, around = consoles(options)

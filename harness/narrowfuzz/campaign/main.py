@@ -7,17 +7,17 @@ import datetime
 import fnmatch
 import os
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from narrowfuzz_watch.folder import new_folder
 
-from narrowfuzz.arms.available import none_runs, select_arms
+from narrowfuzz.arms.available import none_runs, only_ranks, select_arms
 from narrowfuzz.campaign.campaign import Campaign
 from narrowfuzz.campaign.config import MINUTES, Config
 from narrowfuzz.campaign.corpus import Corpus, keep, load, playable, shipped
-from narrowfuzz.campaign.run_options import RunOptions
+from narrowfuzz.campaign.run_options import IN_ONE_PROCESS, RunOptions
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.ledger.exits import (
@@ -49,6 +49,7 @@ from narrowfuzz.recipe.recipe import (
     unknown,
 )
 from narrowfuzz.report.accepted import accepted
+from narrowfuzz.report.judged import judged
 from narrowfuzz.report.lifetime import Database
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.tally import Tally
@@ -88,6 +89,7 @@ def run_command(options: RunOptions) -> tuple[int, dict[str, Any]]:
     options = _of_operators(options)
     models, own = _models(options.models)
     chosen, lacking = _recipes(options, where.torch)
+    _check_ways(options.arms, models, chosen, where.torch)
     lacking += _models_that_cannot(models, chosen, torch_name_before_begin(where.name))
     loaded = _printed_ledger(where.torch, options.ledgers) if options.ledger else Ledger([])
     corpus = _corpus(options, chosen)
@@ -247,6 +249,20 @@ def _recipes(options: RunOptions, device: str) -> tuple[dict[str, Recipe], list[
     if patching := [name for name in unasked if there[name].process and not meant]:
         lacking.append(f"{', '.join(patching)}: only if named, as it patches a library")
     return chosen, lacking
+
+
+def _check_ways(
+    arms: Sequence[str], models: Sequence[str], recipes: Mapping[str, Recipe], device: str
+) -> None:
+    """Raises ValueError if none of the named models can run on any of the named arms."""
+    if not (arms and models) or judged({}, recipes, select_arms(arms), models, device).never:
+        return
+    if only_ranks(arms) and all(MODELS[name].own for name in models):
+        raise ValueError(f"--arm {' '.join(arms)}: {IN_ONE_PROCESS}")
+    raise ValueError(
+        f"--arm {' '.join(arms)}: {', '.join(recipes)} cannot run {few(models, 3)} that way; leave "
+        "--arm out, or name others"
+    )
 
 
 def _models_that_cannot(
