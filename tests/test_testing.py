@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import narrowfuzz
@@ -49,6 +50,9 @@ def test_a_bug_of_ones_own_fails_with_its_layer_and_a_script(tmp_path: Path) -> 
     scripts = sorted((tmp_path / "narrowfuzz-runs" / "pytest" / "findings").glob("*/repro.py"))
     assert scripts and any(str(s.relative_to(tmp_path)) in ran.stdout for s in scripts), ran.stdout
     assert "model." in ran.stdout and "smallest example:" in ran.stdout
+    (replay, *_) = re.findall("replay: narrowfuzz (replay .*)", ran.stdout)
+    assert replay.endswith(f"--model {tmp_path / 'mine.py'}:build")
+    python("-m", "narrowfuzz", *replay.split(), cwd=tmp_path, seconds=100, code=1)
 
 
 def build_here() -> None:

@@ -293,6 +293,14 @@ def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) ->
     assert "eager" not in details, "all of it was checked"
 
 
+def test_the_command_that_explains_a_finding_can_be_pasted(store: Store) -> None:
+    """A finding in a user's model, or of a user's recipe, is not run without naming its file."""
+    said = on_terminal(of(store, Counter({"cases": 9}), options=["--model", "a b.py:build"]))
+    (command,) = re.findall("what makes it go away: (narrowfuzz explain .*)", said)
+    assert command.startswith(f"narrowfuzz explain {store.out}/findings/")
+    assert command.endswith(" --model 'a b.py:build'")
+
+
 def test_an_issue_has_the_claim_the_script_the_versions_and_what_is_open() -> None:
     text = issue_text(FINDING, "import torch\nraise SystemExit(1)\n")
     assert text.startswith(f"# {RECIPE}: output wrong value")

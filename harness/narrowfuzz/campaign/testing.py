@@ -69,7 +69,10 @@ def cases(
     recipes = (recipes,) if isinstance(recipes, str) else recipes
     paths = [Path(file) for file in ((files,) if isinstance(files, (str, Path)) else files)]
     prepare()
-    (made, *others) = register(model if isinstance(model, str) else _where(model, sys._getframe(1)))
+    named = model if isinstance(model, str) else _where(model, sys._getframe(1))
+    (made, *others) = register(named)
+    _NAMED.update((one.name, named) for one in (made, *others))
+    _FILES.update(dict.fromkeys(paths))
     wanted = recipes or (f"torch.{made.fixed['dtype']}",)
     _RECIPES.update(load_recipes(paths, wanted))
     chosen = select(_RECIPES, wanted).values()
@@ -138,8 +141,11 @@ def _reject(judgement: Judgement) -> None:
 
 
 #: The recipes that ``cases`` has loaded, by name: a case holds only the name of its recipe, and
-#: ``check`` needs the rest. The tests of a process share this and ``_reports``, and nothing else.
+#: ``check`` needs the rest; the files that it was given; and model -> the text that names it. The
+#: tests of a process share these and ``_reports``, and nothing else.
 _RECIPES: dict[str, Recipe] = {}
+_FILES: dict[Path, None] = {}
+_NAMED: dict[str, str] = {}
 
 
 @cache
@@ -177,7 +183,7 @@ class Reports:
     def _report(self, case: Case, verdict: Verdict, seconds: float, out: Path) -> str:
         from narrowfuzz.triage.triage import triage
 
-        judge, files = self.session.judge, self.session.options.recipe_files
+        judge, files = self.session.judge, (*self.session.options.recipe_files, *_FILES)
         found = triage(
             judge,
             case,
@@ -188,7 +194,8 @@ class Reports:
         )
         Store(out).add(found.finding, found.script)
         folder = out / "findings" / found.finding.id
-        replay = replay_of(found.finding, folder, files)
+        named = _NAMED.get(found.finding.minimal.spec.model, "")
+        replay = replay_of(found.finding, folder, files, named)
         text = f"{report(found.finding, replay)}\n  script: {folder}/repro.py"
         if found.confirmed:
             return text

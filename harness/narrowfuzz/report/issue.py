@@ -50,10 +50,10 @@ def report_command(target: str, *, issue: bool) -> int:
     return 0
 
 
-def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = ()) -> str:
-    """The command that replays a finding, with these recipe files. It names a user's own model by
-    its title only: the user knows where its file is."""
-    title = title_of(finding.minimal.spec.model)
+def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = (), model: str = "") -> str:
+    """The command that replays a finding, with these recipe files and the text that names a user's
+    own model; "" names it by its title only: the user knows where its file is."""
+    title = model or title_of(finding.minimal.spec.model)
     return replay_command(
         folder, options({"--recipe-file": files, "--model": [title] if title else []})
     )

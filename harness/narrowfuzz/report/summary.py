@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,8 +91,8 @@ def print_summary(
     page = escape(str(store.out / "report.html"))
     folders = [store.out / "findings" / finding.id for finding in store.findings()]
     if folders and not any(map(saved_answer_lines, folders)):
-        folder = escape(str(folders[0]))
-        around.print(f"\nWhat it needs, and what makes it go away: narrowfuzz explain {folder}")
+        command = shlex.join(["narrowfuzz", "explain", str(folders[0]), *ended.options])
+        around.print(f"\nWhat it needs, and what makes it go away: {escape(command)}")
     around.print(f"\nOutput: {escape(str(store.out))}; the page: {page}")
     if ended.lacking and not ended.accepted.counting(store.findings()):
         console.print(f"Not enough was checked: {escape('; '.join(ended.lacking))}")
