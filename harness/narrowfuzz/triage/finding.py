@@ -27,6 +27,8 @@ Flake = Literal["always", "per process", "flaky"]
 Came = Literal["", "NaN", "infinity", "a number", "not zero", "nothing"]
 #: The reason why a finding is only suspected if the run ended before its script was run.
 OUT_OF_TIME = "the run ended before its script was run"
+#: How the reason begins if its script could not decide.
+NO_ANSWER = "its script cannot tell"
 
 
 class State(msgspec.Struct, frozen=True):

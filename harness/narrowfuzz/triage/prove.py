@@ -11,6 +11,7 @@ from pathlib import Path
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.triage.finding import NO_ANSWER
 from narrowfuzz.triage.forms import form_of
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 
@@ -79,4 +80,4 @@ def _why_not(run: ScriptRun) -> str:
         return f"its script passes in a fresh process: {last}"
     if run.code is None:
         return last
-    return f"its script cannot tell (exit code {run.code}): {last}"
+    return f"{NO_ANSWER} (exit code {run.code}): {last}"
