@@ -28,7 +28,7 @@ from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.summary import print_summary
 from narrowfuzz.report.tally import Tally
-from narrowfuzz.triage.finding import NO_ANSWER, Finding, conditions, report
+from narrowfuzz.triage.finding import Finding, conditions, report
 from rich.console import Console
 
 TODAY = datetime.date(2026, 11, 23)
@@ -295,9 +295,9 @@ def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) ->
 
 def test_a_model_is_not_said_to_be_right_if_a_script_gave_no_answer(tmp_path: Path) -> None:
     """As where the fresh process did not find what the model imports."""
-    why = f"{NO_ANSWER} (exit code 125): ModuleNotFoundError: No module named 'mine'"
+    why = "its script cannot tell (exit code 125): ModuleNotFoundError: No module named 'mine'"
     open_, gone = Store(tmp_path / "open"), Store(tmp_path / "gone")
-    open_.add(msgspec.structs.replace(FINDING, why_suspected=why), "")
+    open_.add(msgspec.structs.replace(FINDING, why_suspected=why, answered=False), "")
     gone.add(msgspec.structs.replace(FINDING, why_suspected="its script passes"), "")
     counts = Counter({"cases": 9, "first": 3})
     said = f"the script of 1 possible problem gave no answer: {FINDING.sentence}"

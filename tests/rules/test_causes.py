@@ -1,4 +1,4 @@
-"""What explains a divergence of a compiled recompute."""
+"""What explains a divergence: of a compiled recompute, and of exchanged gradients."""
 
 from __future__ import annotations
 
@@ -35,3 +35,21 @@ def test_the_same_recompute_in_eager_explains_it() -> None:
 )
 def test_another_one_does_not(compiled: Verdict, root: Verdict) -> None:
     assert root_of(compiled, [root], BY_NAME) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "role", "of", "explained"),
+    [
+        ("R11", "grad_weight", "grad_input", True),
+        ("R11", "grad_input", "grad_weight", True),
+        ("R11", "output", "grad_input", False),
+        ("R11", "grad_weight", "output", False),
+        ("R9", "grad_weight", "grad_input", False),
+    ],
+)
+def test_where_input_and_weight_are_exchanged_so_are_their_gradients(
+    rule: str, role: str, of: str, explained: bool
+) -> None:
+    root = Verdict("O15", "eager", of, "diverged")
+    found = root_of(Verdict(rule, "eager", role, "diverged"), [root], BY_NAME)
+    assert (found == root) is explained

@@ -22,7 +22,7 @@ from narrowfuzz.report.own_functions import said_of_functions
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.tally import Tally, counted
 from narrowfuzz.trace.words import few, plural
-from narrowfuzz.triage.finding import NO_ANSWER, OUT_OF_TIME, Finding, known_words, replay_command
+from narrowfuzz.triage.finding import OUT_OF_TIME, Finding, known_words, replay_command
 
 #: The largest number of gradients that a sentence lists.
 _NAMED = 4
@@ -145,7 +145,7 @@ class Ended:
         if late := [one for one in suspected if one.why_suspected == OUT_OF_TIME]:
             problems = plural(len(late), "possible problem")
             found.append(f"it ended before {problems} could be confirmed: {late[0].sentence}")
-        if open_ones := [one for one in suspected if one.why_suspected.startswith(NO_ANSWER)]:
+        if open_ones := [one for one in suspected if not one.answered]:
             problems = plural(len(open_ones), "possible problem")
             found.append(f"the script of {problems} gave no answer: {open_ones[0].sentence}")
         stopped = counts["first stopped"]

@@ -64,7 +64,8 @@ def root_of(
         # a dequantised operand shows a wrong code or scale too, but cannot tell which it was
         symptoms = {verdict.symptom} if verdict.symptom != LEVEL_B else {root.symptom}
         same = root.rule == verdict.rule and root.symptom in symptoms
-        if root.role == verdict.role and (same or root.rule in upstream):
+        alike = root.role == verdict.role or {root.role, verdict.role} <= rule.exchanged
+        if alike and (same or root.rule in upstream):
             return root
         if root.rule == "contract" and root.arm == verdict.arm and root.status == "crashed":
             return root

@@ -74,6 +74,8 @@ class Rule:
     reruns: bool = False
     #: True: also judges runs that did not finish.
     unfinished: bool = False
+    #: Results of which each is compared with the others.
+    exchanged: frozenset[str] = frozenset()
     #: The kinds of case that it judges.
     cases: tuple[Kind, ...] = CONVERTED
 

@@ -153,9 +153,10 @@ def scaled(name: str, tensor: str) -> Rule:
     return relation(name, partial(check_scaling, tensor=tensor), _SEEN)
 
 
-def variant(name: str, upstream: frozenset[str]) -> Rule:
+def variant(name: str, upstream: frozenset[str], exchanged: frozenset[str] = frozenset()) -> Rule:
     """A relation between a linear and a rerun of it with its tensors arranged differently."""
-    return relation(name, partial(check_variants, name=name), upstream | {name}, reads=_ALL)
+    check = partial(check_variants, name=name)
+    return relation(name, check, upstream | {name}, reads=_ALL, exchanged=exchanged)
 
 
 RULES: tuple[Rule, ...] = (
@@ -224,7 +225,7 @@ RULES: tuple[Rule, ...] = (
     variant("R8", _ARRANGED),
     variant("R9", _LAID_OUT),
     bound("R10", check_summed, _LAID_OUT, _RESULTS, reruns=True),
-    variant("R11", _LAID_OUT),
+    variant("R11", _LAID_OUT, frozenset({"grad_input", "grad_weight"})),
     relation("R12", check_requantise, _SEEN, reads=_CODES, level="A"),
     seen("R13", check_monotone, _QUANTISER, ("operands",)),
     seen("R14", check_below_amax, _SEEN, _OPERANDS, reruns=True),

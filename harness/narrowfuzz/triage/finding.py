@@ -27,8 +27,6 @@ Flake = Literal["always", "per process", "flaky"]
 Came = Literal["", "NaN", "infinity", "a number", "not zero", "nothing"]
 #: The reason why a finding is only suspected if the run ended before its script was run.
 OUT_OF_TIME = "the run ended before its script was run"
-#: How the reason begins if its script could not decide.
-NO_ANSWER = "its script cannot tell"
 
 
 class State(msgspec.Struct, frozen=True):
@@ -137,6 +135,8 @@ class Finding(msgspec.Struct, kw_only=True):
     view: View | None = None
     #: Why no script shows the divergence; "" if one does.
     why_suspected: str = ""
+    #: False if its script ended without telling whether the divergence shows.
+    answered: bool = True
     #: Excess error of the worst output or gradient, as a share of its norm (see
     #: narrowfuzz.ledger.severity); infinity is text.
     effect: float | str = 0.0

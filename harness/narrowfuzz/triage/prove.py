@@ -11,7 +11,6 @@ from pathlib import Path
 from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.finding import NO_ANSWER
 from narrowfuzz.triage.forms import form_of
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 
@@ -28,6 +27,8 @@ class Proof:
     script: str
     output: str
     why: str
+    #: False if it ended without telling whether the divergence shows.
+    answered: bool = True
 
 
 def never_shown(why: str) -> bool:
@@ -48,16 +49,16 @@ def proven(
         except ValueError as error:
             tried.append(Proof(f"# no stand-alone script: {error}\n", "", str(error)))
             continue
-        tried.append(Proof(script, *_confirm(script, plant, scripts)))
+        tried.append(_confirm(script, plant, scripts))
         if not tried[-1].why:
             return tried[-1]
     # the output of a script that ran tells more than the reason why one could not be written
     return next((one for one in tried if one.output), tried[0])
 
 
-def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> tuple[str, str]:
-    """The output of the script in a fresh process, and why it does not show the divergence, "" if
-    it does. If a fault is planted, the script must not show the divergence without it."""
+def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> Proof:
+    """What the script shows in a fresh process. If a fault is planted, the script must not show the
+    divergence without it."""
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
         path = Path(folder) / "repro.py"
         path.write_text(script)
@@ -65,11 +66,11 @@ def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> 
             clean = pool.submit(scripts, path) if plant else None
             run = scripts(path, plant=plant)
             if not (run.shown or run.crashed):
-                return run.output, _why_not(run)
+                return Proof(script, run.output, _why_not(run), run.code in (GONE, None))
             if clean is not None and clean.result().code != GONE:
                 output = f"{run.output}\nwithout the fault: {clean.result().output}"
-                return output, _ANYWAY
-    return run.output, ""
+                return Proof(script, output, _ANYWAY)
+    return Proof(script, run.output, "")
 
 
 def _why_not(run: ScriptRun) -> str:
@@ -80,4 +81,4 @@ def _why_not(run: ScriptRun) -> str:
         return f"its script passes in a fresh process: {last}"
     if run.code is None:
         return last
-    return f"{NO_ANSWER} (exit code {run.code}): {last}"
+    return f"its script cannot tell (exit code {run.code}): {last}"

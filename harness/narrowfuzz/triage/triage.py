@@ -374,6 +374,7 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         effect=effect.share if math.isfinite(effect.share) else str(effect.share),
         came=effect.came,
         why_suspected=proof.why,
+        answered=proof.answered,
         # the fields of a case that was not minimised are not all conditions of the divergence
         needs=needs_of(plainest, verdict) if search else [],
         needless=needless_of(case, plainest, verdict) if search else [],
