@@ -204,6 +204,24 @@ def test_mistakes_in_a_plan_are_said_when_the_file_is_loaded(
         load_recipes([file])
 
 
+@pytest.mark.parametrize(
+    ("raises", "field"),
+    [
+        ("import no_such_library", 'package="no-such-library>=1"'),
+        ("raise OSError('no GPU')", 'unavailable=lambda backend, device: "needs a GPU"'),
+        ("assert spec.k % 128 == 0", 'refusal=lambda s, device: "k % 128" if s.k % 128 else ""'),
+    ],
+)
+def test_a_plan_may_raise_where_its_recipe_does_not_run(
+    raises: str, field: str, tmp_path: Path
+) -> None:
+    source = (FOLDER / "recipe.py").read_text()
+    source = source.replace("    scale = Fp32Scale", f"    {raises}\n    scale = Fp32Scale")
+    source = source.replace("        plan=plan,", f"        plan=plan,\n        {field},")
+    (file := tmp_path / "recipe.py").write_text(source)
+    assert "own.fp8" in load_recipes([file])
+
+
 def test_what_a_library_raises_is_its_own(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     import fp8_linear
 

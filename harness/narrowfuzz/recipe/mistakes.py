@@ -19,13 +19,17 @@ _OURS = str(Path(__file__).parents[1])
 
 def mistake_in(recipe: Recipe) -> str:
     """What is wrong with the plans of a recipe's backends, or with its tap, and where; "" if
-    nothing is."""
+    nothing is. A plan may raise for what its recipe refuses or does not run here: on a CPU, as it
+    is not known yet where it will run."""
+    from narrowfuzz.recipe.recipe import obstacles
+
     if inspect.isgeneratorfunction(recipe.tap):
         return "tap is a generator: write @contextmanager (of contextlib) above it"
     if recipe.source.needs:
         for backend in recipe.backends:
             spec = Spec(recipe=recipe.name, backend=backend, dtype=recipe.dtypes[0])
-            if wrong := _mistake_in_plan(recipe, spec):
+            wrong = _mistake_in_plan(recipe, spec)
+            if wrong and not (backend in obstacles(recipe, "cpu") or recipe.refusal(spec, "cpu")):
                 return wrong
     return ""
 
