@@ -82,6 +82,17 @@ def test_build_of_a_package_is_called_as_its_module_says(package: Path) -> None:
     assert where == f"{package}:mine_packed.models" and imported(where).build is build
 
 
+def test_a_package_that_is_a_link_is_found_by_the_links_name(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (there := package / "links").mkdir()
+    (there / "mine_linked").symlink_to(package / "mine_packed")
+    monkeypatch.syspath_prepend(str(there))
+    where = source_of("mine_linked.models:build").where
+    del sys.modules["mine_linked"]
+    assert where == f"{there}:mine_linked.models"
+
+
 def test_an_installed_package_needs_no_folder() -> None:
     assert source_of("torch.nn.functional:linear").where == "torch.nn.functional"
     assert source_of("json.tool:main").where == "json.tool"
@@ -102,6 +113,14 @@ def test_a_file_that_a_test_has_imported_is_not_executed_again(
     before = importlib.import_module("mine_imported")
     assert imported(where) is before
     del sys.modules["mine_imported"]
+
+
+def test_a_file_that_raised_raises_again(own: Own) -> None:
+    """What it defined before must not pass for the module."""
+    text = own(LAYERS + BUILD + "raise OSError('no data')", name="mine_raising.py")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="importing it raised OSError: no data"):
+            register(text)
 
 
 def test_a_function_has_the_same_name_where_a_module_has_the_files_name(own: Own) -> None:

@@ -80,7 +80,7 @@ def _searched(module: str) -> str:
     found = importlib.util.find_spec(module.partition(".")[0])
     assert found is not None
     places = [*(found.submodule_search_locations or ()), found.origin or ""]
-    folder = Path(places[0]).resolve().parent
+    folder = Path(places[0]).parent.resolve()  # of a link's own name, not of what it points to
     installed = {Path(sysconfig.get_path(kind)).resolve() for kind in _INSTALLED}
     return "" if folder in installed else str(folder)
 
