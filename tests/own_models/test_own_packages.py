@@ -11,6 +11,7 @@ from pathlib import Path
 import narrowfuzz
 import pytest
 from fresh import python
+from narrowfuzz.campaign import testing
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.models.catalog import MODELS
@@ -70,6 +71,14 @@ def test_a_script_finds_a_package_that_only_this_process_searches(
     assert found.confirmed, found.finding.why_suspected
     (script := tmp_path / "repro.py").write_text(found.script)
     python(script, cwd="/", env={"PYTHONPATH": None}, code=1)
+
+
+def test_a_command_names_the_folder_of_a_package_that_it_would_not_search(package: Path) -> None:
+    narrowfuzz.cases("mine_packed.models:build", ["torch.fp32"])
+    named = f"{package}:mine_packed.models:build"
+    assert named in testing._NAMED.values()
+    sys.path.remove(str(package))
+    assert source_of(named) == source_of("mine_packed.models:build")
 
 
 def test_build_of_a_package_is_called_as_its_module_says(package: Path) -> None:

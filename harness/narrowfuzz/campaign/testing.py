@@ -34,7 +34,7 @@ from narrowfuzz.draw.specs import specs
 from narrowfuzz.draw.strategies import batches
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.own_models import register
+from narrowfuzz.own_models import register, source_of
 from narrowfuzz.recipe.recipe import Recipe, load_recipes, runnable, select, unknown
 from narrowfuzz.report.issue import replay_of
 from narrowfuzz.report.judged import blocked_arms
@@ -71,7 +71,8 @@ def cases(
     prepare()
     named = model if isinstance(model, str) else _where(model, sys._getframe(1))
     (made, *others) = register(named)
-    _NAMED.update((one.name, named) for one in (made, *others))
+    pasted = _from_here(named)
+    _NAMED.update((one.name, pasted) for one in (made, *others))
     _FILES.update(dict.fromkeys(paths))
     wanted = recipes or (f"torch.{made.fixed['dtype']}",)
     _RECIPES.update(load_recipes(paths, wanted))
@@ -100,6 +101,14 @@ def _where(build: Callable[[], Any], caller: FrameType) -> str:
             "into a file of its own"
         )
     return f"{_of_package(build.__module__, file) or file}:{name}"
+
+
+def _from_here(model: str) -> str:
+    """The same model as a command in this folder has to name it: with the folder of its package, if
+    that is another one that only this process searches."""
+    source = source_of(model)
+    folder = source.where.rpartition(":")[0]
+    return model if folder in ("", str(Path.cwd())) else f"{source.where}:{source.build}"
 
 
 def _of_package(module: str, file: str) -> str:

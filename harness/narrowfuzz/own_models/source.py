@@ -50,8 +50,9 @@ class Source:
 
 
 def source_of(text: str) -> Source:
-    """The source named by ``FILE.py:build`` or ``package.module:build``. Raises ValueError if there
-    is no such file or module."""
+    """The source named by ``FILE.py:build`` or ``package.module:build``, or by the latter after the
+    folder of the package, ``FOLDER:package.module:build``. Raises ValueError if there is no such
+    file or module."""
     where, colon, build = text.rpartition(":")
     if not colon or not where or not build.isidentifier():
         raise ValueError(f"model {text!r}: write FILE.py:build or package.module:build")
@@ -62,8 +63,10 @@ def source_of(text: str) -> Source:
             raise ValueError(f"model {text!r}: there is no file {where}{like(where, beside)}")
         where = str(file.resolve())
     else:
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
+        folder, _, where = where.rpartition(":")
+        for place in (Path.cwd(), Path(folder).resolve()):
+            if str(place) not in sys.path:
+                sys.path.insert(0, str(place))
         try:
             found = importlib.util.find_spec(where)
         except ImportError as error:
