@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from narrowfuzz.triage.prove import _why_not
+from narrowfuzz.triage.prove import _confirm, _why_not
 from narrowfuzz.triage.script.parts import guarded
 from narrowfuzz.triage.verify import CANNOT, GONE, SHOWN, RunScript, ScriptRun, run_script
 
@@ -101,3 +101,17 @@ def test_of_an_error_of_several_lines_the_first_is_the_reason(
         assert _why_not(done).endswith("): RuntimeError: shapes do not match")
     printed = 'print("ValueError: one that was handled")\nprint("equal")\n'
     assert _why_not(ran(run, tmp_path, printed)).endswith(": equal"), "it did not raise"
+
+
+@pytest.mark.parametrize(
+    ("run", "answered"),
+    [
+        (ScriptRun(0, "equal"), True),
+        (ScriptRun(1, "differs"), True),
+        (ScriptRun(125, "No module named 'mine'"), False),
+        (ScriptRun(None, "no verdict within 180 s"), False),
+    ],
+)
+def test_a_script_that_ended_without_telling_gave_no_answer(run: ScriptRun, answered: bool) -> None:
+    """A check that has one exits with 4, not with 0."""
+    assert _confirm("", None, lambda path, **_: run).answered is answered

@@ -135,7 +135,7 @@ class Finding(msgspec.Struct, kw_only=True):
     view: View | None = None
     #: Why no script shows the divergence; "" if one does.
     why_suspected: str = ""
-    #: False if its script ended without telling whether the divergence shows.
+    #: False if its script did not tell whether the divergence shows, or could not be written.
     answered: bool = True
     #: Excess error of the worst output or gradient, as a share of its norm (see
     #: narrowfuzz.ledger.severity); infinity is text.

@@ -27,7 +27,7 @@ class Proof:
     script: str
     output: str
     why: str
-    #: False if it ended without telling whether the divergence shows.
+    #: False if it ended without telling whether the divergence shows, or could not be written.
     answered: bool = True
 
 
@@ -47,7 +47,8 @@ def proven(
         try:
             script = write()
         except ValueError as error:
-            tried.append(Proof(f"# no stand-alone script: {error}\n", "", str(error)))
+            none = f"# no stand-alone script: {error}\n"
+            tried.append(Proof(none, "", str(error), answered=False))
             continue
         tried.append(_confirm(script, plant, scripts))
         if not tried[-1].why:
@@ -66,7 +67,7 @@ def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> 
             clean = pool.submit(scripts, path) if plant else None
             run = scripts(path, plant=plant)
             if not (run.shown or run.crashed):
-                return Proof(script, run.output, _why_not(run), run.code in (GONE, None))
+                return Proof(script, run.output, _why_not(run), run.code == GONE)
             if clean is not None and clean.result().code != GONE:
                 output = f"{run.output}\nwithout the fault: {clean.result().output}"
                 return Proof(script, output, _ANYWAY)
