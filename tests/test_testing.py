@@ -89,6 +89,7 @@ def test_what_is_no_case_is_not_checked() -> None:
         narrowfuzz.check(build_here)  # type: ignore[arg-type]
 
 
+@pytest.mark.heavy
 def test_a_test_whose_cases_all_stop_does_not_pass(tmp_path: Path) -> None:
     (file := tmp_path / "narrow.py").write_text(
         HEAD + "def build(): return nn.Sequential(nn.Linear(40, 40)), torch.ones(24, 40)\n"

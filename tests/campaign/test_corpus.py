@@ -195,6 +195,7 @@ def run_with(plants: Path, out: Path, *more: object, code: int) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_case_of_the_corpus_finds_what_is_hardly_ever_drawn(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"

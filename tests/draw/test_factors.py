@@ -34,7 +34,7 @@ def told() -> dict[str, Row]:
     return {factor: row for (_, factor), row in rows_of(name).items()}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("factor", "kinds"),
     [("checkpoint", Checkpoint), ("compile", Compile), ("model", Literal[COMPOSED])],

@@ -36,7 +36,7 @@ from test_own_models import (
 __all__ = ["own"]  # a fixture
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("vocabulary", "heads", "width"), [(512, 2, 160), (32000, 2, 24), (262144, 1, 10)]
 )

@@ -139,7 +139,7 @@ def test_every_state_fault_has_its_rules() -> None:
     assert set(FOUND_BY) == set(state_faults())
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize("id", FOUND_BY)
 def test_a_fault_is_found_and_then_gone(id: str) -> None:
     before, _ = host(), cases()
