@@ -35,13 +35,18 @@ def _other_format(dtype: Any, recipe: Any, fprop_tensor: bool = True) -> Any:
     return dtype(recipe, True)
 
 
-def _scale_inverse_of_the_last(quantize: Any, quantizer: Any, tensor: Any) -> Any:
-    """A tensor gets the 1/scale of the previous tensor of its quantizer."""
-    out = quantize(quantizer, tensor)
-    own = out._scale_inv.clone()
-    out._scale_inv = quantizer.__dict__.get("last_scale_inv", own)
-    quantizer.last_scale_inv = own
-    return out
+def _of_the_last(attribute: str) -> Callable[..., Any]:
+    """A tensor gets this part of the previous tensor of its quantizer."""
+
+    def quantize(original: Any, quantizer: Any, tensor: Any) -> Any:
+        out = original(quantizer, tensor)
+        value = getattr(out, attribute)
+        own = None if value is None else value.clone()
+        setattr(out, attribute, quantizer.__dict__.get("last_part", own))
+        quantizer.last_part = own
+        return out
+
+    return quantize
 
 
 def _byte_up(quantize: Any, quantizer: Any, tensor: Any) -> Any:
@@ -103,15 +108,6 @@ def _first_scale_doubled(quantize: Any, quantizer: Any, tensor: Any) -> Any:
     return out
 
 
-def _largest_of_the_last(quantize: Any, quantizer: Any, tensor: Any) -> Any:
-    """A tensor gets the largest magnitude of the previous tensor of its quantizer."""
-    out = quantize(quantizer, tensor)
-    own = None if out._amax_rowwise is None else out._amax_rowwise.clone()
-    out._amax_rowwise = quantizer.__dict__.get("last_amax", own)
-    quantizer.last_amax = own
-    return out
-
-
 def _largest_of_the_rows(quantize: Any, quantizer: Any, tensor: Any) -> Any:
     """The transformed copy gets the largest magnitude of what was not transformed."""
     out = quantize(quantizer, tensor)
@@ -155,7 +151,7 @@ PLANTS = [
     _fault("te-current-epsilon", "scale", "a lower bound on maxima that the recipe does not have",
            _RECIPE, _CURRENT, _with("amax_epsilon", 2.0**-8), "te.current"),
     _fault("te-current-scale-of-last", "scale", "a tensor carries 1/scale of the one before it",
-           f"{_TE}/pull/1083", _CURRENT, _scale_inverse_of_the_last, "te.current"),
+           f"{_TE}/pull/1083", _CURRENT, _of_the_last("_scale_inv"), "te.current"),
     _fault("te-gradient-format", "format", "gradients are quantised in the forward's format",
            _RECIPE, "quantization:get_fp8_te_dtype", _other_format, "te.delayed", "te.current"),
     _fault("te-mx-square-blocks", "scale", "a scale is shared by a square of 32 x 32",
@@ -191,7 +187,7 @@ PLANTS = [
     _fault("te-fp4-lines-of-weights", "scale", "a weight's scales are for lines, not for squares",
            _RECIPE, _FP4, _with("with_2d_quantization", False), "te.nvfp4"),
     _fault("te-fp4-amax-of-last", "scale", "a tensor carries the amax of the one before it",
-           f"{_TE}/pull/1083", _FP4, _largest_of_the_last, "te.nvfp4"),
+           f"{_TE}/pull/1083", _FP4, _of_the_last("_amax_rowwise"), "te.nvfp4"),
     _fault("te-fp4-amax-untransformed", "scale", "transformed codes carry the amax of others",
            _RECIPE, _FP4, _largest_of_the_rows, "te.nvfp4"),
     _fault("te-fp4-untransformed", "layout", "nothing is transformed for the weight gradient",
