@@ -25,12 +25,16 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 #: Placements without a state of a rank's own, which the mask of a vocabulary's shards has.
 _STATELESS = {Partial, Replicate, Shard, _StridedShard}
+_OF_TORCH = {torch.dtype, torch.device, torch.layout, torch.memory_format}
 #: Arguments beside tensors that are the same if their type and value are.
-_PLAIN = {bool, int, float, str, type(None)}
-_PLAIN |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
+_PLAIN = {bool, int, float, str, type(None), *_OF_TORCH}
 #: What torch's answer consists of; a torch whose answer has more is left alone.
-_ANSWER = {"output_spec", "redistribute_schema", "needs_redistribute"}
-_ANSWER |= {"use_val_from_redistribute_schema"}
+_ANSWER = {
+    "output_spec",
+    "redistribute_schema",
+    "needs_redistribute",
+    "use_val_from_redistribute_schema",
+}
 
 
 class _OfOneRankError(Exception):

@@ -49,13 +49,17 @@ def _of_the_last(attribute: str) -> Callable[..., Any]:
     return quantize
 
 
-def _byte_up(quantize: Any, quantizer: Any, tensor: Any) -> Any:
-    """The first block's E8M0 byte is one too large."""
-    out = quantize(quantizer, tensor)
-    scales = out._rowwise_scale_inv
-    if scales is not None and scales[0, 0] < 254:
-        scales[0, 0] += 1
-    return out
+def _first_scale_up(largest: int) -> Callable[..., Any]:
+    """The first block's scale is one code too large, if that is below the ``largest``."""
+
+    def quantize(original: Any, quantizer: Any, tensor: Any) -> Any:
+        out = original(quantizer, tensor)
+        scales = out._rowwise_scale_inv
+        if scales is not None and scales[0, 0] < largest:
+            scales[0, 0] += 1
+        return out
+
+    return quantize
 
 
 def _first_code(quantize: Any, quantizer: Any, tensor: Any) -> Any:
@@ -116,15 +120,6 @@ def _largest_of_the_rows(quantize: Any, quantizer: Any, tensor: Any) -> Any:
     return out
 
 
-def _block_scale_up(quantize: Any, quantizer: Any, tensor: Any) -> Any:
-    """The E4M3 scale of the first block is one code too large."""
-    out = quantize(quantizer, tensor)
-    scales = out._rowwise_scale_inv
-    if scales is not None and scales[0, 0] < 0x7E:
-        scales[0, 0] += 1
-    return out
-
-
 _TE = "https://github.com/NVIDIA/TransformerEngine"
 _RECIPE = f"{_TE}/blob/main/transformer_engine/common/recipe/__init__.py"
 _CURRENT = "tensor.float8_tensor:Float8CurrentScalingQuantizer.quantize_impl"
@@ -157,7 +152,8 @@ PLANTS = [
     _fault("te-mx-square-blocks", "scale", "a scale is shared by a square of 32 x 32",
            _RECIPE, _MX, _with("with_2d_quantization", True), "te.mxfp8"),
     _fault("te-mx-byte-up", "scale", "one block's E8M0 byte is one too large",
-           "https://github.com/vllm-project/vllm/pull/43557", _MX, _byte_up, "te.mxfp8"),
+           "https://github.com/vllm-project/vllm/pull/43557", _MX, _first_scale_up(254),
+           "te.mxfp8"),
     _fault("te-mx-one-code", "rounding mode", "one element of one block is one code off",
            "https://github.com/tenstorrent/tt-metal/issues/51971", _MX, _first_code, "te.mxfp8"),
     _fault("te-mx-column-copy-of-rows", "layout", "the column-wise copy has row-wise scales",
@@ -183,7 +179,8 @@ PLANTS = [
     _fault("te-fp4-one-code", "rounding mode", "one element of one block is one code off",
            "https://github.com/tenstorrent/tt-metal/issues/51971", _FP4, _first_code, "te.nvfp4"),
     _fault("te-fp4-scale-up", "scale", "one block's E4M3 scale is one code too large",
-           "https://github.com/vllm-project/vllm/pull/43557", _FP4, _block_scale_up, "te.nvfp4"),
+           "https://github.com/vllm-project/vllm/pull/43557", _FP4, _first_scale_up(0x7E),
+           "te.nvfp4"),
     _fault("te-fp4-lines-of-weights", "scale", "a weight's scales are for lines, not for squares",
            _RECIPE, _FP4, _with("with_2d_quantization", False), "te.nvfp4"),
     _fault("te-fp4-amax-of-last", "scale", "a tensor carries the amax of the one before it",
