@@ -237,14 +237,17 @@ def test_a_case_pasted_instead_of_its_file_is_refused(refused: Refused) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "run --model"])
-def test_a_users_model_on_ranks_is_refused(refused: Refused, command: str, tmp_path: Path) -> None:
+def test_a_users_model_that_ranks_cannot_train_is_refused(
+    refused: Refused, command: str, tmp_path: Path
+) -> None:
     """It was a run of no case, that ended with 0."""
     (file := tmp_path / "alone.py").write_text(
         "import torch\nfrom torch import nn\n"
-        "def build(): return nn.Sequential(nn.Linear(8, 8)), torch.ones(4, 8)\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.ones(4, 8)\n"
     )
     said = refused(*command.split(), f"{file}:build", "--recipe", "torch.fp32", "--arm", "sharded*")
-    assert said.endswith("a model of your own runs in one process, not on ranks")
+    assert said.endswith("it draws random numbers, and each rank draws others")
 
 
 def test_an_arm_that_none_of_the_models_can_run_on_is_refused(refused: Refused) -> None:

@@ -39,6 +39,7 @@ from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.layout import layout_of
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import Model
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.experts import rolled_inputs, split_by_rank
@@ -110,11 +111,10 @@ def run_sharded(
     rank."""
     if not arm.processes:
         return _play(on_ranks, spec, recipe, tensors, arm, device)
-    results, where = in_processes(
-        spec.sharding.ranks,
-        partial(_play, spec=spec, recipe=recipe, tensors=tensors, arm=arm, device=device),
-        device,
-    )
+    part = partial(_play, spec=spec, recipe=recipe, tensors=tensors, arm=arm, device=device)
+    if MODELS[spec.model].own:
+        part = partial(_play_own, MODELS[spec.model], part)
+    results, where = in_processes(spec.sharding.ranks, part, device)
     phase: ErrorPhase = "forward"
     for trace in results.values():
         if trace.error is not None:
@@ -125,6 +125,12 @@ def run_sharded(
         return results[0]
     here = f"{__name__}.run_sharded"
     return Trace(arm.name, error=RunError(phase, Disagree.__name__, where, here))
+
+
+def _play_own(model: Model, part: Callable[..., Trace], on: Callable[..., list[Any]]) -> Trace:
+    """``part`` of a user's own model, which only the process that was given it has registered."""
+    MODELS[model.name] = model
+    return part(on)
 
 
 def _play(

@@ -227,11 +227,13 @@ class Campaign:
 
 
 def _linears_judged(share: Judged) -> Iterator[dict[str, Any]]:
-    """For a user's model, on each recipe and arm: the linears that rules checked one by one, and
-    how many linears there are."""
+    """For a user's model, on each recipe and arm of one process: the linears that rules checked one
+    by one, and how many linears there are."""
     for recipe, arm, name in sorted(share.met):
         model = MODELS.get(name)
-        if model is not None and model.own:
+        if (
+            model is not None and model.own and not BY_NAME[arm].sharded
+        ):  # ranks are judged as a whole
             seen = share.layers[recipe, arm, name]
             one_by_one = [layer for layer in model.linears if layer in seen]
             yield {

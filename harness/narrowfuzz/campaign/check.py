@@ -9,15 +9,18 @@ from typing import Any, get_args
 
 import msgspec
 
-from narrowfuzz.arms.available import only_ranks, select_arms
+from narrowfuzz.arms.available import only_ranks, select_arms, unavailable
 from narrowfuzz.campaign.campaign import consoles
 from narrowfuzz.campaign.check_head import VALUES, Configuration, head
 from narrowfuzz.campaign.config import MINUTES
 from narrowfuzz.campaign.pace import LARGE, said_of_pace, seconds_of_cases
-from narrowfuzz.campaign.run_options import IN_ONE_PROCESS, RunOptions
-from narrowfuzz.case.arm import Arm, Compile
+from narrowfuzz.campaign.run_options import RunOptions
+from narrowfuzz.case.arm import SHARDED, Arm, Compile
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.ladder import climb
+from narrowfuzz.case.layout import MESH, fitting
+from narrowfuzz.case.layout.mesh import why_alone
+from narrowfuzz.case.sharding import Sharding
 from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.specs import fixed
@@ -61,18 +64,21 @@ def check_command(
         plain = _unfiltered(options, one.recipes, device)
         pace = seconds_of_cases(asked_of, one.model.multiplications, plain, device)
         asked_of.sort(key=pace.__getitem__)
-    first = (*_first(asked_of), *_other_sizes(one.others, one.recipes))
-    climbed = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
     chosen = select_arms(options.arms)
+    on_ranks = not pace or only_ranks(options.arms)  # slow models only if that is asked for
+    ranks = [case for case in _on_ranks(one, device) if on_ranks and _ranks_of(case) & {*chosen}]
+    first = (*_first(asked_of), *_other_sizes(one.others, one.recipes), *ranks)
+    climbed = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
     arms = tuple(name for name in climbed if name in chosen)
     if not arms:
-        more = IN_ONE_PROCESS if only_ranks(options.arms) else "--compile and --checkpoint say more"
         raise ValueError(
-            f"--arm {' '.join(options.arms)}: this configuration runs {', '.join(climbed)}; {more}"
+            f"--arm {' '.join(options.arms)}: this configuration runs {', '.join(climbed)}; "
+            "--compile and --checkpoint say more" + _not_on_ranks(one, device)
         )
     meant = dict.fromkeys(arm.name for spec in asked_of for arm in _meant(climb(spec)))
+    meant |= dict.fromkeys(arm.name for case in ranks for arm in climb(case.spec))
     _, around = consoles(options)
-    around.print(head(one, len(first), asked_of), markup=False)
+    around.print(head(one, len(first), asked_of, len(ranks)), markup=False)
     if pace:
         minutes = None if options.cases else options.minutes or MINUTES
         around.print(said_of_pace(pace, len(first), minutes), markup=False)
@@ -200,6 +206,36 @@ def _first(specs: Sequence[Spec]) -> Iterator[Case]:
         yield from (Case(spec=spec, data=DataSpec(values=v, seed=1)) for v in VALUES[1:])
         for change in around:
             yield Case(spec=msgspec.structs.replace(eager, **change), data=DataSpec(seed=2))
+
+
+def _on_ranks(one: Configuration, device: str) -> Iterator[Case]:
+    """For each recipe two uncompiled cases on two ranks, a batch on each: FSDP with two steps, and
+    DDP. None where ranks cannot train the model."""
+    if unavailable(SHARDED, device) or not MESH.takes(one.model.name):
+        return
+    ddp = Sharding(data=2, replicas=2, ddp="static" if one.model.unreached else "plain")
+    fsdp = Sharding(data=2, units="each")
+    layouts: dict[Sharding, dict[str, Any]] = {fsdp: {"steps": 2, "optimizer": "adamw"}, ddp: {}}
+    for recipe in one.recipes:
+        spec = _specs(one.model, [recipe], "none", one.checkpoint)[0]
+        for sharding, change in layouts.items():
+            laid = msgspec.structs.replace(spec, sharding=sharding, grad_mode="train", **change)
+            if not [*MESH.objections(laid, recipe.shards)]:
+                yield Case(spec=fitting(laid), data=DataSpec(seed=4))
+
+
+def _ranks_of(case: Case) -> set[str]:
+    """The names of its arms on ranks."""
+    return {arm.name for arm in climb(case.spec) if arm.sharded}
+
+
+def _not_on_ranks(one: Configuration, device: str) -> str:
+    """End of a sentence: why arms on ranks do not run the model, if that was asked for."""
+    if not only_ranks(one.options.arms):
+        return ""
+    unable = [r.name for r in one.recipes if not r.shards]
+    lacking = f"{', '.join(unable)} is not laid out over ranks" if unable else ""
+    return f"; on ranks none, as {why_alone(one.model) or unavailable(SHARDED, device) or lacking}"
 
 
 def _other_sizes(models: Sequence[Model], recipes: Sequence[Recipe]) -> Iterator[Case]:

@@ -73,9 +73,10 @@ class Configuration:
         }
 
 
-def head(one: Configuration, first: int, specs: Sequence[Spec]) -> str:
+def head(one: Configuration, first: int, specs: Sequence[Spec], ranks: int = 0) -> str:
     """The text at the beginning: what is checked, for how long, whether compiling fits into that
-    time, and notes about the model."""
+    time, and notes about the model. ``first``: the number of its first cases, ``ranks`` of which
+    run on ranks."""
     options, model, wanted = one.options, one.model, one.wanted
     minutes = options.minutes or MINUTES
     length = f"{minutes:g} minute{'s' * (minutes != 1)}"
@@ -84,6 +85,7 @@ def head(one: Configuration, first: int, specs: Sequence[Spec]) -> str:
     of = f"{chosen} of " if chosen < len(model.linears) else ""
     sizes = f" and {len(one.others)} other sizes" if one.others else ""
     linears = f"{of}{plural(len(model.linears), 'linear')}{sizes}"
+    on_ranks = " and on two ranks" if ranks else ""
     lines = []
     if not options.recipes:
         lines.append(
@@ -93,8 +95,8 @@ def head(one: Configuration, first: int, specs: Sequence[Spec]) -> str:
     lines += [
         f"{model.title}: {linears}; {', '.join(wanted)}, --compile {one.compile}, --checkpoint "
         f"{one.checkpoint}",
-        f"first {plural(first, 'case')} of this configuration and near it, on {len(VALUES)} kinds "
-        f"of data; then random ones around it, on all {len(WILD)} kinds, for "
+        f"first {plural(first, 'case')} of this configuration and near it, on {len(VALUES)} "
+        f"kinds of data{on_ranks}; then random ones around it, on all {len(WILD)} kinds, for "
         f"{then} in all",
     ]
     if one.compile != "none":

@@ -28,6 +28,7 @@ from narrowfuzz.campaign.time_spent import TimeSpent
 from narrowfuzz.case.arm import SHARDED_PROCESSES, Compile
 from narrowfuzz.case.kind import ON_RANKS, kind_of
 from narrowfuzz.case.ladder import BY_NAME
+from narrowfuzz.case.layout import MESH
 from narrowfuzz.case.spec import Case, ModelName, Spec, compile_key, load_case
 from narrowfuzz.draw.coverage import Pair, layout_pairs, pairs
 from narrowfuzz.draw.library_specs import ALWAYS, RARELY
@@ -140,7 +141,8 @@ class Generator:
             self.ranks = ALWAYS
         #: Recipes and models that run on ranks.
         self.shardable = [recipe for recipe in recipes if recipe.shards and ranks]
-        self.shared = tuple(filter(config.asks, SHARDABLE))
+        own = (m for m in self.models if MODELS[m].own and MESH.takes(m))
+        self.shared = (*filter(config.asks, SHARDABLE), *own)
         #: True if the number of cases is given: then neither the clock nor this machine's results
         #: steer the draws, and there are too few cases for factors to stay constant.
         self.counted = bool(config.cases)

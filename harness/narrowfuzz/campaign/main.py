@@ -17,7 +17,8 @@ from narrowfuzz.arms.available import none_runs, only_ranks, select_arms
 from narrowfuzz.campaign.campaign import Campaign
 from narrowfuzz.campaign.config import MINUTES, Config
 from narrowfuzz.campaign.corpus import Corpus, keep, load, playable, shipped
-from narrowfuzz.campaign.run_options import IN_ONE_PROCESS, RunOptions
+from narrowfuzz.campaign.run_options import RunOptions
+from narrowfuzz.case.layout.mesh import why_alone
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.ledger.exits import (
@@ -257,8 +258,9 @@ def _check_ways(
     """Raises ValueError if none of the named models can run on any of the named arms."""
     if not (arms and models) or judged({}, recipes, select_arms(arms), models, device).never:
         return
-    if only_ranks(arms) and all(MODELS[name].own for name in models):
-        raise ValueError(f"--arm {' '.join(arms)}: {IN_ONE_PROCESS}")
+    own = [MODELS[name] for name in models if MODELS[name].own]
+    if only_ranks(arms) and len(own) == len(models) and (why := why_alone(own[0])):
+        raise ValueError(f"--arm {' '.join(arms)}: no ranks can train {own[0].title}, as {why}")
     raise ValueError(
         f"--arm {' '.join(arms)}: {', '.join(recipes)} cannot run {few(models, 3)} that way; leave "
         "--arm out, or name others"

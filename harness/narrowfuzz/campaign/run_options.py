@@ -11,9 +11,6 @@ from narrowfuzz.case.spec import Case
 from narrowfuzz.ledger.facts import Fact
 from narrowfuzz.trace.words import options
 
-#: Why no arm on ranks runs a user's model.
-IN_ONE_PROCESS = "a model of your own runs in one process, not on ranks"
-
 
 @dataclass(frozen=True)
 class RunOptions:

@@ -160,7 +160,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     k: Dim = 32
     n: Dim = 32
     #: 0: the input is [m, k]. Otherwise [batch, m, k].
-    batch: Annotated[int, Meta(ge=0, le=64)] = 0
+    batch: Annotated[int, Meta(ge=0, le=256)] = 0
     bias: bool = False
     dtype: Dtype = "bf16"
     input_layout: InputLayout = "contiguous"

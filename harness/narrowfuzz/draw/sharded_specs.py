@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from narrowfuzz.case.layout import LAYOUTS, MESH, MOST_RANKS, Layout, fitting, layouts
 from narrowfuzz.case.layout.layout import SCHEDULES, up
+from narrowfuzz.case.layout.mesh import why_not_fsdp
 from narrowfuzz.case.sharding import Sharding, Shards
 from narrowfuzz.case.spec import LOW_BIT, ModelName, Spec
 from narrowfuzz.draw.choices import sampled
@@ -82,9 +83,10 @@ def sharded_specs(
     steps, microbatches = draw(sampled(*schedules))
     if steps > 1:
         sharding = draw(_resumed(spec, recipe, sharding, most))
-    compiled = draw(sampled(*compiles))
+    compiled, own = draw(sampled(*compiles)), MODELS[spec.model].own
+    clippings = ["none"] * 3 + [*MESH.clips] * (not own)
     # low-bit states cannot be copied (the known issue low-bit-state-cannot-be-copied)
-    low_bit = steps > 1 and not (compiled or sharding.resumes or recipe.models_of)
+    low_bit = steps > 1 and not (compiled or sharding.resumes or recipe.models_of or own)
     narrow = [name for name in LOW_BIT if not (sharding.replicas and name.endswith("_rounded"))]
     optimizer = draw(sampled(*_OPTIMIZERS, *(narrow if low_bit else ())))
     if optimizer in LOW_BIT:  # with fewer elements on a rank, torchao stores plain moments
@@ -94,7 +96,7 @@ def sharded_specs(
             spec,
             sharding=sharding,
             loss_scaling=draw(scaled(spec.dtype, often=3)) if steps > 1 else "none",
-            clipping=draw(sampled(*["none"] * 3, *MESH.clips)) if steps > 1 else "none",
+            clipping=draw(sampled(*clippings)) if steps > 1 else "none",
             steps=steps,
             microbatches=microbatches,
             grad_mode="train",
@@ -110,7 +112,10 @@ def _meshed(
 ) -> Spec:
     """A Spec whose sharding has numbers of data- and tensor-parallel ranks, and nothing else."""
     fit = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
-    data, tensor = draw(sampled(*(lay for lay in fit if _shards(recipe, *lay))))
+    # users' own models are laid out by data parallelism alone
+    none_else = bool(models) and all(MODELS[model].own for model in models)
+    fit = (lay for lay in fit if _shards(recipe, *lay) and not (none_else and lay[1]))
+    data, tensor = draw(sampled(*fit))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
     meshed = filter(MESH.takes, models)
     these = tuple(m for m in meshed if recipe.takes(m) and _laid(m, data, tensor))
@@ -119,6 +124,8 @@ def _meshed(
     spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
     if spec.dtype == "fp16":  # FSDP divides fp16 gradients before it adds them
         spec = msgspec.structs.replace(spec, dtype="bf16")
+    if spec.reentrant and MODELS[spec.model].own:
+        spec = msgspec.structs.replace(spec, checkpoint="full")
     if not _laid(spec.model, data, tensor):
         spec = msgspec.structs.replace(spec, model="linear")
     return msgspec.structs.replace(spec, sharding=Sharding(data=data, tensor=tensor))
@@ -137,16 +144,18 @@ def _options(
 ) -> Sharding:
     """The Spec's sharding with drawn options of FSDP or DDP, tensor and expert parallelism."""
     data, tensor = spec.sharding.data, spec.sharding.tensor
-    replicated = data and not (tensor or MODELS[spec.model].package)
-    if replicated and draw(sampled(*[False] * 4, True)):
+    model = MODELS[spec.model]
+    replicated = data and not (tensor or model.package)
+    if replicated and draw(sampled(*[False] * (0 if why_not_fsdp(model) else 4), True)):
+        searches = ["unused"] * (not spec.reentrant)
         return Sharding(
             data=data,
             replicas=data,
-            ddp=draw(sampled("plain", "views", "static", *["unused"] * (not spec.reentrant))),
+            ddp=draw(sampled(*["plain", "views"] * (not model.unreached), "static", *searches)),
             units=draw(sampled("whole", "each")),
             processes=processes or draw(sampled(*[False] * 9, True)),
         )
-    codes = "codes" in recipe.shards
+    codes = "codes" in recipe.shards and not model.gradients.elsewhere
     sequence = bool(tensor) and draw(sampled(False, True))
     narrow = codes and bool(tensor) and draw(sampled(False, True))
     replicas = draw(sampled(0, 0, 0, 2)) if data in (2, 4) and not tensor else 0
@@ -156,6 +165,7 @@ def _options(
     parted = (1, *sharing) if tensor and MODELS[spec.model].experts else ()
     averages = not data or draw(sampled(True, True, False))
     single = tensor and spec.model == "linear"
+    parted_units = ["each"] * bool(model.units or not model.own)
     return Sharding(
         data=data,
         replicas=replicas,
@@ -166,7 +176,7 @@ def _options(
         narrow_styles=narrow,
         local_output=not tensor or draw(sampled(True, True, False)),
         gathers=draw(sampled("values", "codes", "precomputed")) if data and codes else "values",
-        units=draw(sampled("whole", "each")) if data else "whole",
+        units=draw(sampled("whole", *parted_units)) if data else "whole",
         reduces_fp32=bool(data) and draw(sampled(False, True)),
         averages=averages,
         forces_sums=bool(data) and averages and draw(sampled(False, False, False, True)),
@@ -235,6 +245,8 @@ def _shards(recipe: Recipe, data: int, tensor: int) -> bool:
 
 def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str, ...]:
     """The values of ``Sharding.resumes`` that are possible with this sharding."""
+    if MODELS[model].own:  # with a batch for each rank, there are always as many
+        return () if MODELS[model].unreached else ("same", "early")
     able = MODELS[model].shared and not MODELS[model].prescribed_sharding
     both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
     fewer = ("fewer",) if sharding.data > 1 and not (sharding.experts and sharding.tensor) else ()

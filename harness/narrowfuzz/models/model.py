@@ -137,6 +137,10 @@ class Model:
     #: A block of a user's own model that computes something else when it is called again; if there
     #: is one, checkpoints wrap the whole model and no blocks.
     unrepeatable: str = ""
+    #: Blocks of a user's own model that FSDP can gather by themselves, because their parameters are
+    #: used nowhere else; and its parameters without dimensions.
+    units: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
     #: Buffers that each forward changes: counters, running statistics.
     changing: tuple[str, ...] = ()
     #: Those of them that a state_dict holds: results at the end of a training.

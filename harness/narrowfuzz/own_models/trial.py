@@ -41,6 +41,7 @@ from narrowfuzz.own_models.changing import (
 )
 from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
+from narrowfuzz.own_models.ranks import scalars_of, units_of
 from narrowfuzz.own_models.source import Source, raised
 from narrowfuzz.own_models.uses import ParameterUses, changed_by_older_hooks
 from narrowfuzz.play.dtypes import DTYPES
@@ -101,13 +102,15 @@ def tried(source: Source) -> Model:
         source.name,
         source.title,
         "OwnModel",
-        lambda spec: (*where, spec.tokens, spec.width, dims, *place),
+        lambda spec: (*where, spec.tokens // spec.sharding.groups, spec.width, dims, *place),
         "block",
         wide=not ids,
         takes_ids=ids,
         random=any("torch" in answer.moved for answer in answers),
         attends=True,
         regions=regions,
+        units=units_of(own, blocks, lambda: called(example.clone())),
+        scalars=scalars_of(own),
         fixed=fixed,
         own=True,
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),

@@ -101,12 +101,12 @@ class ParameterUses(TorchFunctionMode):
             ends = linear.register_forward_hook(self._ends, always_call=True)
             self._hooks.callback(begins.remove)
             self._hooks.callback(ends.remove)
-        applied = vars(Function)["apply"].__func__
+        applied = vars(Function)["apply"]  # of Python or, from torch 2.15 on, of C++
 
         def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
             self._inside += 1
             try:
-                return applied(function, *args, **kwargs)
+                return applied.__get__(None, function)(*args, **kwargs)
             finally:
                 self._inside -= 1
 

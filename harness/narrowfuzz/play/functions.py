@@ -130,7 +130,7 @@ def functions_seen(model: nn.Module, calls: list[FunctionCall]) -> Iterator[None
     def applied(function: Any, *args: Any, **kwargs: Any) -> Any:
         if is_own(function) and function not in functions:
             record(function, args, kwargs)
-        return of_all.__func__(function, *args, **kwargs)
+        return of_all.__get__(None, function)(*args, **kwargs)
 
     with contextlib.ExitStack() as stack:
         for name, module in model.named_modules():

@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Mapping
 from functools import cache
@@ -18,8 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+
+#: Held while a model is built: ranks that are threads share torch's generator.
+_seeded = threading.Lock()
 
 
 class OwnModel(nn.Module):
@@ -43,9 +48,11 @@ class OwnModel(nn.Module):
     ) -> None:
         super().__init__()
         self.rows, self.width, self.driven, self.cut = rows, width, driven, cut
-        torch.manual_seed(0)
-        with torch.device("cpu"):  # ``build`` may read parameters
+        with _seeded, torch.device("cpu"):  # ``build`` may read parameters
+            torch.manual_seed(0)
             self.model, self.given = built(where, build, dims)
+        if dist.is_initialized():  # ranks with a model seed that generator: they wait for others
+            dist.all_reduce(torch.zeros(1, dtype=torch.int32))
         linears = (m for m in self.model.modules() if isinstance(m, nn.Linear))
         self.dtype = next((linear.weight.dtype for linear in linears), torch.float32)
         self.modes = {module: module.training for module in self.model.modules()}

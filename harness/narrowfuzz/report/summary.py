@@ -136,6 +136,9 @@ def _print_layers(console: Console, share: Judged) -> None:
         every = own[name]
         seen = [layer for layer in every if layer in share.layers[recipe, arm, name]]
         how = f"  {in_short(recipe)}, {ARMS[arm].words}:"
+        if ARMS[arm].sharded:
+            console.print(escape(f"{how} compared with one process, a batch for each rank"))
+            continue
         line = f"{how} {len(seen)} of {plural(len(every), 'linear')} checked one by one"
         rest: defaultdict[str, list[str]] = defaultdict(list)
         for layer in every:

@@ -13,6 +13,7 @@ from narrowfuzz.case.layout.layout import Layout, up
 from narrowfuzz.case.sharding import UNSHARDED, Sharding
 from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.models.model import Model
 from narrowfuzz.play.job import Mesh
 
 #: (data-parallel, tensor-parallel) ranks that a case is tried with when it is made simpler.
@@ -21,7 +22,22 @@ _RANKS = ((1, 0), (0, 1), (2, 0), (0, 2), (2, 2))
 
 def _takes(model: ModelName) -> bool:
     row = MODELS[model]
-    return not (row.random or row.own or row.kind == "operator")
+    return not why_alone(row) if row.own else not (row.random or row.kind == "operator")
+
+
+def why_alone(model: Model) -> str:
+    """Why ranks cannot train a user's own model, as the end of a sentence; "" if they can."""
+    if model.random:
+        return "it draws random numbers, and each rank draws others"
+    if model.remembers or model.changing_parameters:
+        return "what it computes depends on the forwards before, which are each rank's own"
+    if model.fixed.get("dtype") == "fp16":
+        return "its parameters are fp16, whose gradients FSDP divides before it adds them"
+    if model.gradients.dtypes:
+        name, dtype = next(iter(model.gradients.dtypes.items()))
+        other = dtype or "of another dtype"
+        return f"its parameters have several dtypes: {name} is {other}"
+    return ""
 
 
 def _fit(spec: Spec) -> Spec:
@@ -38,6 +54,8 @@ def _fit(spec: Spec) -> Spec:
         # only groups of NCCL can reduce with a factor; others only add
         sums = sharding.forces_sums or any(_divided(lay) for lay in (sharding, sharding.resumed))
         sharding = msgspec.structs.replace(sharding, forces_sums=sums)
+    if MODELS[spec.model].own:
+        return msgspec.structs.replace(spec, sharding=sharding, **_own_batches(spec))
     layouts = sharding, sharding.resumed
     data = math.lcm(*(max(layout.data, 1) for layout in layouts))
     tensor = math.lcm(*(max(layout.tensor, 1) for layout in layouts))
@@ -52,6 +70,13 @@ def _fit(spec: Spec) -> Spec:
         for name in ("k", "n"):
             sizes[name] = up(getattr(spec, name), tensor)
     return msgspec.structs.replace(spec, sharding=sharding, **sizes)
+
+
+def _own_batches(spec: Spec) -> dict[str, int]:
+    """The rows of a user's own model: for each data-parallel rank a batch like its example."""
+    given = MODELS[spec.model].fixed
+    size = "batch" if given["batch"] else "m"
+    return {"batch": given["batch"], "m": given["m"], size: given[size] * spec.sharding.groups}
 
 
 def _divided(sharding: Sharding) -> bool:
@@ -75,6 +100,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     narrow = sharding.gathers != "values" or sharding.narrow_styles
     if narrow and "codes" not in shards:
         yield f"{spec.recipe} communicates no codes: leave gathers and narrow_styles"
+    if narrow and (read := model.gradients.elsewhere):
+        yield f"codes are for linears alone, and functions use {read[0]}, too: leave gathers"
     if sharding.experts and not model.experts:
         able = ", ".join(name for name, other in MODELS.items() if other.experts)
         yield f"ranks share no experts of {spec.model}; they do of {able}"
@@ -84,8 +111,19 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield "data-parallel ranks share experts, so data is 1 or more"
     if sharding.ddp and model.package:
         yield f"ddp is '' with {spec.model}: {model.package} shards it by FSDP"
+    elif model.own and not sharding.ddp and (why := why_not_fsdp(model)):
+        yield f"FSDP does not shard {model.title}, as {why}: give ddp"
     elif sharding.ddp and sharding != _of_ddp(sharding):
         yield f"with ddp the sharding is {_of_ddp(sharding)}, not {sharding}"
+    if sharding.ddp in ("plain", "views") and model.unreached:
+        yield f"{model.unreached[0]} gets no gradient: give ddp 'static' or 'unused'"
+    if sharding.resumes and model.unreached:  # its optimizer state does not exist, and is expected
+        yield f"{model.unreached[0]} gets no gradient: give resumes ''"
+    if model.own and spec.checkpoint == "reentrant":
+        # in one process, too, a reentrant recompute may hand gradients on in another layout
+        yield "ranks recompute a user's own model by checkpoints that are not reentrant"
+    if model.own and sharding.resumed.groups != sharding.groups:
+        yield f"resumes {sharding.resumes!r} gives {model.title} batches of another size"
     if sharding.ddp == "unused" and spec.checkpoint == "reentrant":
         yield "ddp 'unused' (find_unused_parameters) takes no reentrant checkpoint; 'static' does"
     if sharding.replicas > 1 and spec.optimizer.endswith("_rounded"):
@@ -103,6 +141,14 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"tensor parallelism shares no linears of {spec.model}; it does of {able}" + (
             ", and experts of this model where experts is 1 or more" if model.experts else ""
         )
+
+
+def why_not_fsdp(model: Model) -> str:
+    """Why FSDP cannot shard a user's own model; "" if it can."""
+    if model.scalars:
+        return f"its parameter {model.scalars[0]} is a scalar"
+    # a second backward finds parameters that FSDP has freed after the first
+    return "its forward differentiates" if model.gradients.twice else ""
 
 
 def _of_ddp(sharding: Sharding) -> Sharding:
@@ -162,7 +208,7 @@ def _placement(spec: Spec, linears: Sequence[str]) -> Mesh:
         widths={"input": 1 if model.takes_ids else spec.k, "grad_output": spec.width},
         cuts=_cuts(spec),
         styles=model.styles(spec),
-        units=(*(model.regions or linears), "") if sharding.units == "each" else ("",),
+        units=(*_units(model, linears), "") if sharding.units == "each" else ("",),
         narrow_styles=sharding.narrow_styles,
         sequence=sharding.sequence,
         local_output=sharding.local_output,
@@ -174,6 +220,11 @@ def _placement(spec: Spec, linears: Sequence[str]) -> Mesh:
         experts=sharding.experts,
         ddp=_called_with(sharding) if sharding.ddp else None,
     )
+
+
+def _units(model: Model, linears: Sequence[str]) -> Sequence[str]:
+    """The submodules that FSDP gathers one by one, besides the rest of the model."""
+    return model.units if model.own else model.regions or linears
 
 
 def _cuts(spec: Spec) -> dict[str, int]:

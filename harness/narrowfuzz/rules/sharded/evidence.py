@@ -137,7 +137,8 @@ def by_part(evidence: Evidence, name: str) -> list[dict[int, Any]]:
 def stacked(evidence: Evidence, pieces: Mapping[int, Any]) -> Any:
     """The pieces of these data-parallel ranks as one array."""
     every = [*pieces.values()]
-    return np.concatenate(every) if evidence.spec.sharding.data else every[0]
+    several = evidence.spec.sharding.data and len(every) > 1
+    return np.concatenate(every) if several else every[0]
 
 
 def part_of(whole: Any, shape: tuple[int, ...], part: int, parts: int) -> Any:

@@ -1,0 +1,181 @@
+"""A user's own model on ranks: each has a batch of its own, as the ranks of FSDP and DDP do."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from narrowfuzz.case.layout import check_sharding, fitting
+from narrowfuzz.case.layout.mesh import MESH, why_alone
+from narrowfuzz.case.sharding import Sharding
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.specs import fixed
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.models.model import Model
+from narrowfuzz.own_models import register
+from narrowfuzz.triage.verify import RunScript
+from samples import recipes
+from scripts_of_findings import assert_shows, script_on_ranks
+
+Fields = dict[str, Any]
+PAGES = Path(__file__).parent
+RECIPES = recipes()
+TWO_STEPS: Fields = {"steps": 2, "optimizer": "adamw"}
+#: As FSDP and DDP are used: shards of each block, mixed precision of gradients, and replicas.
+FSDP: Fields = {"data": 2, "units": "each", "reduces_fp32": True}
+DDP: Fields = {"data": 2, "replicas": 2, "ddp": "static"}
+
+
+def page(name: str) -> Model:
+    """The model of a file beside this one."""
+    return register(f"{PAGES / name}.py:build")[0]
+
+
+def laid_out(model: Model, recipe: str, sharding: Fields, **fields: Any) -> Spec:
+    spec = Spec(recipe=recipe, model=model.name, grad_mode="train", **fields)
+    spec = fixed(spec, RECIPES[recipe])
+    return fitting(msgspec.structs.replace(spec, sharding=Sharding(**sharding)))
+
+
+def judged(spec: Spec, seed: int = 2) -> Any:
+    return Judge(RECIPES, Ledger([])).judge(Case(spec=spec, data=DataSpec(seed=seed)))
+
+
+def broken(found: Any) -> set[str]:
+    return {v.rule for v in found.verdicts if v.status in ("diverged", "crashed")}
+
+
+@pytest.mark.parametrize("sharding", [FSDP, DDP], ids=["fsdp", "ddp"])
+@pytest.mark.parametrize("name", ["bilinear", "causal_mask", "token_types", "batch_norm"])
+def test_a_page_is_silent_on_ranks(name: str, sharding: Fields) -> None:
+    """bilinear's second argument is drawn anew whenever it is built, by the generator that all
+    threads share; token_types takes ids, whose embedding other functions read."""
+    model = page(name)
+    spec = laid_out(model, f"torch.{model.fixed['dtype']}", sharding, **TWO_STEPS)
+    check_sharding(spec, RECIPES[spec.recipe].shards)
+    found = judged(spec)
+    assert not broken(found)
+    assert {"S1", "S2"} <= {v.rule for v in found.verdicts if v.status == "ok"}
+
+
+def test_each_rank_has_a_batch_like_the_example() -> None:
+    model = page("causal_mask")
+    given, spec = model.fixed, laid_out(model, "torch.fp32", {"data": 3})
+    assert (spec.batch, spec.m) == (3 * given["batch"], given["m"])
+    check_sharding(spec, ["fsdp"])
+    with pytest.raises(ValueError, match="divide evenly"):
+        check_sharding(msgspec.structs.replace(spec, batch=given["batch"]), ["fsdp"])
+
+
+@pytest.mark.heavy
+def test_ranks_that_are_processes_build_it_themselves() -> None:
+    spec = laid_out(page("bilinear"), "torch.fp32", FSDP | {"processes": True})
+    found = judged(spec)
+    assert not broken(found)
+    assert any(v.rule == "S10" and v.status == "ok" for v in found.verdicts)
+
+
+def test_a_wrong_sum_over_ranks_is_found_with_a_script(tmp_path: Path, scripts: RunScript) -> None:
+    shown = Case(spec=laid_out(page("bilinear"), "torch.fp32", {"data": 2}), data=DataSpec(seed=2))
+    path = script_on_ranks(shown, "fsdp-sum-for-mean", RECIPES["torch.fp32"], tmp_path)
+    assert_shows(scripts, path, ("", "fsdp-sum-for-mean"))
+
+
+BODY = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.s = nn.Parameter({s})
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return {returns}
+
+
+def build():
+    m = M()
+    {then}
+    return m, torch.ones(4, 16, dtype=m.a.weight.dtype)
+"""
+
+
+def small(folder: Path, **parts: str) -> Model:
+    """A model of two blocks, a linear and a parameter ``s``, with these parts of its source."""
+    usual = {"s": "torch.ones(16)", "returns": "self.a(x) * self.s", "then": ""}
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+    file = folder / f"small_{digest}.py"
+    file.write_text(BODY.format(**usual | parts))
+    return register(f"{file}:build")[0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ({"returns": "F.dropout(self.a(x) * self.s, 0.5)"}, "random numbers"),
+        ({"then": "m.half()"}, "are fp16"),
+        (
+            {"then": "m.bfloat16().s.data = torch.ones(16)", "returns": "self.a(x) * self.s"},
+            "several dtypes: model.s is fp32",
+        ),
+    ],
+)
+def test_ranks_do_not_train_what_they_could_not_be_compared_with(
+    tmp_path: Path, parts: dict[str, str], why: str
+) -> None:
+    model = small(tmp_path, **parts)
+    assert why in why_alone(model)
+    assert not MESH.takes(model.name)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "fields", "parts", "why"),
+    [
+        ({"data": 2}, {}, {"s": "torch.ones(())"}, "model.s is a scalar: give ddp"),
+        (DDP | {"ddp": "plain"}, {}, {"returns": "self.a(x)"}, "give ddp 'static' or 'unused'"),
+        ({"data": 2, "resumes": "same"}, TWO_STEPS, {"returns": "self.a(x)"}, "give resumes ''"),
+        ({"data": 2, "resumes": "fewer"}, TWO_STEPS, {}, "batches of another size"),
+        ({"data": 2}, {"checkpoint": "reentrant"}, {}, "that are not reentrant"),
+    ],
+)
+def test_a_layout_that_torch_does_not_support_is_one_sentence(
+    tmp_path: Path, sharding: Fields, fields: Fields, parts: dict[str, str], why: str
+) -> None:
+    spec = laid_out(small(tmp_path, **parts), "torch.fp32", sharding, **fields)
+    with pytest.raises(ValueError, match=why):
+        check_sharding(spec, ["fsdp"])
+
+
+@pytest.mark.parametrize(
+    ("returns", "units"),
+    [
+        ("self.a(x) * self.s", ("model.blocks.0", "model.blocks.1")),
+        ("F.linear(x, self.blocks[0].a.weight) + self.a(x)", ("model.blocks.1",)),
+        ("((x + self.s) * self.s + self.a(x)) * self.s", ()),
+    ],
+    ids=["blocks", "read from outside", "three gradients to add"],
+)
+def test_fsdp_gathers_blocks_that_nothing_else_reads(
+    tmp_path: Path, returns: str, units: tuple[str, ...]
+) -> None:
+    assert small(tmp_path, returns=returns).units == units
