@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 import transformer_engine.pytorch as te
 from narrowfuzz.numerics.hadamard import transform
 from te_on_cpu.refusal import UnsupportedByEmulation
-from te_on_cpu.v2_fp4 import codes_in, codes_of, hadamard, packed, parts_of, values_of
+from te_on_cpu.v2_fp4 import (
+    codes_by_chance,
+    codes_in,
+    codes_of,
+    hadamard,
+    packed,
+    parts_of,
+    values_of,
+)
 from transformer_engine.common import recipe as recipes
 from transformer_engine.pytorch.custom_recipes.reference_nvfp4 import NVFP4QuantizerRef
 from transformer_engine.pytorch.custom_recipes.reference_utils import Fp4Formats
@@ -38,6 +48,52 @@ def check_codes_are_rounded_to_nearest():
     assert codes_of(odd).tolist() == [7, 7, 15, 8, 7]
     codes = torch.randint(0, 16, (3, 8), dtype=torch.uint8)
     assert torch.equal(codes_in(packed(codes)), codes)
+
+
+def check_by_chance_either_neighbour_is_taken():
+    torch.manual_seed(1)
+    every = values_of(torch.arange(16, dtype=torch.uint8))
+    odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30, -6.5, 6.0 + 1e-6])
+    for _ in range(20):  # what has a code keeps it, and nothing is past the largest
+        assert torch.equal(codes_by_chance(every), torch.arange(16, dtype=torch.uint8))
+        assert codes_by_chance(odd).tolist() == [7, 7, 15, 7, 15, 7]
+    for low, high in pairwise(every[:8]):
+        for quarters in (1, 2, 3):
+            x = torch.full((4096,), (low + quarters * (high - low) / 4).item())
+            for sign in (1, -1):
+                got = values_of(codes_by_chance(sign * x))
+                assert set(got.tolist()) == {sign * low.item(), sign * high.item()}
+                share = (got == sign * high).float().mean().item()
+                assert abs(share - quarters / 4) < 0.03
+    assert codes_by_chance(torch.full((512,), -0.25)).unique().tolist() == [8, 9]
+
+
+def check_what_is_drawn_depends_on_the_seed_and_not_on_other_draws():
+    x = wide(32, 32)
+    symmetric = (x.float() + x.float().t()).to(BF16)
+    quantizer = NVFP4Quantizer(stochastic_rounding=True)
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        torch.rand(seed + 3)  # the CPU's generator is another
+        tensor = quantizer(symmetric)
+        rows, columns = (codes_in(parts_of(tensor, side)[0]) for side in ("rowwise", "columnwise"))
+        assert not torch.equal(rows, columns), "both directions draw their own"
+        drawn.append((rows, columns))
+    once, again, other = drawn
+    assert all(map(torch.equal, once, again)) and not any(map(torch.equal, once, other))
+    assert torch.equal(*(parts_of(t, "rowwise")[1] for t in (tensor, NVFP4Quantizer()(symmetric))))
+
+
+def check_gradients_alone_are_rounded_by_chance():
+    module = te.Linear(64, 64, params_dtype=BF16, bias=False)
+    x = torch.randn(64, 64, dtype=BF16, requires_grad=True)
+    before = torch.cuda.get_rng_state()
+    with te.autocast(enabled=True, recipe=recipes.NVFP4BlockScaling()):
+        y = module(x)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    y.backward(torch.randn_like(y))
+    assert not torch.equal(torch.cuda.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(("rht", "square"), [(False, False), (False, True), (True, False)])
@@ -113,7 +169,6 @@ def check_both_operands_of_a_weight_gradient_are_transformed():
 def check_what_is_not_emulated_is_refused():
     x = torch.ones(32, 32, dtype=BF16)
     for options, says in (
-        ({"stochastic_rounding": True}, "stochastic rounding"),
         ({"row_scaled_nvfp4": True}, "scaled by rows"),
         ({"nvfp4_use_4over6": True}, "4 over 6"),
         ({"with_amax_reduction": True}, "over ranks"),

@@ -147,6 +147,8 @@ def _patch_queries() -> None:
     }
     for name, answer in answers.items():
         _set(torch.cuda, name, answer)
+    for name in ("_lazy_call", "device_count"):  # by which torch.manual_seed seeds the generator
+        _set(torch.cuda.random, name, answers[name])
     _set(torch.cuda.nvtx, "range", _no_range)
     _set(torch.cuda.nvtx, "range_push", lambda _message: 0)
     _set(torch.cuda.nvtx, "range_pop", lambda: 0)

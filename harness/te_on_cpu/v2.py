@@ -1,9 +1,9 @@
 """TransformerEngine 2.x on the CPU: put the emulated extension in place and import the library.
 
-Supported, with delayed, current, MXFP8, FP8 block and NVFP4 scaling (this without stochastic
-rounding): Linear, LayerNormLinear, LayerNormMLP, GroupedLinear without grouped tensors,
-TransformerLayer with attention that is not fused, their recomputation, cached weights and quantised
-parameters; the router of experts, its auxiliary loss, and the movement of tokens by an index map.
+Supported, with delayed, current, MXFP8, FP8 block and NVFP4 scaling: Linear, LayerNormLinear,
+LayerNormMLP, GroupedLinear without grouped tensors, TransformerLayer with attention that is not
+fused, their recomputation, cached weights and quantised parameters; the router of experts, its
+auxiliary loss, and the movement of tokens by an index map.
 Every other function of the extension raises UnsupportedByEmulation with its name.
 """
 

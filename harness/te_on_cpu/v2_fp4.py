@@ -46,6 +46,30 @@ def codes_of(scaled: Tensor) -> Tensor:
     return torch.where(scaled.isnan(), 7, code).to(torch.uint8)
 
 
+def codes_by_chance(scaled: Tensor) -> Tensor:
+    """uint8 codes of fp32 values, each one of the two neighbours, the farther one the less likely:
+    a value that has a code keeps it; saturating; NaN gives +6.
+
+    Real contract: ``stochastic_round_fp4_e2m1`` in ``common/util/ptx.cuh``, which does in software
+    what ``cvt.rs.satfinite.e2m1x4.f32`` does: 8 random bits, as a part of the step, are added to
+    the magnitude, and the sum is rounded towards zero. Hardware takes them from Philox, at an
+    offset of the default CUDA generator that moves on with every call
+    (``NVFP4Quantizer::quantize_impl``); here they are drawn from that generator itself, so they
+    depend on its seed in the same way, but are others.
+    """
+    generator = torch.cuda.default_generators[0]
+    part = torch.randint(256, scaled.shape, generator=generator).float() / 256
+    size = scaled.abs()
+    raised = (size.double() + part * _step(size)).float()
+    low = (raised / _step(raised)).floor() * _step(raised)
+    return codes_of(torch.where(scaled.isnan(), scaled, low.copysign(scaled)))
+
+
+def _step(size: Tensor) -> Tensor:
+    """The distance of the two numbers of E2M1 that are next to these magnitudes, up to 6."""
+    return torch.where(size >= 4, 2.0, torch.where(size >= 2, 1.0, 0.5))
+
+
 def values_of(codes: Tensor) -> Tensor:
     """fp32 values of uint8 codes, 0 to 15; the sign of a zero included."""
     size = _VALUES[(codes & 7).long()]
@@ -128,6 +152,8 @@ def write_fp4(values: Tensor, quantizer: Any, target: Any) -> None:
     Real contract (``NVFP4Quantizer::quantize_impl`` in ``pytorch/csrc/quantizer.cpp``): with the
     Hadamard transform, which is of bf16 alone, the column-wise direction is that of the transformed
     transposed matrix and has the largest magnitude of this. Without it both have one.
+    What is rounded stochastically are codes, never scales, by other random numbers in each
+    direction.
     A cast is reported for each direction, as it lies in the matrix, which is not transformed there.
     """
     _check(values, quantizer)
@@ -138,7 +164,8 @@ def write_fp4(values: Tensor, quantizer: Any, target: Any) -> None:
             continue
         largest = magnitude(lines).amax().reshape(1)
         scales = block_scales(lines, largest, square=quantizer.with_2d_quantization)
-        codes = codes_of(lines.float() * factors(scales, largest).repeat_interleave(BLOCK, 1))
+        scaled = lines.float() * factors(scales, largest).repeat_interleave(BLOCK, 1)
+        codes = codes_by_chance(scaled) if quantizer.stochastic_rounding else codes_of(scaled)
         data.view(len(codes), -1).copy_(packed(codes))
         amax.copy_(largest)
         padded.zero_()
@@ -155,8 +182,6 @@ def _check(values: Tensor, quantizer: Any) -> None:
         raise RuntimeError(f"the Hadamard transform is of bf16 alone, got {values.dtype}")
     if quantizer.with_rht and not quantizer.with_post_rht_amax:
         raise RuntimeError("the largest magnitude before the Hadamard transform is not supported")
-    if quantizer.stochastic_rounding:
-        refuse("NVFP4's stochastic rounding", "set disable_stochastic_rounding of the recipe")
     if quantizer.row_scaled_nvfp4 or quantizer.nvfp4_use_4over6:
         refuse("NVFP4 scaled by rows, or 4 over 6", "use the recipe's defaults")
     if quantizer.with_amax_reduction:
