@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from narrowfuzz.arms.event_records import see_cast
+from narrowfuzz.numerics.formats import CastRounding
 from narrowfuzz.play.check_layers import (
     in_time,
     left_over,
@@ -29,6 +30,7 @@ from narrowfuzz.play.check_layers import (
 from narrowfuzz.play.job import Job, Layers, Taps
 from narrowfuzz.play.library import Cast, Product, Side, Where, copied, play_layers
 from narrowfuzz.play.player import Trace
+from narrowfuzz.trace.address import Phase
 from narrowfuzz.trace.snapshots import ExecutionPoint
 
 FORWARD, BACKWARD = Where("forward", 0, 0), Where("backward")
@@ -276,6 +278,37 @@ def test_scales_of_fp4_blocks_have_two_levels(high: int, wide: int) -> None:
     wrong = see_cast(seen._replace(codes=codes), ExecutionPoint("forward")).wrong
     assert wrong is not None and (wrong.what, wrong.place) == ("codes", (31, 31))
     assert wrong_casts([seen._replace(codes=codes)], kind="nvfp4")[1]
+
+
+def test_either_neighbour_is_right_where_gradients_are_rounded_stochastically() -> None:
+    """All elements but the largest lie near the middle of 3 and 4."""
+    seen = in_fp4(1, 16)
+    x, levels = seen.input.clone(), seen.scale
+    x[:, ::16], x[x == 1.0] = 2.0, 7 / 6
+    levels = torch.full_like(levels, int(levels[0, 0]))
+    codes = torch.randint(5, 7, x.shape, dtype=torch.uint8)
+    codes[:, ::16], codes[0, 1:3] = 7, torch.tensor([5, 6])
+    seen = Cast(None, x, codes, levels, "e2m1")
+
+    def told(seen: Cast, phase: Phase, rounding: CastRounding) -> str:
+        wrong = see_cast(seen, ExecutionPoint(phase), rounding).wrong
+        judged = rounding if phase == "backward" else "nearest"
+        assert wrong_casts([seen], kind="nvfp4", rounding=judged)[1] == (wrong is not None)
+        return "" if wrong is None else getattr(wrong, "way", "codes")
+
+    assert told(seen, "backward", "stochastic") == ""
+    for phase, rounding in (("forward", "stochastic"), ("backward", "nearest")):
+        assert told(seen, phase, rounding) == "codes"
+    third = codes.clone()
+    third[3, 3] = 4
+    wrong = see_cast(seen._replace(codes=third), ExecutionPoint("backward"), "stochastic").wrong
+    assert wrong is not None and (wrong.got, wrong.want, wrong.other) == (2.0, 3.0, 4.0)
+    assert told(seen._replace(codes=third), "backward", "stochastic") == "codes"
+    off = x.clone()  # a quarter of the step from 3
+    off[off < 2.0] = 1.0859375
+    for up, way in ((0, "toward zero"), (1, "away from zero")):
+        one = torch.where(codes == 7, 7, 5 + up).to(torch.uint8)
+        assert told(seen._replace(input=off, codes=one), "backward", "stochastic") == way
 
 
 def test_what_hardware_makes_of_nan_and_infinity_is_right_in_fp4() -> None:

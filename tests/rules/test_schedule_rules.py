@@ -290,6 +290,10 @@ def test_a_reload_is_not_blamed_for_what_the_run_without_it_shows() -> None:
     for deviations, want in (((), "inconclusive"), (("idle_windows_roll",), "known")):
         evidence = evidence_of(case, loaded, *deviations, other=without)
         assert [v.status for v in check_reload(evidence)] == [want]
+        assert evidence.library is not None
+        by_chance = replace(evidence.library, gradient_rounding="stochastic")
+        verdicts = list(check_reload(replace(evidence, library=by_chance)))
+        assert [v.status for v in verdicts] == ["not_applicable"]
 
 
 def test_a_followed_deviation_excuses_nothing_else_of_a_reload() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,17 @@ import torch
 from numpy.typing import NDArray
 
 from narrowfuzz.arms.tensors import host
-from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2, decode, encode
+from narrowfuzz.numerics.chance import one_way
+from narrowfuzz.numerics.formats import (
+    E2M1,
+    E4M3FN,
+    E5M2,
+    F32,
+    CastRounding,
+    decode,
+    encode,
+    neighbours,
+)
 from narrowfuzz.numerics.hadamard import TE_SIGNS, transform
 from narrowfuzz.numerics.scales import (
     FP4_BLOCK,
@@ -21,22 +33,35 @@ from narrowfuzz.numerics.scales import (
 )
 from narrowfuzz.numerics.two_level import TWO_LEVEL, multiplier, two_level_scale, unit
 from narrowfuzz.play import library as play
-from narrowfuzz.trace.snapshots import CastSeen, ExecutionPoint, ProductSeen, Side, SlotName, Wrong
+from narrowfuzz.trace.snapshots import (
+    CastSeen,
+    ExecutionPoint,
+    OneWay,
+    ProductSeen,
+    Side,
+    SlotName,
+    Wrong,
+)
 
 _FLOAT8 = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
 _BLOCKED = {"e4m3": E4M3FN, "e5m2": E5M2, "e2m1": E2M1}
 #: Code of each NaN, without its sign: hardware writes all NaNs alike, torch keeps the sign.
 _NAN = {"e4m3": (0x7F,), "e5m2": (0x7D, 0x7E, 0x7F), "e2m1": ()}
-#: What hardware makes of NaN, of which E2M1 has none: the largest number.
-_FP4_OF_NAN = 7
+#: What hardware makes of NaN, of which E2M1 has none.
+_FP4_OF_NAN = np.float32(E2M1.max)
 
 
-def see_cast(raw: play.Cast, at: ExecutionPoint) -> CastSeen:
-    """A copy of one cast, checked against the definition while its input still exists."""
+def see_cast(
+    raw: play.Cast, at: ExecutionPoint, gradient_rounding: CastRounding = "nearest"
+) -> CastSeen:
+    """A copy of one cast, checked against the definition while its input still exists. What a
+    backward casts is a gradient; what it recomputes has a phase of its own."""
     x = raw.input.detach().float()
     single = raw.scale.dim() < 2
     amax = torch.nan_to_num(x.abs(), nan=0.0, posinf=float("inf")).amax() if x.numel() else 0.0
-    wrong = _wrong_codes if single else _WRONG_BLOCKS[raw.scale.dtype]
+    wrong: _Definition = _wrong_codes if single else _WRONG_BLOCKS[raw.scale.dtype]
+    if gradient_rounding == "stochastic" and at.phase == "backward":
+        wrong = _WRONG_BY_CHANCE
     return CastSeen(
         at=at,
         slot=None if raw.slot is None else SlotName(*raw.slot),
@@ -114,8 +139,12 @@ def _largest_of_blocks(
     return padded.reshape(counts[0], high, counts[1], wide).max(axis=(1, 3)), (high, wide)
 
 
-def _wrong_fp4_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
-    """The first scale, or else the first code, that differs from NVFP4's definition for blocks of
+def _wrong_fp4_blocks(
+    x: torch.Tensor,
+    raw: play.Cast,
+    wrong_codes: Callable[[NDArray[Any], F32], Wrong | OneWay | None],
+) -> Wrong | OneWay | None:
+    """The first scale, or else what is wrong with the codes, by NVFP4's definition for blocks of
     1 x 16, 16 x 1 or 16 x 16; as scales, what a code of 1 represents is compared. What blocks of
     16 x 1 quantise is Hadamard-transformed first, column by column."""
     matrix, codes, both = host(x), _codes(raw.codes), host(raw.scale)
@@ -132,17 +161,34 @@ def _wrong_fp4_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
     spread = np.repeat(np.repeat(multiplier(scale, "folded"), high, axis=0), wide, axis=1)
     with np.errstate(all="ignore"):
         scaled = (matrix * spread).astype(np.float32)
-    nan = np.isnan(scaled)
-    want = np.where(nan, _FP4_OF_NAN, encode(np.where(nan, np.float32(0), scaled), E2M1))
-    return _first(codes, want, raw.format)
+    return wrong_codes(codes, np.where(np.isnan(scaled), _FP4_OF_NAN, scaled))
 
 
+def _not_nearest(codes: NDArray[Any], scaled: F32) -> Wrong | None:
+    """The first code that is not the nearest."""
+    return _first(codes, encode(scaled, E2M1), "e2m1")
+
+
+def _not_by_chance(codes: NDArray[Any], scaled: F32) -> Wrong | OneWay | None:
+    """The first code that is neither neighbour, or else the rule by which all are rounded."""
+    low, high = (encode(side, E2M1) for side in neighbours(scaled, E2M1))
+    bad = np.argwhere((codes != low) & (codes != high))
+    if not len(bad):
+        way = one_way(scaled, decode(codes, E2M1), E2M1)
+        return None if way is None else OneWay(way, int((low != high).sum()))
+    i, j = map(int, bad[0])
+    got, *either = (float(decode(some[[i], [j]], E2M1)[0]) for some in (codes, low, high))
+    return Wrong("codes", (i, j), got, *either)
+
+
+_Definition = Callable[[torch.Tensor, play.Cast], Wrong | OneWay | None]
 #: The type of the scales of a cast by blocks -> its definition.
-_WRONG_BLOCKS = {
+_WRONG_BLOCKS: dict[torch.dtype, _Definition] = {
     torch.uint8: _wrong_mx_blocks,
     torch.float32: _wrong_fp8_blocks,
-    torch.int64: _wrong_fp4_blocks,
+    torch.int64: partial(_wrong_fp4_blocks, wrong_codes=_not_nearest),
 }
+_WRONG_BY_CHANCE = partial(_wrong_fp4_blocks, wrong_codes=_not_by_chance)
 
 
 def _first(got: NDArray[Any], want: NDArray[Any], form: str) -> Wrong | None:

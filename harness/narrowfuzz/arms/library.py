@@ -23,7 +23,7 @@ from narrowfuzz.arms.tensors import host
 from narrowfuzz.case.events import Backward, Reload, numbered
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics.delayed import Slot
-from narrowfuzz.numerics.formats import F32
+from narrowfuzz.numerics.formats import F32, CastRounding
 from narrowfuzz.play.job import Taps
 from narrowfuzz.play.library import Called, Cast, by_event, play_layers
 from narrowfuzz.play.player import Trace as Played
@@ -86,7 +86,7 @@ def run_library(
         if run is not None:
             with contextlib.suppress(Exception):  # what this raises is a consequence
                 leave(run)
-    moments = tuple(_moments(played))
+    moments = tuple(_moments(played, subject.gradient_rounding))
     sent = {
         (i, f): _values(tensors[f"grad_output@{number}/{f}"])
         for i, (number, event) in enumerate(numbered(spec.training))
@@ -123,12 +123,12 @@ def _verbs(subject: Subject, spec: Spec) -> Subject:
     )
 
 
-def _moments(played: Played) -> Iterator[Moment]:
+def _moments(played: Played, gradient_rounding: CastRounding) -> Iterator[Moment]:
     """The calls, casts and products of each completed event, and the state after it."""
     seen: defaultdict[int, list[CallSeen | CastSeen | ProductSeen]] = defaultdict(list)
     for event, where, one in (*played.calls, *played.recorded):
         if event < len(played.states):
-            seen[event].append(_seen(ExecutionPoint(*where), one))
+            seen[event].append(_seen(ExecutionPoint(*where), one, gradient_rounding))
     for event, (state, pending) in enumerate(zip(played.states, played.pending, strict=True)):
         yield Moment(
             event=event,
@@ -143,12 +143,14 @@ def _moments(played: Played) -> Iterator[Moment]:
         )
 
 
-def _seen(at: ExecutionPoint, one: Any) -> CallSeen | CastSeen | ProductSeen:
+def _seen(
+    at: ExecutionPoint, one: Any, gradient_rounding: CastRounding
+) -> CallSeen | CastSeen | ProductSeen:
     """A live call, cast or product as the record for a trace."""
     if isinstance(one, Called):
         return CallSeen(at, one.name)
     if isinstance(one, Cast):
-        return see_cast(one, at)
+        return see_cast(one, at, gradient_rounding)
     if at.phase == "backward" and one.role == "output":
         one = one._replace(role="gradient")  # the library gives all its products this role
     return see_product(one, at)

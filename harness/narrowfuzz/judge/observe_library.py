@@ -75,6 +75,7 @@ def observe_library(
         kind=subject.kind,
         policy=subject.policy,
         resizing=subject.resizing,
+        gradient_rounding=subject.gradient_rounding,
         after_others=after_others,
         alone=lambda arm, rank: run_library(
             case, subject, arm, checkpointed=BY_NAME[arm].recomputes, rank=rank

@@ -26,6 +26,8 @@ Codes = NDArray[np.unsignedinteger[Any]]
 #: What a cast does with values past the largest finite one. ``saturate``: finite overflow and Inf
 #: become the signed maximum. ``ieee``: overflow becomes Inf, or NaN in a format without Inf.
 Overflow = Literal["saturate", "ieee"]
+#: To the nearest value, ties to even; or to either of the two neighbours, at random.
+CastRounding = Literal["nearest", "stochastic"]
 
 _F64_BIAS = 1023
 _F64_MANTISSA = 52

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from narrowfuzz.numerics.accumulator import FP32, UNKNOWN, Accumulator
-from narrowfuzz.numerics.formats import Format, Overflow
+from narrowfuzz.numerics.formats import CastRounding, Format, Overflow
 from narrowfuzz.numerics.scales import (
     Fp32InverseScale as Fp32InverseScale,  # recipes import them from here
 )
@@ -51,8 +51,7 @@ class OperandPlan:
     scale: ScaleRule | None = None
     #: The library clamps before it casts, so finite overflow saturates whatever the cast does.
     overflow: Overflow = "saturate"
-    #: ``stochastic``: the cast returns one of the two neighbours, at random.
-    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rounding: CastRounding = "nearest"
     #: Signs of a random Hadamard transform along the contracted axis, applied before quantisation;
     #: (): none.
     hadamard: tuple[int, ...] = ()

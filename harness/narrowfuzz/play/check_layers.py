@@ -69,14 +69,17 @@ def maxima(run: Trace, slot: tuple[str, str, int], *, scales: bool) -> list[list
     return found
 
 
-def wrong_casts(casts: Sequence[Any], *, kind: str) -> Sentence:
-    """Codes that are not the saturating cast of tensor times scale; and scales, where they are not
-    a state, that are not those of the tensor (``kind`` current) or of its blocks (mx, block,
+def wrong_casts(casts: Sequence[Any], *, kind: str, rounding: str = "nearest") -> Sentence:
+    """Codes that are not the saturating cast of tensor times scale, or with a ``rounding`` that is
+    stochastic are neither neighbour or all rounded by a rule; and scales, where they are not a
+    state, that are not those of the tensor (``kind`` current) or of its blocks (mx, block,
     nvfp4)."""
     scales = codes = 0
     for cast in casts:
         if kind == "nvfp4":
-            wrong, other = of_fp4_blocks(cast)
+            wrong, scaled = of_fp4_blocks(cast)
+            got = cast.codes.reshape(scaled.shape).long()
+            other = by_chance(got, scaled) if rounding == "stochastic" else to_nearest(got, scaled)
             scales, codes = scales + wrong, codes + other
             continue
         fp8 = _FP8[cast.format]
@@ -152,9 +155,9 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
     return odd.view(torch.float32).bfloat16().float()
 
 
-def of_fp4_blocks(cast: Any) -> tuple[int, int]:
+def of_fp4_blocks(cast: Any) -> tuple[int, torch.Tensor]:
     """The number of scales that are not NVFP4's of their block of 1 x 16, 16 x 1 or 16 x 16 and of
-    the tensor, and of codes that are not those of the tensor under these scales."""
+    the tensor, and what is rounded to codes under these scales."""
     x = cast.input.float().reshape(-1, cast.input.shape[-1])
     if cast.scale.shape[1] == x.shape[1]:
         x = hadamard(x.t()).t()
@@ -169,13 +172,35 @@ def of_fp4_blocks(cast: Any) -> tuple[int, int]:
     right = (whole.view(torch.int32).long() << 8) | byte.view(torch.uint8).long()
     factor = one / ((cast.scale & 255).byte().view(torch.float8_e4m3fn).float() * (one / encode))
     factor = factor.clamp(max=largest).repeat_interleave(high, 0).repeat_interleave(wide, 1)
-    scaled = x * factor
+    scaled = (x * factor).nan_to_num(nan=6.0, posinf=math.inf, neginf=-math.inf)
+    return int((cast.scale != right).sum()), scaled
+
+
+def to_nearest(got: torch.Tensor, scaled: torch.Tensor) -> int:
+    """The number of codes of E2M1 that are not those of the nearest values."""
     size, halves = scaled.abs(), torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
     up, down = (torch.bucketize(size, halves, right=upper) for upper in (True, False))
     want = torch.where(up % 2 == 0, up, down) + 8 * scaled.signbit()  # a tie to the even code
-    want = torch.where(scaled.isnan(), 7, want)
-    got = cast.codes.reshape(x.shape).long()
-    return int((cast.scale != right).sum()), int((got != want).sum())
+    return int((got != want).sum())
+
+
+def by_chance(got: torch.Tensor, scaled: torch.Tensor) -> int:
+    """The number of codes of E2M1 that are neither neighbour. If there are none, the number of
+    those between two codes if these were rounded by a rule: up, down, or away from zero above one
+    place between the codes. Right rounding does that with a chance below 2^-64, even if the random
+    bits, 8 of each, of every four depend on each other."""
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]).double()
+    size, sign = scaled.abs().double().clamp(max=6), 8 * scaled.signbit()
+    near, far = torch.bucketize(size, values, right=True) - 1, torch.bucketize(size, values)
+    wrong = int(((got != near + sign) & (got != far + sign)).sum())
+    part = (size - values[near]) / (values[far] - values[near])  # the chance of ``far``
+    judged = (near != far) & (part != 0.5)
+    part, away = part[judged], (got == far + sign)[judged]
+    up = away == (scaled[judged] > 0)
+    chance = (torch.where(away, part, 1 - part) + 2**-8).clamp(max=1)
+    never = chance.log2().sum() / 4 + math.log2(len(part) + 3) < -64
+    place = max(part[~away], default=0.0) < min(part[away], default=1.0)
+    return wrong or (len(part) if never and (place or up.all() or not up.any()) else 0)
 
 
 def not_made(products: Sequence[Any], side: str, casts: Sequence[Any], *, own: bool) -> Sentence:

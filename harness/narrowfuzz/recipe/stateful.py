@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from narrowfuzz.case.events import Settings
 from narrowfuzz.numerics.delayed import Policy
+from narrowfuzz.numerics.formats import CastRounding
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,6 +62,9 @@ class Subject:
     resizing: frozenset[str] = frozenset()
     #: The device of its layers, as torch calls it; set by the code that calls ``Recipe.subject``.
     device: str = "cpu"
+    #: How casts in a backward round, recomputes excluded: "stochastic" to either of two neighbours,
+    #: with torch's default generator of the device. Of "nvfp4" alone.
+    gradient_rounding: CastRounding = "nearest"
 
 
 def no_subject(device: str) -> Subject:

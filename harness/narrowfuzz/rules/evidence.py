@@ -17,7 +17,7 @@ from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.accumulator import CPU, Accumulators
 from narrowfuzz.numerics.delayed import Policy
-from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
+from narrowfuzz.numerics.formats import F32, F64, CastRounding, Format, decode, rounded_from
 from narrowfuzz.numerics.plan import Plan, Role, unquantised
 from narrowfuzz.numerics.reference import Quantised
 from narrowfuzz.numerics.scales import Scale
@@ -48,6 +48,8 @@ class OwnLayers:
     policy: Callable[[Settings], Policy | None]
     #: Modules of the library that resize windows of maxima.
     resizing: frozenset[str] = frozenset()
+    #: Of casts in a backward.
+    gradient_rounding: CastRounding = "nearest"
     #: Runs the most expensive arm again, after all others and without clearing any state; None: not
     #: done for this case.
     after_others: Callable[[], Trace] | None = None

@@ -174,6 +174,8 @@ _SYMPTOMS: _Table = {
     "dequantised value": "quantised copy of {operand} has a wrong value",
     r"(?P<format>e\dm\d) codes": "a tensor is quantised to wrong {format} codes",
     r"(?P<format>e\dm\d) scale": "a tensor is quantised to {format} with a wrong scale",
+    r"(?P<format>e\dm\d) rounding":
+        "a tensor that must be rounded stochastically to {format} is rounded by a rule",
     "is not monotone": "quantised copy of {operand} is smaller for a larger element",
     r"\w+ differs from the \w+ copy": "two quantised copies of one tensor disagree",
     "differs from another recipe's value":

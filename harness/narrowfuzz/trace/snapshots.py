@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowfuzz.numerics.chance import Way
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.trace.address import At, Phase
 
@@ -52,6 +53,16 @@ class Wrong(NamedTuple):
     place: tuple[int, ...]
     got: float
     want: float
+    #: What the code may be as well, where the cast rounds stochastically.
+    other: float | None = None
+
+
+class OneWay(NamedTuple):
+    """All elements of a cast that should be rounded at random were rounded by a rule."""
+
+    way: Way
+    #: The number of elements that are no values of the format.
+    rounded: int
 
 
 @dataclass(frozen=True)
@@ -68,8 +79,8 @@ class CastSeen:
     amax: np.float32
     #: uint8, rows of the tensor as it was quantised.
     codes: NDArray[Any]
-    #: None where the codes are the saturating cast of x * scale and block scales are right.
-    wrong: Wrong | None = None
+    #: None where the codes are a saturating cast of x * scale and block scales are right.
+    wrong: Wrong | OneWay | None = None
     #: The scales of blocks by which a product dequantises, E8M0 bytes, 1 / scale in float32, or of
     #: NVFP4 int64 of both levels, row by row; empty where there is a single scale.
     blocks: bytes = b""

@@ -12,33 +12,47 @@ from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of
 from narrowfuzz.rules.rule import diverged, number, plain
 from narrowfuzz.trace.address import At
-from narrowfuzz.trace.expect import Is, bits
-from narrowfuzz.trace.snapshots import CastSeen, Wrong
+from narrowfuzz.trace.expect import Is, Own, Within, between, bits
+from narrowfuzz.trace.snapshots import CastSeen, OneWay, Wrong
 from narrowfuzz.trace.verdict import Verdict
 
 
 def check_casts(evidence: Evidence) -> Iterator[Verdict]:
-    """O2: codes are the saturating cast of the tensor times its scale; a scale that is not kept as
-    state is computed from its own tensor or block."""
+    """O2: codes are the saturating cast of the tensor times its scale, or one of the two neighbours
+    where the recipe rounds gradients stochastically, and then by no rule; a scale that is not kept
+    as state is computed from its own tensor or block."""
     for arm, trace in evidence.in_one_process.items():
         found = plain("O2", arm, "operand", "not_applicable")
         for event, cast in ((m.event, c) for m in trace.moments for c in m.casts):
             wrong = _wrong(evidence.own_layers.kind, cast)
             if wrong is not None:
-                kind = evidence.own_layers.kind
-                # fingerprints of FP8 in blocks call a wrong scale codes, too, and stay as they are
-                part = "codes" if kind in ("mx", "block") else wrong.what
-                byte = kind == "mx" and wrong.what == "scale"
-                at = address_of(At(what=wrong.what, index=wrong.place), event, cast.at)
-                symptom, expect = f"{cast.format} {part}", Is(bits(wrong.want), byte=byte)
-                found = diverged("O2", arm, "operand", symptom, at, number(wrong.got), expect)
+                symptom, at, actual, expect = _described(evidence.own_layers.kind, cast, wrong)
+                place = address_of(at, event, cast.at)
+                found = diverged("O2", arm, "operand", symptom, place, actual, expect)
                 break
             found = plain("O2", arm, "operand", "ok")
         yield found
 
 
-def _wrong(kind: str, cast: CastSeen) -> Wrong | None:
-    """The first code or scale of a cast that differs from the expected cast; None if none does."""
+def _described(
+    kind: str, cast: CastSeen, wrong: Wrong | OneWay
+) -> tuple[str, At, str, Is | Within | Own]:
+    """Symptom, place, what is there and what must be there."""
+    if isinstance(wrong, OneWay):
+        actual = f"all {wrong.rounded} elements between two codes rounded {wrong.way}"
+        return f"{cast.format} rounding", At(what="codes"), actual, Own("either code, by chance")
+    # fingerprints of FP8 in blocks call a wrong scale codes, too, and stay as they are
+    part = "codes" if kind in ("mx", "block") else wrong.what
+    expect: Is | Within = Is(bits(wrong.want), byte=kind == "mx" and wrong.what == "scale")
+    if wrong.other is not None:
+        expect = between(wrong.want, wrong.other)
+    at = At(what=wrong.what, index=wrong.place)
+    return f"{cast.format} {part}", at, number(wrong.got), expect
+
+
+def _wrong(kind: str, cast: CastSeen) -> Wrong | OneWay | None:
+    """The first code or scale of a cast that differs from the expected cast, or the rule
+    by which all of it is rounded; None if nothing is wrong."""
     if kind == "current" and cast.scale is not None:
         right = current_scale(np.asarray(cast.amax), float(FMAX[cast.format]))
         if cast.scale != right:

@@ -80,7 +80,9 @@ def check_of(evidence: Evidence, verdict: Verdict) -> Check:
         names = [f"{name}@{at.event}" for name in expect.names]
         return _check(f"missing(run.results, {names!r})", Taps())
     if at.what in ("codes", "scale"):
-        kind = {"kind": repr(evidence.own_layers.kind)}
+        own = evidence.own_layers
+        rounding = own.gradient_rounding if at.phase == "backward" else "nearest"
+        kind = {"kind": repr(own.kind), "rounding": repr(rounding)}
         casts = f"seen_at(run, Cast, {{{_place(at)}}})"
         return _recorded(f"wrong_casts({casts})", constants=kind)
     if at.what == "pending":
