@@ -29,7 +29,8 @@ from te_on_cpu.environment import chosen_version, enter, provide, real_extension
 from te_on_cpu.v2_native import listening_to_extension
 from torch import nn
 
-Kind = Literal["delayed", "current", "block", "mx", "nvfp4"]
+Kind = Literal["delayed", "current", "block", "mx", "nvfp4", "nvfp4_stochastic"]
+_FP4 = ("nvfp4", "nvfp4_stochastic")
 #: Selects one of two kernels for bias and GELU: a non-reentrant checkpoint changes to the other one
 #: for the rest of the process.
 _ONE_KERNEL = {"NVTE_BIAS_GELU_NVFUSION": "0"}
@@ -74,8 +75,8 @@ def _recipe(settings: Any, *, kind: Kind) -> Any:
         return recipe.Float8BlockScaling(fp8_format=recipe.Format.E4M3)
     if kind == "mx":
         return recipe.MXFP8BlockScaling(fp8_format=recipe.Format.E4M3)
-    if kind == "nvfp4":  # codes are compared bit for bit
-        return recipe.NVFP4BlockScaling(disable_stochastic_rounding=True)
+    if kind in _FP4:
+        return recipe.NVFP4BlockScaling(disable_stochastic_rounding=kind == "nvfp4")
     return recipe.DelayedScaling(
         margin=settings.margin,
         fp8_format=form,
@@ -147,7 +148,7 @@ def _module(spec: Any, *, kind: Kind) -> Any:
             return te.LayerNormMLP(spec.k, 2 * spec.k, **options)
     if spec.layer == "grouped_linear":
         groups = te.GroupedLinear(2, spec.k, spec.k, **options)
-        return _InTwoGroups(groups, 32 if kind in ("mx", "nvfp4") else 16)
+        return _InTwoGroups(groups, 32 if kind in ("mx", *_FP4) else 16)
     if spec.layer == "transformer_layer":
         # separate parameters for q, k and v cannot be made in FP8
         options |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "fuse_qkv_params": True}
@@ -275,7 +276,7 @@ def _load(layers: Any, state: dict[str, Any]) -> None:
 def _subject(kind: Kind, device: str) -> Subject:
     v1 = _v1()
     return Subject(
-        kind=kind,
+        kind="nvfp4" if kind == "nvfp4_stochastic" else kind,
         layer=functools.partial(_layer, kind=kind, v1=v1),
         autocast=functools.partial(_autocast, kind=kind, v1=v1),
         checkpoint=_checkpoint,
@@ -288,6 +289,7 @@ def _subject(kind: Kind, device: str) -> Subject:
         load=_load,
         resizing=frozenset({"quantization", "fp8", "base"}),
         enter=functools.partial(_enter, version=chosen_version()),
+        gradient_rounding="stochastic" if kind == "nvfp4_stochastic" else "nearest",
     )
 
 
@@ -319,7 +321,7 @@ def _carries(kind: Kind) -> Carries:
 def _refusal(kind: Kind, spec: Spec, device: str) -> str:
     if kind == "mx" and (spec.m % 32 or spec.k % 32):
         return "MXFP8 quantises blocks of 32 along both dimensions"
-    if kind == "nvfp4" and (spec.m % 32 or spec.k % 32):
+    if kind in _FP4 and (spec.m % 32 or spec.k % 32):
         return "NVFP4 multiplies multiples of 32 along both dimensions"
     return ""
 
@@ -335,13 +337,13 @@ def _unavailable(kind: Kind, backend: str, device: str) -> str:
 def _stateful(name: str, kind: Kind, title: str) -> Recipe:
     return Recipe(
         name=f"te.{name}",
-        family=f"te.{name}",
+        family=f"te.{name.partition('.')[0]}",
         title=title,
         subject=functools.partial(_subject, kind),
         carries=functools.partial(_carries, kind),
-        dtypes=("bf16",) if kind == "nvfp4" else ("bf16", "fp32"),
+        dtypes=("bf16",) if kind in _FP4 else ("bf16", "fp32"),
         refusal=functools.partial(_refusal, kind),
-        alignment=32 if kind in ("mx", "nvfp4") else 16,
+        alignment=32 if kind in ("mx", *_FP4) else 16,
         process="te",
         provide=provide,
         prepare=enter,
@@ -362,5 +364,11 @@ RECIPES = [
         "nvfp4",
         "nvfp4",
         f"TransformerEngine's Python, NVFP4BlockScaling without stochastic rounding; {_EMULATED}",
+    ),
+    _stateful(
+        "nvfp4.stochastic",
+        "nvfp4_stochastic",
+        f"TransformerEngine's Python, NVFP4BlockScaling as it is, gradients rounded stochastically;"
+        f" {_EMULATED}",
     ),
 ]

@@ -166,4 +166,6 @@ PLANTS = [
            ("te.blockwise",)),
     _legal("te-mxfp8", "as it is", "TransformerEngine's MXFP8", _CURRENT, ("te.mxfp8",)),
     _legal("te-nvfp4", "as it is", "TransformerEngine's NVFP4", _CURRENT, ("te.nvfp4",)),
+    _legal("te-nvfp4-stochastic", "as it is", "TransformerEngine's NVFP4, rounded stochastically",
+           _CURRENT, ("te.nvfp4.stochastic",)),
 ]  # fmt: skip
