@@ -28,6 +28,10 @@ HUNTED = {
     "te-fp4-lines-of-weights": ("te.nvfp4", 6),
     "te-fp4-amax-untransformed": ("te.nvfp4", 6),
     "te-fp4-without-signs": ("te.nvfp4", 6),
+    "te-fp4-forward-by-chance": ("te.nvfp4.stochastic", 6),
+    "te-fp4-gradient-to-nearest": ("te.nvfp4.stochastic", 6),
+    "te-fp4-noise-then-nearest": ("te.nvfp4.stochastic", 6),
+    "te-fp4-one-number": ("te.nvfp4.stochastic", 6),
 }
 
 

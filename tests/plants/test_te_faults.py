@@ -25,6 +25,10 @@ FOUND_BY = {
     "te-fp4-lines-of-weights": "O20",
     "te-fp4-amax-untransformed": "O3",
     "te-fp4-without-signs": "O2",
+    "te-fp4-forward-by-chance": "O2",
+    "te-fp4-gradient-to-nearest": "O2",
+    "te-fp4-noise-then-nearest": "O2",
+    "te-fp4-one-number": "O2",
 }
 
 

@@ -16,7 +16,7 @@ from narrowfuzz.plants.plant import Plant
 _BLOCK = 32
 
 
-def _with(attribute: str, value: Any) -> Callable[..., Any]:
+def with_attribute(attribute: str, value: Any) -> Callable[..., Any]:
     """The quantizer's ``attribute`` has this value, whatever the recipe states."""
 
     def quantize(original: Any, quantizer: Any, tensor: Any) -> Any:
@@ -121,10 +121,10 @@ def _largest_of_the_rows(quantize: Any, quantizer: Any, tensor: Any) -> Any:
 
 
 _TE = "https://github.com/NVIDIA/TransformerEngine"
-_RECIPE = f"{_TE}/blob/main/transformer_engine/common/recipe/__init__.py"
+RECIPE = f"{_TE}/blob/main/transformer_engine/common/recipe/__init__.py"
 _CURRENT = "tensor.float8_tensor:Float8CurrentScalingQuantizer.quantize_impl"
 _MX = "tensor.mxfp8_tensor:MXFP8Quantizer.quantize_impl"
-_FP4 = "tensor.nvfp4_tensor:NVFP4Quantizer.quantize_impl"
+FP4_QUANTIZER = "tensor.nvfp4_tensor:NVFP4Quantizer.quantize_impl"
 _BLOCKWISE = "tensor.float8_blockwise_tensor:Float8BlockQuantizer.quantize_impl"
 
 
@@ -142,15 +142,15 @@ def _fault(
 
 PLANTS = [
     _fault("te-current-power-of-two", "scale", "current scaling rounds to a power of two unasked",
-           _RECIPE, _CURRENT, _with("force_pow_2_scales", True), "te.current"),
+           RECIPE, _CURRENT, with_attribute("force_pow_2_scales", True), "te.current"),
     _fault("te-current-epsilon", "scale", "a lower bound on maxima that the recipe does not have",
-           _RECIPE, _CURRENT, _with("amax_epsilon", 2.0**-8), "te.current"),
+           RECIPE, _CURRENT, with_attribute("amax_epsilon", 2.0**-8), "te.current"),
     _fault("te-current-scale-of-last", "scale", "a tensor carries 1/scale of the one before it",
            f"{_TE}/pull/1083", _CURRENT, _of_the_last("_scale_inv"), "te.current"),
     _fault("te-gradient-format", "format", "gradients are quantised in the forward's format",
-           _RECIPE, "quantization:get_fp8_te_dtype", _other_format, "te.delayed", "te.current"),
+           RECIPE, "quantization:get_fp8_te_dtype", _other_format, "te.delayed", "te.current"),
     _fault("te-mx-square-blocks", "scale", "a scale is shared by a square of 32 x 32",
-           _RECIPE, _MX, _with("with_2d_quantization", True), "te.mxfp8"),
+           RECIPE, _MX, with_attribute("with_2d_quantization", True), "te.mxfp8"),
     _fault("te-mx-byte-up", "scale", "one block's E8M0 byte is one too large",
            "https://github.com/vllm-project/vllm/pull/43557", _MX, _first_scale_up(254),
            "te.mxfp8"),
@@ -162,11 +162,11 @@ PLANTS = [
     _fault("te-mx-blocks-across-rows", "layout", "blocks of 32 reach from one row into the next",
            "https://github.com/DeepWok/mase/pull/321", _MX, _blocks_across_rows, "te.mxfp8"),
     _fault("te-block-any-scale", "scale", "scales of blocks are no powers of two, unasked",
-           _RECIPE, _BLOCKWISE, _with("force_pow_2_scales", False), "te.blockwise"),
+           RECIPE, _BLOCKWISE, with_attribute("force_pow_2_scales", False), "te.blockwise"),
     _fault("te-block-epsilon", "scale", "a lower bound on blocks' maxima that nobody asked for",
-           _RECIPE, _BLOCKWISE, _with("amax_epsilon", 2.0**-4), "te.blockwise"),
+           RECIPE, _BLOCKWISE, with_attribute("amax_epsilon", 2.0**-4), "te.blockwise"),
     _fault("te-block-lines-of-weights", "scale", "a weight's scales are for lines, not for squares",
-           _RECIPE, _BLOCKWISE, _with("block_scaling_dim", 1), "te.blockwise"),
+           RECIPE, _BLOCKWISE, with_attribute("block_scaling_dim", 1), "te.blockwise"),
     _fault("te-block-scale-doubled", "scale", "one block's 1/scale is twice what it must be",
            "https://github.com/vllm-project/vllm/pull/43557", _BLOCKWISE, _first_scale_doubled,
            "te.blockwise"),
@@ -177,18 +177,19 @@ PLANTS = [
            "https://github.com/tenstorrent/tt-metal/issues/51971", _BLOCKWISE, _first_code,
            "te.blockwise"),
     _fault("te-fp4-one-code", "rounding mode", "one element of one block is one code off",
-           "https://github.com/tenstorrent/tt-metal/issues/51971", _FP4, _first_code, "te.nvfp4"),
+           "https://github.com/tenstorrent/tt-metal/issues/51971", FP4_QUANTIZER, _first_code,
+           "te.nvfp4"),
     _fault("te-fp4-scale-up", "scale", "one block's E4M3 scale is one code too large",
-           "https://github.com/vllm-project/vllm/pull/43557", _FP4, _first_scale_up(0x7E),
+           "https://github.com/vllm-project/vllm/pull/43557", FP4_QUANTIZER, _first_scale_up(0x7E),
            "te.nvfp4"),
     _fault("te-fp4-lines-of-weights", "scale", "a weight's scales are for lines, not for squares",
-           _RECIPE, _FP4, _with("with_2d_quantization", False), "te.nvfp4"),
+           RECIPE, FP4_QUANTIZER, with_attribute("with_2d_quantization", False), "te.nvfp4"),
     _fault("te-fp4-amax-of-last", "scale", "a tensor carries the amax of the one before it",
-           f"{_TE}/pull/1083", _FP4, _of_the_last("_amax_rowwise"), "te.nvfp4"),
+           f"{_TE}/pull/1083", FP4_QUANTIZER, _of_the_last("_amax_rowwise"), "te.nvfp4"),
     _fault("te-fp4-amax-untransformed", "scale", "transformed codes carry the amax of others",
-           _RECIPE, _FP4, _largest_of_the_rows, "te.nvfp4"),
+           RECIPE, FP4_QUANTIZER, _largest_of_the_rows, "te.nvfp4"),
     _fault("te-fp4-untransformed", "layout", "nothing is transformed for the weight gradient",
-           _RECIPE, _FP4, _with("with_rht", False), "te.nvfp4"),
+           RECIPE, FP4_QUANTIZER, with_attribute("with_rht", False), "te.nvfp4"),
     _fault("te-fp4-without-signs", "layout", "the Hadamard transform has no random signs",
-           _RECIPE, _FP4, _with("rht_matrix_random_sign_mask_t", 0), "te.nvfp4"),
+           RECIPE, FP4_QUANTIZER, with_attribute("rht_matrix_random_sign_mask_t", 0), "te.nvfp4"),
 ]  # fmt: skip
