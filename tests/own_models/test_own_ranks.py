@@ -14,7 +14,7 @@ from narrowfuzz.case.sharding import Sharding
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
-from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.models.model import Model
 from narrowfuzz.own_models import register
 from narrowfuzz.triage.verify import RunScript
@@ -83,6 +83,16 @@ def test_a_wrong_sum_over_ranks_is_found_with_a_script(tmp_path: Path, scripts: 
     shown = Case(spec=laid_out(page("bilinear"), "torch.fp32", {"data": 2}), data=DataSpec(seed=2))
     path = script_on_ranks(shown, "fsdp-sum-for-mean", RECIPES["torch.fp32"], tmp_path)
     assert_shows(scripts, path, ("", "fsdp-sum-for-mean"))
+
+
+def test_an_empty_shard_is_known_by_the_rows_of_all_linears() -> None:
+    """The head for values has one row, and is not called: float8 reduces its maximum, too."""
+    layout = {"data": 2, "gathers": "precomputed"}
+    spec = laid_out(page("unused_branch"), "torchao.float8.tensorwise", layout, **TWO_STEPS)
+    found = Judge(RECIPES, load_ledger()).judge(Case(spec=spec, data=DataSpec()))
+    assert {v.explained_by for v in found.verdicts if v.rule == "contract"} == {
+        "float8-gather-uneven-shards"
+    }
 
 
 BODY = """

@@ -69,6 +69,8 @@ def _shards(spec: Spec) -> set[tuple[int, int]]:
     model, sharding = MODELS.get(spec.model), spec.sharding
     if model is None or not sharding.data:  # a library's own layers, which no rank shares
         return set()
+    if model.own:
+        return {(rows, sharding.data) for rows in model.linear_rows}
     ranks = max(sharding.tensor, 1) if model.shared else 1
     experts = model.experts // max(sharding.experts, 1)
     own = {(experts, sharding.groups)} if model.experts else set()

@@ -113,9 +113,10 @@ class Model:
     compiled: bool = True
     #: True: a user's own model (``own_models``).
     own: bool = False
-    #: Names of the linears of a user's own model; and the further names of those that have several
-    #: -> their first names.
+    #: Names of the linears of a user's own model; their numbers of output features; and the further
+    #: names of those that have several -> their first names.
     linears: tuple[str, ...] = ()
+    linear_rows: tuple[int, ...] = ()
     also: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Biases of those linears that another module holds, too, under a name that comes first -> that
     #: name, by which their gradients are known: ``lm_head.decoder.bias`` -> ``lm_head.bias``.

@@ -114,6 +114,7 @@ def tried(source: Source) -> Model:
         fixed=fixed,
         own=True,
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),
+        linear_rows=tuple(linear.out_features for linear in linears.values()),
         also=other_names(own),
         tied_biases={
             name: first
