@@ -1,9 +1,10 @@
 """``make models``: ``narrowfuzz check`` on models that others wrote, as their user would run it.
 
 The models are files of plain torch, and small models of transformers, timm and torchtitan, below
-tests/own_models. Each is checked in its own precision, on float8 and on MXFP8, recomputed and
-compiled. Every report of ``check`` needs an owner in benchmarks/models.toml, with a reason: the
-library whose bug it is, or narrowfuzz, if it is a false alarm. The table is docs/models.md.
+tests/own_models. Each is checked in its own precision, on float8 and on MXFP8, recomputed, compiled
+and on ranks. Every report of ``check`` needs an owner in benchmarks/models.toml, with a reason: the
+library whose bug it is, or narrowfuzz, if it is a false alarm. The tables are docs/models.md and,
+for ranks, docs/models_on_ranks.md.
 
 Results are stored in reports/runs/models; a check that has a result there is run again only with
 ``--again``, so a run that was stopped can be continued. Exit code 1: something reported has no
@@ -34,7 +35,6 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "tests" / "own_models"
 STORED = ROOT / "reports" / "runs" / "models"
-TABLE = ROOT / "docs" / "models.md"
 #: The models to check, and the owners of reports.
 SETTINGS = Path(__file__).with_suffix(".toml")
 NARROW = ("torchao.float8.rowwise", "torchao.mxfp8.rceil")
@@ -43,7 +43,11 @@ WAYS = {
     "recomputed": ("--checkpoint", "full"),
     "compiled": ("--compile", "aot_eager", "--checkpoint", "selective"),
     "inductor": ("--compile", "inductor"),
+    "ranks": ("--arm", "sharded*"),
 }
+_USUAL = ROOT / "docs" / "models.md"
+#: Way -> the table of its results.
+TABLES = dict.fromkeys(WAYS, _USUAL) | {"ranks": ROOT / "docs" / "models_on_ranks.md"}
 #: Owners that are not a library: narrowfuzz, and the model's own file.
 OURS, PAGE = "narrowfuzz", "the page"
 #: Seconds that a check may run beyond its --minutes, to triage its last findings.
@@ -116,11 +120,10 @@ class Model:
 def models(settings: dict[str, Any]) -> Iterator[Model]:
     for page in settings["page"]:
         for build in page["builds"]:
-            inductor = ("inductor",) if build in page.get("inductor", ()) else ()
-            yield Model(
-                f"{page['file']}:{build}", page["dtype"], ("recomputed", "compiled", *inductor),
-                tuple(page.get("with", ())),
-            )  # fmt: skip
+            ways = ["recomputed", "compiled", *["inductor"] * (build in page.get("inductor", ()))]
+            ways += ["ranks"] * (build not in page.get("alone", ()))
+            name, over = f"{page['file']}:{build}", tuple(page.get("with", ()))
+            yield Model(name, page["dtype"], tuple(ways), over)
 
 
 def owners_of(settings: dict[str, Any]) -> list[Owner]:
@@ -225,7 +228,7 @@ def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) 
         f"{found} reports, of which {false} are false alarms, or have no owner yet.",
         f"Versions: {', '.join(versions())}.",
         "",
-        *(f"- *{way}*: `{' '.join(given)}`" for way, given in WAYS.items()),
+        *(f"- *{way}*: `{' '.join(WAYS[way])}`" for way in dict.fromkeys(row.way for row in rows)),
         "- *pair*: a recipe and an arm. *never*: pairs of which nothing was checked, for lack of",
         "  cases or minutes, or because the library refuses the model. *s*: seconds.",
         "",
@@ -258,6 +261,8 @@ def _line(row: Row, owners: Sequence[Owner]) -> str:
         if counts
         else "none"
     )
+    if row.way == "ranks":
+        judged = "compared with one process"
     if row.never_checked:
         judged += f"; never: {len(row.never_checked)}"
     kinds = [f"{one.kind} ({who.owner if (who := owner_of(row, one, owners)) else 'no owner'})"
@@ -306,12 +311,16 @@ def main() -> int:
         file.write_bytes(msgspec.json.encode(row))
         print(f"{row.seconds:6.0f} s  {model.name} {way}: {row.cases} cases, exit code {row.code}")
         print(*(f"          {line}" for line in wrong([row], owners)), sep="\n", flush=True)
-    rows = stored_rows(every)
-    there = {(row.model, row.way) for row in rows}
-    missing = [f"`{m.name}` {way}" for m, way in every if (m.name, way) not in there]
-    TABLE.write_text(table(rows, owners, missing))
+    tables = dict.fromkeys(TABLES[way] for _, way in wanted)
+    for path in tables:
+        here = [(model, way) for model, way in every if TABLES[way] == path]
+        rows = stored_rows(here)
+        there = {(row.model, row.way) for row in rows}
+        missing = [f"`{m.name}` {way}" for m, way in here if (m.name, way) not in there]
+        path.write_text(table(rows, owners, missing))
     faults = list(wrong(stored_rows(wanted), owners))
-    print(f"{len(faults)} faults in {len(stored_rows(wanted))} checks; {TABLE.relative_to(ROOT)}")
+    written = " and ".join(str(path.relative_to(ROOT)) for path in tables)
+    print(f"{len(faults)} faults in {len(stored_rows(wanted))} checks; {written}")
     return bool(faults)
 
 
