@@ -65,9 +65,10 @@ def check_command(
         pace = seconds_of_cases(asked_of, one.model.multiplications, plain, device)
         asked_of.sort(key=pace.__getitem__)
     chosen = select_arms(options.arms)
-    on_ranks = not pace or only_ranks(options.arms)  # slow models only if that is asked for
+    alone = () if only_ranks(options.arms) else (*_first(asked_of), *_others(one))
+    on_ranks = not (pace and alone)  # slow models only if nothing else is asked for
     ranks = [case for case in _on_ranks(one, device) if on_ranks and _ranks_of(case) & {*chosen}]
-    first = (*_first(asked_of), *_other_sizes(one.others, one.recipes), *ranks)
+    first = (*alone, *ranks)
     climbed = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
     arms = tuple(name for name in climbed if name in chosen)
     if not arms:
@@ -238,9 +239,9 @@ def _not_on_ranks(one: Configuration, device: str) -> str:
     return f"; on ranks none, as {why_alone(one.model) or unavailable(SHARDED, device) or lacking}"
 
 
-def _other_sizes(models: Sequence[Model], recipes: Sequence[Recipe]) -> Iterator[Case]:
+def _others(one: Configuration) -> Iterator[Case]:
     """One uncompiled case of each model that ``build`` returns for other values of its
     parameters."""
-    for model in models:
-        for spec in _specs(model, recipes[:1], "none", "none")[:1]:
+    for model in one.others:
+        for spec in _specs(model, one.recipes[:1], "none", "none")[:1]:
             yield Case(spec=spec, data=DataSpec(seed=3))

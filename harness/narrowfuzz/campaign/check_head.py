@@ -85,7 +85,8 @@ def head(one: Configuration, first: int, specs: Sequence[Spec], ranks: int = 0) 
     of = f"{chosen} of " if chosen < len(model.linears) else ""
     sizes = f" and {len(one.others)} other sizes" if one.others else ""
     linears = f"{of}{plural(len(model.linears), 'linear')}{sizes}"
-    on_ranks = " and on two ranks" if ranks else ""
+    where = f"and near it, on {len(VALUES)} kinds of data" if first > ranks else ""
+    on_ranks = f"{'and ' * bool(where)}on two ranks" if ranks else ""
     lines = []
     if not options.recipes:
         lines.append(
@@ -95,9 +96,9 @@ def head(one: Configuration, first: int, specs: Sequence[Spec], ranks: int = 0) 
     lines += [
         f"{model.title}: {linears}; {', '.join(wanted)}, --compile {one.compile}, --checkpoint "
         f"{one.checkpoint}",
-        f"first {plural(first, 'case')} of this configuration and near it, on {len(VALUES)} "
-        f"kinds of data{on_ranks}; then random ones around it, on all {len(WILD)} kinds, for "
-        f"{then} in all",
+        f"first {plural(first, 'case')} of this configuration "
+        f"{' '.join(filter(None, (where, on_ranks)))}; then random ones around it, on all "
+        f"{len(WILD)} kinds, for {then} in all",
     ]
     if one.compile != "none":
         programs = sum(spec.compile != "none" for spec in specs)

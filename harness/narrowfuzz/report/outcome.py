@@ -207,9 +207,12 @@ class Ended:
         arms = [arm for arm in LADDER if any(one[1] == arm.name for one in own)]
         recipes = ", ".join(dict.fromkeys(in_short(recipe) for recipe, _, _ in own))
         ways = [*dict.fromkeys(how for arm in arms for how in _ways(arm))]
-        text = f"Checked with {recipes}: {_linears(share, own)}"
-        if elsewhere := _of_elsewhere(own):
-            text += f"; {elsewhere}"
+        parts = []
+        if not all(arm.sharded for arm in arms):
+            parts += [_linears(share, own), *filter(None, [_of_elsewhere(own)])]
+        if any(arm.sharded for arm in arms):
+            parts.append("on ranks, with a batch for each, against one process")
+        text = f"Checked with {recipes}: {'; '.join(parts)}"
         if share.operators:
             text += f"; call by call {_listed(share.operators)}"
         if ways:
@@ -296,7 +299,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _ways(arm: Arm) -> Sequence[str]:
-    """Words on what an arm does that an eager run does not; empty if nothing."""
+    """Words on what an arm does that an eager run does not, besides ranks; empty if nothing."""
     if arm.compiler:
         how = f" with {arm.checkpoint} checkpointing" if arm.checkpoint else ""
         return [f"compiled ({arm.stage}){how}"]
