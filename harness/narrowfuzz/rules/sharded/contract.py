@@ -11,6 +11,7 @@ from narrowfuzz.rules.rule import diverged, plain
 from narrowfuzz.rules.sharded.evidence import arm_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Refuses, Runs
+from narrowfuzz.trace.trace import RunError
 from narrowfuzz.trace.verdict import Verdict
 
 #: The symptom of a model that one process refuses and ranks do not.
@@ -24,12 +25,17 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
         yield from _refused(evidence)
         return
     if not evidence.ran:
-        why = "one process refuses it"
+        error = evidence.traces[EAGER.name].error
+        why = "one process refuses it" + (f": {error.type}: {_first_line(error)}" if error else "")
         yield plain("contract", arm_of(evidence), "output", "not_applicable", why)
         return
     for arm in evidence.traces:
         if arm != EAGER.name:
             yield from _of_arm(evidence, arm)
+
+
+def _first_line(error: RunError) -> str:
+    return (error.message.strip().splitlines() or ["(no message)"])[0]
 
 
 def _refused(evidence: Evidence) -> Iterator[Verdict]:
@@ -50,7 +56,6 @@ def _of_arm(evidence: Evidence, arm: str) -> Iterator[Verdict]:
     elif evidence.refusal:
         yield plain("contract", arm, error.phase, "not_applicable", evidence.refusal)
     else:
-        lines = error.message.strip().splitlines() or ["(no message)"]
         compiled = ", compiled" if BY_NAME[arm].compiled else ""
         raised = f"{error.type} in {error.where.rsplit('.', 1)[-1]}"
         yield Verdict(
@@ -60,6 +65,6 @@ def _of_arm(evidence: Evidence, arm: str) -> Iterator[Verdict]:
             "crashed",
             f"fails only on ranks{compiled} ({raised})",
             At(what="error", phase=error.phase, name=error.where, rank=max(error.rank, 0)),
-            f"{error.type}: {lines[0][:200]}",
+            f"{error.type}: {_first_line(error)[:200]}",
             Runs(error.type),
         )
