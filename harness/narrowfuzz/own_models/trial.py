@@ -96,6 +96,8 @@ def tried(source: Source) -> Model:
     blocks, given_gradients = blocks_of(own, module, lambda: called(example.clone()))
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
     regions = () if unrepeatable else blocks
+    with one_thread(), eagerly():
+        units = units_of(own, blocks, lambda: called(example.clone()))
     where, dims = (source.where, source.build), dict(source.dims)
     place = (own.driven, True) if own.cut else (own.driven,)
     return Model(
@@ -109,7 +111,7 @@ def tried(source: Source) -> Model:
         random=any("torch" in answer.moved for answer in answers),
         attends=True,
         regions=regions,
-        units=units_of(own, blocks, lambda: called(example.clone())),
+        units=units,
         scalars=scalars_of(own),
         fixed=fixed,
         own=True,
