@@ -48,6 +48,7 @@ class OwnModel(nn.Module):
     ) -> None:
         super().__init__()
         self.rows, self.width, self.driven, self.cut = rows, width, driven, cut
+        plainly_scripted()  # a rank may be a thread
         with _seeded, torch.device("cpu"):  # ``build`` may read parameters
             torch.manual_seed(0)
             self.model, self.given = built(where, build, dims)
