@@ -96,9 +96,15 @@ def test_an_empty_shard_is_known_by_the_rows_of_all_linears() -> None:
 
 
 BODY = """
+import contextvars
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+
+KEPT = {{}}
+MODE = contextvars.ContextVar("mode")
+MODE.set(2.0)
 
 
 class Block(nn.Module):
@@ -118,9 +124,15 @@ class M(nn.Module):
         self.s = nn.Parameter({s})
 
     def forward(self, x):
+        KEPT["x"] = x
         for block in self.blocks:
             x = block(x)
         return {returns}
+
+    def seeded(self):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            return torch.randn(16)
 
 
 def build():
@@ -128,6 +140,11 @@ def build():
     {then}
     return m, torch.ones(4, 16, dtype=m.a.weight.dtype)
 """
+
+
+TALL = "self.a(x) @ self.s.t()"
+#: As experts are skipped to which no token goes.
+SKIPS = "self.a(x) * self.s if x.abs().max() < 8 else self.a(x)"
 
 
 def small(folder: Path, **parts: str) -> Model:
@@ -148,6 +165,14 @@ def small(folder: Path, **parts: str) -> Model:
             {"then": "m.bfloat16().s.data = torch.ones(16)", "returns": "self.a(x) * self.s"},
             "several dtypes: model.s is fp32",
         ),
+        # real ranks are processes, which share neither a module nor a generator
+        ({"returns": "self.a(x) * self.s + KEPT['x']"}, "computes something else"),
+        ({"returns": "self.a(x) * self.s + self.seeded()"}, "computes something else"),
+        ({"returns": "self.a(x) * self.s * MODE.get()"}, "raises LookupError"),
+        (
+            {"returns": "self.a(x) * self.s * (2.0 if dist.is_initialized() else 1.0)"},
+            "computes something else",
+        ),
     ],
 )
 def test_ranks_do_not_train_what_they_could_not_be_compared_with(
@@ -162,6 +187,10 @@ def test_ranks_do_not_train_what_they_could_not_be_compared_with(
     ("sharding", "fields", "parts", "why"),
     [
         ({"data": 2}, {}, {"s": "torch.ones(())"}, "model.s is a scalar: give ddp"),
+        ({"data": 2}, {}, {"s": "torch.ones(16, 4).t()", "returns": TALL}, "s is not contiguous"),
+        ({"data": 2}, {}, {"then": "m.s.register_hook(torch.neg)"}, "drop the hook of the param"),
+        ({"data": 2}, {}, {"returns": SKIPS}, "gets a gradient with some inputs only: give ddp"),
+        (DDP, {}, {"returns": SKIPS}, "gets a gradient with some inputs only: give ddp 'unused'"),
         (DDP | {"ddp": "plain"}, {}, {"returns": "self.a(x)"}, "give ddp 'static' or 'unused'"),
         ({"data": 2, "resumes": "same"}, TWO_STEPS, {"returns": "self.a(x)"}, "give resumes ''"),
         ({"data": 2, "resumes": "fewer"}, TWO_STEPS, {}, "batches of another size"),

@@ -19,7 +19,7 @@ from narrowfuzz.case.arm import SHARDED, Arm, Compile
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.ladder import climb
 from narrowfuzz.case.layout import MESH, fitting
-from narrowfuzz.case.layout.mesh import why_alone
+from narrowfuzz.case.layout.mesh import ways_of_ddp, why_alone
 from narrowfuzz.case.sharding import Sharding
 from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, Spec
 from narrowfuzz.case.trainings import not_reentrant
@@ -214,7 +214,7 @@ def _on_ranks(one: Configuration, device: str) -> Iterator[Case]:
     DDP. None where ranks cannot train the model."""
     if unavailable(SHARDED, device) or not MESH.takes(one.model.name):
         return
-    ddp = Sharding(data=2, replicas=2, ddp="static" if one.model.unreached else "plain")
+    ddp = Sharding(data=2, replicas=2, ddp=ways_of_ddp(one.model)[0])
     fsdp = Sharding(data=2, units="each")
     layouts: dict[Sharding, dict[str, Any]] = {fsdp: {"steps": 2, "optimizer": "adamw"}, ddp: {}}
     for recipe in one.recipes:

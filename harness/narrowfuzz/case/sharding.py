@@ -10,6 +10,8 @@ from msgspec import Meta
 #: Ways in which a recipe can declare that it runs on ranks; "codes": ranks may communicate FP8
 #: codes in place of values.
 Shards = Literal["fsdp", "tensor", "codes", "context", "classes"]
+#: Ways in which DistributedDataParallel is called.
+DDP = Literal["plain", "views", "static", "unused"]
 
 
 class Sharding(
@@ -28,7 +30,7 @@ class Sharding(
     #: DistributedDataParallel in place of FSDP: every data-parallel rank is a replica with all
     #: parameters. "plain": called with its defaults; "views": gradients are views of its buckets;
     #: "static": with a static graph; "unused": it searches for unused parameters. "": FSDP.
-    ddp: Literal["", "plain", "views", "static", "unused"] = ""
+    ddp: Literal["", DDP] = ""
     #: Expert parallelism: number of consecutive data-parallel ranks that share the experts. Each
     #: holds some experts and receives the rows routed to them; 0: every rank holds all experts.
     experts: Annotated[int, Meta(ge=0, le=4)] = 0

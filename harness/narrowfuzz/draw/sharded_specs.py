@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from narrowfuzz.case.layout import LAYOUTS, MESH, MOST_RANKS, Layout, fitting, layouts
 from narrowfuzz.case.layout.layout import SCHEDULES, up
-from narrowfuzz.case.layout.mesh import why_not_fsdp
+from narrowfuzz.case.layout.mesh import trains_all, ways_of_ddp, why_not_fsdp
 from narrowfuzz.case.sharding import Sharding, Shards
 from narrowfuzz.case.spec import LOW_BIT, ModelName, Spec
 from narrowfuzz.draw.choices import sampled
@@ -147,11 +147,11 @@ def _options(
     model = MODELS[spec.model]
     replicated = data and not (tensor or model.package)
     if replicated and draw(sampled(*[False] * (0 if why_not_fsdp(model) else 4), True)):
-        searches = ["unused"] * (not spec.reentrant)
+        able = [way for way in ways_of_ddp(model) if not (spec.reentrant and way == "unused")]
         return Sharding(
             data=data,
             replicas=data,
-            ddp=draw(sampled(*["plain", "views"] * (not model.unreached), "static", *searches)),
+            ddp=draw(sampled(*able)),
             units=draw(sampled("whole", "each")),
             processes=processes or draw(sampled(*[False] * 9, True)),
         )
@@ -246,7 +246,7 @@ def _shards(recipe: Recipe, data: int, tensor: int) -> bool:
 def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str, ...]:
     """The values of ``Sharding.resumes`` that are possible with this sharding."""
     if MODELS[model].own:  # with a batch for each rank, there are always as many
-        return () if MODELS[model].unreached else ("same", "early")
+        return ("same", "early") if trains_all(MODELS[model]) else ()
     able = MODELS[model].shared and not MODELS[model].prescribed_sharding
     both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
     fewer = ("fewer",) if sharding.data > 1 and not (sharding.experts and sharding.tensor) else ()

@@ -127,6 +127,8 @@ class Model:
     computed_weights: tuple[str, ...] = ()
     #: Trainable parameters of a user's own model that get no gradient with its example input.
     unreached: tuple[str, ...] = ()
+    #: Those that get one with some inputs only, such as those of experts.
+    reached_by_chance: tuple[str, ...] = ()
     #: Where the gradients of a user's own model come from besides the products of its linears.
     gradients: Gradients = Gradients()
     #: True: each of ``regions`` is given a tensor that needs a gradient, although the input of this
@@ -139,9 +141,11 @@ class Model:
     #: is one, checkpoints wrap the whole model and no blocks.
     unrepeatable: str = ""
     #: Blocks of a user's own model that FSDP can gather by themselves, because their parameters are
-    #: used nowhere else; and its parameters without dimensions.
+    #: used nowhere else; and, as the end of a sentence, why FSDP does not shard one of them all.
     units: tuple[str, ...] = ()
-    scalars: tuple[str, ...] = ()
+    unshardable: str = ""
+    #: As the end of a sentence: what differs if nothing but the model itself runs on ranks.
+    disturbed: str = ""
     #: Buffers that each forward changes: counters, running statistics.
     changing: tuple[str, ...] = ()
     #: Those of them that a state_dict holds: results at the end of a training.

@@ -84,7 +84,7 @@ def observe_call(model: nn.Module, call: Callable[[], Any], *, foreign: int = 0)
     """Run ``call``, which calls the model, and record it. torch's generator is seeded with 0, the
     others with ``foreign``; their states are restored afterwards."""
     answer = Answer()
-    with eagerly(), _kept_generators(), ExitStack() as hooks:
+    with eagerly(), kept_generators(), ExitStack() as hooks:
         for name, module in model.named_modules():
             _watch(answer.seen, name, module, hooks)
         player.seed(0)
@@ -273,7 +273,8 @@ def filled() -> Iterator[None]:
 
 
 @contextmanager
-def _kept_generators() -> Iterator[None]:
+def kept_generators() -> Iterator[None]:
+    """After it, the random generators are as before it."""
     torchs, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         yield

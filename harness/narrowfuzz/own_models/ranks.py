@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from narrowfuzz.play.own import tensors_in
+from narrowfuzz.play.own import floats_in, tensors_in
 
 
 def units_of(model: nn.Module, blocks: Sequence[str], call: Callable[[], Any]) -> tuple[str, ...]:
@@ -27,9 +29,50 @@ def units_of(model: nn.Module, blocks: Sequence[str], call: Callable[[], Any]) -
     return tuple(name for name in blocks if name not in readers.read_from_outside)
 
 
-def scalars_of(model: nn.Module) -> tuple[str, ...]:
-    """Its parameters without dimensions, which ``fully_shard`` refuses."""
-    return tuple(name for name, p in model.named_parameters() if not p.dim())
+def unshardable(model: nn.Module) -> str:
+    """Why FSDP does not shard one of its parameters, as the end of a sentence; "" if it does. Some
+    ``fully_shard`` refuses; and it makes new parameters, without the hooks of those before."""
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            return f"its parameter {name} is a scalar"
+        if not parameter.is_contiguous():
+            return f"its parameter {name} is not contiguous"
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"it would drop the hook of the parameter {name}"
+    return ""
+
+
+def reached_by_chance(
+    model: nn.Module, call: Callable[[torch.Tensor], Any], example: torch.Tensor, ids: int
+) -> tuple[str, ...]:
+    """The trainable parameters that get a gradient with some inputs only, as those of experts do;
+    none if a call raises. ``ids``: the size of the vocabulary, 0 if the example holds features."""
+    same_rows = example.flatten()[: example.shape[-1]].expand_as(example)
+    inputs = [example, example * 0, other_values(example, ids), same_rows]
+    if not ids:
+        noise = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))
+        inputs += [noise.to(example.dtype), example * 64, example * math.nan]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    try:
+        found = [gradients_of(call(x.clone()), [*trained.values()]) for x in inputs]
+    except Exception:  # noqa: BLE001 - the judge runs such inputs, too
+        return ()
+    each = zip(trained, zip(*found, strict=True), strict=True)
+    return tuple(name for name, of in each if len({g is None for g in of}) > 1)
+
+
+def other_values(example: torch.Tensor, ids: int) -> torch.Tensor:
+    """An input of the same shape, all of whose values are others if there are others."""
+    return (example + 1) % ids if ids else example * -0.5 + 0.25
+
+
+def gradients_of(results: Any, of: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of the sum of all floats in a model's results."""
+    ends = [t for t in floats_in(results) if t.requires_grad]
+    if not ends:
+        return (None,) * len(of)
+    ones = [torch.ones_like(t) for t in ends]
+    return torch.autograd.grad(ends, of, ones, allow_unused=True)
 
 
 class _Readers(TorchFunctionMode):

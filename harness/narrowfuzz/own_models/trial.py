@@ -18,6 +18,7 @@ from narrowfuzz.models.catalog import FIXED_BY_OWN
 from narrowfuzz.models.model import Model
 from narrowfuzz.operators import BY_KERNEL
 from narrowfuzz.own_models.affected import affected, has_computed_weight, parts_of
+from narrowfuzz.own_models.beside import disturbed
 from narrowfuzz.own_models.blocks import blocks_of
 from narrowfuzz.own_models.calls import (
     CALLS,
@@ -41,7 +42,7 @@ from narrowfuzz.own_models.changing import (
 )
 from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
-from narrowfuzz.own_models.ranks import scalars_of, units_of
+from narrowfuzz.own_models.ranks import other_values, reached_by_chance, units_of, unshardable
 from narrowfuzz.own_models.source import Source, raised
 from narrowfuzz.own_models.uses import ParameterUses, changed_by_older_hooks
 from narrowfuzz.play.dtypes import DTYPES
@@ -96,8 +97,10 @@ def tried(source: Source) -> Model:
     blocks, given_gradients = blocks_of(own, module, lambda: called(example.clone()))
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
     regions = () if unrepeatable else blocks
+    random = any("torch" in answer.moved for answer in answers)
     with one_thread(), eagerly():
         units = units_of(own, blocks, lambda: called(example.clone()))
+        on_ranks = {} if random or remembers else _on_ranks(source, own, called, count)
     where, dims = (source.where, source.build), dict(source.dims)
     place = (own.driven, True) if own.cut else (own.driven,)
     return Model(
@@ -108,11 +111,12 @@ def tried(source: Source) -> Model:
         "block",
         wide=not ids,
         takes_ids=ids,
-        random=any("torch" in answer.moved for answer in answers),
+        random=random,
         attends=True,
         regions=regions,
         units=units,
-        scalars=scalars_of(own),
+        unshardable=unshardable(own),
+        **on_ranks,
         fixed=fixed,
         own=True,
         linears=tuple(f"model.{name}".rstrip(".") for name in linears),
@@ -148,6 +152,18 @@ def tried(source: Source) -> Model:
         modules=parts_of(module),
         affected=_affected(source, own, operators, autocast=dtype == "fp32"),
     )
+
+
+def _on_ranks(
+    source: Source, own: OwnModel, called: Callable[[torch.Tensor], Any], ids: int
+) -> dict[str, Any]:
+    """What else is to be known of a model that ranks may train."""
+    example = own.given[own.driven]
+    given = example, other_values(example, ids)
+    return {
+        "reached_by_chance": reached_by_chance(own.model, called, example, ids),
+        "disturbed": disturbed(own, called, lambda: _made(source, own.driven, own.cut), given),
+    }
 
 
 def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], str]:

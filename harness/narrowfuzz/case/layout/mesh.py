@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.case.layout.layout import Layout, up
-from narrowfuzz.case.sharding import UNSHARDED, Sharding
+from narrowfuzz.case.sharding import DDP, UNSHARDED, Sharding
 from narrowfuzz.case.spec import ModelName, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.models.model import Model
@@ -37,7 +37,7 @@ def why_alone(model: Model) -> str:
         name, dtype = next(iter(model.gradients.dtypes.items()))
         other = dtype or "of another dtype"
         return f"its parameters have several dtypes: {name} is {other}"
-    return ""
+    return model.disturbed
 
 
 def _fit(spec: Spec) -> Spec:
@@ -115,10 +115,10 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"FSDP does not shard {model.title}, as {why}: give ddp"
     elif sharding.ddp and sharding != _of_ddp(sharding):
         yield f"with ddp the sharding is {_of_ddp(sharding)}, not {sharding}"
-    if sharding.ddp in ("plain", "views") and model.unreached:
-        yield f"{model.unreached[0]} gets no gradient: give ddp 'static' or 'unused'"
-    if sharding.resumes and model.unreached:  # its optimizer state does not exist, and is expected
-        yield f"{model.unreached[0]} gets no gradient: give resumes ''"
+    if sharding.ddp and sharding.ddp not in (ways := ways_of_ddp(model)):
+        yield f"{_without_gradient(model)}: give ddp {' or '.join(map(repr, ways))}"
+    if sharding.resumes and not trains_all(model):  # its optimizer expects a state that is not made
+        yield f"{_without_gradient(model)}: give resumes ''"
     if model.own and spec.checkpoint == "reentrant":
         # in one process, too, a reentrant recompute may hand gradients on in another layout
         yield "ranks recompute a user's own model by checkpoints that are not reentrant"
@@ -145,10 +145,30 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
 
 def why_not_fsdp(model: Model) -> str:
     """Why FSDP cannot shard a user's own model; "" if it can."""
-    if model.scalars:
-        return f"its parameter {model.scalars[0]} is a scalar"
+    if model.unshardable:
+        return model.unshardable
+    if model.reached_by_chance:  # ranks then reduce other gradients, and wait for each other
+        return _without_gradient(model)
     # a second backward finds parameters that FSDP has freed after the first
     return "its forward differentiates" if model.gradients.twice else ""
+
+
+def trains_all(model: Model) -> bool:
+    """True if all trainable parameters of a user's own model get gradients with any input."""
+    return not (model.unreached or model.reached_by_chance)
+
+
+def ways_of_ddp(model: Model) -> Sequence[DDP]:
+    """The values of ``Sharding.ddp`` with which DDP trains a model, the most usual one first."""
+    if model.reached_by_chance:
+        return ("unused",)
+    return ("static", "unused") if model.unreached else ("plain", "views", "static", "unused")
+
+
+def _without_gradient(model: Model) -> str:
+    if model.reached_by_chance:
+        return f"{model.reached_by_chance[0]} gets a gradient with some inputs only"
+    return f"{model.unreached[0]} gets no gradient"
 
 
 def _of_ddp(sharding: Sharding) -> Sharding:
