@@ -205,6 +205,13 @@ def test_a_layout_that_torch_does_not_support_is_one_sentence(
         check_sharding(spec, ["fsdp"])
 
 
+def test_a_gradient_that_only_some_ranks_make_counts_in_the_norm(tmp_path: Path) -> None:
+    model = small(tmp_path, returns="self.a(x) * self.s if x[0, 0] > 0 else self.a(x)")
+    spec = laid_out(model, "torch.fp32", DDP | {"ddp": "unused"})
+    for seed in range(6):
+        assert not broken(judged(spec, seed))
+
+
 @pytest.mark.parametrize(
     ("returns", "units"),
     [

@@ -470,7 +470,9 @@ def check_norm(evidence: Evidence) -> Iterator[Verdict]:
     if evidence.spec.optimizes or NORM not in run.ranks[0].outputs:
         yield plain("S6", arm, NORM, "not_applicable", "no gradients are left")
         return
-    outputs = evidence.traces[EAGER.name].ranks[0].outputs
+    outputs: dict[str, F32] = {}
+    for piece in evidence.traces[EAGER.name].ranks:  # each may reach parameters that others do not
+        outputs |= piece.outputs
     names = [name for name in outputs if name.endswith(".grad")]
     wholes = [whole_of(evidence, name, outputs[name].shape) for name in names]
     if any(whole is None for whole in wholes):
