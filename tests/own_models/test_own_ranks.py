@@ -165,6 +165,13 @@ def small(folder: Path, **parts: str) -> Model:
             {"then": "m.bfloat16().s.data = torch.ones(16)", "returns": "self.a(x) * self.s"},
             "several dtypes: model.s is fp32",
         ),
+        (
+            {
+                "s": "torch.ones(4, 16)",
+                "returns": "F.embedding(torch.arange(4), self.s, sparse=True) + self.a(x)",
+            },
+            "s gets sparse gradients",
+        ),
         # real ranks are processes, which share neither a module nor a generator
         ({"returns": "self.a(x) * self.s + KEPT['x']"}, "computes something else"),
         ({"returns": "self.a(x) * self.s + self.seeded()"}, "computes something else"),

@@ -144,8 +144,8 @@ class Model:
     #: used nowhere else; and, as the end of a sentence, why FSDP does not shard one of them all.
     units: tuple[str, ...] = ()
     unshardable: str = ""
-    #: As the end of a sentence: what differs if nothing but the model itself runs on ranks.
-    disturbed: str = ""
+    #: As the end of a sentence, why ranks cannot train it, if no other field tells.
+    alone: str = ""
     #: Buffers that each forward changes: counters, running statistics.
     changing: tuple[str, ...] = ()
     #: Those of them that a state_dict holds: results at the end of a training.

@@ -61,6 +61,20 @@ def reached_by_chance(
     return tuple(name for name, of in each if len({g is None for g in of}) > 1)
 
 
+def sparse(model: nn.Module, call: Callable[[torch.Tensor], Any], example: torch.Tensor) -> str:
+    """Which of its parameters gets a sparse gradient, as the end of a sentence; "" if none does, or
+    a call raises."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    try:
+        gradients = gradients_of(call(example.clone()), [*trained.values()])
+    except Exception:  # noqa: BLE001 - the judge runs it, too
+        return ""
+    for name, gradient in zip(trained, gradients, strict=True):
+        if gradient is not None and gradient.layout != torch.strided:
+            return f"its parameter {name} gets sparse gradients, which FSDP does not reduce"
+    return ""
+
+
 def other_values(example: torch.Tensor, ids: int) -> torch.Tensor:
     """An input of the same shape, all of whose values are others if there are others."""
     return (example + 1) % ids if ids else example * -0.5 + 0.25

@@ -42,7 +42,13 @@ from narrowfuzz.own_models.changing import (
 )
 from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
-from narrowfuzz.own_models.ranks import other_values, reached_by_chance, units_of, unshardable
+from narrowfuzz.own_models.ranks import (
+    other_values,
+    reached_by_chance,
+    sparse,
+    units_of,
+    unshardable,
+)
 from narrowfuzz.own_models.source import Source, raised
 from narrowfuzz.own_models.uses import ParameterUses, changed_by_older_hooks
 from narrowfuzz.play.dtypes import DTYPES
@@ -162,7 +168,8 @@ def _on_ranks(
     given = example, other_values(example, ids)
     return {
         "reached_by_chance": reached_by_chance(own.model, called, example, ids),
-        "disturbed": disturbed(own, called, lambda: _made(source, own.driven, own.cut), given),
+        "alone": sparse(own.model, called, example)
+        or disturbed(own, called, lambda: _made(source, own.driven, own.cut), given),
     }
 
 

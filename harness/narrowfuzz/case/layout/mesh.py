@@ -37,7 +37,7 @@ def why_alone(model: Model) -> str:
         name, dtype = next(iter(model.gradients.dtypes.items()))
         other = dtype or "of another dtype"
         return f"its parameters have several dtypes: {name} is {other}"
-    return model.disturbed
+    return model.alone
 
 
 def _fit(spec: Spec) -> Spec:
