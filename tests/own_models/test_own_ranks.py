@@ -12,6 +12,8 @@ from narrowfuzz.case.layout import check_sharding, fitting
 from narrowfuzz.case.layout.mesh import MESH, why_alone
 from narrowfuzz.case.sharding import Sharding
 from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.choices import examples
+from narrowfuzz.draw.sharded_specs import sharded_specs
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
@@ -210,6 +212,12 @@ def test_a_layout_that_torch_does_not_support_is_one_sentence(
     spec = laid_out(small(tmp_path, **parts), "torch.fp32", sharding, **fields)
     with pytest.raises(ValueError, match=why):
         check_sharding(spec, ["fsdp"])
+
+
+def test_a_run_of_it_on_ranks_draws_nothing_else(tmp_path: Path) -> None:
+    model = small(tmp_path)
+    drawn = examples(sharded_specs([RECIPES["torch.fp32"]], (model.name,)), 40)
+    assert {spec.model for spec in drawn} == {model.name}
 
 
 def test_a_gradient_that_only_some_ranks_make_counts_in_the_norm(tmp_path: Path) -> None:

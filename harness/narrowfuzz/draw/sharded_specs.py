@@ -121,7 +121,10 @@ def _meshed(
     these = tuple(m for m in meshed if recipe.takes(m) and _laid(m, data, tensor))
     if with_experts := tuple(m for m in these if MODELS[m].experts):
         these = draw(sampled(*[these] * 3, with_experts))
-    spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
+    allowed = these or ("linear",)
+    spec = draw(
+        specs([recipe], vary=FACTORS, models=allowed, largest=largest, linears=not none_else)
+    )
     if spec.dtype == "fp16":  # FSDP divides fp16 gradients before it adds them
         spec = msgspec.structs.replace(spec, dtype="bf16")
     if spec.reentrant and MODELS[spec.model].own:
