@@ -115,7 +115,10 @@ def test_of_a_run_that_is_not_green_it_is_said_why(tmp_path: Path) -> None:
 
 def test_arms_are_those_of_the_configuration(refused: Refused) -> None:
     said = refused(TINY, "--checkpoint", "full", "--arm", "inductor*")
-    assert "runs eager, eager+checkpoint; --compile and --checkpoint say more" in said
+    assert (
+        "runs eager, eager+checkpoint, sharded+checkpoint; --compile and --checkpoint say more"
+        in said
+    )
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,12 @@ def check_command(
     climbed = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
     arms = tuple(name for name in climbed if name in chosen)
     if not arms:
-        raise ValueError(
-            f"--arm {' '.join(options.arms)}: this configuration runs {', '.join(climbed)}; "
-            "--compile and --checkpoint say more" + _not_on_ranks(one, device)
-        )
+        able = (*_first(asked_of), *_others(one), *_on_ranks(one, device))
+        runs = ", ".join(dict.fromkeys(arm.name for case in able for arm in climb(case.spec)))
+        says = f"this configuration runs {runs}; --compile and --checkpoint say more"
+        if not alone and not ranks and (why := _why_not_on_ranks(one, device)):
+            says = f"no ranks can train {one.model.title}, as {why}"
+        raise ValueError(f"--arm {' '.join(options.arms)}: {says}")
     meant = dict.fromkeys(arm.name for spec in asked_of for arm in _meant(climb(spec)))
     meant |= dict.fromkeys(arm.name for case in ranks for arm in climb(case.spec))
     _, around = consoles(options)
@@ -230,13 +232,11 @@ def _ranks_of(case: Case) -> set[str]:
     return {arm.name for arm in climb(case.spec) if arm.sharded}
 
 
-def _not_on_ranks(one: Configuration, device: str) -> str:
-    """End of a sentence: why arms on ranks do not run the model, if that was asked for."""
-    if not only_ranks(one.options.arms):
-        return ""
+def _why_not_on_ranks(one: Configuration, device: str) -> str:
+    """Why arms on ranks do not run the model, as the end of a sentence."""
     unable = [r.name for r in one.recipes if not r.shards]
     lacking = f"{', '.join(unable)} is not laid out over ranks" if unable else ""
-    return f"; on ranks none, as {why_alone(one.model) or unavailable(SHARDED, device) or lacking}"
+    return why_alone(one.model) or unavailable(SHARDED, device) or lacking
 
 
 def _others(one: Configuration) -> Iterator[Case]:

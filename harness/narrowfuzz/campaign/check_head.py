@@ -11,9 +11,12 @@ from typing import Any
 
 import msgspec
 
+from narrowfuzz.arms.available import select_arms
 from narrowfuzz.campaign.config import MINUTES
 from narrowfuzz.campaign.run_options import RunOptions
 from narrowfuzz.case.arm import Compile
+from narrowfuzz.case.ladder import BY_NAME
+from narrowfuzz.case.layout.mesh import why_alone, why_not_fsdp
 from narrowfuzz.case.spec import Checkpoint, Spec, ValueClass
 from narrowfuzz.draw.strategies import WILD
 from narrowfuzz.ledger.advice import of_models
@@ -158,6 +161,11 @@ def _notes(one: Configuration) -> Iterator[str]:
             f"no gradient reaches {names} in one call with what it is built with: nothing "
             "that it returns depends on that, or only through detach() or .data"
         )
+    if any(BY_NAME[arm].sharded for arm in select_arms(one.options.arms)):
+        if why := why_alone(model):
+            yield f"no ranks train it, as {why}"
+        elif why := why_not_fsdp(model):
+            yield f"ranks train it by DDP and not by FSDP, as {why}"
 
 
 def _changed_again(changing: Sequence[str], again: Collection[str]) -> str:
