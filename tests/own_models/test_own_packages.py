@@ -56,6 +56,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
+@pytest.mark.heavy
 def test_a_script_finds_a_package_that_only_this_process_searches(
     package: Path, tmp_path: Path
 ) -> None:

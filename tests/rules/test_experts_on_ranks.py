@@ -170,7 +170,7 @@ def test_parts_of_experts_resume_on_other_ranks(resumes: str) -> None:
     assert ("S11", "ok") in {(v.rule, v.status) for v in judged.verdicts}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.heavy
 @pytest.mark.parametrize("sharding", [{"data": 2, "experts": 2}, {"tensor": 2}], ids=str)
 def test_a_training_that_is_saved_before_its_first_step(sharding: dict[str, Any]) -> None:
     model = "mlp_gelu" if "tensor" in sharding else "chosen_experts"

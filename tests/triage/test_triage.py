@@ -127,7 +127,7 @@ def test_what_shows_first_shows_on_no_higher_rung(arm: str, names: set[str]) -> 
     assert judge.beneath(spec, arm) == names & rungs
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.heavy
 @pytest.mark.parametrize("drawn", [{"microbatches": 2}, {"model": "used_twice"}])
 def test_what_is_missing_under_another_name_takes_no_more(drawn: dict[str, Any]) -> None:
     """A bias without a gradient is proj.bias.grad in a model, or in two microbatches, and grad_bias
