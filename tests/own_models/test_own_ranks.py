@@ -19,6 +19,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.models.model import Model
 from narrowfuzz.own_models import register
+from narrowfuzz.triage.avoid import avoided_by
 from narrowfuzz.triage.verify import RunScript
 from samples import recipes
 from scripts_of_findings import assert_shows, script_on_ranks
@@ -218,6 +219,16 @@ def test_a_run_of_it_on_ranks_draws_nothing_else(tmp_path: Path) -> None:
     model = small(tmp_path)
     drawn = examples(sharded_specs([RECIPES["torch.fp32"]], (model.name,)), 40)
     assert {spec.model for spec in drawn} == {model.name}
+
+
+def test_an_error_on_ranks_is_not_avoided_by_sizes_that_the_file_sets(tmp_path: Path) -> None:
+    given = "int('no number') if dist.is_initialized() and len(torch.unique(x)) > 40 else"
+    model = small(tmp_path, returns=f"{given} self.a(x) * self.s")
+    case = Case(spec=laid_out(model, "torch.fp32", {"data": 3}), data=DataSpec(seed=2))
+    judge = Judge(RECIPES, Ledger([]))
+    (verdict,) = judge.judge(case).causes
+    assert verdict.rule == "contract"
+    assert avoided_by(judge, case, verdict) == []
 
 
 def test_a_gradient_that_only_some_ranks_make_counts_in_the_norm(tmp_path: Path) -> None:

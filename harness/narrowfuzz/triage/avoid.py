@@ -57,6 +57,10 @@ class _Tries:
     def __call__(self, spec: Spec) -> bool:
         if time.monotonic() > self.deadline:
             return False
+        try:
+            self.judge.recipe(spec).check(spec)
+        except ValueError:  # such as rows that do not divide evenly over the ranks
+            return False
         case = msgspec.structs.replace(self.case, spec=spec)
         arms = frozenset({self.arm})
         return self.judge.judge(case, [BY_NAME["contract"]], arms, confirm=False).ran
@@ -84,7 +88,10 @@ def _filter(
 
 
 def _sizes(spec: Spec, runs: Try) -> Iterator[str]:
-    """For each size, the first multiple not met by the present size with which the Spec runs."""
+    """For each size, the first multiple not met by the present size with which the Spec runs. None
+    of a user's own model, whose file sets them."""
+    if spec.model in MODELS and MODELS[spec.model].own:
+        return
     names = {"m": "rows", "k": "width", "n": "out_features or hidden width"}
     if spec.model in MODELS and MODELS[spec.model].takes_ids:
         names["n"] = "vocabulary"
