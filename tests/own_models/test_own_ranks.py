@@ -204,6 +204,12 @@ def test_ranks_do_not_train_what_they_could_not_be_compared_with(
         (DDP | {"ddp": "plain"}, {}, {"returns": "self.a(x)"}, "give ddp 'static' or 'unused'"),
         ({"data": 2, "resumes": "same"}, TWO_STEPS, {"returns": "self.a(x)"}, "give resumes ''"),
         ({"data": 2, "resumes": "fewer"}, TWO_STEPS, {}, "batches of another size"),
+        (
+            {"data": 2, "resumes": "same"},
+            TWO_STEPS,
+            {"then": "m.register_state_dict_post_hook(lambda _, d, *__: d.update(t=1))"},
+            "names of no parameters: give resumes ''",
+        ),
         ({"data": 2}, {"checkpoint": "reentrant"}, {}, "that are not reentrant"),
     ],
 )

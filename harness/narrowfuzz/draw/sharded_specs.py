@@ -249,7 +249,8 @@ def _shards(recipe: Recipe, data: int, tensor: int) -> bool:
 def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str, ...]:
     """The values of ``Sharding.resumes`` that are possible with this sharding."""
     if MODELS[model].own:  # with a batch for each rank, there are always as many
-        return ("same", "early") if trains_all(MODELS[model]) else ()
+        resumable = trains_all(MODELS[model]) and MODELS[model].saves_as_named
+        return ("same", "early") if resumable else ()
     able = MODELS[model].shared and not MODELS[model].prescribed_sharding
     both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
     fewer = ("fewer",) if sharding.data > 1 and not (sharding.experts and sharding.tensor) else ()

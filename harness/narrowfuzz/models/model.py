@@ -146,6 +146,8 @@ class Model:
     unshardable: str = ""
     #: As the end of a sentence, why ranks cannot train it, if no other field tells.
     alone: str = ""
+    #: False: the state_dict of a user's own model has other names than its parameters and buffers.
+    saves_as_named: bool = True
     #: Buffers that each forward changes: counters, running statistics.
     changing: tuple[str, ...] = ()
     #: Those of them that a state_dict holds: results at the end of a training.

@@ -42,6 +42,14 @@ def unshardable(model: nn.Module) -> str:
     return ""
 
 
+def saves_as_named(model: nn.Module) -> bool:
+    """True if its state_dict has the names of its parameters and buffers, as hooks may change them:
+    torch.distributed.checkpoint looks for the parameter of each name."""
+    named = (model.named_parameters, model.named_buffers)
+    names = {name for those in named for name, _ in those(remove_duplicate=False)}
+    return model.state_dict().keys() <= names
+
+
 def reached_by_chance(
     model: nn.Module, call: Callable[[torch.Tensor], Any], example: torch.Tensor, ids: int
 ) -> tuple[str, ...]:

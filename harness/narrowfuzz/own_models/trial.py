@@ -45,6 +45,7 @@ from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
 from narrowfuzz.own_models.ranks import (
     other_values,
     reached_by_chance,
+    saves_as_named,
     sparse,
     units_of,
     unshardable,
@@ -121,6 +122,7 @@ def tried(source: Source) -> Model:
         attends=True,
         regions=regions,
         units=units,
+        saves_as_named=saves_as_named(own),
         unshardable=unshardable(own),
         **on_ranks,
         fixed=fixed,

@@ -117,6 +117,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"with ddp the sharding is {_of_ddp(sharding)}, not {sharding}"
     if sharding.ddp and sharding.ddp not in (ways := ways_of_ddp(model)):
         yield f"{_without_gradient(model)}: give ddp {' or '.join(map(repr, ways))}"
+    if sharding.resumes and not model.saves_as_named:
+        yield f"the state_dict of {model.title} has names of no parameters: give resumes ''"
     if sharding.resumes and not trains_all(model):  # its optimizer expects a state that is not made
         yield f"{_without_gradient(model)}: give resumes ''"
     if model.own and spec.checkpoint == "reentrant":
