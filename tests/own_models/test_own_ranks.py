@@ -237,10 +237,13 @@ def test_an_error_on_ranks_is_not_avoided_by_sizes_that_the_file_sets(tmp_path: 
     assert avoided_by(judge, case, verdict) == []
 
 
-def test_a_gradient_that_only_some_ranks_make_counts_in_the_norm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fields", [{}, {"steps": 2, "optimizer": "sgd"}], ids=["none", "steps"])
+def test_gradients_that_only_some_ranks_make_are_compared_with_their_own_step(
+    tmp_path: Path, fields: Fields
+) -> None:
     model = small(tmp_path, returns="self.a(x) * self.s if x[0, 0] > 0 else self.a(x)")
-    spec = laid_out(model, "torch.fp32", DDP | {"ddp": "unused"})
-    for seed in range(6):
+    spec = laid_out(model, "torch.fp32", DDP | {"ddp": "unused"}, **fields)
+    for seed in range(8):
         assert not broken(judged(spec, seed))
 
 

@@ -123,11 +123,14 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
         return
     single = evidence.traces[EAGER.name].ranks
     entry = evidence.deviations.get("bias_gradient_of_codes", "")
+    steps = evidence.spec.steps if evidence.spec.optimizes else 1
     for name in single[0].outputs:
         if not name.endswith(".grad"):
             continue
         key = next(iter(before_steps(single[0], name, 1)))
-        if any(key not in trace.outputs for trace in (*single, *run.ranks)):
+        # a first gradient after the first step is one of other parameters
+        every = (before_steps(trace, name, steps) for trace in (*single, *run.ranks))
+        if any(key not in grads or len(grads) < steps for grads in every):
             yield plain("S2", arm, "grad_parameter", "not_applicable", "no gradient")
             continue
         terms = holders(evidence, key)[1]
