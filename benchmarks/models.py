@@ -214,9 +214,10 @@ def wrong(rows: Sequence[Row], owners: Sequence[Owner]) -> Iterator[str]:
 def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) -> str:
     """The text of docs/models.md."""
     found = sum(len(row.reports) for row in rows)
+    ranks = any(row.way == "ranks" for row in rows)
     false = sum(1 for _ in wrong(rows, owners))
     lines = [
-        "# Models that others wrote",
+        f"# Models that others wrote{', on ranks' * ranks}",
         "",
         "`make models` runs `narrowfuzz check` on each, as its user would, in the model's own",
         f"precision and with {' and '.join(f'`{name}`' for name in NARROW)}. This page is",
@@ -232,7 +233,8 @@ def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) 
         "- *pair*: a recipe and an arm. *never*: pairs of which nothing was checked, for lack of",
         "  cases or minutes, or because the library refuses the model. *s*: seconds.",
         "",
-        "| model | way | cases | linears checked individually | known issues seen | reported | s |",
+        f"| model | way | cases | {'checked' if ranks else 'linears checked individually'} "
+        "| known issues seen | reported | s |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(_line(row, owners) for row in rows),
     ]

@@ -148,6 +148,8 @@ def build():
 TALL = "self.a(x) @ self.s.t()"
 #: As experts are skipped to which no token goes.
 SKIPS = "self.a(x) * self.s if x.abs().max() < 8 else self.a(x)"
+#: The same, by a model that refuses inputs that are not finite: others tell of it nevertheless.
+FINITE = f"{SKIPS} if x.isfinite().all() else 1 / 0"
 
 
 def small(folder: Path, **parts: str) -> Model:
@@ -200,6 +202,7 @@ def test_ranks_do_not_train_what_they_could_not_be_compared_with(
         ({"data": 2}, {}, {"s": "torch.ones(16, 4).t()", "returns": TALL}, "s is not contiguous"),
         ({"data": 2}, {}, {"then": "m.s.register_hook(torch.neg)"}, "drop the hook of the param"),
         ({"data": 2}, {}, {"returns": SKIPS}, "gets a gradient with some inputs only: give ddp"),
+        ({"data": 2}, {}, {"returns": FINITE}, "gets a gradient with some inputs only: give ddp"),
         (DDP, {}, {"returns": SKIPS}, "gets a gradient with some inputs only: give ddp 'unused'"),
         (DDP | {"ddp": "plain"}, {}, {"returns": "self.a(x)"}, "give ddp 'static' or 'unused'"),
         ({"data": 2, "resumes": "same"}, TWO_STEPS, {"returns": "self.a(x)"}, "give resumes ''"),

@@ -231,9 +231,8 @@ def _linears_judged(share: Judged) -> Iterator[dict[str, Any]]:
     by one, and how many linears there are."""
     for recipe, arm, name in sorted(share.met):
         model = MODELS.get(name)
-        if (
-            model is not None and model.own and not BY_NAME[arm].sharded
-        ):  # ranks are judged as a whole
+        # on ranks a model is compared as a whole
+        if model is not None and model.own and not BY_NAME[arm].sharded:
             seen = share.layers[recipe, arm, name]
             one_by_one = [layer for layer in model.linears if layer in seen]
             yield {

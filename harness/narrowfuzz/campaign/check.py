@@ -235,7 +235,7 @@ def _ranks_of(case: Case) -> set[str]:
 def _why_not_on_ranks(one: Configuration, device: str) -> str:
     """Why arms on ranks do not run the model, as the end of a sentence."""
     unable = [r.name for r in one.recipes if not r.shards]
-    lacking = f"{', '.join(unable)} is not laid out over ranks" if unable else ""
+    lacking = f"no layout over ranks is known for {', '.join(unable)}" if unable else ""
     return why_alone(one.model) or unavailable(SHARDED, device) or lacking
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -50,34 +50,37 @@ def saves_as_named(model: nn.Module) -> bool:
     return model.state_dict().keys() <= names
 
 
-def reached_by_chance(
+def gradients_by_input(
     model: nn.Module, call: Callable[[torch.Tensor], Any], example: torch.Tensor, ids: int
-) -> tuple[str, ...]:
-    """The trainable parameters that get a gradient with some inputs only, as those of experts do;
-    none if a call raises. ``ids``: the size of the vocabulary, 0 if the example holds features."""
+) -> list[dict[str, torch.Tensor | None]]:
+    """The gradients of the trainable parameters, by name, with the example first and then with
+    others of its shape; those at which ``call`` raises are left out, as the judge runs such, too.
+    ``ids``: the size of the vocabulary, 0 if the example holds features."""
     same_rows = example.flatten()[: example.shape[-1]].expand_as(example)
     inputs = [example, example * 0, other_values(example, ids), same_rows]
     if not ids:
         noise = torch.randn(example.shape, generator=torch.Generator().manual_seed(0))
         inputs += [noise.to(example.dtype), example * 64, example * math.nan]
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    try:
-        found = [gradients_of(call(x.clone()), [*trained.values()]) for x in inputs]
-    except Exception:  # noqa: BLE001 - the judge runs such inputs, too
-        return ()
-    each = zip(trained, zip(*found, strict=True), strict=True)
-    return tuple(name for name, of in each if len({g is None for g in of}) > 1)
+    found = []
+    for x in inputs:
+        try:
+            gradients = gradients_of(call(x.clone()), [*trained.values()])
+        except Exception:  # noqa: BLE001
+            continue
+        found.append(dict(zip(trained, gradients, strict=True)))
+    return found
 
 
-def sparse(model: nn.Module, call: Callable[[torch.Tensor], Any], example: torch.Tensor) -> str:
-    """Which of its parameters gets a sparse gradient, as the end of a sentence; "" if none does, or
-    a call raises."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    try:
-        gradients = gradients_of(call(example.clone()), [*trained.values()])
-    except Exception:  # noqa: BLE001 - the judge runs it, too
-        return ""
-    for name, gradient in zip(trained, gradients, strict=True):
+def reached_by_chance(found: Sequence[Mapping[str, torch.Tensor | None]]) -> tuple[str, ...]:
+    """The parameters that get a gradient with some of the inputs only, as those of experts do."""
+    names = found[0] if found else ()
+    return tuple(name for name in names if len({one[name] is None for one in found}) > 1)
+
+
+def sparse(found: Sequence[Mapping[str, torch.Tensor | None]]) -> str:
+    """Which parameter gets a sparse gradient, as the end of a sentence; "" if none does."""
+    for name, gradient in (pair for one in found for pair in one.items()):
         if gradient is not None and gradient.layout != torch.strided:
             return f"its parameter {name} gets sparse gradients, which FSDP does not reduce"
     return ""

@@ -43,6 +43,7 @@ from narrowfuzz.own_models.changing import (
 from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
 from narrowfuzz.own_models.ranks import (
+    gradients_by_input,
     other_values,
     reached_by_chance,
     saves_as_named,
@@ -105,9 +106,11 @@ def tried(source: Source) -> Model:
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
     regions = () if unrepeatable else blocks
     random = any("torch" in answer.moved for answer in answers)
+    alike = not (random or remembers)
     with one_thread(), eagerly():
-        units = units_of(own, blocks, lambda: called(example.clone()))
-        on_ranks = {} if random or remembers else _on_ranks(source, own, called, count)
+        on_ranks = _on_ranks(own, called, blocks) | (
+            _beside_others(source, own, called, count) if alike else {}
+        )
     where, dims = (source.where, source.build), dict(source.dims)
     place = (own.driven, True) if own.cut else (own.driven,)
     return Model(
@@ -121,9 +124,6 @@ def tried(source: Source) -> Model:
         random=random,
         attends=True,
         regions=regions,
-        units=units,
-        saves_as_named=saves_as_named(own),
-        unshardable=unshardable(own),
         **on_ranks,
         fixed=fixed,
         own=True,
@@ -163,14 +163,27 @@ def tried(source: Source) -> Model:
 
 
 def _on_ranks(
+    own: OwnModel, called: Callable[[torch.Tensor], Any], blocks: tuple[str, ...]
+) -> dict[str, Any]:
+    """What FSDP needs to know of a model, as fields of a Model."""
+    example = own.given[own.driven]
+    return {
+        "units": units_of(own, blocks, lambda: called(example.clone())),
+        "saves_as_named": saves_as_named(own),
+        "unshardable": unshardable(own),
+    }
+
+
+def _beside_others(
     source: Source, own: OwnModel, called: Callable[[torch.Tensor], Any], ids: int
 ) -> dict[str, Any]:
-    """What else is to be known of a model that ranks may train."""
+    """What its runs with several inputs tell of a model that ranks may train."""
     example = own.given[own.driven]
     given = example, other_values(example, ids)
+    gradients = gradients_by_input(own.model, called, example, ids)
     return {
-        "reached_by_chance": reached_by_chance(own.model, called, example, ids),
-        "alone": sparse(own.model, called, example)
+        "reached_by_chance": reached_by_chance(gradients),
+        "alone": sparse(gradients)
         or disturbed(own, called, lambda: _made(source, own.driven, own.cut), given),
     }
 

@@ -35,7 +35,7 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _first_line(error: RunError) -> str:
-    return (error.message.strip().splitlines() or ["(no message)"])[0]
+    return (error.message.strip().splitlines() or ["(no message)"])[0][:200]
 
 
 def _refused(evidence: Evidence) -> Iterator[Verdict]:
@@ -65,6 +65,6 @@ def _of_arm(evidence: Evidence, arm: str) -> Iterator[Verdict]:
             "crashed",
             f"fails only on ranks{compiled} ({raised})",
             At(what="error", phase=error.phase, name=error.where, rank=max(error.rank, 0)),
-            f"{error.type}: {_first_line(error)[:200]}",
+            f"{error.type}: {_first_line(error)}",
             Runs(error.type),
         )
