@@ -70,6 +70,7 @@ def refused(nf: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
     return run
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "argv", [["--help"], ["run", "--help"], ["replay", "--help"]], ids=" ".join
 )
@@ -154,6 +155,7 @@ def test_a_quiet_run_says_the_verdict_and_nothing_around_it(
     assert "how it adds" in more
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_list_prints_every_kind(nf: Run, here: Path, kind: str) -> None:
     code, out, err = nf("list", kind)

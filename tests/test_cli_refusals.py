@@ -14,6 +14,7 @@ from test_cli import CLEAN, Refused, Run, campaigns, here, nf, refused
 __all__ = ["here", "nf", "refused"]  # fixtures
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
@@ -116,7 +117,7 @@ class TestOutputFolder:
         assert "old" in refused("run", "--resume", "--out", "old")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -163,6 +164,7 @@ def test_a_bad_recipe_file_is_refused_by_name(
     assert "mine.py" in sentence and says in sentence
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -192,6 +194,7 @@ def as_json(case: Case, **spec: Any) -> dict[str, Any]:
     return raw
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("raw", "says"),
     [

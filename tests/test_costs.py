@@ -387,6 +387,7 @@ def test_a_rule_an_arm_and_a_model_work_at_once(tmp_path: Path) -> None:
     assert drawn.split().count("trial") == 2 and "trial" in met.split()
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_layout_of_ranks_is_drawn_judged_and_shown_at_once(tmp_path: Path) -> None:
     """Rules that hold on it are those of what its record says of it."""
@@ -396,6 +397,7 @@ def test_a_layout_of_ranks_is_drawn_judged_and_shown_at_once(tmp_path: Path) -> 
     assert script == "True"
 
 
+@pytest.mark.heavy
 def test_a_recipe_in_a_format_and_by_a_scale_of_its_own_takes_no_file_of_ours(
     tmp_path: Path,
 ) -> None:

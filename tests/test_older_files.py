@@ -162,6 +162,7 @@ RECIPES = [Stateful(**(dict(
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("text", "field", "sentence"),
     [

@@ -398,6 +398,7 @@ def test_a_record_too_many_or_too_few_is_reported() -> None:
     assert next(differences(records, fewer)) == next(differences(fewer, records)) == id
 
 
+@pytest.mark.heavy
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("call", "told"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 from narrowfuzz.case.kind import LAYERS
 from narrowfuzz.models.catalog import COMPOSED
 from narrowfuzz.models.operators import OPERATORS
@@ -19,6 +20,7 @@ from narrowfuzz.power.reads import FALSIFIES
 from narrowfuzz.rules import RULES
 from narrowfuzz.rules.rule import Rule
 
+pytestmark = pytest.mark.xdist_group("shape")  # one worker parses all of it
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "harness" / "narrowfuzz"
 WATCH = ROOT / "harness" / "narrowfuzz_watch"

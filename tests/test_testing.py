@@ -59,6 +59,7 @@ def build_here() -> None:
     """In the file that asks for its cases."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("model", "recipes", "says"),
     [

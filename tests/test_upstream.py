@@ -41,6 +41,7 @@ def without_versions(text: str) -> str:
     return text.split("### Versions")[0].strip()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_the_text_is_what_the_command_prints(name: str) -> None:

@@ -58,7 +58,7 @@ def tapped(recipe: str, model: str, mode: str) -> Trace:
     return ran(spec_of(recipe, model), mode)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("recipe", [PLAIN, ROWWISE])
 @pytest.mark.parametrize(("model", "mode"), PLACES)
 def test_watching_changes_no_bit(recipe: str, model: str, mode: str) -> None:
@@ -145,6 +145,7 @@ def check(call: LayerCall) -> set[str]:
 WITH_GRADIENT = {m: "recompute" if m == "reentrant" else "forward" for m in MODES}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("model", "mode"), [p for p in PLACES if p[0] != "own_forward"])
 def test_a_calls_results_follow_from_what_it_got(model: str, mode: str) -> None:
     """Not from what another call of the same module, or the same call's recompute, got."""
@@ -188,6 +189,7 @@ def test_each_microbatch_has_a_gradient_of_its_own() -> None:
     assert (np.abs(total - parts) <= 2.0**-8 * np.abs(parts) + 1e-30).all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("recipe", [PLAIN, ROWWISE])
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "none"])
 @pytest.mark.parametrize("model", ["mlp_swiglu", "two_blocks", "used_twice", "linear"])
@@ -242,7 +244,7 @@ def test_the_check_of_operands_can_tell_two_calls_apart() -> None:
 QUANTISED = sorted(name for name, r in RECIPES.items() if r.plan(Spec(recipe=name)).quantised)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("recipe", QUANTISED)
 @pytest.mark.parametrize("focus", range(8))
 def test_focus_limits_to_one_layer_in_turn(recipe: str, focus: int) -> None:

@@ -82,6 +82,7 @@ def test_what_a_library_warns_of_on_a_rank_is_not_shown() -> None:
     assert values == {rank: 2 * [(["of a_model_of_yours"], False)] for rank in range(2)}
 
 
+@pytest.mark.heavy
 def test_the_same_processes_serve_again() -> None:
     first, _ = on_two(lambda rank, mesh: os.getpid())
     begun = time.monotonic()

@@ -92,6 +92,7 @@ def test_what_does_not_always_show_is_asked_again(repo: Path) -> None:
     assert found.changes[0].after.version == git(repo, "rev-parse", "n5")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("good", "bad", "why"),
     [

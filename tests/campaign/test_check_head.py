@@ -120,6 +120,7 @@ def build():
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("recipe", "backends", "product", "note"),
     [
@@ -171,6 +172,7 @@ def build():
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("up", "odd", "last", "filters"),
     [

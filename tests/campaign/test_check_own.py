@@ -153,7 +153,18 @@ def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(
 ) -> None:  # fmt: skip
     (tmp_path / "mine.py").write_text(HEAD + ANOTHER_IN_RECOMPUTE)
     ran = check(
-        tmp_path, "mine.py:build", "--cases", "2", "--minutes", "0.5", "--checkpoint", "full"
+        tmp_path,
+        "mine.py:build",
+        "--cases",
+        "2",
+        "--minutes",
+        "0.5",
+        "--checkpoint",
+        "full",
+        "--arm",
+        "eager",
+        "--arm",
+        "eager+*",
     )
     assert ran.code == 1, ran.output
     assert "Found " in ran.output and " in mine.py:build (" in ran.output

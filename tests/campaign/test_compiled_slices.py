@@ -47,6 +47,7 @@ def test_a_model_that_a_slice_had_no_time_for_has_its_turn_in_the_next() -> None
     assert {spec.model for spec in drawn(slices=12, a_slice=2)} == set(small)
 
 
+@pytest.mark.heavy
 def test_the_simplest_spec_is_left_to_others() -> None:
     for spec in drawn(slices=3, a_slice=2):
         assert spec != Spec(

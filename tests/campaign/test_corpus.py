@@ -91,6 +91,7 @@ def test_the_shipped_cases_are_read_and_can_be_played() -> None:
     assert {case.spec.compile for case in here} >= {"none", "inductor", "aot_eager"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -72,6 +72,7 @@ class TestDraws:
         """Whatever modules lie outside site-packages: here are those of the tests."""
         assert fresh_draws(hash_seed="1") == fresh_draws(hash_seed="2") == list(first_draws())
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("change", [{"seed": 2}, {"part": 1}, {"number": 1}, {"generation": 1}])
     def test_seed_part_worker_and_replacement_draw_others(self, change: dict[str, int]) -> None:
         shared = set(first_draws()) & set(drawn(**change))

@@ -55,6 +55,7 @@ def test_a_recipe_that_is_twenty_times_dearer_gets_seconds_not_cases() -> None:
     assert dealt[DEAR] > 10 * dealt[CHEAP]
 
 
+@pytest.mark.heavy
 def test_where_all_cost_the_same_all_have_their_turns() -> None:
     shared = spent(1.0)
     assert min(shared.values()) > 0.5 * max(shared.values()) > 5.0

@@ -47,6 +47,7 @@ def test_what_is_drawn_is_counted(told: dict[str, Row], factor: str, kinds: obje
     assert 98 <= sum(int(share.removesuffix("%")) for share in shares.values()) <= 108
 
 
+@pytest.mark.heavy
 def test_a_weight_used_twice_meets_every_rung_and_dropout_every_checkpoint(
     told: dict[str, Row],
 ) -> None:

@@ -39,6 +39,7 @@ def asked(tmp_path: Path, source: str, seconds: float = 200) -> str:
     return starts_in(script, "cpu", None, seconds)
 
 
+@pytest.mark.heavy
 def test_a_decomposition_is_named(tmp_path: Path) -> None:
     said = asked(tmp_path, INDEX_ADD)
     assert said.startswith("aot_eager_decomp_partition, at decomposition number ")

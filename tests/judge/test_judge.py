@@ -154,6 +154,7 @@ def test_a_quantisers_fault_in_a_model_is_one_finding_on_all_rungs(fault: str, r
     assert {tuple(f.split("--")[:3]) for f in found} == {(rule, "operand", "eager")}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model", ["mlp_swiglu", "llama_block", "tied_embedding", "used_twice"])
 @pytest.mark.parametrize("focus", [None, 1])
 def test_a_clean_model_is_judged_at_its_layers_and_nothing_is_found(
@@ -171,6 +172,7 @@ def test_a_clean_model_is_judged_at_its_layers_and_nothing_is_found(
     assert {v.rule for v in judgement.verdicts if v.status == "ok"} >= {"O1", "O12", "contract"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["no_grad", "inference"])
 @pytest.mark.parametrize("model", ["linear", "mlp_gelu"])
 @pytest.mark.parametrize("recipe", sorted(HERE))
@@ -229,6 +231,7 @@ def test_a_ratio_that_every_fresh_draw_shows_is_a_cause() -> None:
     assert programs.runs == 1 + FRESH_DRAWS
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("clean", [2, 5, 1 + FRESH_DRAWS])
 def test_a_ratio_that_one_fresh_draw_does_not_show_is_inconclusive(clean: int) -> None:
     judge, programs = skewed(lambda run: run != clean)

@@ -93,6 +93,7 @@ WRITES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("write", WRITES)
 def test_what_is_written_through_an_unsafe_view_is_known(
     own: Callable[..., str], write: str
@@ -150,6 +151,7 @@ def returned_as_another() -> Iterator[None]:
         yield
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", [kept_as_another, returned_as_another])
 @pytest.mark.parametrize("write", ["scales", "attends", "scaled"])
 def test_another_fault_of_the_cache_is_reported(

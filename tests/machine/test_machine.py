@@ -80,6 +80,7 @@ def test_a_shape_that_a_cpu_lacks_is_never_a_finding(lacking: None) -> None:
     assert any("no kernel of this CPU" in reason for reason in said)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ["AVX512_CORE_BF16", "AVX2"])
 def test_a_limited_onednn_is_seen(isa: str) -> None:

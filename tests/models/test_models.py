@@ -57,7 +57,7 @@ def test_every_name_of_a_case_is_a_model() -> None:
     assert all(model.name == name for name, model in MODELS.items())
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("attention", ["flash", "math"])
@@ -110,7 +110,7 @@ def test_many_operators_share_any_number_of_features(features: int) -> None:
     assert tuple(built(spec)(rows(spec)).shape) == spec.output_shape
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("batch", [0, 2])
 def test_its_output_has_the_specs_shape(name: ModelName, batch: int) -> None:

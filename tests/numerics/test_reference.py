@@ -122,6 +122,7 @@ def slow_quantise(x: NDArray[np.float32], plan: OperandPlan) -> NDArray[np.float
     return out
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PLANS)
 def test_quantise_equals_the_scalar_loop(name: str) -> None:
     x = data()

@@ -59,6 +59,7 @@ def statuses(call: OperatorCall, known: dict[str, str] = KNOWN) -> dict[str, str
 RIGHT = {"param": "ok", "bounded_param": "ok"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_steps_are_inside_the_bounds(kind: str, dtype: str) -> None:

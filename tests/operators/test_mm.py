@@ -35,6 +35,7 @@ def calls_of(
     return operators_of(watch.operators)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

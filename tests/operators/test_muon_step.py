@@ -59,7 +59,7 @@ def statuses(call: OperatorCall, known: Mapping[str, str] = {}) -> dict[str, str
     return {v.role.partition(".")[2]: v.status for v in judge_call("eager", call, None, known)}
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 7), (33, 17), (8, 64), (65, 64)])

@@ -52,7 +52,7 @@ def calls_of(
     [(WHOLE, False), (SHARED, False), (SHARED, True)],
     ids=["whole", "shared", "padded"],
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 def test_every_result_has_the_plans_values(
     dtype: str, mode: str, sizes: tuple[int, ...], padded: bool
 ) -> None:

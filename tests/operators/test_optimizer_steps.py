@@ -68,7 +68,7 @@ def calls_of(kind: str, options: Mapping[str, Any], start: Any, *grads: Any) -> 
     return operators_of(watch.operators)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("kind", "options"), WAYS, ids=lambda x: str(x))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torchs_steps_are_inside_the_bounds_but_for_what_is_known(

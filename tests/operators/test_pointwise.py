@@ -39,6 +39,7 @@ def calls_of(
     return operators_of(watch.operators)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torchs_kernels_are_inside(name: str, dtype: str) -> None:

@@ -25,6 +25,7 @@ def calls_of(x: torch.Tensor, exponent: float) -> tuple[OperatorCall, ...]:
     return tuple(call for call in operators_of(watch.operators) if call.operator == "pow")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("exponent", EXPONENTS)
 def test_torchs_kernels_are_inside(exponent: float, dtype: str) -> None:

@@ -57,6 +57,7 @@ def verdict_of(call: OperatorCall, **outputs: Any) -> Any:
     return verdict
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("order", ORDERS)

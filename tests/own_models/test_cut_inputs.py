@@ -44,6 +44,7 @@ WAYS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_that_sets_requires_grad_of_its_input_is_judged(own: Own, way: str) -> None:
     found = judged(own(SPEECH), "torch.fp32", dtype="fp32", **WAYS[way])

@@ -79,7 +79,7 @@ def cases(model: Model, narrow: str, **changes: Any) -> Iterator[Case]:
         yield Case(spec=spec, data=DataSpec())
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("name", "narrow"), FASTEST.items(), ids=[*FASTEST])
 def test_nothing_is_said_of_a_page_that_is_right(name: str, narrow: str) -> None:
     model = page(name)
@@ -130,7 +130,7 @@ def narrow_cases(name: str, recipe: str, checkpoint: str = "full") -> Iterator[C
             yield Case(spec=spec, data=DataSpec())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("entry", OF_OWN)
 def test_an_entry_of_users_models_explains_its_page(entry: str) -> None:
     name, recipes, checkpoint = OF_OWN[entry]

@@ -111,6 +111,7 @@ BODIES = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("body", "alone"), BODIES.values(), ids=[*BODIES])
 def test_a_block_that_keeps_something_is_no_checkpoint_of_its_own(
     tmp_path: Path, body: str, alone: bool

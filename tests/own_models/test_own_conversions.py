@@ -263,6 +263,7 @@ def build():
 OWN_FORWARD = "float8-swap-drops-own-forward"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("recipe", "model", "last", "width", "entry"),
     [
@@ -398,6 +399,7 @@ def test_a_bias_that_the_wrapper_drops_is_known_and_that_of_a_norm_is_not(own: O
     assert not found.causes and entries(found) == {"mx-wrapper-drops-bias"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm", "parametrizations.weight_norm"])
 @pytest.mark.parametrize(("recipe", "backend"), [(ROWWISE, ""), (MX, "wrapper")])

@@ -52,6 +52,7 @@ def broken(found: Any) -> set[str]:
     return {v.rule for v in found.verdicts if v.status in ("diverged", "crashed")}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sharding", [FSDP, DDP], ids=["fsdp", "ddp"])
 @pytest.mark.parametrize("name", ["bilinear", "causal_mask", "token_types", "batch_norm"])
 def test_a_page_is_silent_on_ranks(name: str, sharding: Fields) -> None:
@@ -195,6 +196,7 @@ def test_ranks_do_not_train_what_they_could_not_be_compared_with(
     assert not MESH.takes(model.name)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("sharding", "fields", "parts", "why"),
     [

@@ -155,6 +155,7 @@ def before() -> list[dict[Any, int]]:
     return snapshot()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_a_fault_is_planted_and_lifted_without_a_trace(
     name: str, before: list[dict[Any, int]]
@@ -176,7 +177,7 @@ def causes(case: Case) -> set[str]:
     return Judge(recipes(), load_ledger()).judge(case).fingerprints()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

@@ -90,7 +90,7 @@ def params() -> list[Any]:
     ]
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(21)
 @pytest.mark.parametrize("planted", [False, True], ids=["clean", "planted"])
 @pytest.mark.parametrize(("name", "arm"), params())
 def test_player_and_arm_agree_bit_for_bit(name: str, arm: str, planted: bool) -> None:

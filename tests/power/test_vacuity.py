@@ -86,6 +86,7 @@ class TestProbe:
         assert found["output"].noticed == {"zeros (results)"}
         assert found["grad_input"].vacuous
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("values", ["zero_rows", "subnormal", "near_max"])
     def test_every_rule_could_have_failed_where_it_passed(self, values: str) -> None:
         spec = Spec(recipe=ROWWISE, m=32, k=48, n=32, bias=True, checkpoint="full", batch=2)

@@ -246,6 +246,7 @@ def shipped() -> Iterator[Any]:
         yield pytest.param(e, id=e.id, marks=marks)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("one", shipped())
 def test_an_issue_points_at_lines_that_are_there(one: Entry) -> None:
     if TE not in one.versions and stands(one, one.devices[0]) != "named":
@@ -271,6 +272,7 @@ def test_what_is_filed_is_a_bug_and_has_no_cure_in_a_release() -> None:
         assert one.kind == "bug" and not one.cured, one.id
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "one",

@@ -42,6 +42,7 @@ NEVER = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("arm", "seen", "says"),
     [

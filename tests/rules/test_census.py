@@ -191,7 +191,7 @@ FOLDED: dict[str, set[ChangeKind]] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize(
     "sample",
     SAMPLES,  # each is a process

@@ -37,6 +37,7 @@ def case(sharding: dict[str, Any], recipe: str = "torch.fp32", **fields: Any) ->
     return Case(spec=spec, data=DataSpec(seed=1))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("sharding", "fields"),
     [
@@ -63,6 +64,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("fault", "fields"), FAULTS)
 def test_a_fault_is_seen(fault: str, fields: dict[str, Any]) -> None:
     with planted("", fault):

@@ -54,7 +54,7 @@ CLEAN: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("recipe", "sharding", "fields"), CLEAN, ids=str)
 def test_a_clean_training_is_judged_and_left_alone(
     recipe: str, sharding: dict[str, Any], fields: dict[str, Any]

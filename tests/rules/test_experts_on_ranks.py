@@ -54,7 +54,7 @@ PARTED = LAYOUTS[-3:]
 
 @pytest.mark.parametrize("recipe", ["torch.fp32", "torch.bf16", "torchao.float8.rowwise"])
 @pytest.mark.parametrize("sharding", LAYOUTS, ids=str)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 def test_ranks_that_share_experts_leave_one_processs_bits(
     recipe: str, sharding: dict[str, Any]
 ) -> None:
@@ -66,7 +66,7 @@ def test_ranks_that_share_experts_leave_one_processs_bits(
 
 @pytest.mark.parametrize("sharding", [LAYOUTS[0], LAYOUTS[1], PARTED[0]], ids=str)
 @pytest.mark.parametrize("recipe", ["torchao.mxfp8.rceil", "torchao.mxfp8.floor"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_experts_in_mxfp8_are_padded_and_quantised_on_the_ranks_that_share_them(
     recipe: str, sharding: dict[str, Any]
 ) -> None:
@@ -80,6 +80,7 @@ def test_experts_in_mxfp8_are_padded_and_quantised_on_the_ranks_that_share_them(
             assert {v.rule for v in judge().judge(drawn).causes} == {"S1"}
 
 
+@pytest.mark.heavy
 def test_experts_that_hide_what_is_converted_are_no_proof() -> None:
     """Their products are so large that nothing is seen of a converted linear's beside them."""
     drawn = case(
@@ -154,7 +155,7 @@ def test_ranks_that_share_experts_skip_together(sharding: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "sharding", [{"data": 4, "experts": 2}, {"data": 4, "replicas": 2, "experts": 2}], ids=str
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_experts_resume_on_other_ranks(sharding: dict[str, Any], resumes: str) -> None:
     sharding = {**sharding, "resumes": resumes, "averages": False}
     judged = judge().judge(case("torch.bf16", sharding, steps=2, optimizer="adamw"))
@@ -162,6 +163,7 @@ def test_experts_resume_on_other_ranks(sharding: dict[str, Any], resumes: str) -
     assert ("S11", "ok") in {(v.rule, v.status) for v in judged.verdicts}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("resumes", ["same", "alone", "regrouped"])
 def test_parts_of_experts_resume_on_other_ranks(resumes: str) -> None:
     sharding = {**PARTED[0], "resumes": resumes, "averages": False}
@@ -204,6 +206,7 @@ FAULTS: tuple[tuple[str, dict[str, Any], dict[str, Any], set[str]], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("fault", "sharding", "fields", "rules"), FAULTS)
 def test_a_fault_is_seen(
     fault: str, sharding: dict[str, Any], fields: dict[str, Any], rules: set[str]

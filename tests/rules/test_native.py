@@ -212,6 +212,7 @@ def test_a_whole_models_error_is_held_to_eagers() -> None:
     assert verdict.status == "diverged"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model", ["linear", "llama_block"])
 @pytest.mark.parametrize("kernels", ["default", "both", "native"])
 def test_what_only_pytorchs_kernels_do_is_theirs(kernels: Kernels, model: str) -> None:
@@ -231,6 +232,7 @@ def test_what_only_onednns_kernels_do_is_eagers(kernels: Kernels, model: str) ->
     assert found == (set() if kernels == "native" else {"O5--output--eager--wrong value--torch"})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("fault", "fields"),
     [
@@ -357,6 +359,7 @@ def shares(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, kernel: str) -> dict
     return {kernels: n / found.total() for kernels, n in found.items()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("recipe", "kernel", "usual"),
     [

@@ -55,6 +55,7 @@ def test_a_region_narrows_the_forwards_in_it() -> None:
     assert spec_of(Forward(), B0).narrowed == frozenset()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("recipe", ["torch.fp32", "torchao.float8.rowwise"])
 @pytest.mark.parametrize("model", ["linear", "mlp_gelu", "attention", "tied_embedding"])
 def test_forwards_of_one_region_are_judged_by_every_rule(recipe: str, model: str) -> None:

@@ -38,6 +38,7 @@ def judged(case: Case) -> list[Verdict]:
     return list(judge.judge(case, [BY_NAME["R28"]]).verdicts)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", RELATED)
 def test_they_hold_of_torchs_own_kernels(model: str, dtype: str) -> None:

@@ -54,7 +54,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("recipe", ["torch.bf16", TENSORWISE, "torchao.float8.rowwise"])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("sharding", LAYOUTS, ids=str)
 def test_a_clean_layout_is_silent(recipe: str, sharding: dict[str, Any]) -> None:
     judged = judge().judge(case(recipe, sharding, bias="float8" not in recipe))
@@ -92,6 +92,7 @@ def test_gathered_codes_are_silent(gathers: str) -> None:
     assert {"S3", "S1"} <= names and ("S8" in names) == (gathers == "precomputed")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("sharding", "fields"),
     [
@@ -148,6 +149,7 @@ RESUMED: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("recipe", "sharding"), RESUMED, ids=str)
 def test_a_training_resumes_on_another_layout(recipe: str, sharding: dict[str, Any]) -> None:
     judged = judge().judge(case(recipe, sharding, steps=2, optimizer="adamw", n=60, k=48))
@@ -406,7 +408,7 @@ OVERFLOWS = ("", "0x7f7fffff", "0x7f800000")
     ],
     ids=str,
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_gradients_add_up_over_microbatches(sharding: dict[str, Any]) -> None:
     for recipe, dtype in (("torch.fp32", "fp32"), ("torchao.float8.rowwise", "bf16")):
         for how in ({"microbatches": 3}, {"microbatches": 2, "steps": 2, "optimizer": "adamw"}):
@@ -535,7 +537,7 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
 )  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     ("fault", "recipe", "sharding", "fields", "rules"), FAULTS, ids=[fault[0] for fault in FAULTS]
 )

@@ -53,7 +53,7 @@ def verdicts(drawn: Case, ledger: Ledger | None = None) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("optimizer", ORDINARY)
 @pytest.mark.parametrize("how", STEPS, ids=str)
 @pytest.mark.parametrize("sharding", LAYOUTS, ids=str)
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 def test_a_step_is_the_optimizers(
     sharding: dict[str, Any], how: dict[str, Any], optimizer: str, recipe: str
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_step_is_the_optimizers(
 
 @pytest.mark.parametrize("optimizer", LOW_BIT)
 @pytest.mark.parametrize("sharding", [LAYOUTS[1], LAYOUTS[4]], ids=str)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_step_of_few_bits_is_adams(sharding: dict[str, Any], optimizer: str) -> None:
     drawn = case("torch.fp32", sharding, optimizer=optimizer, k=128, n=128)
     assert verdicts(drawn) == {("ok", "")}

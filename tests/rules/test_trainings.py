@@ -206,7 +206,7 @@ def test_a_recompute_belongs_to_the_forward_that_it_repeats() -> None:
     assert again == [1, 0]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("recipe", ["torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"])
 @pytest.mark.parametrize(
     ("model", "checkpoint"),
@@ -270,6 +270,7 @@ PLANTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("fault", "events", "rules"), PLANTED, ids=[row[0] for row in PLANTED])
 def test_what_needs_a_training_is_seen_in_one_and_nowhere_else(
     fault: str, events: tuple[Event, ...], rules: set[str]
@@ -288,6 +289,7 @@ EVALUATED_ON_ZEROS = (Forward(), Forward(mode="eval", values="zero"), B0, Step()
                       Backward(of=(2,)), Step())  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("rule", "fault", "events"),
     [
@@ -325,6 +327,7 @@ def test_a_scaled_training_has_a_script(
     assert not proof.why, f"{proof.why}\n{proof.output}"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adam_fused", "adagrad_fused"])
 @pytest.mark.parametrize("spikes", [(), (INFINITE,)])
 def test_a_grad_scaler_does_what_its_definition_says(

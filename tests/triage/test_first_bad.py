@@ -50,6 +50,7 @@ def test_it_names_operator_operands_and_what_came_again() -> None:
     assert "it gave the same bits" in lines[-1]
 
 
+@pytest.mark.heavy
 def test_a_huge_number_alone_is_no_bad_value() -> None:
     """A scale of an MX format is a power of two up to 2^127."""
     assert told("import torch; torch.exp2(torch.full((3,), 100.0)).sum()") == []

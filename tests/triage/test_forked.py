@@ -29,6 +29,7 @@ def scripts() -> ForkedScripts:
     return ForkedScripts()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("text", "code", "output"),
     [

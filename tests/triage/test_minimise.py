@@ -135,6 +135,7 @@ def test_it_ends_where_no_single_step_keeps_the_divergence(shows: Shows) -> None
     assert not small.untried
 
 
+@pytest.mark.heavy
 @EXAMPLES
 @given(needs(), st.integers(0, 2**32 - 1))
 def test_it_is_deterministic_and_keeps_what_names_the_experiment(shows: Shows, seed: int) -> None:

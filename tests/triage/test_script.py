@@ -200,7 +200,7 @@ def arms_of(rule: str) -> list[str]:
     return ["eager"] if rule == "census" or BY_NAME[rule].reruns or rule == "R13" else names
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(72)
 @pytest.mark.parametrize(
     ("rule", "name"),
     places(),
@@ -235,7 +235,7 @@ def test_a_single_linear_has_a_short_script(rule: str, arm: str) -> None:
 
 
 @pytest.mark.parametrize(("what", "bound"), [("scale", False), ("result", False), ("result", True)])
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize(("rule", "name"), (p for p in places() if p[0] in VARIANTS))
 def test_every_variants_symptom_has_a_script(rule: str, name: str, what: str, bound: bool) -> None:
     case = Case(spec=SPECS[name], data=DataSpec())
@@ -426,7 +426,7 @@ def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> Non
     assert len(refusals) < len(found), "; ".join(refusals)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @TOGETHER
 @pytest.mark.slow
 @pytest.mark.parametrize(

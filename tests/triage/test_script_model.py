@@ -117,7 +117,7 @@ def assert_stands_alone(text: str) -> None:
 NAMES = [name for name in COMPOSED if name != "linear"]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(27)
 @pytest.mark.parametrize(("rule", "model"), itertools.product(RULES, NAMES))
 def test_every_rules_script_stands_alone(rule: str, model: str) -> None:
     assert_stands_alone(written(rule, spec_of(model, **SMALL)))
@@ -139,7 +139,7 @@ def judged_on() -> list[tuple[str, str]]:
     return [(r, a.name) for r in RULES for a in arms if a.compiler or r not in COMPILED]
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(48)
 @pytest.mark.parametrize(("rule", "arm"), judged_on())
 def test_every_rung_has_a_script(rule: str, arm: str) -> None:
     assert_stands_alone(written(rule, spec_of("two_blocks", **RICH), arm=arm))
@@ -203,7 +203,7 @@ AGREE: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("model", "changes"), AGREE)
 def test_a_script_runs_what_the_arm_ran(model: str, changes: dict[str, Any]) -> None:
@@ -262,7 +262,7 @@ def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize(
     "rule",
     RULES,  # each is a process that compiles

@@ -63,6 +63,7 @@ def quantised(model: nn.Module) -> nn.Module:
     return converted
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("change", [lambda model: model, quantised], ids=["plain", "float8"])
 def test_nothing_is_changed_and_a_clean_training_is_silent(
