@@ -231,6 +231,7 @@ def of_a_run(folder: Path) -> Inventory:
     (folder / "tiny.py").write_text(MODEL)
     fault = f"{HERE / 'older' / 'plants.py'}:larger"
     options = ("--cases", "2", "--seed", "1", "--workers", "1", "--out", "out", "--json")
+    options += ("--arm", "eager", "--arm", "eager+*")
     done = command("check", "tiny.py:build", "--plant", fault, *options, cwd=folder, code=1)
     summary = json.loads(done.stdout)
     out = folder / "out"
