@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
 
-from narrowfuzz.arms.model_names import other_names, tied_names
+from narrowfuzz.arms.model_names import other_names
 from narrowfuzz.case.spec import LARGEST_OWN
 from narrowfuzz.machine.environment import one_thread
 from narrowfuzz.models.catalog import FIXED_BY_OWN
 from narrowfuzz.models.model import Model
 from narrowfuzz.operators import BY_KERNEL
-from narrowfuzz.own_models.affected import affected, has_computed_weight, parts_of
+from narrowfuzz.own_models.affected import affected, parts_of
 from narrowfuzz.own_models.beside import disturbed
 from narrowfuzz.own_models.blocks import blocks_of
 from narrowfuzz.own_models.calls import (
@@ -38,10 +36,10 @@ from narrowfuzz.own_models.changing import (
     calling,
     changed_after_a_step,
     changed_inside,
-    is_expanded,
 )
 from narrowfuzz.own_models.first import Fresh, buffers_of, check_filled, check_first
 from narrowfuzz.own_models.ids import Lookup, driven, lookups, vocabulary
+from narrowfuzz.own_models.linears import fields_of, linears_of
 from narrowfuzz.own_models.ranks import (
     gradients_by_input,
     other_values,
@@ -69,38 +67,22 @@ def tried(source: Source) -> Model:
     """Build the model, call it several times, and describe it. Raises ValueError with the reason if
     it cannot be judged."""
     module, given = _built(source)
-    linears, dtype = _linears(source, module)
+    linears, dtype = linears_of(source, module)
     changing = Changing(dict(module.named_buffers()))
     with one_thread(), eagerly():
         own, found = _driven(source, module, given, changing)
         changing.note(own.model, changed_after_a_step(source, _made(source, own.driven, own.cut)))
         called, example = calling(own, source, changing), own.given[own.driven]
         ids = not example.is_floating_point()
-        if example.dim() == 0 or not example.numel():
-            raise source.refused(
-                f"the tensor it is called with has shape {tuple(example.shape)}: it needs "
-                "rows and features"
-            )
-        with ParameterUses(own) as uses:
-            called(example.clone().requires_grad_(not ids))
-        if uses.differentiates and (stepped := changing.trained(own.model)):
-            raise source.refused(
-                f"its forward makes a training step of its own: it differentiates, and changes "
-                f"{stepped}. Return the loss, and leave the step to the training that calls it"
-            )
+        uses = _uses(source, own, called, changing)
         answers, unreached, operators = _answers(source, own, example, called)
         _check_first_forwards(source, own, example, changing)
         count = _vocabulary(example, found, called) if ids else 0
         remembers = bool(changing.parameters)
         remembers |= bool(changing.names) and _remembers(source, own, example, answers[0])
-    fixed = _sizes(source, example, sum(t.numel() for t in answers[0].floats), count) | {
-        "heads": 1,
-        "attention": "flash",
-        "bias": any(linear.bias is not None for linear in linears.values()),
-        "dynamic": False,
-        "dtype": dtype,
-        "weight_layout": "contiguous",
-    }
+    has_bias = any(linear.bias is not None for linear in linears.values())
+    sizes = _sizes(source, example, sum(t.numel() for t in answers[0].floats), count)
+    fixed = sizes | {"bias": has_bias, "dtype": dtype} | _WITHOUT_CHOICE
     assert set(fixed) == FIXED_BY_OWN, set(fixed) ^ FIXED_BY_OWN
     blocks, given_gradients = blocks_of(own, module, lambda: called(example.clone()))
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
@@ -127,22 +109,8 @@ def tried(source: Source) -> Model:
         **on_ranks,
         fixed=fixed,
         own=True,
-        linears=tuple(f"model.{name}".rstrip(".") for name in linears),
-        linear_rows=tuple(linear.out_features for linear in linears.values()),
+        **fields_of(own, linears),
         also=other_names(own),
-        tied_biases={
-            name: first
-            for name, first in tied_names(own).items()
-            if name.endswith(".bias") and name.removeprefix("model.").rpartition(".")[0] in linears
-        },
-        own_forwards=tuple(
-            f"model.{name}".rstrip(".")
-            for name, linear in linears.items()
-            if type(linear).forward is not nn.Linear.forward
-        ),
-        computed_weights=tuple(
-            f"model.{name}".rstrip(".") for name, one in linears.items() if has_computed_weight(one)
-        ),
         by_default=not source.dims,
         unreached=unreached,
         gradients=uses.found(DTYPES[dtype]),
@@ -150,16 +118,53 @@ def tried(source: Source) -> Model:
         cut=own.cut,
         inputs=_inputs(given),
         unrepeatable=unrepeatable,
-        changing=tuple(f"model.{name}" for name in sorted(changing.names)),
-        changing_parameters=tuple(f"model.{name}" for name in sorted(changing.parameters)),
+        **_of_changes(module, changing),
         changing_again=tuple(changed_inside(own, changing, regions, example.clone())),
-        saved_buffers=_saved(module, changing.names),
         remembers=remembers,
         products=tuple(products(own, lambda: called(example.clone()))),
         operators=operators,
         modules=parts_of(module),
         affected=_affected(source, own, operators, autocast=dtype == "fp32"),
     )
+
+
+#: What models that are drawn choose and a model of one's own does not: fields of its Specs.
+_WITHOUT_CHOICE = {
+    "heads": 1,
+    "attention": "flash",
+    "dynamic": False,
+    "weight_layout": "contiguous",
+}
+
+
+def _of_changes(module: nn.Module, changing: Changing) -> dict[str, Any]:
+    """What a Model says of the buffers and parameters that its forward changes, by field."""
+    return {
+        "changing": tuple(f"model.{name}" for name in sorted(changing.names)),
+        "changing_parameters": tuple(f"model.{name}" for name in sorted(changing.parameters)),
+        "saved_buffers": _saved(module, changing.names),
+    }
+
+
+def _uses(
+    source: Source, own: OwnModel, called: Callable[[torch.Tensor], Any], changing: Changing
+) -> ParameterUses:
+    """What one call does with the model's parameters. Raises ValueError for an example without
+    elements, and for a forward that trains."""
+    example = own.given[own.driven]
+    if example.dim() == 0 or not example.numel():
+        raise source.refused(
+            f"the tensor it is called with has shape {tuple(example.shape)}: it needs "
+            "rows and features"
+        )
+    with ParameterUses(own) as uses:
+        called(example.clone().requires_grad_(example.is_floating_point()))
+    if uses.differentiates and (stepped := changing.trained(own.model)):
+        raise source.refused(
+            f"its forward makes a training step of its own: it differentiates, and changes "
+            f"{stepped}. Return the loss, and leave the step to the training that calls it"
+        )
+    return uses
 
 
 def _on_ranks(
@@ -188,43 +193,6 @@ def _beside_others(
     }
 
 
-def _linears(source: Source, module: nn.Module) -> tuple[dict[str, nn.Linear], str]:
-    """Name -> linear of a model that is built on the CPU, and the dtype of the first linear. Raises
-    ValueError if it is built elsewhere, or has no linear of a supported dtype."""
-    elsewhere = {t.device.type for t in (*module.parameters(), *module.buffers())} - {"cpu"}
-    if elsewhere:
-        raise source.refused(
-            f"it is built on {', '.join(sorted(elsewhere))}: build it on the CPU; the run "
-            "moves it to its device"
-        )
-    if why := _closed(module):
-        raise source.refused(why)
-    linears = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
-    if not linears:
-        raise source.refused("it has no nn.Linear: there is nothing that a recipe would quantise")
-    kind = next(iter(linears.values())).weight.dtype
-    dtype = next((name for name, one in DTYPES.items() if one == kind), "")
-    if not dtype:
-        dtype_name = str(kind).removeprefix("torch.")
-        raise source.refused(f"its first linear is {dtype_name}: use fp32, bf16 or fp16")
-    before, state = buffers_of(module), torch.get_rng_state()
-    for name, linear in linears.items():
-        _ = linear.weight
-        if not torch.equal(torch.get_rng_state(), state):
-            raise source.refused(
-                f"each time that the weight of {name} is read, random numbers are drawn, as a "
-                "dropout of weights draws them: narrowfuzz reads weights to judge products. Build "
-                "it without, or in eval()"
-            )
-        if buffers_of(module) != before:
-            raise source.refused(
-                f"each time that the weight of {name} is read, a buffer changes, as "
-                "torch.nn.utils.parametrizations.spectral_norm changes it in training mode: "
-                "narrowfuzz reads weights to judge products. Build it without, or in eval()"
-            )
-    return linears, dtype
-
-
 def _affected(
     source: Source, own: OwnModel, operators: frozenset[str] | None, *, autocast: bool
 ) -> frozenset[str] | None:
@@ -239,32 +207,6 @@ def _affected(
         return made.called(x.requires_grad_() if x.is_floating_point() else x)
 
     return affected(made, call, operators, autocast=autocast)
-
-
-def _closed(module: nn.Module) -> str:
-    """Why the modules of a model cannot be observed, or their parameters cannot be set; "" if they
-    can."""
-    for name, part in module.named_modules():
-        if isinstance(part, torch.jit.ScriptModule):
-            which = name or "the model itself"
-            return (
-                f"{which} is compiled by torch.jit: it takes no hooks, with which narrowfuzz sees "
-                "what runs, and a conversion does not reach linears in it. Build it without "
-                "torch.jit.script and torch.jit.trace"
-            )
-    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
-        if isinstance(tensor, UninitializedTensorMixin):
-            return (
-                f"{name} gets its shape in the first forward, as in nn.LazyLinear: call the model "
-                "once where it is built"
-            )
-    for name, parameter in module.named_parameters():
-        if is_expanded(parameter):
-            return (
-                f"elements of its parameter {name} share memory, which nothing can write to: build "
-                "it with contiguous()"
-            )
-    return ""
 
 
 def _made(source: Source, place: Any, cut: bool = False) -> OwnModel:

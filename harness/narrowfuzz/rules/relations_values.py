@@ -55,7 +55,8 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
             yield plain(name, evidence.base, role, "not_applicable", BY_CHANCE)
             continue
         by = k * SCALES[tensor][role]
-        with np.errstate(invalid="ignore"):  # unwritten memory may hold a signalling NaN
+        # unwritten memory may hold a signalling NaN, and numbers of any size
+        with np.errstate(over="ignore", invalid="ignore"):
             want = np.ldexp(base.outputs[role], by)
         if by and not _rounds_alike(base.outputs[role], want, FORMATS[evidence.spec.dtype]):
             why = "results leave their type's range"
