@@ -33,6 +33,7 @@ def test_a_wheel_installs_our_packages_and_nothing_else(tmp_path: Path) -> None:
     assert not [name for name in names if name.endswith(("pyproject.toml", "README.md"))]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["te_on_cpu", "triton_on_cpu"])
 def test_what_stands_in_for_a_gpu_has_a_wheel_of_its_own(package: str, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_a_weight_used_twice_meets_every_rung_and_dropout_every_checkpoint(
         assert not told[factor].lacking, factor
 
 
+@pytest.mark.heavy
 def test_every_recipe_that_is_listed_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EAGER_DRAWS", "COMPILED_DRAWS"):
         monkeypatch.setattr(factors, name, factors._LOT)
@@ -94,5 +95,6 @@ def test_no_recipe_that_runs_here_has_a_hole_of_its_own() -> None:
             assert {f"dtype={name}" for name in lacking} <= set(recipe.leaves_out), recipe.name
 
 
+@pytest.mark.heavy
 def test_compiler_settings_are_counted_where_something_is_compiled(told: dict[str, Row]) -> None:
     assert told["fullgraph"].drawn.startswith(("True 5", "False 5", "True 6", "False 6"))

@@ -485,6 +485,7 @@ def build(): return rows(Reads())
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("recipe", [ROWWISE, TENSORWISE])
 def test_a_weight_that_is_read_and_not_called_is_not_quantised_in_a_graph_either(
     own: Own, recipe: str

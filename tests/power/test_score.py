@@ -143,6 +143,7 @@ def test_why_a_fault_was_missed_is_the_first_thing_it_did_not_come_to(
     assert says in Miss(**{"cases": 60, "ran": 0, "changed": 0, "judged": 0, **counts}).why
 
 
+@pytest.mark.heavy
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("recipe", "shown"),

@@ -219,7 +219,7 @@ def test_a_fault_is_seen(
     assert not known.causes
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(("fault", "sharding", "fields", "rules"), FAULTS)
 def test_a_script_shows_it(
     fault: str,

@@ -101,6 +101,7 @@ def test_each_step_of_sgd_is_judged() -> None:
         assert len(of_parameters) == 2 * steps and not judged.causes
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("sharding", [LAYOUTS[4], LAYOUTS[6]], ids=str)
 @pytest.mark.one_in(2)
 def test_a_script_shows_it(sharding: dict[str, Any], tmp_path: Path, scripts: RunScript) -> None:

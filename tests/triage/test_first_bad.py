@@ -56,6 +56,7 @@ def test_a_huge_number_alone_is_no_bad_value() -> None:
     assert told("import torch; torch.exp2(torch.full((3,), 100.0)).sum()") == []
 
 
+@pytest.mark.heavy
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("sharding", [{"data": 2}, {"data": 2, "tensor": 2}])
 def test_on_ranks_it_names_the_rank(sharding: dict[str, Any]) -> None:

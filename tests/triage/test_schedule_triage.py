@@ -118,7 +118,7 @@ def run_here(script: str, folder: Path) -> int:
     return int(str(ended.value.code))
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize(
     "fault",
     SHOWN_BY,

@@ -203,7 +203,7 @@ AGREE: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(54)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("model", "changes"), AGREE)
 def test_a_script_runs_what_the_arm_ran(model: str, changes: dict[str, Any]) -> None:

@@ -71,6 +71,7 @@ def test_a_models_script_fails_under_its_fault_and_passes_without(
     assert_shows(scripts, path, ("", fault))
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_what_only_a_second_step_shows_has_a_script_that_trains(scripts: RunScript) -> None:
     spec = Spec(recipe="torchao.float8.rowwise", m=16, k=16, n=16, steps=2)
