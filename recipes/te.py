@@ -207,12 +207,16 @@ def _state(layers: Any) -> Iterator[Held]:
             yield (name, direction, i), state.scale[i].cpu(), state.amax_history[:, i].cpu()
 
 
+#: How deep regions are nested, in 1.x, until 2.14 and since then.
+_DEPTHS = ("FP8_AUTOCAST_DEPTH", "AUTOCAST_DEPTH", "autocast_depth")
+
+
 def _pending(*, v1: bool) -> dict[str, int]:
     manager = _manager(v1=v1)
-    state = manager if v1 else manager.quantization_state
+    state = getattr(manager, "quantization_state", manager)  # an object of its own from 2.15 on
     flags = _flags()
     return {
-        "regions": manager.FP8_AUTOCAST_DEPTH if v1 else state.autocast_depth,
+        "regions": next(getattr(state, name) for name in _DEPTHS if hasattr(state, name)),
         "stashed scales": sum(len(queue) for queue in state.fp8_tensors_recompute_buffer),
         "first-module flags": len(flags) if flags is not None else 0,
     }

@@ -15,6 +15,7 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.plan import unquantised
 from narrowfuzz.recipe.recipe import Recipe, converts_nothing, promises_nothing
 from te_on_cpu.environment import chosen_version, enter, provide, real_extension
+from te_on_cpu.v2_releases import ROUTER, release_of
 
 
 def _prepare() -> None:
@@ -30,8 +31,11 @@ def _convert(model: Any, spec: Spec) -> Any:
 
 
 def _unavailable(backend: str, device: str) -> str:
-    if chosen_version().startswith("1."):
-        return f"TransformerEngine {chosen_version()} has no fused router"
+    version = chosen_version()
+    if version.startswith("1."):
+        return f"TransformerEngine {version} has no fused router"
+    if release_of(version) < ROUTER and not real_extension():
+        return f"TransformerEngine {version}'s fused router is not emulated, that of 2.18 on is"
     if device == "cuda" and not real_extension():
         return "needs TransformerEngine with its compiled extension"
     return ""

@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 import torch
 import transformer_engine.pytorch as te
+import transformer_engine_torch as tex
 from te_on_cpu.v2_native import _scale_of, listening_to_extension
 from te_on_cpu.watch import Cast, Multiply, Update, listening
 from te_on_cpu_v2_checks import BF16, RECIPES, linear, step
 from te_on_cpu_v2_reference import copied
-from transformer_engine.pytorch.constants import DType
 from transformer_engine.pytorch.quantization import FP8GlobalStateManager as Manager
 from transformer_engine.pytorch.tensor import Float8CurrentScalingQuantizer
 
@@ -86,7 +86,7 @@ def check_mx_tells_formats():
 
 def check_a_scale_that_is_not_the_inverse_is_told_as_it_is():
     quantizer, x = (
-        Float8CurrentScalingQuantizer(DType.kFloat8E4M3, torch.device("cpu")),
+        Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu")),
         torch.ones(32, 64),
     )
     right, wrong = torch.tensor([1 / 448]), torch.tensor([1 / 256])

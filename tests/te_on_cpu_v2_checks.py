@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,10 +15,10 @@ from narrowfuzz.numerics import scales as rules
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from te_on_cpu.refusal import UnsupportedByEmulation
 from te_on_cpu.v2_fp4 import hadamard, packed
+from te_on_cpu.v2_releases import installed_release
 from te_on_cpu_v2_reference import Seen, close, of_fp4, reference, spread
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from transformer_engine.common import recipe as recipes
-from transformer_engine.pytorch.constants import DType
 from transformer_engine.pytorch.quantization import FP8GlobalStateManager as Manager
 from transformer_engine.pytorch.tensor import (
     Float8BlockQuantizer,
@@ -169,7 +170,7 @@ def check_delayed_options(options, want):
 def check_update_leaves_idle_slots_alone():
     history, scale = torch.tensor([[0.0, 2.0], [3.0, 1.0], [5.0, 7.0]]), torch.tensor([9.0, 9.0])
     tex.fused_amax_and_scale_update_after_reduction(
-        torch.tensor([0.0, 2.0]), [history], [scale], "max", DType.kFloat8E4M3, 0
+        torch.tensor([0.0, 2.0]), [history], [scale], "max", tex.DType.kFloat8E4M3, 0
     )
     assert history.tolist() == [[0.0, 0.0], [3.0, 7.0], [5.0, 2.0]]
     assert scale.tolist() == [9.0, 64.0]
@@ -190,7 +191,8 @@ def check_checkpoint_repeats_the_forward(recipe, reentrant):
         again = step(twin, recipe(), other, gradient, wrapped(reentrant))
         assert torch.equal(plain, again) and torch.equal(leaf.grad, other.grad)
         assert torch.equal(module.weight.grad, twin.weight.grad)
-    assert not any(Manager.quantization_state.fp8_tensors_recompute_buffer)
+    state = getattr(Manager, "quantization_state", Manager)
+    assert not any(state.fp8_tensors_recompute_buffer)
 
 
 @each_recipe
@@ -241,9 +243,9 @@ def check_cached_weight_is_cast_once(recipe):
 @pytest.mark.parametrize("quantizer", ["delayed", "current", "mx"])
 def check_noop_keeps_everything(quantizer):
     made = {
-        "delayed": Float8Quantizer(torch.ones(1), torch.zeros(1), DType.kFloat8E4M3),
-        "current": Float8CurrentScalingQuantizer(DType.kFloat8E4M3, torch.device("cpu")),
-        "mx": MXFP8Quantizer(DType.kFloat8E4M3),
+        "delayed": Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E4M3),
+        "current": Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu")),
+        "mx": MXFP8Quantizer(tex.DType.kFloat8E4M3),
     }[quantizer]
     tensor = made(torch.randn(32, 32))
     before = tensor.dequantize()
@@ -523,7 +525,7 @@ def check_masked_softmax():
 def check_mx_codes_follow_the_numerics_rules():
     x = torch.randn(64, 64) * torch.logspace(-20, 20, 64)[:, None]
     x[3, :32], x[5, 40] = 0.0, 448.0 * 2**5
-    tensor = MXFP8Quantizer(DType.kFloat8E4M3)(x)
+    tensor = MXFP8Quantizer(tex.DType.kFloat8E4M3)(x)
     for side, axis in (("rowwise", 1), ("columnwise", 0)):
         view = x.numpy() if axis else x.numpy().T
         amax = abs(view).reshape(64, 2, 32).max(2)
@@ -544,7 +546,7 @@ def check_block_scales_are_those_of_their_blocks(dim, side, dtype):
     x = (torch.randn(144, 272) * torch.randn(144, 1).exp()).to(dtype)
     x[0], x[:, 3], x[1, 5], x[:, 7] = 0.0, 1e-37, torch.nan, 1e-30
     quantizer = Float8BlockQuantizer(
-        DType.kFloat8E4M3,
+        tex.DType.kFloat8E4M3,
         rowwise=side == "rowwise",
         columnwise=side == "columnwise",
         block_scaling_dim=dim,
@@ -572,7 +574,7 @@ def check_block_scales_are_those_of_their_blocks(dim, side, dtype):
 def check_block_scales_may_be_no_powers_of_two():
     x = torch.randn(16, 16)
     quantizer = Float8BlockQuantizer(
-        DType.kFloat8E4M3, rowwise=True, columnwise=True, force_pow_2_scales=False
+        tex.DType.kFloat8E4M3, rowwise=True, columnwise=True, force_pow_2_scales=False
     )
     with Seen() as seen:
         tex.quantize(x, quantizer)
@@ -582,7 +584,7 @@ def check_block_scales_may_be_no_powers_of_two():
 def check_block_operands_that_cannot_be_multiplied():
     def quantised(rows, columns, dim=1):
         quantizer = Float8BlockQuantizer(
-            DType.kFloat8E4M3, rowwise=True, columnwise=True, block_scaling_dim=dim
+            tex.DType.kFloat8E4M3, rowwise=True, columnwise=True, block_scaling_dim=dim
         )
         return tex.quantize(torch.randn(rows, columns, dtype=BF16), quantizer)
 
@@ -602,7 +604,7 @@ def check_block_operands_that_cannot_be_multiplied():
 
 def check_special_values():
     """inf and NaN under current scaling and MXFP8."""
-    current = Float8CurrentScalingQuantizer(DType.kFloat8E4M3, torch.device("cpu"))
+    current = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
     x = torch.ones(32, 32)
     x[0, 0] = torch.inf
     tensor = current(x)
@@ -614,17 +616,20 @@ def check_special_values():
     tiny = current(torch.full((32, 32), 1e-44))
     assert tiny._scale_inv.item() == pytest.approx(1 / torch.finfo(torch.float32).max)
     x[0, 0] = torch.inf
-    assert MXFP8Quantizer(DType.kFloat8E4M3)(x)._rowwise_scale_inv[0, 0] == 254
+    assert MXFP8Quantizer(tex.DType.kFloat8E4M3)(x)._rowwise_scale_inv[0, 0] == 254
     powers = Float8CurrentScalingQuantizer(
-        DType.kFloat8E4M3, torch.device("cpu"), force_pow_2_scales=True, amax_epsilon=4.0
+        tex.DType.kFloat8E4M3, torch.device("cpu"), force_pow_2_scales=True, amax_epsilon=4.0
     )
     assert powers(torch.ones(32, 32))._scale_inv.item() == 1 / 64
 
 
 def check_missing_operands_are_errors():
     for quantizer, x in (
-        (Float8CurrentScalingQuantizer(DType.kFloat8E4M3, torch.device("cpu")), torch.ones(32, 32)),
-        (MXFP8Quantizer(DType.kFloat8E4M3), torch.ones(32, 32)),
+        (
+            Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu")),
+            torch.ones(32, 32),
+        ),
+        (MXFP8Quantizer(tex.DType.kFloat8E4M3), torch.ones(32, 32)),
     ):
         quantizer.set_usage(rowwise=True, columnwise=False)
         rows = quantizer(x)
@@ -694,16 +699,21 @@ def check_known_calibration():
 
 
 def check_known_autocast_inside_checkpoint():
-    """TE PR 3284: with the autocast opened inside, forward scales never move."""
+    """TE PR 3284: with the autocast opened inside, forward scales never move; until 2.18 it
+    fails."""
     module = te.Linear(64, 64, params_dtype=BF16)
 
     def inside(module, x):
         with te.autocast(enabled=True, recipe=delayed()):
             return module(x)
 
+    fails = pytest.raises(KeyError, match="fwd_recompute")
     for _ in range(3):
         x = torch.full((32, 64), 4.0, dtype=BF16, requires_grad=True)
-        te.checkpoint(inside, module, x, use_reentrant=True).sum().backward()
+        with nullcontext() if installed_release() >= (2, 19) else fails:
+            te.checkpoint(inside, module, x, use_reentrant=True).sum().backward()
+    if installed_release() < (2, 19):
+        return
     assert module.fp8_meta["scaling_fwd"].scale[0].item() == 1.0
     assert module.fp8_meta["scaling_bwd"].scale[0].item() != 1.0
 

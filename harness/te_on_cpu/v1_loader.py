@@ -30,7 +30,7 @@ _REFUSED = ("dgeglu", "dgelu", "dqgelu", "dreglu", "drelu", "dsrelu", "dswiglu")
 
 
 def install_v1(version: str) -> None:
-    """Import TransformerEngine ``version`` (1.10 to 1.12) on the CPU, until this process ends."""
+    """Import TransformerEngine ``version`` (1.10 to 1.13) on the CPU, until this process ends."""
     os.environ["NVTE_TORCH_COMPILE"] = "0"  # do not compile its small functions
     cuda_names.patch()
     major, minor = (int(part) for part in version.split(".")[:2])
@@ -45,7 +45,7 @@ def install_v1(version: str) -> None:
 def extension_names(since: v1.Version) -> dict[str, Any]:
     """The contents of the extension module: the emulated names, and a ``__getattr__`` that refuses
     all others."""
-    return vars(_module(EXTENSION, {**plain_names(), **extension_functions(since)}))
+    return vars(_module(EXTENSION, {**plain_names(since), **extension_functions(since)}))
 
 
 def extension_functions(since: v1.Version) -> dict[str, Callable[..., Any]]:

@@ -4,6 +4,7 @@ placeholders."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NoReturn
 
@@ -45,19 +46,6 @@ _ENUMS = [
     FP8FwdTensors,
     FP8BwdTensors,
     _enum(
-        "UbufOverlapAlgo",
-        [
-            "BULK_OVERLAP_AG",
-            "BULK_OVERLAP_RS",
-            "SPLIT_PIPELINED_AG_P2P",
-            "SPLIT_PIPELINED_RS",
-            "SPLIT_PIPELINED_RS_P2P",
-            "ATOMIC_GEMM_RS",
-            "ATOMIC_GEMM_AG_P2P",
-            "ATOMIC_GEMM_RS_P2P",
-        ],
-    ),
-    _enum(
         "NVTE_Bias_Type",
         ["NVTE_NO_BIAS", "NVTE_PRE_SCALE_BIAS", "NVTE_POST_SCALE_BIAS", "NVTE_ALIBI"],
     ),
@@ -91,6 +79,31 @@ _ENUMS = [
         },
     ),
 ]
+_PIPELINED = (
+    *("BULK_OVERLAP_AG", "BULK_OVERLAP_RS", "SPLIT_PIPELINED_AG_P2P", "SPLIT_PIPELINED_RS"),
+    *("SPLIT_PIPELINED_RS_P2P", "ATOMIC_GEMM_RS", "ATOMIC_GEMM_AG_P2P", "ATOMIC_GEMM_RS_P2P"),
+)
+
+
+@dataclass(frozen=True)
+class _Overlap:
+    """How communication is overlapped with products: the enums, and the classes that are for
+    annotations only."""
+
+    enums: tuple[Any, ...]
+    classes: tuple[str, ...]
+
+
+#: pytorch/csrc/extensions/pybind.cpp of 1.12.
+_IN_PYTORCH = _Overlap(
+    (_enum("UbufOverlapAlgo", _PIPELINED),),
+    ("UbufBootstrapCallbacks", "UbufCommOverlap", "UbufP2PCommOverlap"),
+)
+#: From 1.13 on in common/util/pybind_helper.h.
+_IN_COMMON = _Overlap(
+    (_enum("CommOverlapType", ["RS", "AG"]), _enum("CommOverlapAlgo", _PIPELINED)),
+    ("CommOverlapHelper", "CommOverlap", "CommOverlapP2P"),
+)
 #: FP8 formats by DType.
 FORMAT: dict[Any, Format] = {DType.kFloat8E4M3: "e4m3", DType.kFloat8E5M2: "e5m2"}
 #: Torch dtypes by DType; FP8 data is stored as uint8.
@@ -131,12 +144,12 @@ def _placeholder(name: str) -> type:
     return type(name, (), {"__init__": construct, "__module__": EXTENSION})
 
 
-def plain_names() -> dict[str, Any]:
+def plain_names(since: tuple[int, int]) -> dict[str, Any]:
     """Everything the extension exports besides its functions, by name."""
-    overlap = ("UbufBootstrapCallbacks", "UbufCommOverlap", "UbufP2PCommOverlap")
+    overlap = _IN_PYTORCH if since < (1, 13) else _IN_COMMON
     return {
-        **{enum.__name__: enum for enum in _ENUMS},
-        **{name: _placeholder(name) for name in overlap},
+        **{enum.__name__: enum for enum in (*_ENUMS, *overlap.enums)},
+        **{name: _placeholder(name) for name in overlap.classes},
         "FP8TensorMeta": FP8TensorMeta,
         "_num_cublas_streams": 4,
     }

@@ -14,7 +14,9 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from te_on_cpu import (
     v2_activation,
@@ -28,7 +30,14 @@ from te_on_cpu import (
     v2_tensors,
 )
 from te_on_cpu.v2_names import NAME, extension, refusing_module
+from te_on_cpu.v2_releases import (
+    FUSED_ATTENTION_TELLS_WHY,
+    SOFTMAX_GRADIENT_HAS_ITS_MEMORY,
+    Release,
+    release_of,
+)
 
+#: The emulated functions of the newest release, by name.
 FUNCTIONS = v2_activation.functions() | {
     function.__name__: function
     for function in (
@@ -48,7 +57,6 @@ FUNCTIONS = v2_activation.functions() | {
         v2_grouped.split_quantize,
         v2_grouped.te_general_grouped_gemm,
         v2_attention.scaled_softmax_forward,
-        v2_attention.scaled_softmax_backward,
         v2_attention.scaled_masked_softmax_forward,
         v2_attention.fused_rope_forward,
         v2_attention.fused_rope_backward,
@@ -64,9 +72,20 @@ FUNCTIONS = v2_activation.functions() | {
         v2_experts.moe_unpermute_bwd,
     )
 }
-FUNCTIONS["scaled_masked_softmax_backward"] = v2_attention.scaled_softmax_backward
 # the gradient of a token's row is the sum of its rows' gradients
 FUNCTIONS["moe_permute_bwd"] = v2_experts.moe_unpermute_fwd
+
+
+def functions(release: Release) -> dict[str, Callable[..., Any]]:
+    """The emulated functions of a release, by name."""
+    softmax_backward = (
+        v2_attention.scaled_softmax_backward
+        if release >= SOFTMAX_GRADIENT_HAS_ITS_MEMORY
+        else v2_attention.scaled_softmax_backward_in_place
+    )
+    both = ("scaled_softmax_backward", "scaled_masked_softmax_backward")
+    return FUNCTIONS | dict.fromkeys(both, softmax_backward)
+
 
 #: Constants that the extension reports. cuBLAS 12.9 is older than the library's grouped-tensor
 #: kernels require, which are not emulated.
@@ -111,9 +130,14 @@ def install_v2(version: str) -> None:
         raise ValueError("transformer_engine is imported already; install in a fresh process")
     os.environ["NVTE_PROJECT_BUILDING"] = "1"
     os.environ["NVTE_TORCH_COMPILE"] = "0"
-    sys.modules[NAME] = module = extension(FUNCTIONS, VERSIONS)
-    backend = functools.partial(v2_attention.get_fused_attn_backend, module)
-    module.__dict__["get_fused_attn_backend"] = backend
+    release = release_of(version)
+    sys.modules[NAME] = module = extension(functions(release), VERSIONS, release)
+    backend = (
+        v2_attention.get_fused_attn_backend
+        if release >= FUSED_ATTENTION_TELLS_WHY
+        else v2_attention.get_fused_attn_backend_of_arguments
+    )
+    module.__dict__["get_fused_attn_backend"] = functools.partial(backend, module)
     sys.modules.update({name: refusing_module(name) for name in refused_modules()})
     _import_without_loading()
     import transformer_engine
@@ -144,6 +168,10 @@ def _import_without_loading() -> None:
 
 
 def _answer_for_recipes(quantization: ModuleType) -> None:
-    """Make scaling by blocks available on any device and without CUDA."""
-    for support in ("_MXFP8_SUPPORT", "_FP8_BLOCK_SCALING_SUPPORT", "_NVFP4_SUPPORT"):
-        setattr(quantization, support, (True, ""))
+    """Make scaling by blocks available on any device and without CUDA. From 2.15 on the library
+    keeps its answers in variables, before in the cache of functions."""
+    for support in ("mxfp8", "fp8_block_scaling", "nvfp4"):
+        if hasattr(quantization, f"_{support.upper()}_SUPPORT"):
+            setattr(quantization, f"_{support.upper()}_SUPPORT", (True, ""))
+        else:
+            setattr(quantization, f"check_{support}_support", lambda: (True, ""))

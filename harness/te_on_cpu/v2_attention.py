@@ -20,9 +20,23 @@ def get_fused_attn_backend(extension: ModuleType, params: Any) -> tuple[Any, str
     Real contract: ``pytorch/csrc/extensions/attention.cpp``. Raises UnsupportedByEmulation
     for attention in FP8, which has no other implementation.
     """
-    if int(params.qkv_dtype) in _FP8_DTYPES:
+    return _no_backend(extension, params.qkv_dtype), "the CPU emulation has none"
+
+
+def get_fused_attn_backend_of_arguments(
+    extension: ModuleType, is_training: bool, q_dtype: Any, kv_dtype: Any, *_rest: Any
+) -> Any:
+    """The same without a reason, as it is until 2.19: the parameters one by one.
+
+    Real contract: ``pytorch/csrc/extensions.h`` of 2.12 and 2.18, which agree in these three.
+    """
+    return _no_backend(extension, q_dtype)
+
+
+def _no_backend(extension: ModuleType, dtype: Any) -> Any:
+    if int(dtype) in _FP8_DTYPES:
         refuse("attention in FP8", "leave fp8_dpa and fp8_mha of the recipe off")
-    return extension.NVTE_Fused_Attn_Backend.NVTE_No_Backend, "the CPU emulation has none"
+    return extension.NVTE_Fused_Attn_Backend.NVTE_No_Backend
 
 
 def scaled_softmax_forward(input: Tensor, scale_factor: float) -> Tensor:
@@ -56,6 +70,18 @@ def scaled_softmax_backward(
     weighted = _half(output_grad).float() * results
     along = weighted.sum(-1, keepdim=True)
     return (scale_factor * (weighted - results * along)).to(output_grad.dtype)
+
+
+def scaled_softmax_backward_in_place(
+    output_grad: Tensor, softmax_results: Tensor, scale_factor: float
+) -> Tensor:
+    """The same in the memory of ``output_grad``, as it is until 2.18.
+
+    Real contract: ``pytorch/csrc/extensions/softmax.cpp`` of 2.18, "Produce gradients in place".
+    It copies a gradient that is not contiguous.
+    """
+    given = scaled_softmax_backward(output_grad, softmax_results, scale_factor)
+    return output_grad.detach().contiguous().copy_(given)
 
 
 def _half(tensor: Tensor) -> Tensor:

@@ -182,7 +182,8 @@ def _check(values: Tensor, quantizer: Any) -> None:
         raise RuntimeError(f"the Hadamard transform is of bf16 alone, got {values.dtype}")
     if quantizer.with_rht and not quantizer.with_post_rht_amax:
         raise RuntimeError("the largest magnitude before the Hadamard transform is not supported")
-    if quantizer.row_scaled_nvfp4 or quantizer.nvfp4_use_4over6:
+    modes = ("row_scaled_nvfp4", "nvfp4_use_4over6")  # from 2.16 and from 2.17 on
+    if any(getattr(quantizer, mode, False) for mode in modes):
         refuse("NVFP4 scaled by rows, or 4 over 6", "use the recipe's defaults")
     if quantizer.with_amax_reduction:
         refuse("the reduction of NVFP4's amax over ranks", "run on one rank")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from te_on_cpu.refusal import refuse, refused
+from te_on_cpu.v2_releases import NO_ATTENTION_OF_512, Release
 
 NAME = "transformer_engine_torch"
 
@@ -78,6 +79,12 @@ _NUMBERED = {
     ],
 }
 
+_WITH_512 = {
+    "NVTE_Fused_Attn_Backend": [
+        *("NVTE_F16_max512_seqlen", "NVTE_F16_arbitrary_seqlen", "NVTE_FP8", "NVTE_No_Backend")
+    ]
+}
+
 _COMMUNICATION = (
     *("CommOverlapCore", "CommOverlapBase", "CommOverlapP2PBase"),
     *("CommOverlapHelper", "CommOverlap", "CommOverlapP2P"),
@@ -85,9 +92,9 @@ _COMMUNICATION = (
 
 
 def extension(
-    functions: Mapping[str, Callable[..., Any]], versions: Mapping[str, int]
+    functions: Mapping[str, Callable[..., Any]], versions: Mapping[str, int], release: Release
 ) -> ModuleType:
-    """The stand-in module.
+    """The stand-in module of a release.
 
     :param functions: the emulated functions; each runs without gradients and outside CPU autocast,
         as kernels do.
@@ -97,7 +104,7 @@ def extension(
     """
     module = refusing_module(NAME)
     module.__doc__ = "CPU emulation of TransformerEngine's compiled torch extension."
-    module.__dict__.update(_types())
+    module.__dict__.update(_types(release))
     module.__dict__.update({name: kernel(function) for name, function in functions.items()})
     for name, number in versions.items():
         setattr(module, name, lambda *_arguments, number=number: number)
@@ -105,9 +112,12 @@ def extension(
 
 
 def refusing_module(name: str) -> ModuleType:
-    """A module whose every public name is a function that raises UnsupportedByEmulation."""
+    """A module whose every name but hidden ones is a function that raises
+    UnsupportedByEmulation."""
     module = ModuleType(name, "Not carried by the CPU emulation.")
-    module.__dict__["__getattr__"] = _missing
+    # 2.15 imports a function of Triton's whose name begins with one underscore
+    hidden = "_" if name == NAME else "__"
+    module.__dict__["__getattr__"] = functools.partial(_missing, hidden)
     return module
 
 
@@ -125,10 +135,11 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _types() -> dict[str, Any]:
+def _types(release: Release) -> dict[str, Any]:
+    numbered = _NUMBERED if release >= NO_ATTENTION_OF_512 else _NUMBERED | _WITH_512
     enums: dict[str, Any] = {
         name: IntEnum(name, {member: n for n, member in enumerate(members)}, module=NAME)
-        for name, members in _NUMBERED.items()
+        for name, members in numbered.items()
     }
     enums["DType"] = IntEnum("DType", _DTYPES, module=NAME)
     plain = {name: type(name, (), {"__init__": _no_communication}) for name in _COMMUNICATION}
@@ -139,7 +150,7 @@ def _no_communication(self: object, *_args: object, **_kwargs: object) -> None:
     refuse(type(self).__name__, "leave communication overlap off")
 
 
-def _missing(name: str) -> Any:
-    if name.startswith("_") or name in _ABSENT:
+def _missing(hidden: str, name: str) -> Any:
+    if name.startswith(hidden) or name in _ABSENT:
         raise AttributeError(f"the emulated module has no attribute {name!r}")
     return refused(name)

@@ -130,11 +130,12 @@ def _write_mx(values: Tensor, quantizer: Any, target: Any) -> None:
     """
     matrix = values.view(flat_shape(values.shape))
     fmt = fp8_format(quantizer.dtype)
+    square = getattr(quantizer, "with_2d_quantization", False)  # 2.18 and before have none
     for axis, side in ((1, "rowwise"), (0, "columnwise")):
         data = getattr(target, f"_{side}_data")
         if data is None:
             continue
-        scales = mx_bytes(mx_amax(matrix, axis, square=quantizer.with_2d_quantization), fmt)
+        scales = mx_bytes(mx_amax(matrix, axis, square=square), fmt)
         codes = cast(matrix, spread(mx_factor(scales), axis), fmt).view(values.shape)
         data.copy_(codes)
         padded = getattr(target, f"_{side}_scale_inv")

@@ -15,6 +15,7 @@ from torch import Tensor
 from te_on_cpu.kernels import NAN_CODE
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_fp4 import BLOCK as FP4_BLOCK
+from te_on_cpu.v2_releases import NVFP4_SCALES_MAY_BE_SWIZZLED, installed_release
 from te_on_cpu.v2_scales import FP8_BLOCK, MX_BLOCK
 from te_on_cpu.v2_types import (
     classes,
@@ -208,6 +209,8 @@ def _swizzles_fp4(quantizer: Any, shape: torch.Size) -> bool:
     (``nvfp4_emits_gemm_swizzled_scales`` in ``pytorch/csrc/quantizer.cpp``)."""
     rows, columns = flat_shape(shape)
     if not quantizer.optimize_for_gemm or torch.cuda.get_device_capability()[0] < 10:
+        return False
+    if installed_release() < NVFP4_SCALES_MAY_BE_SWIZZLED:
         return False
     if quantizer.with_rht:
         return rows % 64 == 0 and columns % 128 == 0

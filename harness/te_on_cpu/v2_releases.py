@@ -1,0 +1,47 @@
+"""What differs between the extensions of the releases of 2.x, by the first release that has it.
+
+Read from TransformerEngine's repository, file by file, between the tags of the supported releases
+(of 2.19, which has none there, at the commit that began 2.20). What a release's Python shows of
+itself, as an attribute that a quantizer has or lacks, is looked up where it is used.
+
+The kernels of casts, updates, norms, activations and products of 2.12 have the contract of
+today's: what changed in ``common/cast``, ``common/recipe``, ``common/transpose``,
+``common/normalization``, ``common/activation`` and ``common/gemm`` since is speed, new functions,
+grouped tensors, or what the emulation refuses.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+
+Release = tuple[int, int]
+
+#: ``get_fused_attn_backend`` takes one object and returns the reason too: its caller in
+#: ``attention/dot_product_attention/utils.py`` of 2.19 and 2.20.
+FUSED_ATTENTION_TELLS_WHY: Release = (2, 20)
+#: Backwards of softmaxes do not overwrite the gradient that they get: pull request 3201,
+#: ``pytorch/csrc/extensions/softmax.cpp``.
+SOFTMAX_GRADIENT_HAS_ITS_MEMORY: Release = (2, 19)
+#: The cast to NVFP4 may write scales in the order of the GEMM: ``create_tensor`` in
+#: ``pytorch/csrc/quantizer.cpp``, where the flag is false in 2.17.
+NVFP4_SCALES_MAY_BE_SWIZZLED: Release = (2, 18)
+#: There is no fused attention for at most 512 tokens any more: ``NVTE_Fused_Attn_Backend`` in
+#: ``common/include/transformer_engine/fused_attn.h``.
+NO_ATTENTION_OF_512: Release = (2, 16)
+#: The router of experts that is emulated: before, it took other arguments, chose other experts
+#: among equal ones and moved negative ones elsewhere (``common/fused_router`` and
+#: ``common/permutation``).
+ROUTER: Release = (2, 18)
+
+
+def release_of(version: str) -> Release:
+    """Major and minor number."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+@functools.cache
+def installed_release() -> Release:
+    """Of the library that this process imports."""
+    return release_of(importlib.metadata.version("transformer_engine"))
