@@ -27,6 +27,7 @@ from narrowfuzz.recipe.stateful import Held, Listener, Subject
 from te_on_cpu import watch
 from te_on_cpu.environment import chosen_version, enter, provide, real_extension
 from te_on_cpu.v2_native import listening_to_extension
+from te_on_cpu.v2_releases import NVFP4, release_of
 from torch import nn
 
 Kind = Literal["delayed", "current", "block", "mx", "nvfp4", "nvfp4_stochastic"]
@@ -331,8 +332,11 @@ def _refusal(kind: Kind, spec: Spec, device: str) -> str:
 
 
 def _unavailable(kind: Kind, backend: str, device: str) -> str:
+    version = chosen_version()
     if kind != "delayed" and _v1():
-        return f"TransformerEngine {chosen_version()} has delayed scaling only"
+        return f"TransformerEngine {version} has delayed scaling only"
+    if kind in _FP4 and release_of(version) < NVFP4 and not real_extension():
+        return f"the casts to NVFP4 of TransformerEngine {version} are not emulated"
     if device == "cuda" and not real_extension():
         return "needs TransformerEngine with its compiled extension"
     return ""

@@ -66,6 +66,13 @@ def patch() -> None:
     _set(torch.cuda, "is_the_cpu", True)
 
 
+def patch_subclasses() -> None:
+    """Let subclasses that wrap other tensors be made on a CUDA device. Not in ``patch()``: only
+    older releases need it."""
+    make = torch.Tensor._make_wrapper_subclass
+    _set(torch.Tensor, "_make_wrapper_subclass", staticmethod(_with_device(make)))
+
+
 def _patch_contexts() -> None:
     """Let ``with torch.device(...)`` accept CUDA. It must see the factories before these are
     patched, as it lists them on first use."""

@@ -17,7 +17,7 @@ from te_on_cpu.v1_names import EXTENSION
 #: The supported versions, as shown to users: 1.x by minor version, 2.x exactly.
 SUPPORTED = (
     *("1.10.*", "1.11.*", "1.12.*", "1.13.*"),
-    *("2.16.1", "2.17.1", "2.18.0", "2.19.0", "2.20.2"),
+    *("2.12.0", "2.14.1", "2.15.0", "2.16.1", "2.17.1", "2.18.0", "2.19.0", "2.20.2"),
 )
 _installed: list[str] = []
 

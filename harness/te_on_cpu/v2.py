@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from te_on_cpu import (
+    cuda_names,
     v2_activation,
     v2_attention,
     v2_experts,
@@ -33,6 +34,7 @@ from te_on_cpu.v2_names import NAME, extension, refusing_module
 from te_on_cpu.v2_releases import (
     FUSED_ATTENTION_TELLS_WHY,
     SOFTMAX_GRADIENT_HAS_ITS_MEMORY,
+    TENSORS_KEEP_THEIR_DEVICE,
     Release,
     release_of,
 )
@@ -138,6 +140,8 @@ def install_v2(version: str) -> None:
         else v2_attention.get_fused_attn_backend_of_arguments
     )
     module.__dict__["get_fused_attn_backend"] = functools.partial(backend, module)
+    if release < TENSORS_KEEP_THEIR_DEVICE:
+        cuda_names.patch_subclasses()
     sys.modules.update({name: refusing_module(name) for name in refused_modules()})
     _import_without_loading()
     import transformer_engine

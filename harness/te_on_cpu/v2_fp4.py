@@ -17,6 +17,7 @@ from torch import Tensor
 
 from te_on_cpu.kernels import cast, dequantise
 from te_on_cpu.refusal import refuse
+from te_on_cpu.v2_releases import NVFP4, installed_release
 from te_on_cpu.v2_scales import magnitude
 from te_on_cpu.v2_types import flat_shape
 from te_on_cpu.watch import Cast, Operand, has_listeners, notify
@@ -178,6 +179,8 @@ def write_fp4(values: Tensor, quantizer: Any, target: Any) -> None:
 
 
 def _check(values: Tensor, quantizer: Any) -> None:
+    if installed_release() < NVFP4:
+        refuse("the casts to NVFP4 of releases before 2.14", "use 2.14 or later")
     if quantizer.with_rht and values.dtype != torch.bfloat16:
         raise RuntimeError(f"the Hadamard transform is of bf16 alone, got {values.dtype}")
     if quantizer.with_rht and not quantizer.with_post_rht_amax:

@@ -26,6 +26,12 @@ SOFTMAX_GRADIENT_HAS_ITS_MEMORY: Release = (2, 19)
 #: The cast to NVFP4 may write scales in the order of the GEMM: ``create_tensor`` in
 #: ``pytorch/csrc/quantizer.cpp``, where the flag is false in 2.17.
 NVFP4_SCALES_MAY_BE_SWIZZLED: Release = (2, 18)
+#: Quantised tensors that are made like others are on their device: ``make_like`` in
+#: ``pytorch/quantized_tensor.py``. Before, they are on the current CUDA device, by its index.
+TENSORS_KEEP_THEIR_DEVICE: Release = (2, 16)
+#: Quantised storages are given the dtype that they stand for: ``fake_dtype`` in
+#: ``pytorch/tensor/storage``.
+STORAGES_KNOW_THEIR_DTYPE: Release = (2, 14)
 #: There is no fused attention for at most 512 tokens any more: ``NVTE_Fused_Attn_Backend`` in
 #: ``common/include/transformer_engine/fused_attn.h``.
 NO_ATTENTION_OF_512: Release = (2, 16)
@@ -33,6 +39,10 @@ NO_ATTENTION_OF_512: Release = (2, 16)
 #: among equal ones and moved negative ones elsewhere (``common/fused_router`` and
 #: ``common/permutation``).
 ROUTER: Release = (2, 18)
+#: The scale of a block of NVFP4 is its amax times a factor of the tensor's scale and 1/6 that is
+#: rounded first; in 2.12 amax / 6 is: ``common/cast/nvfp4/core_nvfp4.cuh``, pull request 2639.
+#: The emulation carries the newer one only.
+NVFP4: Release = (2, 14)
 
 
 def release_of(version: str) -> Release:

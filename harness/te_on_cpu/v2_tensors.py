@@ -15,7 +15,11 @@ from torch import Tensor
 from te_on_cpu.kernels import NAN_CODE
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_fp4 import BLOCK as FP4_BLOCK
-from te_on_cpu.v2_releases import NVFP4_SCALES_MAY_BE_SWIZZLED, installed_release
+from te_on_cpu.v2_releases import (
+    NVFP4_SCALES_MAY_BE_SWIZZLED,
+    STORAGES_KNOW_THEIR_DTYPE,
+    installed_release,
+)
 from te_on_cpu.v2_scales import FP8_BLOCK, MX_BLOCK
 from te_on_cpu.v2_types import (
     classes,
@@ -243,6 +247,8 @@ def _build(
     elif pair is classes().blockwise:
         common["is_2D_scaled"] = quantizer.block_scaling_dim == 2
     storage, tensor = pair
+    if quantizer.internal and installed_release() < STORAGES_KNOW_THEIR_DTYPE:
+        return storage(**common)
     if quantizer.internal:
         return storage(**common, fake_dtype=dtype)
     return tensor(shape=shape, dtype=dtype, device=torch.device("cpu"), **common)

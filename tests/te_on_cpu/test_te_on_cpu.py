@@ -1,5 +1,5 @@
 """TransformerEngine on the CPU emulation of its extension: many checks, in a process for each
-version of 1.x and for each compute capability that 2.x is told of."""
+release and for each compute capability that 2.x is told of."""
 
 from __future__ import annotations
 
@@ -11,22 +11,34 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from fresh import HERE, python
+from fresh import HERE, on_transformer_engine, python
 from narrowfuzz.machine.overlay import folder_of
 from narrowfuzz.models.te_experts import TE_EXPERTS
 from te_on_cpu.environment import real_extension, worker_environment
 
 #: Version, and the capability that it is told of -> what is checked on it, and how it is marked.
 V1 = ((HERE / "te_on_cpu_v1_checks.py",), ())
-V2 = (
-    tuple(HERE / f"te_on_cpu_{name}_checks.py" for name in ("v2", "fp4", "native", "experts")),
-    ("-p", "te_on_cpu_v2_plugin"),
-)
 Run = tuple[tuple[Path, ...], tuple[str, ...]]
+
+
+def v2(*names: str) -> Run:
+    files = tuple(HERE / f"te_on_cpu_{name}_checks.py" for name in ("v2", "native", *names))
+    return files, ("-p", "te_on_cpu_v2_plugin")
+
+
+V2 = v2("fp4", "experts")
 RUNS: dict[tuple[str, str], tuple[Run, list[pytest.MarkDecorator]]] = {
     ("1.10.0", ""): (V1, [pytest.mark.heavy]),
     ("1.11.0", ""): (V1, [pytest.mark.heavy]),
     ("1.12.0", ""): (V1, [pytest.mark.heavy]),
+    ("1.13.0", ""): (V1, [pytest.mark.heavy]),
+    ("2.12.0", "[9, 0]"): (v2(), [pytest.mark.heavy]),
+    ("2.14.1", "[9, 0]"): (v2("fp4"), [pytest.mark.heavy]),
+    ("2.15.0", "[9, 0]"): (v2("fp4"), [pytest.mark.heavy]),
+    ("2.16.1", "[10, 0]"): (v2("fp4"), [pytest.mark.heavy]),
+    ("2.17.1", "[9, 0]"): (v2("fp4"), [pytest.mark.heavy]),
+    ("2.18.0", "[10, 0]"): (V2, [pytest.mark.heavy]),
+    ("2.19.0", "[9, 0]"): (V2, [pytest.mark.heavy]),
     ("2.20.2", "[9, 0]"): (V2, [pytest.mark.xdist_group("te 9"), pytest.mark.heavy]),
     ("2.20.2", "[10, 0]"): (V2, [pytest.mark.xdist_group("te 10")]),
 }
@@ -82,6 +94,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_check(run: tuple[str, str], name: str, folder: Path) -> None:
     failure = failures(run, folder)[name]
     assert not failure, failure
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "2.18.0",
+        *(
+            pytest.param(version, marks=pytest.mark.heavy)
+            for version in (
+                *("1.12.0", "1.13.0", "2.12.0", "2.14.1", "2.15.0"),
+                *("2.16.1", "2.17.1", "2.19.0", "2.20.2"),
+            )
+        ),
+    ],
+)
+def test_a_release_trains_a_checkpointed_layer(version: str) -> None:
+    # 448 / 4 and 448 / 0.5 in E4M3, and 57344 / 2 in E5M2
+    assert on_transformer_engine("te_two_steps.py", version=version) == ["112.0 896.0 28672.0"]
 
 
 @pytest.mark.heavy
