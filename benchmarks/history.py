@@ -4,7 +4,7 @@ longer shows it.
 Each release is searched without the ledger, and nothing is looked up before the campaign has
 ended. Then the script of each finding is run on later releases. If a folder already holds the
 campaign of a release, that is read instead of a new run. ``--write`` puts the table into
-docs/history.md.
+docs/history.md, where rows of releases that are not named stay.
 
     python benchmarks/history.py torchao 0.9.0 0.11.0 --minutes 6 --out reports/runs/history --write
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -164,8 +165,52 @@ def _order(fate: str) -> int:
 
 def write(package: Package, lines: Sequence[str]) -> None:
     before, rest = PAGE.read_text().split(package.begin)
-    after = rest.split(END, 1)[1]
-    PAGE.write_text(f"{before}{package.begin}\n\n" + "\n".join(lines) + f"\n\n{END}{after}")
+    there, after = rest.split(END, 1)
+    text = "\n".join(merged(there.splitlines(), lines))
+    PAGE.write_text(f"{before}{package.begin}\n\n{text}\n\n{END}{after}")
+
+
+def merged(there: Sequence[str], new: Sequence[str]) -> list[str]:
+    """The lines of new tables, with the rows of those ``there`` whose releases the new ones do not
+    have. A finding of both is one row, of the releases of both."""
+    new = "\n".join(new).splitlines()
+    old_runs, old_found = _cells(there)
+    runs, found = _cells(new)
+    again = {row[0] for row in runs}
+    runs += [row for row in old_runs if row[0] not in again]
+    for sentence, severity, had, what, known in old_found:
+        stays = [version for version in had.split(", ") if version not in again]
+        same = next((row for row in found if (row[0], row[4]) == (sentence, known)), None)
+        if same is None and stays:
+            found.append([sentence, severity, ", ".join(stays), what, known])
+        elif same is not None:
+            both = {*stays, *same[2].split(", ")}
+            same[2] = ", ".join(sorted(both, key=Version))
+    runs.sort(key=lambda row: Version(row[0]))
+    found.sort(key=lambda row: _order(row[3]))
+    heads = [line for line in new if not _is_row(line)]
+    middle = next((i for i, line in enumerate(heads) if not line), len(heads))
+    first, second = (map(_line, rows) for rows in (runs, found))
+    return [*heads[:middle], *first, *heads[middle:], *second]
+
+
+def _split(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def _is_row(line: str) -> bool:
+    cells = _split(line)
+    return len(cells) == 5 and cells[0] not in ("release", "found", "---")
+
+
+def _cells(lines: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
+    """The cells of the rows of the table of releases, and of that of findings."""
+    rows = [_split(line) for line in lines if _is_row(line)]
+    return [r for r in rows if r[1].isdigit()], [r for r in rows if not r[1].isdigit()]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -88,6 +89,30 @@ def test_a_symptom_of_two_releases_is_one_row_and_torchs_own_is_not_asked(
     assert text.index("fixed in 0.12.0") < text.index("torch's own")
 
 
+def test_rows_of_releases_that_are_not_searched_again_stay() -> None:
+    runs, found = (
+        "| release | minutes | cases | findings | suspected |",
+        "| found | s | in | x | k |",
+    )
+    line = "| --- | --- | --- | --- | --- |"
+    before = [
+        *(runs, line, "| 1.9 | 5 | 90 | 3 | 0 |", "| 1.10 | 5 | 70 | 2 | 0 |", "", found, line),
+        r"| a \| b | low | 1.9, 1.10 | stands in 1.10 | one |",
+        "| only there | low | 1.10 | stands in 1.10 |  |",
+        "| old | low | 1.9 | fixed in 1.10 |  |",
+    ]
+    new = [
+        *(runs, line, "| 1.10 | 5 | 80 | 1 | 0 |", "| 1.11 | 5 | 60 | 1 | 0 |", "", found, line),
+        r"| a \| b | low | 1.10, 1.11 | stands in 1.11 | one |",
+    ]
+    assert history.merged(before, new) == [
+        *(runs, line, "| 1.9 | 5 | 90 | 3 | 0 |"),
+        *("| 1.10 | 5 | 80 | 1 | 0 |", "| 1.11 | 5 | 60 | 1 | 0 |", "", found, line),
+        "| old | low | 1.9 | fixed in 1.10 |  |",
+        r"| a \| b | low | 1.9, 1.10, 1.11 | stands in 1.11 | one |",
+    ]
+
+
 def test_every_package_has_a_table_on_the_page_and_chooses_its_release(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -97,8 +122,11 @@ def test_every_package_has_a_table_on_the_page_and_chooses_its_release(
     for package in history.PACKAGES.values():
         above, _, below = page.read_text().partition(package.begin)
         rest = below.split(history.END, 1)[1]
-        history.write(package, ["| a |"])
-        assert page.read_text() == f"{above}{package.begin}\n\n| a |\n\n{history.END}{rest}"
+        searched = re.findall(r"^\| (\d[\d.]+) \|", below.split(history.END, 1)[0], re.MULTILINE)
+        runs = [f"| {one} | 1 | 1 | 0 | 0 |" for one in searched]
+        history.write(package, ["a", *runs])  # of all releases, so that nothing stays
+        text = "\n".join(["a", *runs])
+        assert page.read_text() == f"{above}{package.begin}\n\n{text}\n\n{history.END}{rest}"
     assert history.PACKAGES["transformer_engine"].options("1.10.0") == [
         "--recipe", "te.*", "--te-version", "1.10.0",
     ]  # fmt: skip
