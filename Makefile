@@ -55,11 +55,12 @@ gate: $(READY)
 		--seconds 120 --cases 400 --control-cases 30 --arm eager --arm 'eager+*' \
 		--against benchmarks/gate.json
 
-# what campaigns find in old releases, and which later one fixed it: docs/history.md; two hours
+# what campaigns find in old releases, and which later one fixed it: docs/history.md; three hours
 history: $(READY)
 	$(BIN)/python benchmarks/history.py torchao 0.9.0 0.10.0 0.11.0 0.13.0 0.14.1 0.15.0 0.16.0 \
 		0.17.0 --write $(ARGS)
-	$(BIN)/python benchmarks/history.py transformer_engine 1.10.0 1.11.0 1.12.0 2.20.2 --write $(ARGS)
+	$(BIN)/python benchmarks/history.py transformer_engine 1.10.0 1.11.0 1.12.0 1.13.0 2.12.0 \
+		2.14.1 2.16.1 2.18.0 2.19.0 2.20.2 --write $(ARGS)
 
 seed-bug: $(READY)
 	$(BIN)/python benchmarks/seed_bug.py $(ARGS)
