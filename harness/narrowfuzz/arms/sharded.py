@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from narrowfuzz.arms.census import RecipeError
@@ -54,6 +55,9 @@ from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace
 #: Size at which torch's cache of fake tensor results, which DTensor fills for shapes, is cleared.
 #: Torch never does: a library's tensor that is a new key each time would fill it without end.
 MOST_SHAPES = 4096
+#: From torch 2.15 on, FSDP gives the gathered parameter the dtype in which gradients are reduced as
+#: that of its gradient: ``FSDPParam.init_unsharded_param``.
+KEEPS_GRADIENTS = hasattr(FSDPParam, "unsharded_grad_dtype")
 
 
 def sharded_traces(
@@ -164,7 +168,9 @@ def _play(
             FakeTensorMode.cache_clear()
     if arm.compiler and counters["stats"]["unique_graphs"] == graphs:
         return Trace(arm.name, unusable_because="no graph was compiled")
-    return Trace(arm.name, ranks=tuple(_trace_of(arm.name, spec, recipe, one) for one in played))
+    ranks = tuple(_trace_of(arm.name, spec, recipe, one) for one in played)
+    unrounded = KEEPS_GRADIENTS and spec.sharding.reduces_fp32 and spec.dtype != "fp32"
+    return Trace(arm.name, ranks=ranks, adds_unrounded=unrounded)
 
 
 def _taps(spec: Spec, tap: Any, arm: Arm) -> Taps:

@@ -377,6 +377,9 @@ class Trace:
     #: Of a sharded run, the trace of each rank; of the unsharded run that it is compared with, the
     #: part of each data-parallel rank.
     ranks: tuple[Trace, ...] = ()
+    #: Of a sharded run: gradients reach their sum over ranks as backward computed them, in the
+    #: dtype of that sum, and not rounded to their parameter's.
+    adds_unrounded: bool = False
     #: Where gradients accumulate over several backwards before a step: parameter -> its gradient
     #: after each backward, in order.
     accumulated_gradients: Mapping[str, tuple[F32, ...]] = field(default_factory=dict)

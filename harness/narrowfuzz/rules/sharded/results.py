@@ -121,6 +121,10 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
     if layout_of(evidence.spec).cuts_sums(sharding):
         yield plain("S2", arm, "grad_parameter", "not_applicable", "sums are cut over ranks")
         return
+    if run.adds_unrounded and MODELS[evidence.spec.model].gradients.reused:
+        why = "each use of a parameter may be rounded in one process and is not on ranks"
+        yield plain("S2", arm, "grad_parameter", "not_applicable", why)
+        return
     single = evidence.traces[EAGER.name].ranks
     entry = evidence.deviations.get("bias_gradient_of_codes", "")
     steps = evidence.spec.steps if evidence.spec.optimizes else 1
@@ -169,8 +173,10 @@ def _by_backward(evidence: Evidence, trace: Trace, name: str) -> list[_Ends]:
     first step, in one process. Only rounded sums are recorded; the ranks of DDP add up only the
     final ones, so there the one contribution is that sum. Empty if a backward gave no gradient."""
     count, fmt = first_step(evidence)[1], FORMATS[evidence.spec.dtype]
+    run = run_of(evidence)
     if count == 1 or evidence.spec.sharding.ddp:
-        return [(trace.outputs[name].astype(np.float64),) * 2]
+        term = (trace.outputs[name].astype(np.float64),) * 2
+        return [_before_rounding(term, fmt) if run and run.adds_unrounded else term]
     sums = [
         x.astype(np.float64)
         for x in trace.accumulated_gradients.get(name_of(name).gradient_of, ())[:count]
@@ -182,7 +188,18 @@ def _by_backward(evidence: Evidence, trace: Trace, name: str) -> list[_Ends]:
         with np.errstate(all="ignore"):
             off = fmt.unit_roundoff * (1.0 + 2.0 * fmt.unit_roundoff) * np.abs(after)
             found.append((after - before - off, after - before + off))
+    if run and run.adds_unrounded:
+        return [_before_rounding(ends, fmt) for ends in found]
     return found
+
+
+def _before_rounding(ends: _Ends, fmt: Format) -> _Ends:
+    """The interval of what gave these numbers when it was rounded to a format."""
+    with np.errstate(all="ignore"):
+        size = np.maximum(np.abs(ends[0]), np.abs(ends[1]))
+        # a number that rounds to x is at most u / (1 - u) of |x| away
+        off = fmt.unit_roundoff * (1.0 + 2.0 * fmt.unit_roundoff) * size + fmt.min_subnormal / 2.0
+        return ends[0] - off, ends[1] + off
 
 
 def _reduced(
