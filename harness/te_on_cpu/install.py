@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -52,13 +53,14 @@ def install() -> str:
             "use them as they are, the CPU emulation is for machines without."
         )
     cuda_names.patch()
-    if version.startswith("1."):
-        install_v1(version)
-    else:
-        # Imported here, so that 1.x and 2.x do not depend on each other.
-        from te_on_cpu.v2 import install_v2
+    with warnings.catch_warnings():  # the library filters warnings of the whole process
+        if version.startswith("1."):
+            install_v1(version)
+        else:
+            # Imported here, so that 1.x and 2.x do not depend on each other.
+            from te_on_cpu.v2 import install_v2
 
-        install_v2(version)
+            install_v2(version)
     _installed.append(version)
     return version
 

@@ -216,7 +216,7 @@ def quieten() -> None:
     names = ("torch", "torch.__trace", "torch._inductor", "torch._dynamo", "torch.utils._pytree")
     for name in (*names, "torchao"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    warnings.filterwarnings("ignore", module=r"(torch(ao)?|mmaemu)\b.*")
+    warnings.filterwarnings("ignore", module=r"(torch(ao|titan)?|transformer_engine|mmaemu)\b.*")
 
 
 def describe() -> dict[str, Any]:
