@@ -11,9 +11,9 @@ Plans follow torchao 0.18 ``float8/config.py``, ``float8_utils.py``, ``float8_op
 two backward GEMMs run on unit scales and are rescaled afterwards. ``emulated`` multiplies
 dequantised fp32 operands and rounds once.
 
-Older releases, from 0.9 on: before 0.13 rowwise leaves the kernel in the layer's dtype,
-tensorwise casts a weight before its input, and rowwise_gw_hp, which rounds no scale to a power of
-two, has no plan here.
+Older releases, from 0.9 on: before 0.12 rowwise leaves the kernel in the layer's dtype. Before 0.13
+tensorwise casts a weight before its input, and rowwise_gw_hp rounds no scale to a power of two: its
+``real`` backend, where a result is rounded before such a scale is applied, has no plan here.
 """
 
 from __future__ import annotations
@@ -43,13 +43,17 @@ EPS = 1e-12
 
 #: The release that the plans describe: the installed one, or the newest known.
 RELEASE = installed("torchao", "0.18")
+BEFORE_0_12 = Version("0.12") > RELEASE
 BEFORE_0_13 = Version("0.13") > RELEASE
 
 
+_SCALE = Fp32Scale(eps=EPS, power_of_two=False)
+_POW2 = Fp32Scale(eps=EPS, power_of_two=True)
+
+
 def _tensorwise(spec: Spec) -> Plan:
-    scale = Fp32Scale(eps=EPS, power_of_two=False)
-    e4m3 = OperandPlan(E4M3FN, "tensor", 0, scale)
-    e5m2 = OperandPlan(E5M2, "tensor", 0, scale)
+    e4m3 = OperandPlan(E4M3FN, "tensor", 0, _SCALE)
+    e5m2 = OperandPlan(E5M2, "tensor", 0, _SCALE)
     # real: two reciprocals and two multiplications; emulated: two quotients and one product
     emulated = _emulates(spec)
     kw: dict[str, Any] = {
@@ -66,15 +70,12 @@ def _tensorwise(spec: Spec) -> Plan:
     )
 
 
-_POW2 = Fp32Scale(eps=EPS, power_of_two=True)
-
-
 def _rowwise(spec: Spec) -> Plan:
     row = OperandPlan(E4M3FN, "row", 0, _POW2)
     if _emulates(spec):
         gemm = GemmPlan(row, row, scale_roundings=0, kernel_rounds=False, dequantise_to="fp32")
         return Plan(dict.fromkeys(ROLES, gemm))
-    kw: dict[str, Any] = {"rounding": ("out",) if BEFORE_0_13 else ("bf16", "out")}
+    kw: dict[str, Any] = {"rounding": ("out",) if BEFORE_0_12 else ("bf16", "out")}
     forward = GemmPlan(row, row, scale_roundings=0, fast=True, **kw)
     backward = GemmPlan(row, row, scale_roundings=0, post_scale=True, **kw)
     return Plan({"output": forward, "grad_input": backward, "grad_weight": backward})
@@ -84,15 +85,19 @@ def _rowwise_gw_hp(spec: Spec) -> Plan:
     # float8_ops.py preprocess_addmm repeats the weight's one scale along its axis, so grad_input
     # takes rowwise's path and rounds to bf16 before it is rescaled
     rowwise = _rowwise(spec).gemms
-    tensor = OperandPlan(E4M3FN, "tensor", 0, _POW2)
+    output, grad_input = rowwise["output"], rowwise["grad_input"]
+    if BEFORE_0_13:  # emulated alone: two quotients and one product
+        row = OperandPlan(E4M3FN, "row", 0, _SCALE)
+        output = grad_input = dataclasses.replace(output, a=row, b=row, scale_roundings=3)
+    tensor = OperandPlan(E4M3FN, "tensor", 0, _SCALE if BEFORE_0_13 else _POW2)
     # fp32 products round once; narrower ones are exact in the fp32 accumulator
     plain = GemmPlan(
         HIGH_PRECISION, HIGH_PRECISION, scale_roundings=1 if spec.dtype == "fp32" else 0
     )
     return Plan(
         {
-            "output": rowwise["output"],
-            "grad_input": dataclasses.replace(rowwise["grad_input"], b=tensor),
+            "output": output,
+            "grad_input": dataclasses.replace(grad_input, b=tensor),
             "grad_weight": plain,
         }
     )
@@ -186,16 +191,16 @@ def _emulates(spec: Spec) -> bool:
 
 
 def _unavailable(backend: str, device: str, *, recipe: str) -> str:
-    if BEFORE_0_13 and recipe == "rowwise_gw_hp":
-        return f"torchao {RELEASE} rounds no scale of it to a power of two: a plan unknown here"
+    if BEFORE_0_13 and recipe == "rowwise_gw_hp" and backend != "emulated":
+        return f"torchao {RELEASE} rounds before it applies scales that are no powers of two"
     if backend != "real" or device != "cpu":
         return ""
     return _lacks(recipe)
 
 
 def _overflows(recipe: str) -> dict[str, str]:
-    """Leaves out fp16 before 0.13: products of unit-scaled codes are fp16, which GPUs refuse."""
-    if not BEFORE_0_13 or recipe == "tensorwise":
+    """Leaves out fp16 before 0.12: products of unit-scaled codes are fp16, which GPUs refuse."""
+    if not BEFORE_0_12 or recipe == "tensorwise":
         return {}
     return {"dtype=fp16": "float8_ops.py: no rowwise kernel of a GPU returns fp16"}
 

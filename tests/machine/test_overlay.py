@@ -76,6 +76,18 @@ def test_the_command_starts_again_over_the_release_and_says_what_it_cannot_play(
     assert ran.stderr.count("needs torchao>=0.18, and 0.8.0 is installed") == 1
 
 
+def test_a_file_that_cannot_be_imported_on_this_torch_is_replaced(tmp_path: Path) -> None:
+    file = "torchao/prototype/inductor/int8_sdpa_lowering.py"
+    for version, kept in (("0.11.0", True), ("0.12.0", False)):
+        folder = package(tmp_path, version)
+        lowering = folder / file
+        lowering.parent.mkdir(parents=True)
+        lowering.write_text("import torch._inductor.kernel.flex_attention\n")
+        overlay._complete(folder)
+        assert ("flex_attention" in lowering.read_text()) is kept
+    assert "def register_int8_sdpa():" in lowering.read_text()
+
+
 def test_a_side_of_a_comparison_is_a_release_too(tmp_path: Path) -> None:
     folder = package(tmp_path, "0.15.0")
     assert side_of("torchao==0.15.0").overlay == str(folder)

@@ -29,6 +29,7 @@ def of_release(monkeypatch: pytest.MonkeyPatch, name: str, version: str) -> Reci
     monkeypatch.setitem(names, "RELEASE", release)
     known = {
         "HAS_MXLINEAR": Version("0.17") > release,
+        "BEFORE_0_12": Version("0.12") > release,
         "BEFORE_0_13": Version("0.13") > release,
     }
     for key, value in known.items():
@@ -51,7 +52,8 @@ def _globals(recipe: Recipe) -> dict[str, Any]:
         (WGRAD, "0.16.0", "linear", "torchao 0.16.0 has MXLinear alone, which quantises all"),
         (RCEIL, "0.17.0", "linear", "torchao 0.17.0 has but a wrapper of weights"),
         (RCEIL, "0.17.0", "native", "torchao 0.17.0 has but a wrapper of weights"),
-        (ROWWISE, "0.11.0", "emulated", "torchao 0.11.0 rounds no scale of it to a power of two"),
+        (ROWWISE, "0.11.0", "real", "torchao 0.11.0 rounds before it applies scales that are no"),
+        (ROWWISE, "0.11.0", "emulated", ""),
         (FLOAT8, "0.11.0", "emulated", ""),
     ],
 )
@@ -67,6 +69,15 @@ def test_plans_are_those_of_the_release(monkeypatch: pytest.MonkeyPatch) -> None
     assert every_recipe()[FLOAT8].plan(spec).gemms["output"].rounding == ("bf16", "out")
     old = of_release(monkeypatch, FLOAT8, "0.11.0")
     assert old.plan(spec).gemms["output"].rounding == ("out",)
+    old = of_release(monkeypatch, FLOAT8, "0.12.0")
+    assert old.plan(spec).gemms["output"].rounding == ("bf16", "out")
+    spec = Spec(recipe=ROWWISE, backend="emulated")
+    for version, rounded in (("0.12.0", False), ("0.13.0", True)):
+        gemms = of_release(monkeypatch, ROWWISE, version).plan(spec).gemms
+        operands = [gemms["output"].a, gemms["output"].b, gemms["grad_input"].b]
+        assert [one.scale.power_of_two for one in operands] == [rounded] * 3  # type: ignore[union-attr]
+        assert [one.granularity for one in operands] == ["row", "row", "tensor"]
+        assert (gemms["output"].scale_roundings == 0) is rounded
     spec = Spec(recipe=FLOOR, backend="linear")
     assert every_recipe()[FLOOR].plan(spec).gemms["output"].a.scale.inf_byte == 247  # type: ignore[union-attr]
     old = of_release(monkeypatch, FLOOR, "0.9.0")
@@ -81,6 +92,7 @@ def test_plans_are_those_of_the_release(monkeypatch: pytest.MonkeyPatch) -> None
         ("0.9.0", "torchao.mxfp8.floor", 60, "O3--operand--eager--scale byte +1--torchao.mxfp8"),
         # an infinite gradient of one row made every weight NaN
         ("0.11.0", FLOAT8, 500, "O4--operand--eager--amax--torchao.float8"),
+        ("0.12.0", ROWWISE, 60, ""),
         ("0.14.1", "torchao.mxfp8.rceil", 60, ""),
         ("0.16.0", "torchao.mxfp8.even", 60, ""),
         ("0.17.0", "torchao.mxfp8.floor", 60, ""),

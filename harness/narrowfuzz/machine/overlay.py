@@ -28,6 +28,17 @@ _NOT_OURS = ("torch", "numpy", "narrowfuzz")
 #: kernels, which run on a CPU in Triton's interpreter; 3.6 is the release whose interpreter is
 #: known to work.
 _UNSAID = {"torchtitan": ("tyro", "tensorboard", "triton==3.6.0")}
+#: Release -> files of it that do not import on the supported torch, and what takes their place.
+#: torchao 0.12.0 is refused as a whole for a lowering of integer attention, which imports a module
+#: that torch has moved since; the one function of it that torchao imports is never called.
+_STUBS = {
+    "torchao==0.12.0": {
+        "torchao/prototype/inductor/int8_sdpa_lowering.py": (
+            "def register_int8_sdpa():\n"
+            '    raise NotImplementedError("narrowfuzz: this lowering needs an older torch")\n'
+        )
+    }
+}
 
 
 def restart_with_releases(requirements: Sequence[str]) -> None:
@@ -94,7 +105,11 @@ def release_folder(package: str, version: str) -> Path:
 
 def _complete(folder: Path) -> None:
     """Install in a folder the dependencies that its packages lack, round by round, as dependencies
-    may lack others. torch, numpy and narrowfuzz themselves are never installed."""
+    may lack others. torch, numpy and narrowfuzz themselves are never installed. Files that cannot
+    be imported on this torch are replaced."""
+    for package in importlib.metadata.distributions(path=[str(folder)]):
+        for file, text in _STUBS.get(f"{package.name}=={package.version}", {}).items():
+            (folder / file).write_text(text)
     tried: set[str] = set()
     while lacking := sorted(set(_lacking(folder)) - tried):
         tried |= {*lacking}
