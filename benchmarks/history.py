@@ -4,7 +4,8 @@ longer shows it.
 Each release is searched without the ledger, and nothing is looked up before the campaign has
 ended. Then the script of each finding is run on later releases. If a folder already holds the
 campaign of a release, that is read instead of a new run. ``--write`` puts the table into
-docs/history.md, where rows of releases that are not named stay.
+docs/history.md, where rows of releases that are not named stay. A release of torch runs from a
+folder with all that it needs, which is gigabytes.
 
     python benchmarks/history.py torchao 0.9.0 0.11.0 --minutes 6 --out reports/runs/history --write
 """
@@ -13,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from narrowfuzz.bisect import releases
@@ -36,23 +38,50 @@ class Package:
 
     name: str
     recipes: tuple[str, ...]
-    #: Options of ``narrowfuzz run`` that choose a release.
-    chosen: tuple[str, str]
+    #: Option of ``narrowfuzz run`` that chooses a release, and its value; none where a release is
+    #: chosen by the environment of the command.
+    chosen: tuple[str, str] | tuple[()] = ()
+    #: Release -> releases of other packages that it was made for, as PACKAGE==VERSION.
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: Releases on which no script runs.
+    left_out: tuple[str, ...] = ()
 
     def options(self, version: str) -> list[str]:
+        """The options of ``narrowfuzz run`` for one release."""
         globs = [part for glob in self.recipes for part in ("--recipe", glob)]
-        option, release = self.chosen
-        return [*globs, option, release.format(version)]
+        others = [part for other in self.others(version) for part in ("--with", other)]
+        return [*globs, *(part.format(version) for part in self.chosen), *others]
+
+    def others(self, version: str) -> tuple[str, ...]:
+        return self.beside.get(version, ())
+
+    def variables(self, version: str) -> dict[str, str]:
+        """The environment variables of a campaign that choose a release, where no option does."""
+        return {} if self.chosen else self.environment(version).changed_variables
+
+    def environment(self, version: str) -> releases.ReleaseEnvironment:
+        """How a script imports this release. Raises ValueError if it cannot be installed."""
+        return releases.release_environment(self.name, version, self.others(version))
 
     @property
     def begin(self) -> str:
         return f"<!-- table: make history, {self.name} -->"
 
 
+#: The torchao that each torchtitan was made for: docs/torchtitan.md.
+_TORCHAO = {"0.1.0": "0.11.0", "0.2.0": "0.15.0", "0.2.1": "0.15.0", "0.2.2": "0.15.0"}
 PACKAGES = {
     package.name: package
     for package in (
+        # each release is gigabytes: of each minor one the last
+        Package("torch", ("torch.*", "torchao.float8.*"), left_out=("2.12.0", "2.14.0")),
         Package("torchao", ("torchao.float8.*", "torchao.mxfp8.*"), ("--with", "torchao=={}")),
+        Package(
+            "torchtitan",
+            ("torchtitan.*",),
+            ("--with", "torchtitan=={}"),
+            {release: (f"torchao=={ao}",) for release, ao in _TORCHAO.items()},
+        ),
         Package("transformer_engine", ("te.*",), ("--te-version", "{}")),
     )
 }
@@ -78,7 +107,8 @@ def campaign(package: Package, version: str, minutes: float, out: Path) -> Path:
     if not (folder / "summary.json").is_file():
         ours = [sys.executable, "-m", "narrowfuzz", "run", "--no-ledger", "--seed", "1"]
         given = ["--minutes", str(minutes), "--out", str(folder)]
-        subprocess.run([*ours, *package.options(version), *given], check=False)
+        env = {**os.environ, **package.variables(version)}
+        subprocess.run([*ours, *package.options(version), *given], env=env, check=False)
     return folder
 
 
@@ -103,7 +133,7 @@ def rows(out: Path, versions: Sequence[str]) -> list[Row]:
 def fate(package: Package, row: Row, every: Sequence[str]) -> str:
     """Text that states which later release no longer shows the symptom, found by running its
     script."""
-    if row.fingerprint.endswith("--torch"):
+    if row.fingerprint.endswith("--torch") and package.name != "torch":
         return "torch's own"
     script = script_of(str(row.folder), 0)
     later = [v for v in every if Version(v) >= Version(row.releases[0])]
@@ -132,7 +162,7 @@ def every_fate(
 
 def ask(package: Package, script: Script, version: str) -> VersionAnswer:
     try:
-        environment = releases.release_environment(package.name, version, ())
+        environment = package.environment(version)
     except ValueError as error:
         return VersionAnswer(version, "cannot tell", str(error))
     return script.ask(version, environment.changed_variables)
@@ -225,7 +255,7 @@ def main() -> int:
     versions = sorted(args.versions, key=Version)
     for version in versions:
         campaign(package, version, args.minutes, out)
-    every = releases.releases(package.name)
+    every = [v for v in releases.releases(package.name) if v not in package.left_out]
     found = list(every_fate(package, rows(out, versions), every, out / "fates.json"))
     lines = list(table(found, out, versions))
     print("\n".join(lines))

@@ -131,3 +131,24 @@ def test_every_package_has_a_table_on_the_page_and_chooses_its_release(
         "--recipe", "te.*", "--te-version", "1.10.0",
     ]  # fmt: skip
     assert TORCHAO.options("0.9.0")[-2:] == ["--with", "torchao==0.9.0"]
+    assert history.PACKAGES["torchtitan"].options("0.1.0")[-4:] == [
+        "--with", "torchtitan==0.1.0", "--with", "torchao==0.11.0",
+    ]  # fmt: skip
+
+
+def test_a_torch_is_chosen_by_the_path_of_the_campaign_and_of_scripts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(history.releases, "release_folder", lambda *asked: tmp_path / asked[1])
+    monkeypatch.setattr(history.subprocess, "run", lambda c, env, check: ran.append((c, env)))
+    torch = history.PACKAGES["torch"]
+    for package, version in ((torch, "2.12.1"), (TORCHAO, "0.9.0")):
+        history.campaign(package, version, 5.0, tmp_path)
+    (torchs, environment), (_, inherited) = ran
+    assert not {"--with", "--te-version"} & {*torchs} and "torchao.float8.*" in torchs
+    assert environment["PYTHONPATH"].startswith(str(tmp_path / "2.12.1"))
+    assert inherited == dict(history.os.environ)
+    row = history.Row("O25--torch", "", "low", "", tmp_path, ("2.12.1",))
+    answering(monkeypatch, v2_12_1="shows", v2_13_0="gone")
+    assert history.fate(torch, row, ["2.12.1", "2.13.0"]) == "fixed in 2.13.0"

@@ -129,6 +129,29 @@ def test_a_release_that_is_installed_needs_no_folder() -> None:
     assert compared.endswith("/ao/compare/v0.17.0...v0.18.0")
 
 
+def test_a_triton_beside_a_release_runs_in_its_interpreter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def folder(package: str, version: str) -> Path:
+        made = tmp_path / f"{package}-{version}"
+        made.mkdir(exist_ok=True)
+        if package != "torchao":
+            (made / "triton").mkdir(exist_ok=True)
+        return made
+
+    monkeypatch.setattr(releases, "release_folder", folder)
+    monkeypatch.setattr(releases, "folder_of", lambda text: folder(*text.split("==")))
+    for package, others, interprets in (
+        ("torchao", (), False),
+        ("torchao", ("triton==3.6.0",), True),
+        ("torchtitan", ("torchao==0.11.0",), True),
+        ("torch", (), False),  # its Triton is that of GPUs
+    ):
+        found = releases.release_environment(package, "0.1.0", others)
+        assert found.folders[0].name == f"{package}-0.1.0"
+        assert bool(found.variables) is interprets
+
+
 def test_what_is_asked_about(tmp_path: Path) -> None:
     entry = script_of("mx-byte0-floor")
     assert entry.path.name == "mx-byte0-floor.py" and entry.runs == 1

@@ -18,6 +18,7 @@ from narrowfuzz.machine.overlay import folder_of, release_folder
 
 TRANSFORMER_ENGINE = "transformer_engine"
 _OFFERED = "Available versions: "
+_INTERPRETS = {"TRITON_INTERPRET": "1"}
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,6 @@ def release_environment(package: str, version: str, others: Sequence[str]) -> Re
     installed. Raises ValueError if it cannot be installed, or the emulated extension does not
     support it."""
     folders = tuple(folder_of(other) for other in others)
-    variables = {}
-    if any((folder / "triton").is_dir() for folder in folders) or package == "triton":
-        variables["TRITON_INTERPRET"] = "1"
     if package == TRANSFORMER_ENGINE:
         if not is_supported(version):
             raise ValueError(
@@ -84,10 +82,18 @@ def release_environment(package: str, version: str, others: Sequence[str]) -> Re
                 f"{', '.join(SUPPORTED)}"
             )
         worker_environment(version, {})  # this installs it
-        return ReleaseEnvironment(folders, {**variables, VERSION_VARIABLE: version})
-    if version == here(package):
-        return ReleaseEnvironment(folders, variables)
-    return ReleaseEnvironment((release_folder(package, version), *folders), variables)
+        return ReleaseEnvironment(folders, {**_interprets(folders), VERSION_VARIABLE: version})
+    own = () if version == here(package) else (release_folder(package, version),)
+    # the Triton of a torch for GPUs stays as it is
+    interpreted = folders if package == "torch" else (*own, *folders)
+    variables = _INTERPRETS if package == "triton" else _interprets(interpreted)
+    return ReleaseEnvironment((*own, *folders), variables)
+
+
+def _interprets(folders: Sequence[Path]) -> dict[str, str]:
+    """What lets Triton run on a CPU, if one of these folders has it."""
+    there = any((folder / "triton").is_dir() for folder in folders)
+    return _INTERPRETS if there else {}
 
 
 def compared(package: str, before: str, after: str) -> str:
