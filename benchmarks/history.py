@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from narrowfuzz.bisect import releases
-from narrowfuzz.bisect.script import Script, script_of
+from narrowfuzz.bisect.script import FLAKY_RUNS, Script, script_of
 from narrowfuzz.bisect.search import Line, VersionAnswer, change
 from narrowfuzz.report.markdown import plain
 from packaging.version import Version
@@ -98,6 +98,8 @@ class Row:
     known_issue: str
     folder: Path
     releases: tuple[str, ...]
+    #: How often its script runs without showing it before it is gone.
+    runs: int = 1
     fate: str = ""
 
 
@@ -126,7 +128,9 @@ def rows(out: Path, versions: Sequence[str]) -> list[Row]:
                 found[name] = replace(found[name], releases=(*found[name].releases, version))
             else:
                 sentence, severity = explained["sentence"], explained["severity"]
-                found[name] = Row(name[0], sentence, severity, name[1], file.parent, (version,))
+                runs = 1 if explained["flake"] == "always" else FLAKY_RUNS
+                folder = file.parent
+                found[name] = Row(name[0], sentence, severity, name[1], folder, (version,), runs)
     return list(found.values())
 
 
@@ -135,7 +139,8 @@ def fate(package: Package, row: Row, every: Sequence[str]) -> str:
     script."""
     if row.fingerprint.endswith("--torch") and package.name != "torch":
         return "torch's own"
-    script = script_of(str(row.folder), 0)
+    # not the finding itself: its case may be of a model that only the release brings
+    script = script_of(str(row.folder / "repro.py"), row.runs)
     later = [v for v in every if Version(v) >= Version(row.releases[0])]
     line = Line(later, lambda version: ask(package, script, version))
     if line.at(0).answer != "shows":

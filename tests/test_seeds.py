@@ -20,7 +20,8 @@ FOUND = {
     "--recipe torchao.float8.rowwise": "O13--",
     "--recipe 'torchao.float8.*' --plant": "checkpoint",
     "--recipe te.delayed": "te-checkpoint-skips-gradient-scale",
-    "--with torchtitan==": "unsupported",
+    # not the "unsupported" of another shape or of what is not contiguous
+    "--with torchtitan==": "triton_to_mxfp8_dim1",
 }
 COMMANDS = re.findall(r"^    narrowfuzz run (.*)$", (ROOT / "docs/seeds.md").read_text(), re.M)
 #: Besides what a command asks for: workers start, packages are installed, findings are confirmed.
