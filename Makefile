@@ -61,7 +61,7 @@ history: $(READY)
 	$(BIN)/python benchmarks/history.py torchao 0.9.0 0.10.0 0.11.0 0.12.0 0.13.0 0.14.1 0.15.0 0.16.0 \
 		0.17.0 --write $(ARGS)
 	$(BIN)/python benchmarks/history.py torchtitan 0.1.0 0.2.2 0.3.0 --write $(ARGS)
-	$(BIN)/python benchmarks/history.py torch 2.12.1 2.14.1 --write $(ARGS)
+	$(BIN)/python benchmarks/history.py torch 2.11.0 2.12.1 2.14.1 --write $(ARGS)
 	$(BIN)/python benchmarks/history.py transformer_engine 1.10.0 1.11.0 1.12.0 1.13.0 2.12.0 \
 		2.14.1 2.16.1 2.18.0 2.19.0 2.20.2 --write $(ARGS)
 

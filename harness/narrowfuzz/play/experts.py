@@ -37,7 +37,8 @@ def in_groups(mesh: Any, experts: int) -> Any:
     # DTensor's cache for operators holds the groups of an earlier, equal mesh
     _clear_sharding_prop_cache()
     groups = mesh["data"].size() // experts
-    parts = mesh._unflatten("data", (groups, experts), ("groups", "experts"))
+    data = mesh.mesh_dim_names.index("data")  # torch 2.11 refuses each name that there is
+    parts = mesh._unflatten(data, (groups, experts), ("groups", "experts"))
     shared = [name for name in parts.mesh_dim_names if name != "replicas"]
     parts[tuple(shared)]._flatten()  # for sums over all of these ranks at once
     return parts
