@@ -370,6 +370,7 @@ def test_a_plant_is_listed_and_scored_as_what_it_is(tmp_path: Path) -> None:
     assert "in torch, torchao and TransformerEngine: 1 of 1" in shown
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_rule_an_arm_and_a_model_work_at_once(tmp_path: Path) -> None:
     """Every file that any of them needs is among those that are counted."""

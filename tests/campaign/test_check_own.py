@@ -147,6 +147,7 @@ def test_a_filter_and_other_sizes_are_said_and_judged(tmp_path: Path) -> None:
     assert ran.summary["judged"] == {"met": 2, "of": 2}
 
 
+@pytest.mark.heavy
 def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     scripts: RunScript,

@@ -41,6 +41,7 @@ def drawn(config: Config, clock: Callable[[], float], factor: float) -> list[str
     return found
 
 
+@pytest.mark.heavy
 def test_a_slow_machine_draws_the_same_cases() -> None:
     def steady() -> float:
         return 0.0

@@ -79,7 +79,7 @@ def cases(model: Model, narrow: str, **changes: Any) -> Iterator[Case]:
         yield Case(spec=spec, data=DataSpec())
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize(("name", "narrow"), FASTEST.items(), ids=[*FASTEST])
 def test_nothing_is_said_of_a_page_that_is_right(name: str, narrow: str) -> None:
     model = page(name)
@@ -492,7 +492,7 @@ def test_what_a_check_said_is_read_of_its_document(table: Any) -> None:
     assert "**no owner yet**" in page and "1 more checks have not run" in page
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("focus", [None, 0, 7])
 def test_which_linear_refuses_is_seen_whichever_is_watched(focus: int | None) -> None:
     """A router's gate to eight experts is not a multiple of MX's block."""

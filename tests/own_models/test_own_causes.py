@@ -177,6 +177,7 @@ class OtherDropout(nn.Module):
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("where", "module"),
     [

@@ -155,7 +155,7 @@ def test_ranks_that_share_experts_skip_together(sharding: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "sharding", [{"data": 4, "experts": 2}, {"data": 4, "replicas": 2, "experts": 2}], ids=str
 )
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_experts_resume_on_other_ranks(sharding: dict[str, Any], resumes: str) -> None:
     sharding = {**sharding, "resumes": resumes, "averages": False}
     judged = judge().judge(case("torch.bf16", sharding, steps=2, optimizer="adamw"))
@@ -163,7 +163,7 @@ def test_experts_resume_on_other_ranks(sharding: dict[str, Any], resumes: str) -
     assert ("S11", "ok") in {(v.rule, v.status) for v in judged.verdicts}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("resumes", ["same", "alone", "regrouped"])
 def test_parts_of_experts_resume_on_other_ranks(resumes: str) -> None:
     sharding = {**PARTED[0], "resumes": resumes, "averages": False}

@@ -96,6 +96,7 @@ def test_check(run: tuple[str, str], name: str, folder: Path) -> None:
     assert not failure, failure
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "version",
     [

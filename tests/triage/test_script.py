@@ -404,7 +404,7 @@ SLOW = {"amax-ignores-negatives", "backward-unsupported"}
 
 
 @TOGETHER
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(45)
 @pytest.mark.parametrize(
     "fault_id",
     [

@@ -203,7 +203,7 @@ AGREE: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(54)
+@pytest.mark.one_in(162)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("model", "changes"), AGREE)
 def test_a_script_runs_what_the_arm_ran(model: str, changes: dict[str, Any]) -> None:
@@ -306,7 +306,7 @@ PLANTS = [Plant("wrong-mm", "gain", "aten::mm an eighth too large", "", ("*",), 
 """
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "role"), [("O5", "output"), ("O15", "gradient")])
 def test_a_product_inside_a_compiled_graph_has_a_script(
