@@ -23,9 +23,10 @@ FUSED_ATTENTION_TELLS_WHY: Release = (2, 20)
 #: Backwards of softmaxes do not overwrite the gradient that they get: pull request 3201,
 #: ``pytorch/csrc/extensions/softmax.cpp``.
 SOFTMAX_GRADIENT_HAS_ITS_MEMORY: Release = (2, 19)
-#: The cast to NVFP4 may write scales in the order of the GEMM: ``create_tensor`` in
-#: ``pytorch/csrc/quantizer.cpp``, where the flag is false in 2.17.
-NVFP4_SCALES_MAY_BE_SWIZZLED: Release = (2, 18)
+#: The cast to NVFP4 may write scales in the order of the GEMM, of transformed codes and later of
+#: squares: ``create_tensor`` in ``pytorch/csrc/quantizer.cpp`` of 2.17.1 and of 2.18.
+TRANSFORMED_SCALES_MAY_BE_SWIZZLED: Release = (2, 17)
+SQUARE_SCALES_MAY_BE_SWIZZLED: Release = (2, 18)
 #: Quantised tensors that are made like others are on their device: ``make_like`` in
 #: ``pytorch/quantized_tensor.py``. Before, they are on the current CUDA device, by its index.
 TENSORS_KEEP_THEIR_DEVICE: Release = (2, 16)
@@ -40,8 +41,8 @@ NO_ATTENTION_OF_512: Release = (2, 16)
 #: ``common/permutation``).
 ROUTER: Release = (2, 18)
 #: The scale of a block of NVFP4 is its amax times a factor of the tensor's scale and 1/6 that is
-#: rounded first; in 2.12 amax / 6 is: ``common/cast/nvfp4/core_nvfp4.cuh``, pull request 2639.
-#: The emulation carries the newer one only.
+#: rounded first; in 2.12 amax / 6 is, or amax times 1/6: ``common/cast/nvfp4/core_nvfp4.cuh``, pull
+#: request 2555. The emulation carries the newer one only.
 NVFP4: Release = (2, 14)
 
 

@@ -16,8 +16,9 @@ from te_on_cpu.kernels import NAN_CODE
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_fp4 import BLOCK as FP4_BLOCK
 from te_on_cpu.v2_releases import (
-    NVFP4_SCALES_MAY_BE_SWIZZLED,
+    SQUARE_SCALES_MAY_BE_SWIZZLED,
     STORAGES_KNOW_THEIR_DTYPE,
+    TRANSFORMED_SCALES_MAY_BE_SWIZZLED,
     installed_release,
 )
 from te_on_cpu.v2_scales import FP8_BLOCK, MX_BLOCK
@@ -214,10 +215,11 @@ def _swizzles_fp4(quantizer: Any, shape: torch.Size) -> bool:
     rows, columns = flat_shape(shape)
     if not quantizer.optimize_for_gemm or torch.cuda.get_device_capability()[0] < 10:
         return False
-    if installed_release() < NVFP4_SCALES_MAY_BE_SWIZZLED:
-        return False
     if quantizer.with_rht:
-        return rows % 64 == 0 and columns % 128 == 0
+        fits = rows % 64 == 0 and columns % 128 == 0
+        return fits and installed_release() >= TRANSFORMED_SCALES_MAY_BE_SWIZZLED
+    if installed_release() < SQUARE_SCALES_MAY_BE_SWIZZLED:
+        return False
     return bool(quantizer.with_2d_quantization) and rows % 128 == 0 and columns % 128 == 0
 
 

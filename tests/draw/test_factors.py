@@ -56,7 +56,6 @@ def test_a_weight_used_twice_meets_every_rung_and_dropout_every_checkpoint(
         assert not told[factor].lacking, factor
 
 
-@pytest.mark.heavy
 def test_every_recipe_that_is_listed_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EAGER_DRAWS", "COMPILED_DRAWS"):
         monkeypatch.setattr(factors, name, factors._LOT)

@@ -12,7 +12,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.numerics.formats import FORMATS, round_to
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.sharded.results import check_gradients
+from narrowfuzz.rules.sharded.results import check_compiled, check_gradients
 from samples import recipes
 
 NAME = "attention_norm.weight.grad"
@@ -46,3 +46,21 @@ def test_a_rank_may_add_what_was_not_rounded(
     changed = replace(run, ranks=ranks, adds_unrounded=unrounded)
     verdicts = check_gradients(replace(evidence, traces={**evidence.traces, "sharded": changed}))
     assert any(v.status == "diverged" and v.at.name == NAME for v in verdicts) == found
+
+
+@pytest.mark.parametrize(("name", "found"), [("norm.weight.grad", False), ("output", True)])
+def test_a_graph_may_round_what_eager_adds_unrounded(name: str, found: bool) -> None:
+    sharding = Sharding(data=2, reduces_fp32=True)
+    spec = Spec(
+        recipe="torch.bf16", model="rmsnorm_linear", m=32, k=16, n=16, sharding=sharding,
+        compile="aot_eager",
+    )  # fmt: skip
+    evidence = Judge(recipes(), Ledger([])).observe(Case(spec=spec, data=DataSpec(seed=3)))
+    traces = {n: replace(t, adds_unrounded=n != "eager") for n, t in evidence.traces.items()}
+    (arm,) = (n for n in traces if "aot_eager" in n)
+    ranks = tuple(
+        replace(t, outputs={**t.outputs, name: t.outputs[name] + 1.0}) for t in traces[arm].ranks
+    )
+    traces[arm] = replace(traces[arm], ranks=ranks)
+    verdicts = check_compiled(replace(evidence, traces=traces))
+    assert any(v.status == "diverged" and v.at.name == name for v in verdicts) == found

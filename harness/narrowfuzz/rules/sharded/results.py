@@ -74,7 +74,8 @@ def check_equal(evidence: Evidence) -> Iterator[Verdict]:
         names = [*before_steps(single, "output", forwards)]
         names += before_steps(single, "grad_input", backwards)
         # one rank adds up the norm in another order, so clipped steps give other parameters
-        if evidence.spec.sharding.ranks == 1 and evidence.spec.clipping == "none":
+        alike = evidence.spec.clipping == "none" and not _unrounded_uses(evidence, run)
+        if evidence.spec.sharding.ranks == 1 and alike:
             every = [name for name in single.outputs if name_of(name).kind != NORM]
             kinds = sorted({name_of(name).kind for name in every})
             of_step = (before_steps(single, kind, 1) for kind in kinds if kind.endswith(".grad"))
@@ -121,7 +122,7 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
     if layout_of(evidence.spec).cuts_sums(sharding):
         yield plain("S2", arm, "grad_parameter", "not_applicable", "sums are cut over ranks")
         return
-    if run.adds_unrounded and MODELS[evidence.spec.model].gradients.reused:
+    if _unrounded_uses(evidence, run):
         why = "each use of a parameter may be rounded in one process and is not on ranks"
         yield plain("S2", arm, "grad_parameter", "not_applicable", why)
         return
@@ -154,6 +155,11 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
                 elif _reduced(evidence, key, pieces, _cut(of_codes, cut)).status == "ok":
                     verdict = verdict.known(entry)
             yield verdict
+
+
+def _unrounded_uses(evidence: Evidence, run: Trace) -> bool:
+    """Do ranks add up what several uses of a parameter give, each of which one process rounds?"""
+    return run.adds_unrounded and MODELS[evidence.spec.model].gradients.reused
 
 
 def _cut(each: Sequence[Sequence[_Ends]], cut: Callable[[_Ends], _Ends]) -> list[tuple[_Ends, ...]]:
@@ -197,6 +203,7 @@ def _before_rounding(ends: _Ends, fmt: Format) -> _Ends:
     """The interval of what gave these numbers when it was rounded to a format."""
     with np.errstate(all="ignore"):
         size = np.maximum(np.abs(ends[0]), np.abs(ends[1]))
+        size = np.where(np.isfinite(size), size, 0.0)
         # a number that rounds to x is at most u / (1 - u) of |x| away
         off = fmt.unit_roundoff * (1.0 + 2.0 * fmt.unit_roundoff) * size + fmt.min_subnormal / 2.0
         return ends[0] - off, ends[1] + off
@@ -357,11 +364,13 @@ def check_compiled(evidence: Evidence) -> Iterator[Verdict]:
     where a unit begins, and so does an exchange of rows between experts. Gradients that a tensor
     gets from several sides, from a norm and the residual beside it, or from a router and its
     experts, are then added in another order, so for such models only outputs before the first step
-    are compared."""
+    are compared; and where gradients are added unrounded, as a graph may round them."""
     model, sharding = MODELS[evidence.spec.model], evidence.spec.sharding
     names, run = None, compiled_of(evidence)
     broken = sharding.experts or (sharding.data and sharding.units == "each")
-    if (model.normalises or model.branches) and broken and run is not None:
+    if run is not None and (
+        run.adds_unrounded or ((model.normalises or model.branches) and broken)
+    ):
         ranks = run.ranks
         names = before_steps(ranks[0], "output", first_step(evidence)[0]) if ranks else {}
     yield from _beside(
