@@ -36,7 +36,7 @@ RUNS: dict[tuple[str, str], tuple[Run, list[pytest.MarkDecorator]]] = {
     ("2.14.1", "[9, 0]"): (v2("fp4"), [pytest.mark.heavy]),
     ("2.15.0", "[9, 0]"): (v2("fp4"), [pytest.mark.heavy]),
     ("2.16.1", "[10, 0]"): (v2("fp4"), [pytest.mark.heavy]),
-    ("2.17.1", "[9, 0]"): (v2("fp4"), [pytest.mark.heavy]),
+    ("2.17.1", "[10, 0]"): (v2("fp4"), [pytest.mark.heavy]),
     ("2.18.0", "[10, 0]"): (V2, [pytest.mark.heavy]),
     ("2.19.0", "[9, 0]"): (V2, [pytest.mark.heavy]),
     ("2.20.2", "[9, 0]"): (V2, [pytest.mark.xdist_group("te 9"), pytest.mark.heavy]),
