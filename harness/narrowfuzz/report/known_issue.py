@@ -110,10 +110,14 @@ def source_of(entry: Entry, place: Place) -> Source:
 
 def release_of_te(entry: Entry) -> str:
     """The TransformerEngine under test if the entry holds for it, else the newest it holds for."""
-    holds, chosen = SpecifierSet(entry.versions[TE]), chosen_version()
-    if chosen in holds:
-        return chosen
-    return max(holds.filter(known.replace("*", "0") for known in SUPPORTED), key=Version)
+    releases, chosen = _releases_of_te(entry), chosen_version()
+    return chosen if chosen in SpecifierSet(entry.versions[TE]) else releases[-1]
+
+
+def _releases_of_te(entry: Entry) -> list[str]:
+    """The releases of TransformerEngine that an entry holds for and that can run here."""
+    able = (known.replace("*", "0") for known in SUPPORTED)
+    return sorted(SpecifierSet(entry.versions[TE]).filter(able), key=Version)
 
 
 def line_number(source: Source, place: Place) -> int:
@@ -166,8 +170,12 @@ def _versions(entry: Entry) -> str:
 
 
 def confirmed_on(entry: Entry) -> str:
-    """The releases that an entry holds for, in words."""
-    return ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items())
+    """The releases that an entry holds for, in words. Those of TransformerEngine one by one: a
+    range of them has others that were never run."""
+    wanted = dict(entry.versions)
+    if TE in wanted:
+        wanted[TE] = ", ".join(_releases_of_te(entry))
+    return ", ".join(f"{name} {releases}" for name, releases in wanted.items())
 
 
 def _cpu(lscpu: str | None) -> str:
