@@ -15,7 +15,8 @@ export OMP_NUM_THREADS = 1
 # runs and tests start processes by the hundred: what these import is compiled once
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: fuzz test lint bench watch-trials watch-titan models score gate seed-bug gpu versions history page nightly clean
+.PHONY: fuzz test lint bench watch-trials watch-titan models score gate seed-bug gpu versions history \
+	explained page nightly clean
 
 fuzz: $(READY)
 	$(BIN)/narrowfuzz run $(addprefix --minutes ,$(MINUTES)) $(ARGS)
@@ -64,6 +65,10 @@ history: $(READY)
 	$(BIN)/python benchmarks/history.py torch 2.11.0 2.12.1 2.14.1 --write $(ARGS)
 	$(BIN)/python benchmarks/history.py transformer_engine 1.10.0 1.11.0 1.12.0 1.13.0 2.12.0 \
 		2.14.1 2.16.1 2.18.0 2.19.0 2.20.2 --write $(ARGS)
+
+# what explain says of findings whose cause is known: docs/explained.md; about an hour
+explained: $(READY)
+	$(BIN)/python benchmarks/explained.py $(ARGS)
 
 seed-bug: $(READY)
 	$(BIN)/python benchmarks/seed_bug.py $(ARGS)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Eager cases per property, and compiled Specs per rung, which all properties share. A compiler
 #: without a number of its own has that of aot_eager.
 PROFILES = {
-    "smoke": {"none": 6, "aot_eager": 3, "aot_eager_decomp_partition": 3, "inductor": 0},
+    "smoke": {"none": 6, "aot_eager": 2, "aot_eager_decomp_partition": 2, "inductor": 0},
     "ci": {"none": 150, "aot_eager": 24, "aot_eager_decomp_partition": 10, "inductor": 4},
     "nightly": {"none": 1500, "aot_eager": 200, "aot_eager_decomp_partition": 60, "inductor": 25},
 }

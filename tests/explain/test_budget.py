@@ -132,6 +132,13 @@ def test_nothing_is_said_where_nothing_is_exact(judge: Judge) -> None:
     assert budget(judge, dropped, about("output"), "eager") is None
 
 
+def test_a_call_without_a_backward_has_the_budget_of_its_output(judge: Judge) -> None:
+    case = linear("torchao.mxfp8.rceil", model="mlp_gelu", grad_mode="no_grad")
+    found = budget(judge, case, about("output", layer="up"), "eager")
+    assert found is not None and (found.layer, found.result) == ("up", "output")
+    assert budget(judge, case, about("grad_input", layer="up"), "eager") is None
+
+
 def test_a_bias_gradient_is_no_product(judge: Judge) -> None:
     assert budget(judge, linear("torch.bf16", bias=True), about("grad_bias"), "eager") is None
 

@@ -4,9 +4,11 @@ go away from what does not."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,19 +16,29 @@ import msgspec
 import pytest
 import torch
 from fresh import ends
+from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.events import Backward, Forward, Settings
 from narrowfuzz.case.sharding import Sharding
 from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike, dump_case
 from narrowfuzz.explain.command import Question, explain
-from narrowfuzz.explain.counting import role
-from narrowfuzz.explain.switches import Switch, akin_to, alternatives, conditions, together
+from narrowfuzz.explain.counting import DrawCounter, effect_of, role
+from narrowfuzz.explain.switches import (
+    Switch,
+    akin_to,
+    alternatives,
+    conditions,
+    each_left_out,
+    together,
+)
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.explanation import Count, Explained, Role, lines, load, saved_answer_lines
 from narrowfuzz.report.store import Store
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.session import SessionOptions, open_session
 from narrowfuzz.triage.triage import unconfirmed
 from samples import every_recipe
+from torchao.float8.float8_linear import Float8Linear
 
 RECIPES = every_recipe()
 OWN_KERNELS = "PyTorch's own kernels (torch.backends.mkldnn.flags(enabled=False))"
@@ -49,6 +61,29 @@ OWN_KERNELS = "PyTorch's own kernels (torch.backends.mkldnn.flags(enabled=False)
 )
 def test_what_a_count_says(own: Count, count: Count, found: Role) -> None:
     assert role(own, count) == found
+
+
+@pytest.mark.parametrize(
+    ("rule", "roles", "found"),
+    [
+        ("O25", ["sum"], "nothing judged"),  # of the operator in question no call is left
+        ("O25", ["sum", "sgd_step.param"], "needed"),
+        ("O5", ["output"], "needed"),
+    ],
+)
+def test_another_operator_that_is_right_proves_nothing(
+    rule: str, roles: list[str], found: Role
+) -> None:
+    def judge(case: Case, rules: Any, *_: Any, **__: Any) -> Any:
+        passes = [Verdict(rule, "eager", role, "ok") for role in roles]
+        return SimpleNamespace(verdicts=passes, causes=())
+
+    spec = Spec(recipe="torch.bf16")
+    verdict = Verdict(rule, "eager", "sgd_step.param", "diverged", "wrong value")
+    fake: Any = SimpleNamespace(judge=judge, rungs=lambda spec: (EAGER,))
+    counter = DrawCounter(fake, fake, verdict, time.monotonic() + 60)
+    answer = effect_of(counter, Count(20, 20), Switch("", Case(spec=spec, data=DataSpec())))
+    assert answer is not None and answer.role == found
 
 
 def test_changes_are_made_together_or_not_at_all() -> None:
@@ -116,7 +151,13 @@ def test_what_could_be_switched_can_be_played() -> None:
     spec = Spec(recipe=name, model="llama_block", compile="inductor", checkpoint="selective")
     akin = {n: r for n, r in RECIPES.items() if n.startswith("torchao.float8")}
     found = {
-        a.words: a for a in alternatives(Case(spec=spec, data=DataSpec()), RECIPES[name], akin)
+        a.words: a
+        for a in alternatives(
+            Case(spec=spec, data=DataSpec()),
+            RECIPES[name],
+            akin,
+            each_left_out(RECIPES[name], ["wq", "wo"]),
+        )
     }
     strict = found["torch._inductor.config.emulate_precision_casts = True"]
     assert strict.arm == "inductor_strict" and strict.case.spec == spec
@@ -124,8 +165,10 @@ def test_what_could_be_switched_can_be_played() -> None:
     assert found["full checkpointing in place of selective"].case.spec.checkpoint == "full"
     assert found["recipe torchao.float8.tensorwise"].case.spec.recipe.endswith("tensorwise")
     assert "recipe torchao.float8.rowwise" not in found
+    without = found["wq not converted (--filter '!wq')"].case.spec.recipe
+    assert without == f"{name}@!wq"
     for one in found.values():
-        RECIPES[one.case.spec.recipe].check(one.case.spec)
+        load_every((), [one.case.spec.recipe])[one.case.spec.recipe].check(one.case.spec)
 
 
 def test_other_recipes_of_the_package_leave_the_same_linears_unconverted() -> None:
@@ -171,10 +214,30 @@ def test_what_it_needs_and_what_it_has(tmp_path: Path) -> None:
     assert told.shows == Count(20, 20) and told.asked_of == "the smallest case"
     assert words(told.needs, "needed") == ["bias"]
     assert {*words(told.needs, "not needed")} == {"7 rows, no multiple of 32", "batch 3"}
-    assert words(told.switches, "not needed") == [OWN_KERNELS]
+    assert words(told.switches, "not needed") == [OWN_KERNELS, "everything in fp32"]
     assert told.nearest.startswith("none matches; ") and told.untried == ()
     said = "\n".join(lines(told))
     assert "  bias: without it shown on 0 of 20" in said
+
+
+def test_a_size_that_matters_for_its_values_alone_is_not_needed(tmp_path: Path) -> None:
+    def where(x: Any, weight: Any, bias: Any) -> bool:
+        return bool(x.abs().amax() < 0.5)
+
+    seed = next(seed for seed in range(200) if abs(_first(seed)) < 0.5)
+    with wrong(where):
+        told = explained(tmp_path, Spec(recipe="torch.bf16", m=1, k=1, n=1), DataSpec(seed=seed))
+    assert words(told.needs, "needed") == []
+    (features,) = (one for one in told.needs if one.words.startswith("1 feature"))
+    assert (features.role, features.data) == ("not needed", "multiplied by 2^-8")
+    said = "\n".join(lines(told))
+    assert "without it shown on 20 of 20 with data that is multiplied by 2^-8" in said
+
+
+def test_a_size_that_matters_itself_is_needed_whatever_the_data(tmp_path: Path) -> None:
+    with wrong(lambda x, weight, bias: x.shape[-1] % 2 == 1):
+        told = explained(tmp_path, Spec(recipe="torch.bf16", k=33))
+    assert words(told.needs, "needed") == ["33 features, no multiple of 32"]
 
 
 def test_any_of_two_conditions_will_do(tmp_path: Path) -> None:
@@ -200,11 +263,63 @@ def test_what_is_wrong_otherwise_is_not_the_same(tmp_path: Path) -> None:
     assert "something else wrong on 20" in "\n".join(lines(told))
 
 
+def test_a_bug_that_shows_in_another_way_instead_is_not_gone(tmp_path: Path) -> None:
+    linear = torch.nn.functional.linear
+
+    def other(x: Any, weight: Any, bias: Any = None) -> Any:
+        y = linear(x, weight, bias)
+        # the result twice, or only its gradients
+        return y * 2 if bias is not None else y + (y - y.detach())
+
+    with patch.object(torch.nn.functional, "linear", other):
+        told = explained(tmp_path, Spec(recipe="torch.bf16", bias=True))
+    (bias,) = told.needs
+    assert bias.count == Count(0, 20) and bias.role == "cannot say"
+    assert "gradient" in bias.instead
+    assert f"shown on 0 of 20; another rule finds: {bias.instead}" in "\n".join(lines(told))
+
+
+def test_other_data_that_shows_it_is_named(tmp_path: Path) -> None:
+    with wrong(lambda x, weight, bias: bool((x.abs() > 100 * x.abs().median()).any())):
+        told = explained(tmp_path, Spec(recipe="torch.bf16"), DataSpec(values="outlier"))
+    assert told.by_data["normally distributed"] == Count(0, 20)
+    assert told.by_data["of kind outlier_rows"].shown > 10
+    said = "\n".join(lines(told))
+    assert "It shows with data that is multiplied by 2^-8 (20 of 20), multiplied by 2^8" in said
+    assert ", of kind outlier_rows (" in said
+    assert "It does not show with data that is normally distributed" in said
+
+
 def test_what_makes_it_go_away(tmp_path: Path) -> None:
     with wrong(lambda x, weight, bias: torch._C._get_mkldnn_enabled()):
         told = explained(tmp_path, Spec(recipe="torch.fp32", dtype="fp32"))
     assert words(told.switches, "needed") == [OWN_KERNELS]
     assert f"It goes away with:\n  {OWN_KERNELS}: shown on 0 of 20" in "\n".join(lines(told))
+
+
+@pytest.mark.heavy
+def test_another_layer_that_must_be_converted_is_named(tmp_path: Path) -> None:
+    forward, before = Float8Linear.forward, []
+
+    def other(self: Any, x: Any) -> Any:
+        y = forward(self, x)
+        before.append(self.out_features)
+        return y * 2 if before[-2:] == [32, 16] else y
+
+    spec = Spec(recipe="torchao.float8.rowwise", backend="emulated", model="mlp_gelu", k=16, n=32)
+    with patch.object(Float8Linear, "forward", other):
+        told = explained(tmp_path, spec)
+    assert words(told.switches, "needed") == ["up not converted (--filter '!up')"]
+
+
+def test_filters_add_up() -> None:
+    name = "torchao.float8.rowwise@up*"
+    (recipe,) = each_left_out(load_every((), [name])[name], ["up.1"]).values()
+    assert recipe.name == f"{name},!up.1"
+    linear = torch.nn.Linear(16, 16)
+    spec = Spec(recipe=recipe.name)
+    chosen = [n for n in ("up.0", "up.1", "down") if recipe.convertible(linear, n, spec)]
+    assert chosen == ["up.0"]
 
 
 def test_a_size_that_hardly_shows_it_is_made_larger(tmp_path: Path) -> None:
@@ -281,6 +396,8 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "count": {"shown": 0, "judged": 20, "of": 20, "otherwise": 0},
         "role": "needed",
         "cost": None,
+        "data": "",
+        "instead": "",
     }
 
 

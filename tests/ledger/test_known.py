@@ -73,7 +73,7 @@ def compiles(entry: Entry) -> bool:
     return "torch.compile(" in script(entry).read_text()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", by_cost())
 def test_a_known_divergence_still_shows(entry: Entry, scripts: RunScript) -> None:

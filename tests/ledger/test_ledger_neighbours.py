@@ -98,14 +98,14 @@ def name(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield request.param
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_the_entry_explains_its_case(name: str) -> None:
     found = judged(NEIGHBOURS[name].case)
     assert not found.causes
     assert entry_of(name).id in {verdict.explained_by for verdict in found.known}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_another_failure_of_that_case_is_reported(name: str) -> None:
     with NEIGHBOURS[name].beside():
         assert judged(NEIGHBOURS[name].case).causes

@@ -9,21 +9,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from narrowfuzz.arms.available import select_arms
+from narrowfuzz.arms.model_names import layer_names
 from narrowfuzz.bisect.script import FLAKY_RUNS, Script
 from narrowfuzz.case.ladder import BY_NAME as ARMS
-from narrowfuzz.case.spec import Case
+from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.explain.budget import budget, result_of
 from narrowfuzz.explain.compiler import starts_in
 from narrowfuzz.explain.cost import Prices
 from narrowfuzz.explain.counting import DrawCounter, effect_of, role
-from narrowfuzz.explain.switches import Switch, akin_to, alternatives, conditions, larger, together
+from narrowfuzz.explain.switches import (
+    Switch,
+    akin_to,
+    alternatives,
+    conditions,
+    each_left_out,
+    larger,
+    other_data,
+    together,
+)
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_entries
 from narrowfuzz.machine.device import check_device
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import LIBRARY, MODELS
 from narrowfuzz.plants.registry import identity, planted
-from narrowfuzz.recipe.recipe import Recipe, load_every
+from narrowfuzz.recipe.recipe import UNCONVERTED, Recipe, load_every
 from narrowfuzz.report.explanation import DRAWS, Answer, Count, Explained, Role, lines, save
 from narrowfuzz.report.lookup import OnDisk, lookup
 from narrowfuzz.report.nearest import nearest, resemblance
@@ -87,23 +97,28 @@ def _explained(question: Question, found: OnDisk) -> Explained:
         )
     eager = finding.minimal.spec.compile == "none"
     seconds = question.seconds or (EAGER_SECONDS if eager else COMPILED_SECONDS)
-    counter = DrawCounter(session.judge, verdict, time.monotonic() + seconds)
     recipe, able = session.judge.recipe(finding.minimal.spec), session.runnable_recipes()
+    left_out = _each_left_out(recipe, finding.minimal.spec, verdict)
+    filtered = {other.name: other for other in left_out.values()}
+    judge = replace(session.judge, recipes={**session.judge.recipes, **filtered})
+    informed = judge.with_ledger(session.ledger.without(finding.known_issue or ""))
+    counter = DrawCounter(judge, informed, verdict, time.monotonic() + seconds)
     words, case, own = _base(counter, finding, recipe, seconds)
     compiler, skipped = _compiler(counter, finding, found.folder, question.planted)
     # the verdict is about a result of the smallest case: another model has others
     same = case.spec.model == finding.minimal.spec.model
     example = counter.example(case) if same else None
     arm = counter.rung(case.spec)
-    parts = budget(session.judge, example, verdict, arm) if example is not None else None
+    parts = budget(judge, example, verdict, arm) if example is not None else None
     several = list(conditions(case, recipe))
     needs, later = _answers(counter, own, several)
     any_of = _any_of(counter, own, case, recipe, several, needs)
     # the recipe with the backends that run here, if it is among them
-    others = alternatives(case, able.get(recipe.name, recipe), able)
+    others = alternatives(case, able.get(recipe.name, recipe), able, left_out)
     result = parts.result if parts is not None else result_of(verdict)
-    prices = Prices(session.judge, case, arm, result) if same else None
+    prices = Prices(judge, case, arm, result) if same else None
     switches, last = _answers(counter, own, others, prices)
+    by_data = _by_data(counter, case)
     variables, rest = _variables(counter, found.folder, finding.device, question.planted)
     return Explained(
         id=finding.id,
@@ -118,6 +133,7 @@ def _explained(question: Question, found: OnDisk) -> Explained:
         untried=(*skipped, *later, *last, *rest),
         compiler=compiler,
         budget=parts,
+        by_data=by_data,
     )
 
 
@@ -155,6 +171,17 @@ def _session_of(finding: Finding, question: Question) -> Session:
     return session
 
 
+def _each_left_out(recipe: Recipe, spec: Spec, verdict: Verdict) -> dict[str, Recipe]:
+    """``each_left_out`` of the layers that the recipe converts. That of the verdict is not among
+    them: unless it is converted, the verdict's rule says nothing of it."""
+    if spec.model not in MODELS or recipe.name in UNCONVERTED:
+        return {}
+    names = layer_names(spec)
+    wanted = names if len(names) > 1 else ()
+    others = (name.removeprefix("model.") for name in wanted if name != verdict.at.layer)
+    return each_left_out(recipe, tuple(others))
+
+
 def _base(
     counter: DrawCounter, finding: Finding, recipe: Recipe, seconds: float
 ) -> tuple[str, Case, Count]:
@@ -185,8 +212,8 @@ def _any_of(
     answers: Sequence[Answer],
 ) -> tuple[str, ...]:
     """The conditions that the divergence does not need one by one, if it is gone without all of
-    them."""
-    words = tuple(answer.words for answer in answers if answer.role == "not needed")
+    them. All were asked on the case's own data."""
+    words = tuple(a.words for a in answers if a.role == "not needed" and not a.data)
     mine = [switch for switch in switches if switch.words in words]
     without = together(case, recipe, mine) if len(mine) > 1 else None
     count = counter.count(without) if without is not None else None
@@ -242,6 +269,12 @@ def _variables(
         roles: dict[str, Role] = {"shows": "not needed", "gone": "needed"}
         found.append(Answer(setting, count, roles.get(answer, "cannot say")))
     return found, untried
+
+
+def _by_data(counter: DrawCounter, case: Case) -> dict[str, Count]:
+    """How often the case shows the divergence with other data, as far as there is time."""
+    counts = {words: counter.count(other) for words, other in other_data(case).items()}
+    return {words: count for words, count in counts.items() if count is not None}
 
 
 def _answers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from narrowfuzz.case.arm import with_checkpoint
@@ -30,6 +30,8 @@ class DrawCounter:
     up."""
 
     judge: Judge
+    #: The same, with the ledger but for the finding's own entry.
+    informed: Judge
     verdict: Verdict
     deadline: float
 
@@ -55,6 +57,19 @@ class DrawCounter:
         shown = (one for one in draws if not self.late and self._outcome(one) == "shown")
         return next(shown, None)
 
+    def another(self, case: Case, arm: str = "") -> str:
+        """The sentence of what any rule finds on the same arm and is no known issue, in the first
+        draw that shows something; "" if none does before the time is up."""
+        rung = self.rung(case.spec, arm)
+        arms = frozenset({base_of(case.spec).name, rung})
+        for one in map(case.reseeded, range(DRAWS)):
+            if self.late:
+                break
+            for verdict in self.informed.judge(one, None, arms, confirm=False).causes:
+                if verdict.arm == rung:
+                    return verdict.sentence()
+        return ""
+
     def _outcome(self, case: Case, arm: str = "") -> Outcome | None:
         """What the rule finds in one draw on the arm; None if it does not apply there."""
         spec = case.spec
@@ -68,6 +83,8 @@ class DrawCounter:
         same = [v.symptom for v in bad if v.role == self.verdict.role]
         if same:
             return "shown" if self.verdict.symptom in same else "otherwise"
+        if "operators" in rule.reads:  # another operator's result says nothing of this one
+            mine = bad = [v for v in mine if v.role == self.verdict.role]
         return "clean" if bad or any(v.status == "ok" for v in mine) else "not judged"
 
     def rung(self, spec: Spec, arm: str = "") -> str:
@@ -89,9 +106,32 @@ class DrawCounter:
 
 def effect_of(counter: DrawCounter, own: Count, switch: Switch) -> Answer | None:
     """How the divergence shows after the switch, compared with ``own``, the count of the unchanged
-    case; None if the time was up, or the rule does not judge the changed case."""
+    case; None if the time was up, or the rule does not judge the changed case. What seems to be
+    needed is not if other data shows the divergence without it, and is open if another rule finds
+    something in its place. The context of the switch holds meanwhile."""
+    with switch.around():
+        return _effect_of(counter, own, switch)
+
+
+def _effect_of(counter: DrawCounter, own: Count, switch: Switch) -> Answer | None:
     count = counter.count(switch.case, switch.arm)
-    return None if count is None else Answer(switch.words, count, role(own, count))
+    if count is None:
+        return None
+    answer = Answer(switch.words, count, role(own, count))
+    if answer.role == "not needed":
+        return answer
+    for words, case in switch.other_data.items():
+        other = counter.count(case, switch.arm)
+        if other is not None and role(own, other) == "not needed":
+            return Answer(switch.words, other, "not needed", data=words)
+    if answer.role == "cannot say" and count.judged:
+        return answer
+    instead = counter.another(switch.case, switch.arm)
+    if counter.late:
+        return None
+    if instead:
+        return replace(answer, role="cannot say", instead=instead)
+    return answer if count.judged else replace(answer, role="nothing judged")
 
 
 def role(own: Count, count: Count) -> Role:

@@ -3,18 +3,19 @@ and choosing alternatives that a user has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 import msgspec
 
 from narrowfuzz.case.kind import LAYERS, kind_of
 from narrowfuzz.case.layout import fitting
-from narrowfuzz.case.spec import Case, DataSpec, Spec, fields_of
+from narrowfuzz.case.spec import Case, DataSpec, Spec, ValueClass, fields_of
 from narrowfuzz.draw.specs import fixed
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.recipe.recipe import FILTERED, Recipe, unconverted
+from narrowfuzz.recipe.recipe import FILTERED, UNCONVERTED, Recipe, unconverted, with_filter
 from narrowfuzz.trace.words import plural
 
 
@@ -26,6 +27,11 @@ class Switch:
     words: str
     case: Case
     arm: str = ""
+    #: Opens a context that holds while the case is judged: a switch of PyTorch's own.
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    #: Words for other data -> the changed case with it. A size may matter only because of the
+    #: values: larger granules of the same data seldom have an amax as small, or as large.
+    other_data: Mapping[str, Case] = field(default_factory=dict)
 
 
 #: Fields of a Spec that state which program is tested, and not what a divergence needs.
@@ -35,46 +41,68 @@ _SIZES = {"m": "row", "k": "feature", "n": "output"}
 _PLAIN_SIZE = 64
 
 
+_EXPONENTS = [name for name in DataSpec.__struct_fields__ if name.endswith("_exponent")]
+#: By which powers of two data is multiplied, to see whether its size matters.
+_POWERS = (-8, 8)
+_LARGEST_POWER = 60
+
+
 def conditions(case: Case, recipe: Recipe) -> Iterator[Switch]:
     """The case without each of its conditions: fields that are not at their simplest value, sizes
     that are odd, values that are not normally distributed."""
     spec, data = case.spec, case.data
-    for field in fields_of(Spec):
-        if field.name in _SAME or field.required:
+    for one in fields_of(Spec):
+        if one.name in _SAME or one.required:
             continue
-        value = getattr(spec, field.name)
-        if field.name == "settings":
+        value = getattr(spec, one.name)
+        if one.name == "settings":
             yield from _of_settings(case, recipe)
             continue
-        if field.name == "events" and kind_of(spec) is LAYERS:
+        if one.name == "events" and kind_of(spec) is LAYERS:
             continue  # layers of a library are trained by events only
-        if field.name in _SIZES:
+        if one.name in _SIZES:
             if value % 32:
-                words = f"{plural(value, _SIZES[field.name])}, no multiple of 32"
-                yield from _switch(case, recipe, words, {field.name: _PLAIN_SIZE})
-        elif value != field.default:
-            yield from _switch(case, recipe, _words(field.name, value), _reset(field, spec))
+                words = f"{plural(value, _SIZES[one.name])}, no multiple of 32"
+                for switch in _switch(case, recipe, words, {one.name: _PLAIN_SIZE}):
+                    yield replace(switch, other_data=other_data(switch.case))
+        elif value != one.default:
+            yield from _switch(case, recipe, _words(one.name, value), _reset(one, spec))
     usual = DataSpec(seed=data.seed)
     if (data.values, data.regime) != (usual.values, usual.regime):
         kind = data.values if data.regime == usual.regime else data.regime
         other = msgspec.structs.replace(data, values=usual.values, regime=usual.regime)
         yield Switch(f"data of kind {kind}", _with(case, other))
-    powers = [name for name in DataSpec.__struct_fields__ if name.endswith("_exponent")]
-    if any(getattr(data, name) for name in powers):
-        about_one = msgspec.structs.replace(data, **dict.fromkeys(powers, 0))
+    if any(getattr(data, name) for name in _EXPONENTS):
+        about_one = msgspec.structs.replace(data, **dict.fromkeys(_EXPONENTS, 0))
         yield Switch("data that is far from 1", _with(case, about_one))
     if data.spikes:
         words = plural(len(data.spikes), "single large number")
         yield Switch(words, _with(case, msgspec.structs.replace(data, spikes=())))
 
 
+def other_data(case: Case) -> dict[str, Case]:
+    """Words -> the case with other data: each kind of it, and values 256 times as large and as
+    small."""
+    data, found = case.data, {}
+    for power in _POWERS:
+        shifted = {name: getattr(data, name) + power for name in _EXPONENTS}
+        if max(map(abs, shifted.values())) <= _LARGEST_POWER:
+            other = msgspec.structs.replace(data, **shifted)
+            found[f"multiplied by 2^{power}"] = _with(case, other)
+    for kind in get_args(ValueClass):
+        words = "normally distributed" if kind == DataSpec().values else f"of kind {kind}"
+        other = msgspec.structs.replace(data, values=kind, regime=DataSpec().regime, spikes=())
+        found[words] = _with(case, other)
+    return {words: one for words, one in found.items() if one != case}
+
+
 def _of_settings(case: Case, recipe: Recipe) -> Iterator[Switch]:
     """Each setting of the recipe that is not at its simplest value."""
     own = case.spec.settings
-    for field in fields_of(type(own)):
-        if (value := getattr(own, field.name)) != field.default:
-            other = msgspec.structs.replace(own, **{field.name: field.default})
-            words = f"{field.name.replace('_', ' ')} {value}"
+    for one in fields_of(type(own)):
+        if (value := getattr(own, one.name)) != one.default:
+            other = msgspec.structs.replace(own, **{one.name: one.default})
+            words = f"{one.name.replace('_', ' ')} {value}"
             yield from _switch(case, recipe, words, {"settings": other})
 
 
@@ -133,9 +161,25 @@ def akin_to(name: str, recipes: Mapping[str, Recipe]) -> frozenset[str]:
     )
 
 
-def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> Iterator[Switch]:
+def each_left_out(recipe: Recipe, layers: Collection[str]) -> dict[str, Recipe]:
+    """Layer -> the recipe that does not convert this one. Nothing if the recipe takes no filter."""
+    if not recipe.filtered:
+        return {}
+    name, filtered, globs = recipe.name.partition(FILTERED)
+    base = replace(recipe, name=name)
+    others = f"{globs}," if filtered else ""
+    return {layer: with_filter(base, f"{others}!{layer}") for layer in layers}
+
+
+def alternatives(
+    case: Case,
+    recipe: Recipe,
+    recipes: Mapping[str, Recipe],
+    left_out: Mapping[str, Recipe],
+) -> Iterator[Switch]:
     """The case with each alternative that a user has: documented settings of the library, other
-    kernels, other precision, other recipes of the package."""
+    kernels, other precision, other recipes of the package, a layer that is not converted
+    (``each_left_out``)."""
     spec = case.spec
     if spec.compile == "inductor":
         words = "torch._inductor.config.emulate_precision_casts = True"
@@ -150,6 +194,8 @@ def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> I
     model = MODELS.get(spec.model)
     if model is not None and model.attends and spec.attention == "flash":
         words = "attention of products and a softmax (SDPBackend.MATH)"
+        if spec.single_operator and spec.compile == "none":
+            yield Switch(words, case, around=_attention_by_products)
         yield from _switch(case, recipe, words, {"attention": "math"})
     if spec.kernels == "default" and spec.compile == "none":
         words = "PyTorch's own kernels (torch.backends.mkldnn.flags(enabled=False))"
@@ -157,6 +203,9 @@ def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> I
     for dtype in recipe.dtypes:
         if dtype != spec.dtype:
             yield from _switch(case, recipe, f"parameters in {dtype}", {"dtype": dtype})
+    if recipe.name in UNCONVERTED and "torch.fp32" in recipes:
+        changes = {"recipe": "torch.fp32", "dtype": "fp32", "backend": ""}
+        yield from _switch(case, recipes["torch.fp32"], "everything in fp32", changes)
     for backend in recipe.backends:
         if backend not in (spec.backend or recipe.backends[0], spec.backend):
             what = recipe.backend_words.get(backend, "")
@@ -170,6 +219,15 @@ def alternatives(case: Case, recipe: Recipe, recipes: Mapping[str, Recipe]) -> I
                 "dtype": spec.dtype if spec.dtype in akin.dtypes else akin.dtypes[0],
             }
             yield from _switch(case, akin, f"recipe {name}", changes)
+    for layer, filtered in left_out.items():
+        words = f"{layer} not converted (--filter '!{layer}')"
+        yield from _switch(case, filtered, words, {"recipe": filtered.name})
+
+
+def _attention_by_products() -> AbstractContextManager[object]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def _switch(

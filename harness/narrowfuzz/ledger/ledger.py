@@ -15,7 +15,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -237,14 +237,18 @@ class Ledger:
 
     def without_cures(self) -> Ledger:
         """The same without the entries that a cure decides about."""
+        return self._only(lambda one: not (one.cure or any(match.cure for match in one.matches)))
 
-        def plain(entries: Iterable[Entry]) -> Iterator[Entry]:
-            for entry in entries:
-                if not (entry.cure or any(match.cure for match in entry.matches)):
-                    yield entry
+    def without(self, id: str) -> Ledger:
+        """The same without this entry."""
+        return self._only(lambda one: one.id != id)
 
+    def _only(self, keep: Callable[[Entry], bool]) -> Ledger:
         return Ledger(
-            plain(self.entries), unnamed=plain(self.unnamed), shows=self.shows, device=self.device
+            filter(keep, self.entries),
+            unnamed=filter(keep, self.unnamed),
+            shows=self.shows,
+            device=self.device,
         )
 
     def deviations(self, case: Case) -> dict[str, str]:

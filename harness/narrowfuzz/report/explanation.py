@@ -4,7 +4,7 @@ finding's folder, where the HTML page and ``narrowfuzz report`` read it."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,9 @@ FILE = "causes.json"
 #: Number of draws of data, each with its own seed, on which every question is answered.
 DRAWS = 20
 
-Role = Literal["needed", "not needed", "cannot say"]
+#: "nothing judged": after the change the rule has nothing to judge, as it is about a recompute or a
+#: kernel that is not there then, and no other rule finds anything.
+Role = Literal["needed", "not needed", "cannot say", "nothing judged"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class Answer:
     role: Role
     #: Of a change that makes it go away; None if it is not known.
     cost: Cost | None = None
+    #: The data on which this was counted, in words; "" is that of the case.
+    data: str = ""
+    #: What another rule finds after the change, where the divergence itself is gone: the bug may be
+    #: there still, and show in another way.
+    instead: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,8 @@ class Explained:
     compiler: str = ""
     #: None: nothing was compared with an exact result.
     budget: Budget | None = None
+    #: How often the unchanged case shows it with other data, by words for the data.
+    by_data: dict[str, Count] = field(default_factory=dict)
 
 
 def save(folder: Path, explained: Explained) -> None:
@@ -161,12 +170,19 @@ def answer_lines(explained: Explained) -> Iterator[str]:
         yield f"It needs one of these, any of them: {'; '.join(explained.needs_one_of)}"
     else:
         yield from _list("It does not need", explained.needs, "not needed", "without it ")
+    about = (
+        "It is about this, without which the rule has nothing to judge and no rule finds anything"
+    )
+    yield from _names(about, explained.needs)
     yield from _list("Whether it needs this is open", explained.needs, "cannot say", "without it ")
+    yield from _data_lines(explained)
     if explained.compiler:
         yield f"By PyTorch's CompilerBisector it starts in {explained.compiler}"
     if explained.budget is not None:
         yield from budget_lines(explained.budget)
     yield from _list("It goes away with", explained.switches, "needed")
+    avoided = "With this the rule has nothing to judge, and no rule finds anything"
+    yield from _names(avoided, explained.switches)
     yield from _list("It stays with", explained.switches, "not needed")
     yield from _list("What this changes is open", explained.switches, "cannot say")
 
@@ -202,13 +218,38 @@ def _share(added: float, bound: float) -> str:
     return f"{round(share, 3) + 0.0:.1%} of the bound"  # no -0.0%
 
 
+def _data_lines(explained: Explained) -> Iterator[str]:
+    """With which data it shows, and with which it does not."""
+    shown = {words: count for words, count in explained.by_data.items() if count.shown}
+    silent = [words for words, count in explained.by_data.items() if count.silent]
+    if shown and len(shown) == len(explained.by_data):
+        yield "It shows with data of every kind that was tried"
+    elif shown:
+        counts = (f"{words} ({count.shown} of {count.of})" for words, count in shown.items())
+        yield f"It shows with data that is {', '.join(counts)}"
+    if silent:
+        yield f"It does not show with data that is {', '.join(silent)}"
+
+
 def _list(head: str, answers: Iterable[Answer], role: str, how: str = "") -> Iterator[str]:
-    rows = [
-        f"  {a.words}: {how}{_counted(a.count)}{_costs(a.cost)}" for a in answers if a.role == role
-    ]
+    rows = [f"  {a.words}: {how}{_ended(a)}{_costs(a.cost)}" for a in answers if a.role == role]
     if rows:
         yield f"{head}:"
         yield from rows
+
+
+def _names(head: str, answers: Iterable[Answer]) -> Iterator[str]:
+    """The words of the answers after which nothing is judged."""
+    rows = [f"  {answer.words}" for answer in answers if answer.role == "nothing judged"]
+    if rows:
+        yield f"{head}:"
+        yield from rows
+
+
+def _ended(answer: Answer) -> str:
+    data = f" with data that is {answer.data}" if answer.data else ""
+    instead = f"; another rule finds: {answer.instead}" if answer.instead else ""
+    return f"{_counted(answer.count)}{data}{instead}"
 
 
 def _counted(count: Count) -> str:
