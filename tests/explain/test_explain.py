@@ -17,7 +17,7 @@ import pytest
 import torch
 from fresh import ends
 from narrowfuzz.case.arm import EAGER
-from narrowfuzz.case.events import Backward, Forward, Settings
+from narrowfuzz.case.events import Backward, Close, Forward, Open, Settings
 from narrowfuzz.case.sharding import Sharding
 from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike, dump_case
 from narrowfuzz.explain.command import Question, explain
@@ -74,7 +74,7 @@ def test_what_a_count_says(own: Count, count: Count, found: Role) -> None:
 def test_another_operator_that_is_right_proves_nothing(
     rule: str, roles: list[str], found: Role
 ) -> None:
-    def judge(case: Case, rules: Any, *_: Any, **__: Any) -> Any:
+    def judge(case: Case, *_: Any, **__: Any) -> Any:
         passes = [Verdict(rule, "eager", role, "ok") for role in roles]
         return SimpleNamespace(verdicts=passes, causes=())
 
@@ -118,6 +118,14 @@ def test_each_condition_is_left_out_by_itself() -> None:
     ranks = Spec(recipe="torch.bf16", model="mlp_swiglu", sharding=Sharding(data=2))
     (one,) = conditions(Case(spec=ranks, data=DataSpec()), recipe)
     assert one.words == "2 ranks" and not one.case.spec.sharded
+
+
+def test_events_are_named_by_what_happens() -> None:
+    events = (Open(), Forward(values="gaussian", mode="train"), Close())
+    spec = Spec(recipe="torch.fp32", dtype="fp32", events=events)
+    (found,) = conditions(Case(spec=spec, data=DataSpec()), RECIPES["torch.fp32"])
+    assert found.words == "its events (a region of autocast, forward dropped)"
+    assert found.case.spec.events == ()
 
 
 def test_settings_of_a_librarys_own_layers_are_asked_one_by_one() -> None:

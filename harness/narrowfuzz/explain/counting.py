@@ -65,7 +65,7 @@ class DrawCounter:
         for one in map(case.reseeded, range(DRAWS)):
             if self.late:
                 break
-            for verdict in self.informed.judge(one, None, arms, confirm=False).causes:
+            for verdict in self.informed.judge(one, None, arms).causes:
                 if verdict.arm == rung:
                     return verdict.sentence()
         return ""

@@ -10,6 +10,8 @@ from typing import Any, get_args
 
 import msgspec
 
+from narrowfuzz.case.events import Open
+from narrowfuzz.case.features import features
 from narrowfuzz.case.kind import LAYERS, kind_of
 from narrowfuzz.case.layout import fitting
 from narrowfuzz.case.spec import Case, DataSpec, Spec, ValueClass, fields_of
@@ -66,7 +68,8 @@ def conditions(case: Case, recipe: Recipe) -> Iterator[Switch]:
                 for switch in _switch(case, recipe, words, {one.name: _PLAIN_SIZE}):
                     yield replace(switch, other_data=other_data(switch.case))
         elif value != one.default:
-            yield from _switch(case, recipe, _words(one.name, value), _reset(one, spec))
+            words = _of_events(spec) if one.name == "events" else _words(one.name, value)
+            yield from _switch(case, recipe, words, _reset(one, spec))
     usual = DataSpec(seed=data.seed)
     if (data.values, data.regime) != (usual.values, usual.regime):
         kind = data.values if data.regime == usual.regime else data.regime
@@ -122,12 +125,15 @@ def _reset(field: msgspec.structs.FieldInfo, spec: Spec) -> dict[str, Any]:
 
 def _words(name: str, value: Any) -> str:
     """The words for a field of a Spec that is not at its simplest value."""
-    if name == "events":
-        return "its events"
     if name == "sharding":
         return plural(value.ranks, "rank")
     words = name.replace("_", " ")
     return words if isinstance(value, bool) else f"{words} {value}"
+
+
+def _of_events(spec: Spec) -> str:
+    regions = ["a region of autocast"] * any(isinstance(event, Open) for event in spec.events)
+    return f"its events ({', '.join([*regions, *sorted(features(spec))]) or 'one after another'})"
 
 
 def together(case: Case, recipe: Recipe, switches: Sequence[Switch]) -> Case | None:
