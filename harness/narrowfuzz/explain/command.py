@@ -118,8 +118,8 @@ def _explained(question: Question, found: OnDisk) -> Explained:
     result = parts.result if parts is not None else result_of(verdict)
     prices = Prices(judge, case, arm, result) if same else None
     switches, last = _answers(counter, own, others, prices)
-    by_data = _by_data(counter, case)
     variables, rest = _variables(counter, found.folder, finding.device, question.planted)
+    by_data = _by_data(counter, case)
     return Explained(
         id=finding.id,
         sentence=finding.sentence,
@@ -254,13 +254,16 @@ def _variables(
     script = folder and folder / "repro.py"
     found: list[Answer] = []
     untried: list[str] = []
-    if script is None or device != "cpu" or not script.read_text().strip() or counter.late:
+    if script is None or device != "cpu" or not script.read_text().strip():
         return [], []
-    asks = Script(script.resolve(), "", plant=plant).ask
+    if counter.late:
+        return [], [*_OF_CPUS]
+    asks, started = Script(script.resolve(), "", plant=plant).ask, time.monotonic()
     if asks("as it is", {}).answer != "shows":
         return [], []
+    each = time.monotonic() - started
     for setting in _OF_CPUS:
-        if counter.late:
+        if time.monotonic() + each > counter.deadline:
             untried.append(setting)
             continue
         name, _, value = setting.partition("=")

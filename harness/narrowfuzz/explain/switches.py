@@ -209,9 +209,10 @@ def alternatives(
     for dtype in recipe.dtypes:
         if dtype != spec.dtype:
             yield from _switch(case, recipe, f"parameters in {dtype}", {"dtype": dtype})
-    if recipe.name in UNCONVERTED and "torch.fp32" in recipes:
-        changes = {"recipe": "torch.fp32", "dtype": "fp32", "backend": ""}
-        yield from _switch(case, recipes["torch.fp32"], "everything in fp32", changes)
+    exact = recipes.get("torch.fp32")
+    if recipe.name in UNCONVERTED and exact is not None and exact.name != recipe.name:
+        changes = {"recipe": exact.name, "dtype": "fp32", "backend": ""}
+        yield from _switch(case, exact, "everything in fp32", changes)
     for backend in recipe.backends:
         if backend not in (spec.backend or recipe.backends[0], spec.backend):
             what = recipe.backend_words.get(backend, "")
