@@ -76,7 +76,7 @@ def _recipe(settings: Any, *, kind: Kind) -> Any:
         return recipe.Float8BlockScaling(fp8_format=recipe.Format.E4M3)
     if kind == "mx":
         return recipe.MXFP8BlockScaling(fp8_format=recipe.Format.E4M3)
-    if kind in _FP4:
+    if kind in ("nvfp4", "nvfp4_stochastic"):
         return recipe.NVFP4BlockScaling(disable_stochastic_rounding=kind == "nvfp4")
     return recipe.DelayedScaling(
         margin=settings.margin,

@@ -129,7 +129,8 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def hoisted(text: str) -> str:
-    """The same script with its imports first, each once, and without unused fields of records."""
+    """The same script with its imports first, each once, and without unused fields of records and
+    unused methods."""
     body = ast.parse(text).body
     modules: dict[str, None] = {}
     members: dict[str, dict[str, None]] = {}
@@ -142,7 +143,8 @@ def hoisted(text: str) -> str:
             )
     lines = [f"import {', '.join(modules)}"] if modules else []
     lines += [f"from {module} import {', '.join(names)}" for module, names in members.items()]
-    gone = {line for node in (*_imports(body), *_idle_fields(body)) for line in _lines_of(node)}
+    idle = (*_imports(body), *_idle_fields(body), *_idle_methods(body))
+    gone = {line for node in idle for line in _lines_of(node)}
     rest = [line for i, line in enumerate(text.splitlines(), 1) if i not in gone]
     return "\n".join([*lines, *rest])
 
@@ -156,17 +158,39 @@ def _idle_fields(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     records = [n for n in body if isinstance(n, ast.ClassDef) and n.name in ("Trace", "Training")]
     if not records:
         return
-    nodes = [node for one in body for node in ast.walk(one)]
-    mentioned = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    mentioned |= {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
+    mentioned = _mentioned(body)
     for field in (field for record in records for field in record.body):
         named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if named and field.value is not None and field.target.id not in mentioned:  # type: ignore[union-attr, attr-defined]
             yield field
 
 
+def _idle_methods(body: Sequence[ast.stmt]) -> list[ast.FunctionDef]:
+    """The methods that no code mentions but such methods, of classes that inherit nothing: of
+    others a library may call them."""
+    owners = [n for n in body if isinstance(n, ast.ClassDef) and not n.bases]
+    methods = [m for n in owners for m in n.body if isinstance(m, ast.FunctionDef)]
+    outside = [n for n in body if n not in owners]
+    outside += [m for n in owners for m in n.body if m not in methods]
+    used = [m for m in methods if m.name.startswith("__")]
+    while True:
+        mentioned = _mentioned([*outside, *used])
+        more = [m for m in methods if m not in used and m.name in mentioned]
+        if not more:
+            return [m for m in methods if m not in used]
+        used += more
+
+
+def _mentioned(body: Iterable[ast.stmt]) -> set[str]:
+    """Names of attributes and keywords that the statements mention."""
+    nodes = [node for one in body for node in ast.walk(one)]
+    mentioned = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return mentioned | {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
+
+
 def _lines_of(node: ast.stmt) -> range:
-    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    decorators = [one.lineno for one in getattr(node, "decorator_list", ())]
+    return range(min([node.lineno, *decorators]), (node.end_lineno or node.lineno) + 1)
 
 
 def defined_in(sources: Iterable[Source]) -> set[str]:
@@ -314,6 +338,7 @@ class _Plain(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         self.inside += 1
+        node.body = _returned_at_once(node.body)
         self.generic_visit(node)
         self.inside -= 1
         arguments = node.args
@@ -340,7 +365,19 @@ class _Plain(ast.NodeTransformer):
         # every script imports torch at its top
         return None if self.inside and [a.name for a in node.names] == ["torch"] else node
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt | None:
         if self.inside and node.value is not None:
             return ast.Assign([node.target], node.value, lineno=node.lineno)
-        return node
+        return None if self.inside else node
+
+
+def _returned_at_once(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The body without a name that its result gets for a type checker alone."""
+    match body:
+        case [
+            *before,
+            ast.AnnAssign(target=ast.Name(id=named), value=ast.expr() as value),
+            ast.Return(value=ast.Name(id=returned)),
+        ] if named == returned:
+            return [*before, ast.Return(value)]
+    return body
