@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from te_on_cpu.kernels import column_sums
+from te_on_cpu.kernels import NAN_CODE, column_sums
 from te_on_cpu.v2_output import rounded_or_quantised
+from te_on_cpu.v2_releases import GATED_TRANSPOSE_IS_WRITTEN, installed_release
 from te_on_cpu.v2_types import flat_shape, kind
 
 Elementwise = Callable[[Tensor], Tensor]
@@ -123,7 +124,8 @@ def gated_forward(activation: Activation) -> Callable[..., Any]:
 
     def call(input: Tensor, quantizer: Any) -> Any:
         acted, gate = input.float().chunk(2, -1)
-        return rounded_or_quantised(activation.value(acted) * gate, input.dtype, quantizer)
+        values = activation.value(acted) * gate
+        return _without_transpose(rounded_or_quantised(values, input.dtype, quantizer), quantizer)
 
     return call
 
@@ -141,9 +143,19 @@ def gated_backward(activation: Activation) -> Callable[..., Any]:
             activation.slope(acted) * upstream * gate,
             upstream * activation.value(acted),
         )
-        return rounded_or_quantised(torch.cat(halves, -1), fwd_input.dtype, quantizer)
+        both = rounded_or_quantised(torch.cat(halves, -1), fwd_input.dtype, quantizer)
+        return _without_transpose(both, quantizer)
 
     return call
+
+
+def _without_transpose(result: Any, quantizer: Any) -> Any:
+    """``result``, whose transpose the fused kernels of older releases leave unwritten."""
+    if installed_release() >= GATED_TRANSPOSE_IS_WRITTEN or kind(quantizer) != "delayed":
+        return result
+    if result._transpose is not None:
+        result._transpose.fill_(NAN_CODE)
+    return result
 
 
 def functions() -> dict[str, Callable[..., Any]]:

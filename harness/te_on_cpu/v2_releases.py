@@ -33,6 +33,16 @@ TENSORS_KEEP_THEIR_DEVICE: Release = (2, 16)
 #: Quantised storages are given the dtype that they stand for: ``fake_dtype`` in
 #: ``pytorch/tensor/storage``.
 STORAGES_KNOW_THEIR_DTYPE: Release = (2, 14)
+#: Quantizers say whether scales are wanted in the order of the GEMM (``optimize_for_gemm``), and
+#: tensors whether theirs are (``with_gemm_swizzled_scales``): pull request 2486,
+#: ``pytorch/csrc/quantizer.cpp``. Before, every GEMM orders them on the way.
+SCALES_MAY_BE_SWIZZLED: Release = (2, 12)
+#: Tensors of FP8 blocks have one layout: the same pull request. Before, they were told theirs
+#: (``data_format``), and a quantizer with ``all_gather_usage`` wrote another one.
+BLOCKS_HAVE_ONE_LAYOUT: Release = (2, 12)
+#: Gated activations write the transpose of per-tensor FP8, too: the same pull request,
+#: ``common/cast/dispatch/gated.cuh``. Before, they left its memory as it was.
+GATED_TRANSPOSE_IS_WRITTEN: Release = (2, 12)
 #: There is no fused attention for at most 512 tokens any more: ``NVTE_Fused_Attn_Backend`` in
 #: ``common/include/transformer_engine/fused_attn.h``.
 NO_ATTENTION_OF_512: Release = (2, 16)

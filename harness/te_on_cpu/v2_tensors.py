@@ -16,6 +16,8 @@ from te_on_cpu.kernels import NAN_CODE
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_fp4 import BLOCK as FP4_BLOCK
 from te_on_cpu.v2_releases import (
+    BLOCKS_HAVE_ONE_LAYOUT,
+    SCALES_MAY_BE_SWIZZLED,
     SQUARE_SCALES_MAY_BE_SWIZZLED,
     STORAGES_KNOW_THEIR_DTYPE,
     TRANSFORMED_SCALES_MAY_BE_SWIZZLED,
@@ -77,15 +79,11 @@ def fitted(quantizer: Any, tensor: Any) -> Any:
         attribute = _ATTRIBUTES[name]
         if part is None or getattr(tensor, attribute) is None:
             setattr(tensor, attribute, part)
-    if is_nvfp4(tensor):
-        tensor._fp4_dtype = quantizer.dtype
-        tensor._with_gemm_swizzled_scales = _swizzles_fp4(quantizer, shape)
-        return tensor
-    tensor._fp8_dtype = quantizer.dtype
+    setattr(tensor, "_fp4_dtype" if is_nvfp4(tensor) else "_fp8_dtype", quantizer.dtype)
     if is_float8(tensor):
         tensor._transpose_invalid = tensor._transpose is None
-    elif is_mxfp8(tensor):
-        tensor._with_gemm_swizzled_scales = quantizer.optimize_for_gemm
+    for name, layout in _layout(quantizer, shape).items():
+        setattr(tensor, f"_{name}", layout)
     return tensor
 
 
@@ -209,6 +207,34 @@ def _fp4_parts(quantizer: Any, shape: torch.Size) -> dict[str, Tensor | None]:
     }
 
 
+def _layout(quantizer: Any, shape: torch.Size) -> dict[str, bool]:
+    """What a tensor of MXFP8 or NVFP4 says about the order of its scales."""
+    if installed_release() < SCALES_MAY_BE_SWIZZLED:
+        return {}
+    match kind(quantizer):
+        case "mx":
+            return {"with_gemm_swizzled_scales": quantizer.optimize_for_gemm}
+        case "fp4":
+            return {"with_gemm_swizzled_scales": _swizzles_fp4(quantizer, shape)}
+        case _:
+            return {}
+
+
+def _block_layout(quantizer: Any) -> dict[str, Any]:
+    """What a tensor of FP8 blocks of older releases is told about its layout."""
+    if installed_release() >= BLOCKS_HAVE_ONE_LAYOUT:
+        return {}
+    if quantizer.all_gather_usage:
+        refuse("FP8 blocks laid out for an all-gather", "run on one rank")
+    return {"data_format": _block_formats().GEMM_READY}
+
+
+def _block_formats() -> Any:
+    import transformer_engine_torch
+
+    return transformer_engine_torch.Float8BlockScaleTensorFormat
+
+
 def _swizzles_fp4(quantizer: Any, shape: torch.Size) -> bool:
     """Whether the cast writes the scales in the order of the GEMM
     (``nvfp4_emits_gemm_swizzled_scales`` in ``pytorch/csrc/quantizer.cpp``)."""
@@ -242,12 +268,10 @@ def _build(
 ) -> Any:
     form = "fp4_dtype" if pair is classes().nvfp4 else "fp8_dtype"
     common: dict[str, Any] = {**parts, form: quantizer.dtype, "quantizer": quantizer}
-    if pair is classes().nvfp4:
-        common["with_gemm_swizzled_scales"] = _swizzles_fp4(quantizer, shape)
-    elif pair is classes().mxfp8:
-        common["with_gemm_swizzled_scales"] = quantizer.optimize_for_gemm
-    elif pair is classes().blockwise:
+    common |= _layout(quantizer, shape)
+    if pair is classes().blockwise:
         common["is_2D_scaled"] = quantizer.block_scaling_dim == 2
+        common |= _block_layout(quantizer)
     storage, tensor = pair
     if quantizer.internal and installed_release() < STORAGES_KNOW_THEIR_DTYPE:
         return storage(**common)
