@@ -1,4 +1,4 @@
-"""1.10, 1.11: under a reentrant te.checkpoint, which is the default, gradient scales never move."""
+"""1.9 to 1.11: under a reentrant te.checkpoint, which is the default, gradient scales never move."""
 import os, sys
 os.environ["OMP_NUM_THREADS"] = "1"
 def cannot(kind, error, trace):

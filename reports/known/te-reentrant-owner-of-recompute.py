@@ -1,4 +1,4 @@
-"""1.10, 1.11: inside autocast, the first recompute of a reentrant te.checkpoint updates gradients."""
+"""1.9 to 1.11: inside autocast, the first recompute of a reentrant te.checkpoint updates gradients."""
 import os, sys
 os.environ["OMP_NUM_THREADS"] = "1"
 def cannot(kind, error, trace):
