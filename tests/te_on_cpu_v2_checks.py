@@ -15,7 +15,12 @@ from narrowfuzz.numerics import scales as rules
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from te_on_cpu.refusal import UnsupportedByEmulation
 from te_on_cpu.v2_fp4 import hadamard, packed
-from te_on_cpu.v2_releases import BLOCKS_HAVE_ONE_LAYOUT, NVFP4, installed_release
+from te_on_cpu.v2_releases import (
+    BLOCKS_HAVE_ONE_LAYOUT,
+    GATED_TRANSPOSE_IS_WRITTEN,
+    NVFP4,
+    installed_release,
+)
 from te_on_cpu_v2_reference import Seen, close, of_fp4, reference, spread
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from transformer_engine.common import recipe as recipes
@@ -608,6 +613,38 @@ def check_block_operands_that_cannot_be_multiplied():
     )
     with mixed:
         multiply(quantised(24, 32), torch.randn(8, 32, dtype=BF16))
+
+
+def check_gated_activations_write_transposes():
+    """Since 2.12; before, the transpose is what the memory held."""
+    if not KEEPS_TRANSPOSES:
+        pytest.skip("this device has no transposes")
+    one = torch.ones(1)
+    quantizer = Float8Quantizer(one, torch.zeros(1), tex.DType.kFloat8E4M3)
+    x = torch.randn(32, 64, dtype=BF16)
+    for result in (
+        tex.swiglu(x, quantizer),
+        tex.dswiglu(torch.randn(32, 32, dtype=BF16), x, quantizer),
+    ):
+        written = torch.equal(result._transpose, result._data.t())
+        assert written == (installed_release() >= GATED_TRANSPOSE_IS_WRITTEN)
+        assert written or (result._transpose == 0x7F).all()
+
+
+def check_layouts_of_blocks():
+    """Until 2.11 a tensor of FP8 blocks is told its layout; that of all-gathers is refused."""
+    if installed_release() >= BLOCKS_HAVE_ONE_LAYOUT:
+        pytest.skip("blocks have one layout")
+    for internal in (False, True):
+        quantizer = Float8BlockQuantizer(
+            tex.DType.kFloat8E4M3, rowwise=True, columnwise=True, block_scaling_dim=1
+        )
+        quantizer.internal = internal
+        tensor = tex.quantize(torch.randn(32, 64, dtype=BF16), quantizer)
+        assert tensor._data_format == tex.Float8BlockScaleTensorFormat.GEMM_READY
+        quantizer.all_gather_usage = True
+        with pytest.raises(UnsupportedByEmulation, match="all-gather"):
+            tex.quantize(torch.randn(32, 64, dtype=BF16), quantizer)
 
 
 def check_special_values():

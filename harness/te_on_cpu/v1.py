@@ -3,7 +3,7 @@
 Arguments are those of transformer_engine/pytorch/csrc (extensions/*.cu and ts_fp8_op.cpp).
 As there, a scale, amax or inverse is passed as a tensor and an offset in elements, and an empty
 tensor is a null pointer. Functions that differ between versions take the installed one as
-``since``: from 1.11 on a cast writes 1/scale as well, in 1.10 only the Python layer and the update
+``since``: from 1.11 on a cast writes 1/scale as well, before only the Python layer and the update
 do.
 """
 

@@ -22,7 +22,7 @@ from te_on_cpu import cuda_names, v1, v1_gemm, v1_norms
 from te_on_cpu.refusal import refused
 from te_on_cpu.v1_names import EXTENSION, plain_names
 
-#: The flash-attn version that 1.10 and 1.11 require to import; none of its functions is emulated.
+#: The flash-attn version that 1.9 to 1.11 require to import; none of its functions is emulated.
 _FLASH_ATTN = "2.5.8"
 _FLASH_ATTN_MODULES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_2_cuda")
 #: Not emulated, but looked up in a module that gets them by ``import *``, so they must exist.
@@ -30,7 +30,7 @@ _REFUSED = ("dgeglu", "dgelu", "dqgelu", "dreglu", "drelu", "dsrelu", "dswiglu")
 
 
 def install_v1(version: str) -> None:
-    """Import TransformerEngine ``version`` (1.10 to 1.13) on the CPU, until this process ends."""
+    """Import TransformerEngine ``version`` (1.9 to 1.13) on the CPU, until this process ends."""
     os.environ["NVTE_TORCH_COMPILE"] = "0"  # do not compile its small functions
     cuda_names.patch()
     major, minor = (int(part) for part in version.split(".")[:2])
@@ -181,7 +181,7 @@ def _stand_in_for_onnx() -> None:
 
 @contextmanager
 def _flash_attn() -> Iterator[None]:
-    """A context in which flash-attn seems to be installed: 1.10 and 1.11 import it even if they do
+    """A context in which flash-attn seems to be installed: 1.9 to 1.11 import it even if they do
     not use it."""
     known = importlib.metadata.version
 

@@ -4,10 +4,11 @@ Read from TransformerEngine's repository, file by file, between the tags of the 
 (of 2.19, which has none there, at the commit that began 2.20). What a release's Python shows of
 itself, as an attribute that a quantizer has or lacks, is looked up where it is used.
 
-The kernels of casts, updates, norms, activations and products of 2.12 have the contract of
-today's: what changed in ``common/cast``, ``common/recipe``, ``common/transpose``,
-``common/normalization``, ``common/activation`` and ``common/gemm`` since is speed, new functions,
-grouped tensors, or what the emulation refuses.
+The kernels of casts, updates, norms, activations and products of 2.10 have the contract of
+today's, but for what is below: what else changed in ``common/cast``, ``common/recipe``,
+``common/transpose``, ``common/normalization``, ``common/activation`` and ``common/gemm`` since is
+speed, new functions, grouped tensors, or what the emulation refuses. (In 2.9 norms take the amax of
+current scaling before they round to the output's type: pull request 2355.)
 """
 
 from __future__ import annotations
