@@ -15,9 +15,10 @@ from te_on_cpu import cuda_names
 from te_on_cpu.v1_loader import install_v1
 from te_on_cpu.v1_names import EXTENSION
 
-#: The supported versions, as shown to users: 1.x by minor version, 2.x exactly.
+#: The supported versions, as shown to users: 1.x by minor version, 2.x exactly. (The package 1.9.0
+#: is empty.)
 SUPPORTED = (
-    *("1.9.*", "1.10.*", "1.11.*", "1.12.*", "1.13.*"),
+    *("1.9.0.post1", "1.10.*", "1.11.*", "1.12.*", "1.13.*"),
     *("2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0", "2.16.1"),
     *("2.17.1", "2.18.0", "2.19.0", "2.20.2"),
 )
