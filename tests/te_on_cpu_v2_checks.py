@@ -19,6 +19,7 @@ from te_on_cpu.v2_releases import (
     BLOCKS_HAVE_ONE_LAYOUT,
     GATED_TRANSPOSE_IS_WRITTEN,
     NVFP4,
+    RECIPROCALS_OF_ALL_MX_SCALES,
     installed_release,
 )
 from te_on_cpu_v2_reference import Seen, close, of_fp4, reference, spread
@@ -96,6 +97,17 @@ def assert_gemms(seen, biases=()):
     for gemm in seen.gemms:
         bias = next(biases, None) if gemm.layout == "TN" else None
         close(gemm.result, reference(gemm, bias), gemm)
+
+
+def check_the_smallest_and_the_largest_mx_scale():
+    x = torch.full((32, 64), 2.0**-127)
+    x[:, 32:] = torch.inf
+    tensor = MXFP8Quantizer(tex.DType.kFloat8E4M3, columnwise=False)(x)
+    assert tensor._rowwise_scale_inv[:32, :2].unique(dim=0).tolist() == [[0, 254]]
+    # 1 and 448; before, times 1, which is too small for E4M3, and inf times 0
+    since = installed_release() >= RECIPROCALS_OF_ALL_MX_SCALES
+    codes = tensor._rowwise_data[0, ::32].tolist()
+    assert codes == ([0x38, 0x7E] if since else [0, 0x7F])
 
 
 @each_recipe

@@ -34,6 +34,10 @@ TENSORS_KEEP_THEIR_DEVICE: Release = (2, 16)
 #: Quantised storages are given the dtype that they stand for: ``fake_dtype`` in
 #: ``pytorch/tensor/storage``.
 STORAGES_KNOW_THEIR_DTYPE: Release = (2, 14)
+#: Casts to MXFP8 multiply with the reciprocal of every scale: ``exp2f_rcp`` in
+#: ``common/util/ptx.cuh``, pull request 2647. Before, they multiply with 1 for the smallest scale,
+#: byte 0, and with 0 for the largest, byte 254.
+RECIPROCALS_OF_ALL_MX_SCALES: Release = (2, 13)
 #: Quantizers say whether scales are wanted in the order of the GEMM (``optimize_for_gemm``), and
 #: tensors whether theirs are (``with_gemm_swizzled_scales``): pull request 2486,
 #: ``pytorch/csrc/quantizer.cpp``. Before, every GEMM orders them on the way.
