@@ -202,7 +202,8 @@ def alternatives(
         words = "attention of products and a softmax (SDPBackend.MATH)"
         if spec.single_operator and spec.compile == "none":
             yield Switch(words, case, around=_attention_by_products)
-        yield from _switch(case, recipe, words, {"attention": "math"})
+        else:
+            yield from _switch(case, recipe, words, {"attention": "math"})
     if spec.kernels == "default" and spec.compile == "none":
         words = "PyTorch's own kernels (torch.backends.mkldnn.flags(enabled=False))"
         yield from _switch(case, recipe, words, {"kernels": "native"}, "eager_native")
