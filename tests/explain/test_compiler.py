@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from narrowfuzz.explain.compiler import sentence, starts_in
+from narrowfuzz.explain.compiler import in_part, sentence, starts_in
 
 #: 5000 ones of fp16 stop growing at 2048 where index_add is decomposed.
 INDEX_ADD = """
@@ -36,7 +36,7 @@ sys.exit(int((compiled - eager).norm() > eager.norm()))
 def asked(tmp_path: Path, source: str, seconds: float = 200) -> str:
     script = tmp_path / "repro.py"
     script.write_text(source)
-    return starts_in(script, "cpu", None, seconds)
+    return starts_in(script, "cpu", None, seconds)[0]
 
 
 @pytest.mark.heavy
@@ -56,12 +56,38 @@ def test_a_setting_that_removes_it_is_named(tmp_path: Path) -> None:
 def test_nothing_is_said_of_a_script_that_cannot_tell_or_shows_nothing(tmp_path: Path) -> None:
     assert asked(tmp_path, "import os; os._exit(125)") == ""
     assert asked(tmp_path, "raise SystemExit(0)") == ""
-    assert asked(tmp_path, "import time; time.sleep(60)", seconds=0.5) == ""
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    assert starts_in(tmp_path / "slow.py", "cpu", None, 0.5) == ("", False)
 
 
 @pytest.mark.heavy
 def test_what_shows_in_every_backend_is_dynamos(tmp_path: Path) -> None:
     assert asked(tmp_path, "raise SystemExit(1)").startswith("Dynamo ")
+
+
+#: Slow with Inductor alone.
+SLOW = """
+import sys, time
+from torch._inductor.compiler_bisector import CompilerBisector
+
+if CompilerBisector.get_backend() == "inductor":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.heavy
+def test_without_time_for_more_it_names_the_backend(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    said = "Inductor (it does not show with backend='aot_eager_decomp_partition')"
+    assert starts_in(script, "cpu", None, 30) == (said, False)
+
+
+def test_a_search_that_was_cut_off_says_what_it_knows() -> None:
+    tried = [f'{{"backend": "{name}"}}\nMoving on\n' for name in ("eager", "aot_eager")]
+    assert in_part("") == in_part("".join(tried)) == ""
+    said = in_part("".join([*tried, '{"backend": "inductor"}\n']))
+    assert said == "Inductor (it does not show with backend='aot_eager_decomp_partition')"
 
 
 @pytest.mark.parametrize(

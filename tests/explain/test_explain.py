@@ -26,6 +26,7 @@ from narrowfuzz.explain.switches import (
     Switch,
     akin_to,
     alternatives,
+    compiled_otherwise,
     conditions,
     each_left_out,
     together,
@@ -158,13 +159,12 @@ def test_what_could_be_switched_can_be_played() -> None:
     name = "torchao.float8.rowwise"
     spec = Spec(recipe=name, model="llama_block", compile="inductor", checkpoint="selective")
     akin = {n: r for n, r in RECIPES.items() if n.startswith("torchao.float8")}
+    case, recipe = Case(spec=spec, data=DataSpec()), RECIPES[name]
     found = {
         a.words: a
-        for a in alternatives(
-            Case(spec=spec, data=DataSpec()),
-            RECIPES[name],
-            akin,
-            each_left_out(RECIPES[name], ["wq", "wo"]),
+        for a in (
+            *compiled_otherwise(case, recipe),
+            *alternatives(case, recipe, akin, each_left_out(recipe, ["wq", "wo"])),
         )
     }
     strict = found["torch._inductor.config.emulate_precision_casts = True"]

@@ -1,9 +1,10 @@
 """Run as a script: applies PyTorch's CompilerBisector to the script that $SCRIPT names.
 
-That script exits with 1 if its divergence shows, and with 0 if it does not. The last line printed
-is a JSON object: ``backend``, ``subsystem`` ("setting" where a changed setting removes it, "" where
-no part of the backend makes a difference), the ``number`` of times the subsystem must be applied,
-and ``what`` it is applied to then, or the setting.
+That script exits with 1 if its divergence shows, and with 0 if it does not. Before each try a JSON
+object with the ``backend`` that is tried is printed. The last line is a JSON object, too:
+``backend``, ``subsystem`` ("setting" where a changed setting removes it, "" where no part of the
+backend makes a difference), the ``number`` of times the subsystem must be applied, and ``what`` it
+is applied to then, or the setting.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ CANNOT_TELL = 125
 def right() -> bool:
     """Does the script not show its divergence, compiled as the bisector has now configured it?"""
     torch._dynamo.reset()
+    trying = compiler_bisector.CompilerBisector.get_backend()
+    print(json.dumps({"backend": trying}), flush=True)
     hook, code = sys.excepthook, None
     try:
         with contextlib.redirect_stdout(io.StringIO()):

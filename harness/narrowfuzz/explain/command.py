@@ -12,6 +12,7 @@ from narrowfuzz.arms.available import select_arms
 from narrowfuzz.arms.model_names import layer_names
 from narrowfuzz.bisect.script import FLAKY_RUNS, Script
 from narrowfuzz.case.ladder import BY_NAME as ARMS
+from narrowfuzz.case.ladder import base_of
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.explain.budget import budget, result_of
 from narrowfuzz.explain.compiler import starts_in
@@ -21,6 +22,7 @@ from narrowfuzz.explain.switches import (
     Switch,
     akin_to,
     alternatives,
+    compiled_otherwise,
     conditions,
     each_left_out,
     larger,
@@ -88,7 +90,7 @@ def explain(question: Question) -> Explained:
 
 
 def _explained(question: Question, found: OnDisk) -> Explained:
-    finding = found.finding
+    start, finding = time.monotonic(), found.finding
     session = _session_of(finding, question)
     verdict = _seen(session.judge, finding)
     if verdict is None:
@@ -102,8 +104,10 @@ def _explained(question: Question, found: OnDisk) -> Explained:
     filtered = {other.name: other for other in left_out.values()}
     judge = replace(session.judge, recipes={**session.judge.recipes, **filtered})
     informed = judge.with_ledger(session.ledger.without(finding.known_issue or ""))
-    counter = DrawCounter(judge, informed, verdict, time.monotonic() + seconds)
+    counter = DrawCounter(judge, informed, verdict, start + seconds)
     words, case, own = _base(counter, finding, recipe, seconds)
+    # what is compiled has few cures, and each is compiled again: they come before what takes longer
+    cures, first = _answers(counter, own, compiled_otherwise(case, recipe))
     compiler, skipped = _compiler(counter, finding, found.folder, question.planted)
     # the verdict is about a result of the smallest case: another model has others
     same = case.spec.model == finding.minimal.spec.model
@@ -118,7 +122,7 @@ def _explained(question: Question, found: OnDisk) -> Explained:
     result = parts.result if parts is not None else result_of(verdict)
     prices = Prices(judge, case, arm, result) if same else None
     switches, last = _answers(counter, own, others, prices)
-    variables, rest = _variables(counter, found.folder, finding.device, question.planted)
+    variables, rest = _variables(counter, case, found.folder, finding.device, question.planted)
     by_data = _by_data(counter, case)
     return Explained(
         id=finding.id,
@@ -127,10 +131,10 @@ def _explained(question: Question, found: OnDisk) -> Explained:
         shows=own,
         needs=tuple(needs),
         needs_one_of=any_of,
-        switches=(*switches, *variables),
+        switches=(*cures, *switches, *variables),
         first_bad=tuple(finding.first_bad),
         nearest=finding.known_issue or resemblance(nearest(finding, load_entries())),
-        untried=(*skipped, *later, *last, *rest),
+        untried=(*first, *skipped, *later, *last, *rest),
         compiler=compiler,
         budget=parts,
         by_data=by_data,
@@ -141,9 +145,12 @@ def _seen(judge: Judge, finding: Finding) -> Verdict | None:
     """The bad verdict with the finding's fingerprint that its case shows now, even as a consequence
     of another; a finding that does not always show is tried several times. None if it does not
     show."""
-    family = judge.family(finding.minimal.spec)
+    spec = finding.minimal.spec
+    family = judge.family(spec)
+    # arms that are no part of the finding take as long to compile
+    arms = frozenset({base_of(spec).name, finding.arm})
     for _ in range(1 if finding.flake == "always" else FLAKY_RUNS):
-        for verdict in judge.judge(finding.minimal).verdicts:
+        for verdict in judge.judge(finding.minimal, None, arms).verdicts:
             if verdict.status in BAD and fingerprint(verdict, family) == finding.fingerprint:
                 return verdict
     return None
@@ -193,6 +200,8 @@ def _base(
     smallest = finding.minimal
     others = (("the case as it was generated", finding.case),)
     for words, case in (("the smallest case", smallest), *larger(smallest, recipe), *others):
+        if best is not None and counter.late_for(case):
+            break
         count = counter.count(case)
         if count is not None and (best is None or count.shown > best[2].shown):
             best = words, case, count
@@ -216,7 +225,9 @@ def _any_of(
     words = tuple(a.words for a in answers if a.role == "not needed" and not a.data)
     mine = [switch for switch in switches if switch.words in words]
     without = together(case, recipe, mine) if len(mine) > 1 else None
-    count = counter.count(without) if without is not None else None
+    if without is None or counter.late_for(without):
+        return ()
+    count = counter.count(without)
     return words if count is not None and role(own, count) == "needed" else ()
 
 
@@ -238,7 +249,9 @@ def _compiler(
     seconds = _OF_COMPILER * (counter.deadline - time.monotonic())
     if seconds <= 0:
         return "", ["CompilerBisector"]
-    return starts_in(script.resolve(), finding.device, plant, seconds), []
+    found, done = starts_in(script.resolve(), finding.device, plant, seconds)
+    more = "the rest of CompilerBisector's search" if found else "CompilerBisector"
+    return found, [] if done else [more]
 
 
 #: Environment variables that restrict the instructions that kernels use.
@@ -246,7 +259,11 @@ _OF_CPUS = ("ONEDNN_MAX_CPU_ISA=AVX2", "ATEN_CPU_CAPABILITY=avx2", "ATEN_CPU_CAP
 
 
 def _variables(
-    counter: DrawCounter, folder: Path | None, device: str, plant: tuple[str, str] | None
+    counter: DrawCounter,
+    case: Case,
+    folder: Path | None,
+    device: str,
+    plant: tuple[str, str] | None,
 ) -> tuple[list[Answer], list[str]]:
     """The answers of the finding's script in processes with other environment variables, once each,
     and the variables that there was no time for; nothing if the script does not show the divergence
@@ -256,7 +273,7 @@ def _variables(
     untried: list[str] = []
     if script is None or device != "cpu" or not script.read_text().strip():
         return [], []
-    if counter.late:
+    if counter.late_for(case):  # the script compiles what the case compiles
         return [], [*_OF_CPUS]
     asks, started = Script(script.resolve(), "", plant=plant).ask, time.monotonic()
     if asks("as it is", {}).answer != "shows":
@@ -276,6 +293,8 @@ def _variables(
 
 def _by_data(counter: DrawCounter, case: Case) -> dict[str, Count]:
     """How often the case shows the divergence with other data, as far as there is time."""
+    if counter.late_for(case):  # its program may have to be compiled again
+        return {}
     counts = {words: counter.count(other) for words, other in other_data(case).items()}
     return {words: count for words, count in counts.items() if count is not None}
 
@@ -286,7 +305,7 @@ def _answers(
     """The answers, and the switches that there was no time for."""
     found, untried = [], []
     for switch in switches:
-        if counter.late:
+        if counter.late_for(switch.case):
             untried.append(switch.words)
         elif answer := effect_of(counter, own, switch):
             if prices is not None and answer.role == "needed" and not counter.late:

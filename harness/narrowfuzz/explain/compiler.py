@@ -34,16 +34,26 @@ _APPLIED: Mapping[str, str] = {
 }
 
 
-def starts_in(script: Path, device: str, plant: tuple[str, str] | None, seconds: float) -> str:
-    """A sentence on where the divergence starts; "" if the script cannot tell, or not in this
-    time."""
+def starts_in(
+    script: Path, device: str, plant: tuple[str, str] | None, seconds: float
+) -> tuple[str, bool]:
+    """A sentence on where the divergence starts, "" if the script cannot tell or not in this time;
+    and whether there was time enough."""
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-bisect-") as cache:
         command = script_command(Path(bisected.__file__), plant=plant, device=device)
         environment = {**script_environment(Path(cache)), "SCRIPT": str(script)}
         code, out, _ = ended(command, environment, seconds)
-    if code != 0:
-        return ""
-    return sentence(msgspec.json.decode(out.splitlines()[-1]))
+    if code == 0:
+        return sentence(msgspec.json.decode(out.splitlines()[-1])), True
+    return (in_part(out), False) if code is None else ("", True)
+
+
+def in_part(printed: str) -> str:
+    """What the bisector knows before it has ended: backends are tried in order, and Inductor is the
+    last."""
+    tried = re.findall(r'^{"backend": "(\w+)"}$', printed, re.MULTILINE)
+    before, last = [*_OF_BACKENDS][-2:]
+    return f"Inductor (it does not show with backend='{before}')" if last in tried else ""
 
 
 def sentence(found: Mapping[str, Any]) -> str:

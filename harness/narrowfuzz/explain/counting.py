@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from narrowfuzz.case.arm import with_checkpoint
@@ -34,20 +34,30 @@ class DrawCounter:
     informed: Judge
     verdict: Verdict
     deadline: float
+    #: How a case is compiled -> the longest that a count of such a case took, in seconds.
+    took: dict[str, float] = field(default_factory=dict)
 
     @property
     def late(self) -> bool:
         return time.monotonic() > self.deadline
 
+    def late_for(self, case: Case) -> bool:
+        """Is there too little time for another case that is compiled like this one? A compiler is
+        not interrupted."""
+        return time.monotonic() + self.took.get(case.spec.compile, 0.0) > self.deadline
+
     def count(self, case: Case, arm: str = "") -> Count | None:
         """How many draws show the divergence. None if the case does not run on the arm, if the rule
         does not apply to it, or if the time is up before all draws are judged."""
         outcomes: list[Outcome] = []
+        start = time.monotonic()
         for one in map(case.reseeded, range(DRAWS)):
             outcome = None if self.late else self._outcome(one, arm)
             if outcome is None:
                 return None
             outcomes.append(outcome)
+        took = self.took.get(case.spec.compile, 0.0)
+        self.took[case.spec.compile] = max(took, time.monotonic() - start)
         judged = len(outcomes) - outcomes.count("not judged")
         return Count(outcomes.count("shown"), judged, otherwise=outcomes.count("otherwise"))
 

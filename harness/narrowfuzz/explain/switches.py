@@ -177,6 +177,16 @@ def each_left_out(recipe: Recipe, layers: Collection[str]) -> dict[str, Recipe]:
     return {layer: with_filter(base, f"{others}!{layer}") for layer in layers}
 
 
+def compiled_otherwise(case: Case, recipe: Recipe) -> Iterator[Switch]:
+    """The case with each alternative to the way in which it is compiled."""
+    spec = case.spec
+    if spec.compile == "inductor":
+        words = "torch._inductor.config.emulate_precision_casts = True"
+        yield Switch(words, case, "inductor_strict")
+    if spec.compile != "none":
+        yield from _switch(case, recipe, "without torch.compile", {"compile": "none"})
+
+
 def alternatives(
     case: Case,
     recipe: Recipe,
@@ -187,11 +197,6 @@ def alternatives(
     kernels, other precision, other recipes of the package, a layer that is not converted
     (``each_left_out``)."""
     spec = case.spec
-    if spec.compile == "inductor":
-        words = "torch._inductor.config.emulate_precision_casts = True"
-        yield Switch(words, case, "inductor_strict")
-    if spec.compile != "none":
-        yield from _switch(case, recipe, "without torch.compile", {"compile": "none"})
     if spec.checkpoint != "none":
         for other in ("full", "selective"):
             if other != spec.checkpoint:

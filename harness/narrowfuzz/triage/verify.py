@@ -101,7 +101,8 @@ def ended(
     command: Sequence[str], environment: Mapping[str, str], timeout: float
 ) -> tuple[int | None, str, str]:
     """Exit code, stdout and stderr of a command. After a timeout the exit code is None and the
-    whole process group has been killed, including the copies of a script that are its ranks."""
+    whole process group has been killed, including the copies of a script that are its ranks; the
+    output is what was printed before."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -115,8 +116,7 @@ def ended(
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return None, "", ""
+        return None, *process.communicate()
     return process.returncode, out, err
 
 
