@@ -10,8 +10,8 @@ import transformer_engine_torch as tex
 from te_on_cpu.v2_native import _scale_of, listening_to_extension
 from te_on_cpu.watch import Cast, Multiply, Update, listening
 from te_on_cpu_v2_checks import BF16, RECIPES, linear, step
+from te_on_cpu_v2_older import Manager, autocast
 from te_on_cpu_v2_reference import copied
-from transformer_engine.pytorch.quantization import FP8GlobalStateManager as Manager
 from transformer_engine.pytorch.tensor import Float8CurrentScalingQuantizer
 
 
@@ -34,14 +34,14 @@ def of_linear(recipe):
 def of_groups(recipe):
     module = te.GroupedLinear(3, 64, 32, params_dtype=BF16)
     x = torch.randn(96, 64, dtype=BF16, requires_grad=True)
-    with te.autocast(enabled=True, recipe=recipe()):
+    with autocast(enabled=True, recipe=recipe()):
         y = module(x, [32, 0, 64])
     y.backward(torch.randn(96, 32, dtype=BF16))
 
 
 def of_recompute(recipe):
     module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
-    with te.autocast(enabled=True, recipe=recipe()):
+    with autocast(enabled=True, recipe=recipe()):
         y = te.checkpoint(module, x, use_reentrant=True)
     y.backward(torch.randn(32, 32, dtype=BF16))
 

@@ -18,14 +18,16 @@ from te_on_cpu.v2_fp4 import hadamard, packed
 from te_on_cpu.v2_releases import (
     BLOCKS_HAVE_ONE_LAYOUT,
     GATED_TRANSPOSE_IS_WRITTEN,
+    NORMS_ROUND_BEFORE_AMAX,
     NVFP4,
     RECIPROCALS_OF_ALL_MX_SCALES,
+    TRANSPOSES_MULTIPLY_ANYWHERE,
     installed_release,
 )
+from te_on_cpu_v2_older import Manager, autocast, multiply, quantized_model_init
 from te_on_cpu_v2_reference import Seen, close, of_fp4, reference, spread
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from transformer_engine.common import recipe as recipes
-from transformer_engine.pytorch.quantization import FP8GlobalStateManager as Manager
 from transformer_engine.pytorch.tensor import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
@@ -84,7 +86,7 @@ def wrapped(reentrant, checkpoint=te.checkpoint):
 
 
 def step(module, recipe, x, gradient, wrap=None, **options):
-    with te.autocast(enabled=recipe is not None, recipe=recipe):
+    with autocast(enabled=recipe is not None, recipe=recipe):
         y = module(x, **options) if wrap is None else wrap(module, x)
     y.backward(gradient)
     return y
@@ -233,11 +235,11 @@ def check_evaluation_changes_no_state(recipe):
     module, x = linear(), torch.randn(32, 64, dtype=BF16)
     step(module, recipe(), x.clone().requires_grad_(), torch.randn(32, 32, dtype=BF16))
     before = {k: v for k, v in module.state_dict().items() if "extra" not in k}
-    with torch.no_grad(), te.autocast(enabled=True, recipe=recipe()):
+    with torch.no_grad(), autocast(enabled=True, recipe=recipe()):
         first, second = module(x), module.eval()(x)
     assert torch.equal(first, second)
     assert all(torch.equal(v, module.state_dict()[k]) for k, v in before.items())
-    with torch.no_grad(), Seen() as seen, te.autocast(enabled=True, recipe=recipe()):
+    with torch.no_grad(), Seen() as seen, autocast(enabled=True, recipe=recipe()):
         module(x)
     assert not seen.updates
 
@@ -276,7 +278,7 @@ def check_noop_keeps_everything(quantizer):
 
 @each_recipe
 def check_quantised_parameters_train(recipe):
-    with te.quantized_model_init(enabled=True, recipe=recipe()):
+    with quantized_model_init(enabled=True, recipe=recipe()):
         module = te.Linear(64, 32, params_dtype=BF16, bias=False)
     assert type(module.weight).__name__ in (
         "Float8Tensor",
@@ -346,7 +348,7 @@ def check_quantised_output():
     """An FP8 output is cast from the sum by delayed scaling, from the rounded output otherwise."""
     for recipe in (delayed(), recipes.Float8CurrentScaling()):
         module, x = linear(bias=False), torch.randn(32, 64, dtype=BF16)
-        with torch.no_grad(), te.autocast(enabled=True, recipe=recipe):
+        with torch.no_grad(), autocast(enabled=True, recipe=recipe):
             plain, fp8 = module(x), module(x, fp8_output=True)
         error = (fp8.dequantize().float() - plain.float()).abs()
         assert (error <= plain.float().abs() / 16 + 2.0**-9).all()
@@ -378,6 +380,23 @@ def check_layernorm_linear(recipe, normalization):
     torch.testing.assert_close(
         module.layer_norm_weight.grad.double(), weight.grad, rtol=2**-7, atol=2e-2
     )
+
+
+@pytest.mark.parametrize("normalization", ["layernorm", "rmsnorm"])
+def check_amax_of_norms(normalization):
+    """Since 2.10 current scaling is by the rounded output of a norm; before by what it rounds."""
+    x, weight = torch.randn(32, 64, dtype=BF16), torch.ones(64, dtype=BF16)
+    quantizer = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
+    biases = (weight * 0,) if normalization == "layernorm" else ()
+    norm = getattr(tex, f"{normalization}_fwd")
+    one = norm(x, weight, *biases, 1e-5, None, quantizer, tex.DType.kBFloat16, 0, False)[0]
+    exact = norm(x, weight, *biases, 1e-5, None, None, tex.DType.kFloat32, 0, False)[0]
+    by = exact.bfloat16() if installed_release() >= NORMS_ROUND_BEFORE_AMAX else exact
+    assert exact.abs().max() != exact.bfloat16().abs().max()
+    scale = torch.tensor(448.0) / by.float().abs().max()
+    assert one._scale_inv.item() == scale.reciprocal().item()
+    codes = encode((exact.bfloat16().float() * scale).double().numpy(), E4M3FN)
+    assert (one._data.numpy() == codes).all()
 
 
 @each_recipe
@@ -428,7 +447,7 @@ def check_grouped_linear(recipe, splits):
     grouped = te.GroupedLinear(2, 64, 32, params_dtype=BF16)
     x = torch.randn(96, 64, dtype=BF16, requires_grad=True)
     gradient = torch.randn(96, 32, dtype=BF16)
-    with te.autocast(enabled=True, recipe=recipe()):
+    with autocast(enabled=True, recipe=recipe()):
         y = grouped(x, splits)
     y.backward(gradient)
     Manager.reset()
@@ -607,9 +626,6 @@ def check_block_operands_that_cannot_be_multiplied():
         )
         return tex.quantize(torch.randn(rows, columns, dtype=BF16), quantizer)
 
-    def multiply(a, b):
-        return te.cpp_extensions.general_gemm(a, b, out_dtype=BF16)[0]
-
     assert multiply(quantised(24, 32, 2), quantised(8, 32)).shape == (8, 24)
     for a, b, message in (
         (quantised(24, 24), quantised(8, 24), "multiple of 16"),
@@ -690,10 +706,26 @@ def check_missing_operands_are_errors():
     ):
         quantizer.set_usage(rowwise=True, columnwise=False)
         rows = quantizer(x)
-        te.cpp_extensions.general_gemm(rows, rows, out_dtype=BF16, layout="TN")
+        multiply(rows, rows, layout="TN")
         if KEEPS_TRANSPOSES or isinstance(quantizer, MXFP8Quantizer):
             with pytest.raises(RuntimeError, match="lacks col"):
-                te.cpp_extensions.general_gemm(rows, rows, out_dtype=BF16, layout="NN")
+                multiply(rows, rows, layout="NN")
+
+
+def check_transposes_in_place_of_rows():
+    """A device that keeps no transposes reads one where it is all there is: since 2.10."""
+    if KEEPS_TRANSPOSES:
+        pytest.skip("this device reads what the layout asks for")
+    current = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
+    tensor = current(torch.randn(32, 32))
+    want = multiply(tensor, tensor, layout="NN")
+    tensor._transpose, tensor._transpose_invalid = tensor._data.t().contiguous(), False
+    tensor._data = None
+    if installed_release() >= TRANSPOSES_MULTIPLY_ANYWHERE:
+        assert torch.equal(multiply(tensor, tensor, layout="NN"), want)
+        return
+    with pytest.raises(RuntimeError, match="lacks row-wise data"):
+        multiply(tensor, tensor, layout="NN")
 
 
 def check_refusals():
@@ -747,7 +779,7 @@ def check_known_calibration():
     x = torch.randn(32, 64, dtype=BF16)
     swiglu = te.LayerNormMLP(64, 64, params_dtype=BF16, activation="swiglu")
     for module, calibrated in ((linear(), False), (swiglu, True)):
-        with te.autocast(enabled=False, calibrating=True, recipe=delayed()):
+        with autocast(enabled=False, calibrating=True, recipe=delayed()):
             module(x)
         assert module.fp8_meta["scaling_fwd"].amax_history.any().item() == calibrated
     breaks = (
@@ -755,7 +787,7 @@ def check_known_calibration():
         if installed_release() >= (2, 12)
         else pytest.raises(RuntimeError, match="same kind of scaling")
     )
-    with breaks, te.autocast(enabled=False, calibrating=True, recipe=delayed()):
+    with breaks, autocast(enabled=False, calibrating=True, recipe=delayed()):
         te.LayerNormMLP(64, 64, params_dtype=BF16, activation="gelu")(x)
 
 
@@ -765,7 +797,7 @@ def check_known_autocast_inside_checkpoint():
     module = te.Linear(64, 64, params_dtype=BF16)
 
     def inside(module, x):
-        with te.autocast(enabled=True, recipe=delayed()):
+        with autocast(enabled=True, recipe=delayed()):
             return module(x)
 
     fails = pytest.raises(KeyError, match="fwd_recompute")
@@ -810,7 +842,7 @@ def check_torch_checkpoint_inside(reentrant):
     module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
 
     def inside(x):
-        with te.autocast(enabled=True, recipe=recipes.Float8CurrentScaling()):
+        with autocast(enabled=True, recipe=recipes.Float8CurrentScaling()):
             return module(x)
 
     with Seen() as seen:

@@ -74,13 +74,18 @@ def patch_subclasses() -> None:
 
 
 def _patch_contexts() -> None:
-    """Let ``with torch.device(...)`` accept CUDA. It must see the factories before these are
+    """Let ``with torch.device(...)`` accept CUDA, and ``with torch.cuda.device(...)`` the CPU.
+    The first must see the factories before these are
     patched, as it lists them on first use."""
     from torch.utils import _device
 
     _device._device_constructors()
     init = _device.DeviceContext.__init__
     _set(_device.DeviceContext, "__init__", lambda self, device: init(self, on_cpu(device)))
+    # contexts of CUDA's current device, which some releases enter with the device of a parameter
+    _set(torch.cuda.device, "__init__", lambda _self, _device: None)
+    _set(torch.cuda.device, "__enter__", lambda _self: None)
+    _set(torch.cuda.device, "__exit__", lambda _self, *_error: False)
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

@@ -33,6 +33,7 @@ from te_on_cpu import (
 from te_on_cpu.v2_names import NAME, extension, refusing_module
 from te_on_cpu.v2_releases import (
     FUSED_ATTENTION_TELLS_WHY,
+    ROTATIONS_START_ANYWHERE_BACKWARD,
     SOFTMAX_GRADIENT_HAS_ITS_MEMORY,
     TENSORS_KEEP_THEIR_DEVICE,
     Release,
@@ -86,7 +87,10 @@ def functions(release: Release) -> dict[str, Callable[..., Any]]:
         else v2_attention.scaled_softmax_backward_in_place
     )
     both = ("scaled_softmax_backward", "scaled_masked_softmax_backward")
-    return FUNCTIONS | dict.fromkeys(both, softmax_backward)
+    found = FUNCTIONS | dict.fromkeys(both, softmax_backward)
+    if release < ROTATIONS_START_ANYWHERE_BACKWARD:
+        found["fused_rope_backward"] = v2_attention.fused_rope_backward_from_the_start
+    return found
 
 
 #: Constants that the extension reports. cuBLAS 12.9 is older than the library's grouped-tensor

@@ -131,6 +131,13 @@ def fused_rope_backward(
     return torch.cat((turned, rest), -1).to(output_grads.dtype)
 
 
+def fused_rope_backward_from_the_start(
+    output_grads: Tensor, freqs: Tensor, *arguments: Any, **named: Any
+) -> Tensor:
+    """The same without start positions, as it is until 2.9."""
+    return fused_rope_backward(output_grads, freqs, None, *arguments, **named)
+
+
 def _angles(
     tensor: Tensor,
     freqs: Tensor,

@@ -19,6 +19,7 @@ from te_on_cpu.v2_activation import gelu as gelu_value
 from te_on_cpu.v2_activation import gelu_slope
 from te_on_cpu.v2_fp4 import operand_of, product_scale
 from te_on_cpu.v2_quantize import fp8_block_scales, mx_scales, write
+from te_on_cpu.v2_releases import TRANSPOSES_MULTIPLY_ANYWHERE, installed_release
 from te_on_cpu.v2_scales import fp8_block_spread, mx_unit, spread
 from te_on_cpu.v2_tensors import empty, logical_shape
 from te_on_cpu.v2_types import (
@@ -151,8 +152,8 @@ def side(tensor: Any, *, turned: bool, name: str) -> Side:
 
     Real contract (``CanonicalizeGemmInput`` in ``common/gemm/cublaslt_gemm.cu``): block-scaled data
     is read row-wise or column-wise as needed. Per-tensor data on a device that stores transposes is
-    read from the transpose if ``turned``; on others from whichever copy exists. RuntimeError if
-    the copy is missing, or its rows are no multiple of 16 bytes.
+    read from the transpose if ``turned``; on others from whichever copy exists (until 2.9 row-wise
+    data only). RuntimeError if the copy is missing, or its rows are no multiple of 16 bytes.
     """
     if is_mxfp8(tensor):
         return _mx_side(tensor, "columnwise" if turned else "rowwise", name)
@@ -172,7 +173,8 @@ def side(tensor: Any, *, turned: bool, name: str) -> Side:
 def _float8_side(tensor: Any, turned: bool, name: str) -> Side:
     fmt, shape = fp8_format(tensor._fp8_dtype), logical_shape(tensor)
     transpose = None if tensor._transpose_invalid else tensor._transpose
-    from_transpose = turned if keeps_transposes() else tensor._data is None
+    anywhere = installed_release() >= TRANSPOSES_MULTIPLY_ANYWHERE
+    from_transpose = turned if keeps_transposes() else tensor._data is None and anywhere
     buffer = transpose if from_transpose else tensor._data
     if buffer is None:
         missing = "column-wise data (its transpose)" if from_transpose else "row-wise data"

@@ -10,6 +10,7 @@ from torch import Tensor
 from te_on_cpu import norms
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_output import rounded_or_quantised
+from te_on_cpu.v2_releases import NORMS_ROUND_BEFORE_AMAX, installed_release
 from te_on_cpu.v2_types import flat_shape, torch_dtype
 
 
@@ -34,8 +35,7 @@ def layernorm_fwd(
     _own_kernels()
     rows = input.view(flat_shape(input.shape))
     output, mean, rsigma = norms.layernorm_forward(rows, weight, bias, eps, zero_centered_gamma)
-    shaped = output.view(input.shape)
-    return [rounded_or_quantised(shaped, torch_dtype(otype), quantizer, ln_out), mean, rsigma]
+    return [_finished(output.view(input.shape), otype, quantizer, ln_out), mean, rsigma]
 
 
 def layernorm_bwd(
@@ -75,8 +75,7 @@ def rmsnorm_fwd(
     _own_kernels()
     rows = input.view(flat_shape(input.shape))
     output, rsigma = norms.rmsnorm_forward(rows, weight, eps, zero_centered_gamma)
-    shaped = output.view(input.shape)
-    return [rounded_or_quantised(shaped, torch_dtype(otype), quantizer, ln_out), None, rsigma]
+    return [_finished(output.view(input.shape), otype, quantizer, ln_out), None, rsigma]
 
 
 def rmsnorm_bwd(
@@ -96,6 +95,12 @@ def rmsnorm_bwd(
         dz.reshape(flat), x.reshape(flat), rsigma, gamma, zero_centered_gamma
     )
     return [dx.view(x.shape), dgamma]
+
+
+def _finished(values: Tensor, otype: Any, quantizer: Any, ln_out: Any) -> Any:
+    before = installed_release() < NORMS_ROUND_BEFORE_AMAX
+    dtype = torch_dtype(otype)
+    return rounded_or_quantised(values, dtype, quantizer, ln_out, amax_of_unrounded=before)
 
 
 def _own_kernels() -> None:

@@ -8,14 +8,22 @@ import torch
 from torch import Tensor
 
 from te_on_cpu.v2_quantize import write
+from te_on_cpu.v2_scales import largest
 from te_on_cpu.v2_tensors import empty
 from te_on_cpu.v2_types import kind
 
 
 def rounded_or_quantised(
-    values: Tensor, dtype: torch.dtype, quantizer: Any, output: Any = None
+    values: Tensor,
+    dtype: torch.dtype,
+    quantizer: Any,
+    output: Any = None,
+    *,
+    amax_of_unrounded: bool = False,
 ) -> Any:
     """fp32 ``values`` as a tensor of ``dtype`` or quantised, in ``output``'s buffers if given.
+
+    :param amax_of_unrounded: the kernel finds the amax of current scaling before it rounds.
 
     Real contract: only delayed scaling casts values that were never rounded to ``dtype``
     (``common/util/vectorized_pointwise.h``, ``common/normalization``); current scaling quantises
@@ -26,5 +34,6 @@ def rounded_or_quantised(
     if quantizer is None:
         return rounded if output is None else output.detach().copy_(rounded)
     target = empty(quantizer, values.shape, dtype) if output is None else output
-    write(rounded, quantizer, target)
+    before = amax_of_unrounded and kind(quantizer) == "current" and values.numel()
+    write(rounded, quantizer, target, largest(values) if before else None)
     return target

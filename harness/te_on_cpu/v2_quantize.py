@@ -61,11 +61,13 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
     return target
 
 
-def write(values: Tensor, quantizer: Any, target: Any) -> None:
+def write(values: Tensor, quantizer: Any, target: Any, amax: Tensor | None = None) -> None:
     """Quantise ``values`` (fp32, bf16 or fp16, of ``target``'s shape) into the buffers that
     ``target`` has.
 
     Fused kernels pass fp32 values that were never rounded to the tensor's own dtype.
+    :param amax: of current scaling, the largest magnitude that an earlier kernel found; by default
+        that of ``values``.
     """
     if values.numel() == 0:
         return
@@ -77,10 +79,10 @@ def write(values: Tensor, quantizer: Any, target: Any) -> None:
         case "fp4":
             write_fp4(values, quantizer, target)
         case _:
-            _write_float8(values, quantizer, target)
+            _write_float8(values, quantizer, target, amax)
 
 
-def _write_float8(values: Tensor, quantizer: Any, target: Any) -> None:
+def _write_float8(values: Tensor, quantizer: Any, target: Any, found: Tensor | None) -> None:
     """Write codes, their transpose and 1/scale of a per-tensor scaled tensor.
 
     Real contract: delayed scaling multiplies with the scale in the recipe's table and raises the
@@ -97,7 +99,7 @@ def _write_float8(values: Tensor, quantizer: Any, target: Any) -> None:
         scale, amax = quantizer.scale.detach().reshape(1), quantizer.amax.detach()
         codes = cast(values, scale, fmt, amax)
     else:
-        amax = largest(values)
+        amax = largest(values) if found is None else found
         scale = _current_scale(amax, quantizer)
         codes = cast(values, scale, fmt)
     target._data.copy_(codes)

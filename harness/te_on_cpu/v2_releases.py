@@ -4,11 +4,10 @@ Read from TransformerEngine's repository, file by file, between the tags of the 
 (of 2.19, which has none there, at the commit that began 2.20). What a release's Python shows of
 itself, as an attribute that a quantizer has or lacks, is looked up where it is used.
 
-The kernels of casts, updates, norms, activations and products of 2.10 have the contract of
-today's, but for what is below: what else changed in ``common/cast``, ``common/recipe``,
-``common/transpose``, ``common/normalization``, ``common/activation`` and ``common/gemm`` since is
-speed, new functions, grouped tensors, or what the emulation refuses. (In 2.9 norms take the amax of
-current scaling before they round to the output's type: pull request 2355.)
+The kernels of casts, updates, norms, activations and products of 2.9 have the contract of
+today's, but for what is below: what else changed in ``common/cast`` (until 2.9 in ``common/util``),
+``common/recipe``, ``common/transpose``, ``common/normalization``, ``common/activation`` and
+``common/gemm`` since is speed, new functions, grouped tensors, or what the emulation refuses.
 """
 
 from __future__ import annotations
@@ -48,6 +47,17 @@ BLOCKS_HAVE_ONE_LAYOUT: Release = (2, 12)
 #: Gated activations write the transpose of per-tensor FP8, too: the same pull request,
 #: ``common/cast/dispatch/gated.cuh``. Before, they left its memory as it was.
 GATED_TRANSPOSE_IS_WRITTEN: Release = (2, 12)
+#: Norms take the amax of current scaling from their rounded output: pull request 2355,
+#: ``common/normalization``. Before, they take it from the fp32 values.
+NORMS_ROUND_BEFORE_AMAX: Release = (2, 10)
+#: On devices that multiply every layout, a per-tensor FP8 operand without row-wise data is read
+#: from its transpose: ``CanonicalizeGemmInput`` in ``common/gemm/cublaslt_gemm.cu``.
+TRANSPOSES_MULTIPLY_ANYWHERE: Release = (2, 10)
+#: Quantised tensors take the device on which they are made: ``pytorch/quantized_tensor.py``.
+TENSORS_TAKE_A_DEVICE: Release = (2, 10)
+#: Rotations have start positions in the backward, too: ``fused_rope_backward`` in
+#: ``pytorch/csrc/extensions/apply_rope.cpp``.
+ROTATIONS_START_ANYWHERE_BACKWARD: Release = (2, 10)
 #: There is no fused attention for at most 512 tokens any more: ``NVTE_Fused_Attn_Backend`` in
 #: ``common/include/transformer_engine/fused_attn.h``.
 NO_ATTENTION_OF_512: Release = (2, 16)

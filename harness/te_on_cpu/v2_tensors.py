@@ -20,6 +20,7 @@ from te_on_cpu.v2_releases import (
     SCALES_MAY_BE_SWIZZLED,
     SQUARE_SCALES_MAY_BE_SWIZZLED,
     STORAGES_KNOW_THEIR_DTYPE,
+    TENSORS_TAKE_A_DEVICE,
     TRANSFORMED_SCALES_MAY_BE_SWIZZLED,
     installed_release,
 )
@@ -277,7 +278,9 @@ def _build(
         return storage(**common)
     if quantizer.internal:
         return storage(**common, fake_dtype=dtype)
-    return tensor(shape=shape, dtype=dtype, device=torch.device("cpu"), **common)
+    if installed_release() >= TENSORS_TAKE_A_DEVICE:
+        common["device"] = torch.device("cpu")
+    return tensor(shape=shape, dtype=dtype, **common)
 
 
 def _unwritten(shape: tuple[int, ...] | torch.Size, byte: int = NAN_CODE) -> Tensor:
