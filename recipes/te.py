@@ -27,7 +27,7 @@ from narrowfuzz.recipe.stateful import Held, Listener, Subject
 from te_on_cpu import watch
 from te_on_cpu.environment import chosen_version, enter, provide, real_extension
 from te_on_cpu.v2_native import listening_to_extension
-from te_on_cpu.v2_releases import NVFP4, release_of
+from te_on_cpu.v2_releases import NVFP4, STORAGES_ARE_CALLED_SO, release_of
 from torch import nn
 
 Kind = Literal["delayed", "current", "block", "mx", "nvfp4", "nvfp4_stochastic"]
@@ -53,6 +53,11 @@ def _v1() -> bool:
     return chosen_version().startswith("1.")
 
 
+def _fp8_names() -> bool:
+    """Whether what is called quantization and autocast since 2.9 still has its names with fp8."""
+    return release_of(chosen_version()) < STORAGES_ARE_CALLED_SO
+
+
 def _enter(*, version: str) -> None:
     """Without a GPU, TransformerEngine's own Python runs on an emulated extension."""
     if not torch.cuda.is_available():
@@ -62,8 +67,8 @@ def _enter(*, version: str) -> None:
         enter()
 
 
-def _manager(*, v1: bool) -> Any:
-    place = "transformer_engine.pytorch.fp8" if v1 else "transformer_engine.pytorch.quantization"
+def _manager(*, fp8: bool) -> Any:
+    place = "transformer_engine.pytorch.fp8" if fp8 else "transformer_engine.pytorch.quantization"
     return importlib.import_module(place).FP8GlobalStateManager
 
 
@@ -94,7 +99,7 @@ def _alone(world: Any) -> Any:
 
 
 @contextmanager
-def _autocast(settings: Any, *, kind: Kind, v1: bool) -> Iterator[None]:
+def _autocast(settings: Any, *, kind: Kind, fp8: bool) -> Iterator[None]:
     recipe = group = None  # without a group, all ranks share their amaxes
     if settings is not None:
         recipe = _recipe(settings, kind=kind)
@@ -102,7 +107,7 @@ def _autocast(settings: Any, *, kind: Kind, v1: bool) -> Iterator[None]:
             group = _alone(dist.group.WORLD)
         os.environ["NVTE_UNFUSED_FP8_UPDATE"] = "0" if settings.fused else "1"
     on = recipe is not None
-    if v1:
+    if fp8:
         region = _te().fp8_autocast(enabled=on, fp8_recipe=recipe, fp8_group=group)
     else:
         region = _te().autocast(enabled=on, recipe=recipe, amax_reduction_group=group)
@@ -126,11 +131,13 @@ def _policy(kind: Kind, settings: Settings) -> Policy | None:
     )
 
 
-def _layer(spec: Any, settings: Any, *, kind: Kind, v1: bool) -> nn.Module:
+def _layer(spec: Any, settings: Any, *, kind: Kind, v1: bool, fp8: bool) -> nn.Module:
     if not spec.quantized_init:
         return _module(spec, kind=kind)
     if v1:
         made = _te().fp8_model_init()
+    elif fp8:
+        made = _te().fp8_model_init(recipe=_recipe(settings, kind=kind))
     else:
         made = _te().quantized_model_init(recipe=_recipe(settings, kind=kind))
     with made:
@@ -208,12 +215,12 @@ def _state(layers: Any) -> Iterator[Held]:
             yield (name, direction, i), state.scale[i].cpu(), state.amax_history[:, i].cpu()
 
 
-#: How deep regions are nested, in 1.x, until 2.14 and since then.
+#: How deep regions are nested, until 2.8, until 2.14 and since then.
 _DEPTHS = ("FP8_AUTOCAST_DEPTH", "AUTOCAST_DEPTH", "autocast_depth")
 
 
-def _pending(*, v1: bool) -> dict[str, int]:
-    manager = _manager(v1=v1)
+def _pending(*, fp8: bool) -> dict[str, int]:
+    manager = _manager(fp8=fp8)
     state = getattr(manager, "quantization_state", manager)  # an object of its own from 2.15 on
     flags = _flags()
     return {
@@ -230,8 +237,8 @@ def _flags() -> Any:
     return getattr(context, "_is_first_fp8_module", None)
 
 
-def _reset(*, v1: bool) -> None:
-    _manager(v1=v1).reset()
+def _reset(*, fp8: bool) -> None:
+    _manager(fp8=fp8).reset()
     flags = _flags()
     if flags is not None:
         flags.clear()
@@ -279,16 +286,16 @@ def _load(layers: Any, state: dict[str, Any]) -> None:
 
 
 def _subject(kind: Kind, device: str) -> Subject:
-    v1 = _v1()
+    v1, fp8 = _v1(), _fp8_names()
     return Subject(
         kind="nvfp4" if kind == "nvfp4_stochastic" else kind,
-        layer=functools.partial(_layer, kind=kind, v1=v1),
-        autocast=functools.partial(_autocast, kind=kind, v1=v1),
+        layer=functools.partial(_layer, kind=kind, v1=v1, fp8=fp8),
+        autocast=functools.partial(_autocast, kind=kind, fp8=fp8),
         checkpoint=_checkpoint,
         backward=_backward,
         state=_state,
-        pending=functools.partial(_pending, v1=v1),
-        reset=functools.partial(_reset, v1=v1),
+        pending=functools.partial(_pending, fp8=fp8),
+        reset=functools.partial(_reset, fp8=fp8),
         listen=_listen,
         policy=functools.partial(_policy, kind),
         load=_load,

@@ -12,7 +12,7 @@ from te_on_cpu.watch import Cast, Multiply, Update, listening
 from te_on_cpu_v2_checks import BF16, RECIPES, linear, step
 from te_on_cpu_v2_older import Manager, autocast
 from te_on_cpu_v2_reference import copied
-from transformer_engine.pytorch.tensor import Float8CurrentScalingQuantizer
+from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer
 
 
 def told(listening_how, train):

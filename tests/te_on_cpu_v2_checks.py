@@ -28,13 +28,12 @@ from te_on_cpu_v2_older import Manager, autocast, multiply, quantized_model_init
 from te_on_cpu_v2_reference import Seen, close, of_fp4, reference, spread
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from transformer_engine.common import recipe as recipes
-from transformer_engine.pytorch.tensor import (
-    Float8BlockQuantizer,
+from transformer_engine.pytorch.tensor.float8_blockwise_tensor import Float8BlockQuantizer
+from transformer_engine.pytorch.tensor.float8_tensor import (
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
-    MXFP8Quantizer,
-    NVFP4Quantizer,
 )
+from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
 
 BF16 = torch.bfloat16
 KEEPS_TRANSPOSES = torch.cuda.get_device_capability() == (9, 0)
@@ -58,15 +57,16 @@ RECIPES = {
     "current": recipes.Float8CurrentScaling,
     "mx": recipes.MXFP8BlockScaling,
     "block": recipes.Float8BlockScaling,
-    "fp4": functools.partial(recipes.NVFP4BlockScaling, disable_stochastic_rounding=True),
 }
-if installed_release() < NVFP4:
-    del RECIPES["fp4"]
+if installed_release() >= NVFP4:
+    from transformer_engine.pytorch.tensor.nvfp4_tensor import NVFP4Quantizer
+
+    RECIPES["fp4"] = functools.partial(recipes.NVFP4BlockScaling, disable_stochastic_rounding=True)
+    #: Of the Hadamard transform, a bit for each minus.
+    SIGNS = NVFP4Quantizer().rht_matrix_random_sign_mask_t
 KINDS = {recipe: kind for kind, recipe in RECIPES.items()}
 each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
 
-#: Of the Hadamard transform, a bit for each minus.
-SIGNS = NVFP4Quantizer().rht_matrix_random_sign_mask_t
 REENTRANT = pytest.mark.parametrize("reentrant", [None, True, False])
 
 

@@ -35,6 +35,7 @@ from te_on_cpu.v2_releases import (
     FUSED_ATTENTION_TELLS_WHY,
     ROTATIONS_START_ANYWHERE_BACKWARD,
     SOFTMAX_GRADIENT_HAS_ITS_MEMORY,
+    STORAGES_ARE_CALLED_SO,
     TENSORS_KEEP_THEIR_DEVICE,
     Release,
     release_of,
@@ -156,7 +157,8 @@ def install_v2(version: str) -> None:
             f"found TransformerEngine {transformer_engine.__version__}, wanted {version}; "
             "install that version in an environment of its own"
         )
-    _answer_for_recipes(sys.modules["transformer_engine.pytorch.quantization"])
+    place = "quantization" if release >= STORAGES_ARE_CALLED_SO else "fp8"
+    _answer_for_recipes(sys.modules[f"transformer_engine.pytorch.{place}"])
 
 
 def _import_without_loading() -> None:
@@ -181,5 +183,5 @@ def _answer_for_recipes(quantization: ModuleType) -> None:
     for support in ("mxfp8", "fp8_block_scaling", "nvfp4"):
         if hasattr(quantization, f"_{support.upper()}_SUPPORT"):
             setattr(quantization, f"_{support.upper()}_SUPPORT", (True, ""))
-        else:
+        elif hasattr(quantization, f"check_{support}_support"):
             setattr(quantization, f"check_{support}_support", lambda: (True, ""))

@@ -58,6 +58,9 @@ TENSORS_TAKE_A_DEVICE: Release = (2, 10)
 #: Rotations have start positions in the backward, too: ``fused_rope_backward`` in
 #: ``pytorch/csrc/extensions/apply_rope.cpp``.
 ROTATIONS_START_ANYWHERE_BACKWARD: Release = (2, 10)
+#: Quantised tensors without autograd are called storages, and the module of quantised training
+#: ``pytorch/quantization.py``. Before, they are called bases, and that module ``pytorch/fp8.py``.
+STORAGES_ARE_CALLED_SO: Release = (2, 9)
 #: There is no fused attention for at most 512 tokens any more: ``NVTE_Fused_Attn_Backend`` in
 #: ``common/include/transformer_engine/fused_attn.h``.
 NO_ATTENTION_OF_512: Release = (2, 16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from te_on_cpu.kernels import Format
 from te_on_cpu.refusal import refuse
+from te_on_cpu.v2_releases import STORAGES_ARE_CALLED_SO, installed_release
 
 _FORMATS: dict[int, Format] = {7: "e4m3", 8: "e5m2"}
 _TORCH_DTYPES = {
@@ -38,22 +40,49 @@ class Classes:
     nvfp4: tuple[type, type]
 
 
+#: The module of each kind of tensor in ``transformer_engine.pytorch.tensor``.
+_MODULES = {
+    "Float8": "float8_tensor",
+    "MXFP8": "mxfp8_tensor",
+    "Float8BlockwiseQ": "float8_blockwise_tensor",
+    "NVFP4": "nvfp4_tensor",
+}
+
+
 @functools.cache
 def classes() -> Classes:
-    """Quantizers, and (storage, tensor) pairs."""
-    from transformer_engine.pytorch import tensor
+    """Quantizers, and (storage, tensor) pairs; of a kind that the release lacks, classes that
+    nothing is of."""
 
     return Classes(
-        delayed=tensor.Float8Quantizer,
-        current=tensor.Float8CurrentScalingQuantizer,
-        mx=tensor.MXFP8Quantizer,
-        block=tensor.Float8BlockQuantizer,
-        fp4=tensor.NVFP4Quantizer,
-        float8=(tensor.Float8TensorStorage, tensor.Float8Tensor),
-        mxfp8=(tensor.MXFP8TensorStorage, tensor.MXFP8Tensor),
-        blockwise=(tensor.Float8BlockwiseQTensorStorage, tensor.Float8BlockwiseQTensor),
-        nvfp4=(tensor.NVFP4TensorStorage, tensor.NVFP4Tensor),
+        delayed=_class("Float8", "Float8Quantizer"),
+        current=_class("Float8", "Float8CurrentScalingQuantizer"),
+        mx=_class("MXFP8", "MXFP8Quantizer"),
+        block=_class("Float8BlockwiseQ", "Float8BlockQuantizer"),
+        fp4=_class("NVFP4", "NVFP4Quantizer"),
+        float8=_pair("Float8"),
+        mxfp8=_pair("MXFP8"),
+        blockwise=_pair("Float8BlockwiseQ"),
+        nvfp4=_pair("NVFP4"),
     )
+
+
+def _pair(prefix: str) -> tuple[type, type]:
+    named = "Storage" if installed_release() >= STORAGES_ARE_CALLED_SO else "Base"
+    return _class(prefix, f"{prefix}Tensor{named}"), _class(prefix, f"{prefix}Tensor")
+
+
+def _class(prefix: str, name: str) -> type:
+    try:
+        module = importlib.import_module(f"transformer_engine.pytorch.tensor.{_MODULES[prefix]}")
+    except ModuleNotFoundError:
+        return _Lacking
+    found: type = getattr(module, name, _Lacking)
+    return found
+
+
+class _Lacking:
+    """Stands for a class of a later release."""
 
 
 def kind(quantizer: object) -> str:
