@@ -16,10 +16,13 @@ from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from te_on_cpu.refusal import UnsupportedByEmulation
 from te_on_cpu.v2_fp4 import hadamard, packed
 from te_on_cpu.v2_releases import (
+    BIAS_GRADIENTS_WITHOUT_TRANSPOSES,
     BLOCKS_HAVE_ONE_LAYOUT,
+    BLOCKS_HEED_THE_FLAG,
     GATED_TRANSPOSE_IS_WRITTEN,
     NORMS_ROUND_BEFORE_AMAX,
     NVFP4,
+    PRODUCTS_ARE_QUANTISED_AFTERWARDS,
     RECIPROCALS_OF_ALL_MX_SCALES,
     TRANSPOSES_MULTIPLY_ANYWHERE,
     installed_release,
@@ -261,9 +264,11 @@ def check_cached_weight_is_cast_once(recipe):
     assert_gemms(seen, [module.bias] * 3)
 
 
-@pytest.mark.parametrize("quantizer", ["delayed", "current", "mx"])
+@pytest.mark.parametrize("quantizer", ["delayed", "current", "mx", "block"])
 def check_noop_keeps_everything(quantizer):
+    """But for FP8 blocks until 2.7."""
     made = {
+        "block": Float8BlockQuantizer(tex.DType.kFloat8E4M3, rowwise=True, columnwise=True),
         "delayed": Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E4M3),
         "current": Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu")),
         "mx": MXFP8Quantizer(tex.DType.kFloat8E4M3),
@@ -271,7 +276,8 @@ def check_noop_keeps_everything(quantizer):
     tensor = made(torch.randn(32, 32))
     before = tensor.dequantize()
     made.update_quantized(torch.randn(32, 32), tensor, noop_flag=torch.ones(1))
-    assert torch.equal(before, tensor.dequantize())
+    kept = quantizer != "block" or installed_release() >= BLOCKS_HEED_THE_FLAG
+    assert torch.equal(before, tensor.dequantize()) == kept
     made.update_quantized(torch.full((32, 32), 2.0), tensor, noop_flag=torch.zeros(1))
     assert torch.equal(tensor.dequantize(), torch.full((32, 32), 2.0))
 
@@ -345,9 +351,16 @@ def check_models_do_not_mix():
 
 
 def check_quantised_output():
-    """An FP8 output is cast from the sum by delayed scaling, from the rounded output otherwise."""
+    """An FP8 output is cast from the sum by delayed scaling, from the rounded output otherwise, but
+    not until 2.7."""
+    afterwards = installed_release() >= PRODUCTS_ARE_QUANTISED_AFTERWARDS
     for recipe in (delayed(), recipes.Float8CurrentScaling()):
         module, x = linear(bias=False), torch.randn(32, 64, dtype=BF16)
+        if not (recipe.delayed() or afterwards):
+            refused = pytest.raises(UnsupportedByEmulation, match="whose result is written by")
+            with refused, torch.no_grad(), autocast(enabled=True, recipe=recipe):
+                module(x, fp8_output=True)
+            continue
         with torch.no_grad(), autocast(enabled=True, recipe=recipe):
             plain, fp8 = module(x), module(x, fp8_output=True)
         error = (fp8.dequantize().float() - plain.float()).abs()
@@ -643,6 +656,19 @@ def check_block_operands_that_cannot_be_multiplied():
         multiply(quantised(24, 32), torch.randn(8, 32, dtype=BF16))
 
 
+def check_bias_gradients_without_transposes():
+    """Hopper has no kernel for them in delayed scaling, which is called until 2.7."""
+    quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E5M2)
+    quantizer.set_usage(rowwise=True, columnwise=False)
+    gradient = torch.randn(32, 64, dtype=BF16)
+    if KEEPS_TRANSPOSES and installed_release() < BIAS_GRADIENTS_WITHOUT_TRANSPOSES:
+        with pytest.raises(RuntimeError, match="no kernel"):
+            tex.bgrad_quantize(gradient, quantizer)
+        return
+    bias, _ = tex.bgrad_quantize(gradient, quantizer)
+    close(bias, gradient.double().sum(0), gradient)
+
+
 def check_gated_activations_write_transposes():
     """Since 2.12; before, the transpose is what the memory held."""
     if not KEEPS_TRANSPOSES:
@@ -733,8 +759,9 @@ def check_refusals():
         tex.fused_qkv_rope_forward()
     with pytest.raises(UnsupportedByEmulation, match="CommOverlapHelper"):
         tex.CommOverlapHelper()
-    with pytest.raises(UnsupportedByEmulation, match="pad_columnwise"):
-        te.distributed.pad_columnwise_scale_inv()
+    if hasattr(te.distributed, "pad_columnwise_scale_inv"):  # since 2.8
+        with pytest.raises(UnsupportedByEmulation, match="pad_columnwise"):
+            te.distributed.pad_columnwise_scale_inv()
     with pytest.raises(UnsupportedByEmulation, match="attention in FP8"):
         step(block(), delayed(fp8_dpa=True), torch.randn(32, 2, 64, dtype=BF16), None)
     assert not hasattr(tex, "__path__") and not hasattr(tex, "flash_attention")
@@ -775,9 +802,14 @@ def check_known_update_counts():
 def check_known_calibration():
     """calibrating=True sees nothing of a Linear and breaks GELU, whose product is quantised without
     a region: until 2.11 the next product fails, since then its calibration; other activations are
-    seen."""
+    seen. Until 2.7 no LayerNormMLP has a quantizer to calibrate."""
     x = torch.randn(32, 64, dtype=BF16)
     swiglu = te.LayerNormMLP(64, 64, params_dtype=BF16, activation="swiglu")
+    if installed_release() < (2, 8):
+        none = pytest.raises(AttributeError, match="no attribute 'calibrate'")
+        with none, autocast(enabled=False, calibrating=True, recipe=delayed()):
+            swiglu(x)
+        return
     for module, calibrated in ((linear(), False), (swiglu, True)):
         with autocast(enabled=False, calibrating=True, recipe=delayed()):
             module(x)

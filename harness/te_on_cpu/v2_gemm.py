@@ -8,7 +8,7 @@ output gradient), NT the weight gradient (A input, B output gradient).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,7 +19,11 @@ from te_on_cpu.v2_activation import gelu as gelu_value
 from te_on_cpu.v2_activation import gelu_slope
 from te_on_cpu.v2_fp4 import operand_of, product_scale
 from te_on_cpu.v2_quantize import fp8_block_scales, mx_scales, write
-from te_on_cpu.v2_releases import TRANSPOSES_MULTIPLY_ANYWHERE, installed_release
+from te_on_cpu.v2_releases import (
+    PRODUCTS_ARE_QUANTISED_AFTERWARDS,
+    TRANSPOSES_MULTIPLY_ANYWHERE,
+    installed_release,
+)
 from te_on_cpu.v2_scales import fp8_block_spread, mx_unit, spread
 from te_on_cpu.v2_tensors import empty, logical_shape
 from te_on_cpu.v2_types import (
@@ -266,12 +270,23 @@ def _finish(
         return _into(total, D, dtype, 1.0 if beta is None else beta)
     if beta != 0.0:
         refuse("accumulation into a quantised GEMM output")
+    written = kind(quantizer) == "delayed" and per_tensor
+    if not written and installed_release() < PRODUCTS_ARE_QUANTISED_AFTERWARDS:
+        _refuse_result(quantizer, per_tensor)
     target = empty(quantizer, total.shape, dtype) if D is None else D
-    if kind(quantizer) == "delayed" and per_tensor:
+    if written:
         _cast_sum(total, quantizer, target)
     else:
         write(total.to(dtype), quantizer, target)
     return target
+
+
+def _refuse_result(quantizer: Any, per_tensor: bool) -> NoReturn:
+    """Until 2.7 cuBLAS writes every quantised result, which it can do for FP8 operands only; by
+    current scaling it would use a scale that is left from an earlier cast."""
+    if per_tensor:
+        refuse(f"a GEMM whose result is written by a {type(quantizer).__name__} in this release")
+    raise RuntimeError("cuBLAS has no GEMM of these operands with a quantised result")
 
 
 def _into(total: Tensor, D: Any, dtype: torch.dtype, beta: float) -> Tensor:

@@ -16,6 +16,11 @@ from te_on_cpu.kernels import (
 )
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_fp4 import dequantise_fp4, write_fp4
+from te_on_cpu.v2_releases import (
+    BIAS_GRADIENTS_WITHOUT_TRANSPOSES,
+    BLOCKS_HEED_THE_FLAG,
+    installed_release,
+)
 from te_on_cpu.v2_scales import (
     FP8_BLOCK,
     current_scale,
@@ -35,6 +40,7 @@ from te_on_cpu.v2_types import (
     is_float8,
     is_mxfp8,
     is_nvfp4,
+    keeps_transposes,
     kind,
     torch_dtype,
 )
@@ -46,7 +52,7 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
 
     Real contract (``quantize`` in ``pytorch/csrc/extensions/cast.cpp``): a ``noop`` whose element
     is 1 leaves codes, scales and amax unchanged, but ``output`` still gets the buffers of the
-    quantizer's usages. An empty tensor is not written.
+    quantizer's usages; until 2.7 FP8 blocks are written. An empty tensor is not written.
     """
     if kind(quantizer) == "none":
         raise RuntimeError("quantize needs a quantizer, got None")
@@ -56,7 +62,8 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
         if output is None
         else fitted(quantizer, output)
     )
-    if noop is None or float(noop) != 1.0:
+    heeded = kind(quantizer) != "block" or installed_release() >= BLOCKS_HEED_THE_FLAG
+    if noop is None or float(noop) != 1.0 or not heeded:
         write(source, quantizer, target)
     return target
 
@@ -249,6 +256,13 @@ def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
     bias = column_sums(source.view(flat_shape(source.shape)), source.dtype)
     if quantizer is None:
         return [bias, source]
+    lacking = installed_release() < BIAS_GRADIENTS_WITHOUT_TRANSPOSES and keeps_transposes()
+    both = quantizer.rowwise_usage and quantizer.columnwise_usage
+    if lacking and kind(quantizer) == "delayed" and source.numel() and not both:
+        raise RuntimeError(
+            "this release has no kernel for a bias gradient beside a cast without a transpose on "
+            "GPU with compute capability < 10.0"
+        )
     return [bias, quantize(source, quantizer)]
 
 

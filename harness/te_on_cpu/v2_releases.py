@@ -61,6 +61,16 @@ ROTATIONS_START_ANYWHERE_BACKWARD: Release = (2, 10)
 #: Quantised tensors without autograd are called storages, and the module of quantised training
 #: ``pytorch/quantization.py``. Before, they are called bases, and that module ``pytorch/fp8.py``.
 STORAGES_ARE_CALLED_SO: Release = (2, 9)
+#: Casts to FP8 blocks leave a tensor as it is where a flag asks for that, as all others do:
+#: ``common/transpose/quantize_transpose_*_blockwise.cu``. Before, they ignore the flag.
+BLOCKS_HEED_THE_FLAG: Release = (2, 8)
+#: A quantised result that cuBLAS does not write itself is quantised from a rounded one:
+#: ``unfused_quantization_needed`` in ``pytorch/csrc/extensions/gemm.cpp``. Before, cuBLAS writes
+#: all.
+PRODUCTS_ARE_QUANTISED_AFTERWARDS: Release = (2, 8)
+#: Hopper's bias gradient beside a delayed cast without a transpose: ``with_fused_kernel`` in
+#: ``pytorch/csrc/extensions/bias.cpp``. Before, the fused kernel is called, which does not have it.
+BIAS_GRADIENTS_WITHOUT_TRANSPOSES: Release = (2, 8)
 #: There is no fused attention for at most 512 tokens any more: ``NVTE_Fused_Attn_Backend`` in
 #: ``common/include/transformer_engine/fused_attn.h``.
 NO_ATTENTION_OF_512: Release = (2, 16)
