@@ -19,11 +19,14 @@ from te_on_cpu.v2_releases import (
     BIAS_GRADIENTS_WITHOUT_TRANSPOSES,
     BLOCKS_HAVE_ONE_LAYOUT,
     BLOCKS_HEED_THE_FLAG,
+    EVERY_QUANTIZER_HAS_A_PATH,
     GATED_TRANSPOSE_IS_WRITTEN,
+    NORMS_FIND_AMAX,
     NORMS_ROUND_BEFORE_AMAX,
     NVFP4,
     PRODUCTS_ARE_QUANTISED_AFTERWARDS,
     RECIPROCALS_OF_ALL_MX_SCALES,
+    TENSORS_ARE_FITTED,
     TRANSPOSES_MULTIPLY_ANYWHERE,
     installed_release,
 )
@@ -397,14 +400,15 @@ def check_layernorm_linear(recipe, normalization):
 
 @pytest.mark.parametrize("normalization", ["layernorm", "rmsnorm"])
 def check_amax_of_norms(normalization):
-    """Since 2.10 current scaling is by the rounded output of a norm; before by what it rounds."""
+    """Current scaling is by the rounded output of a norm; from 2.7 to 2.9 by what it rounds."""
     x, weight = torch.randn(32, 64, dtype=BF16), torch.ones(64, dtype=BF16)
     quantizer = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
     biases = (weight * 0,) if normalization == "layernorm" else ()
     norm = getattr(tex, f"{normalization}_fwd")
     one = norm(x, weight, *biases, 1e-5, None, quantizer, tex.DType.kBFloat16, 0, False)[0]
     exact = norm(x, weight, *biases, 1e-5, None, None, tex.DType.kFloat32, 0, False)[0]
-    by = exact.bfloat16() if installed_release() >= NORMS_ROUND_BEFORE_AMAX else exact
+    found = NORMS_FIND_AMAX <= installed_release() < NORMS_ROUND_BEFORE_AMAX
+    by = exact if found else exact.bfloat16()
     assert exact.abs().max() != exact.bfloat16().abs().max()
     scale = torch.tensor(448.0) / by.float().abs().max()
     assert one._scale_inv.item() == scale.reciprocal().item()
@@ -683,6 +687,33 @@ def check_gated_activations_write_transposes():
         written = torch.equal(result._transpose, result._data.t())
         assert written == (installed_release() >= GATED_TRANSPOSE_IS_WRITTEN)
         assert written or (result._transpose == 0x7F).all()
+
+
+def check_buffers_of_a_tensor_that_is_quantised_into():
+    """Those of the quantizer; until 2.6 those that it has."""
+    if not KEEPS_TRANSPOSES:
+        pytest.skip("this device has no transposes")
+    quantizer = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
+    quantizer.set_usage(rowwise=True, columnwise=False)
+    made = quantizer(torch.randn(32, 64))
+    assert made._transpose is None
+    quantizer.set_usage(rowwise=True, columnwise=True)
+    quantizer.update_quantized(torch.randn(32, 64), made)
+    assert (made._transpose is not None) == (installed_release() >= TENSORS_ARE_FITTED)
+
+
+def check_activations_in_blocks():
+    """Until 2.6 they fail, and gradients by current scaling are refused."""
+    x, gradient = torch.randn(32, 256, dtype=BF16), torch.randn(32, 128, dtype=BF16)
+    blocks = Float8BlockQuantizer(tex.DType.kFloat8E4M3, rowwise=True, columnwise=True)
+    current = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
+    have = installed_release() >= EVERY_QUANTIZER_HAS_A_PATH
+    with nullcontext() if have else pytest.raises(RuntimeError, match="blockwise quantization"):
+        tex.swiglu(x, blocks)
+    with nullcontext() if have else pytest.raises(UnsupportedByEmulation, match="gradient"):
+        tex.dswiglu(gradient, x, current)
+    with nullcontext() if have else pytest.raises(RuntimeError, match="no kernel"):
+        tex.bgrad_quantize(gradient, blocks)
 
 
 def check_layouts_of_blocks():

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor
 
 from te_on_cpu.kernels import NAN_CODE, column_sums
+from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_output import rounded_or_quantised
-from te_on_cpu.v2_releases import GATED_TRANSPOSE_IS_WRITTEN, installed_release
+from te_on_cpu.v2_releases import (
+    EVERY_QUANTIZER_HAS_A_PATH,
+    GATED_TRANSPOSE_IS_WRITTEN,
+    installed_release,
+)
 from te_on_cpu.v2_types import flat_shape, kind
 
 Elementwise = Callable[[Tensor], Tensor]
@@ -80,6 +85,7 @@ def forward(activation: Activation) -> Callable[..., Any]:
     """
 
     def call(input: Tensor, quantizer: Any) -> Any:
+        _check_path(quantizer)
         return rounded_or_quantised(activation.value(input.float()), input.dtype, quantizer)
 
     return call
@@ -92,6 +98,7 @@ def backward(activation: Activation) -> Callable[..., Any]:
     """
 
     def call(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+        _check_path(quantizer, gradient=True)
         values = activation.slope(fwd_input.float()) * grad.float()
         return rounded_or_quantised(values, fwd_input.dtype, quantizer)
 
@@ -108,6 +115,7 @@ def backward_with_bias(activation: Activation) -> Callable[..., list[Any]]:
     def call(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
         if quantizer is None:
             raise RuntimeError("the fused bias gradient needs a quantizer, got None")
+        _check_path(quantizer, gradient=True)
         values = activation.slope(fwd_input.float()) * grad.float()
         summed = values.to(grad.dtype) if kind(quantizer) == "current" else values
         bias = column_sums(summed.view(flat_shape(summed.shape)), grad.dtype)
@@ -123,6 +131,7 @@ def gated_forward(activation: Activation) -> Callable[..., Any]:
     """
 
     def call(input: Tensor, quantizer: Any) -> Any:
+        _check_path(quantizer)
         acted, gate = input.float().chunk(2, -1)
         values = activation.value(acted) * gate
         return _without_transpose(rounded_or_quantised(values, input.dtype, quantizer), quantizer)
@@ -137,6 +146,7 @@ def gated_backward(activation: Activation) -> Callable[..., Any]:
     """
 
     def call(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+        _check_path(quantizer, gradient=True)
         acted, gate = fwd_input.float().chunk(2, -1)
         upstream = grad.float()
         halves = (
@@ -147,6 +157,18 @@ def gated_backward(activation: Activation) -> Callable[..., Any]:
         return _without_transpose(both, quantizer)
 
     return call
+
+
+def _check_path(quantizer: Any, *, gradient: bool = False) -> None:
+    """Until 2.6 activations cannot quantise for every quantizer. Real contract:
+    ``activation_helper`` and ``dactivation_helper`` in ``pytorch/csrc/extensions/activation.cpp``.
+    """
+    if installed_release() >= EVERY_QUANTIZER_HAS_A_PATH:
+        return
+    if kind(quantizer) == "block":
+        raise RuntimeError("Activation fusion is not supported for blockwise quantization yet.")
+    if gradient and kind(quantizer) == "current":
+        refuse("an activation's gradient with a scale that is left from an earlier cast")
 
 
 def _without_transpose(result: Any, quantizer: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from te_on_cpu import norms
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_output import rounded_or_quantised
-from te_on_cpu.v2_releases import NORMS_ROUND_BEFORE_AMAX, installed_release
+from te_on_cpu.v2_releases import NORMS_FIND_AMAX, NORMS_ROUND_BEFORE_AMAX, installed_release
 from te_on_cpu.v2_types import flat_shape, torch_dtype
 
 
@@ -98,7 +98,7 @@ def rmsnorm_bwd(
 
 
 def _finished(values: Tensor, otype: Any, quantizer: Any, ln_out: Any) -> Any:
-    before = installed_release() < NORMS_ROUND_BEFORE_AMAX
+    before = NORMS_FIND_AMAX <= installed_release() < NORMS_ROUND_BEFORE_AMAX
     dtype = torch_dtype(otype)
     return rounded_or_quantised(values, dtype, quantizer, ln_out, amax_of_unrounded=before)
 

@@ -19,6 +19,8 @@ from te_on_cpu.v2_fp4 import dequantise_fp4, write_fp4
 from te_on_cpu.v2_releases import (
     BIAS_GRADIENTS_WITHOUT_TRANSPOSES,
     BLOCKS_HEED_THE_FLAG,
+    EVERY_QUANTIZER_HAS_A_PATH,
+    TRANSPOSES_KEEP_DIMENSIONS,
     installed_release,
 )
 from te_on_cpu.v2_scales import (
@@ -110,7 +112,7 @@ def _write_float8(values: Tensor, quantizer: Any, target: Any, found: Tensor | N
         scale = _current_scale(amax, quantizer)
         codes = cast(values, scale, fmt)
     target._data.copy_(codes)
-    if target._transpose is not None:
+    if target._transpose is not None and not target._transpose_invalid:
         rows, columns = flat_shape(codes.shape)
         target._transpose.view(columns, rows).copy_(codes.view(rows, columns).t())
     target._scale_inv.copy_(scale.reciprocal())
@@ -254,11 +256,17 @@ def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
     """
     source = input.detach().contiguous()
     bias = column_sums(source.view(flat_shape(source.shape)), source.dtype)
+    fused = ("delayed", "mx")
+    if installed_release() < EVERY_QUANTIZER_HAS_A_PATH:
+        fused = ("delayed", "mx", "current")
+        if kind(quantizer) not in fused:
+            raise RuntimeError("this release has no kernel for a bias gradient beside this cast")
     if quantizer is None:
         return [bias, source]
     lacking = installed_release() < BIAS_GRADIENTS_WITHOUT_TRANSPOSES and keeps_transposes()
+    per_tensor = kind(quantizer) in fused and kind(quantizer) != "mx"
     both = quantizer.rowwise_usage and quantizer.columnwise_usage
-    if lacking and kind(quantizer) == "delayed" and source.numel() and not both:
+    if lacking and per_tensor and source.numel() and not both:
         raise RuntimeError(
             "this release has no kernel for a bias gradient beside a cast without a transpose on "
             "GPU with compute capability < 10.0"
@@ -273,7 +281,9 @@ def fp8_transpose(input: Tensor, dtype: Any, *, out: Tensor | None) -> Tensor:
     """
     rows, columns = flat_shape(input.shape)
     if out is None:
-        out = torch.empty((input.shape[-1], *input.shape[:-1]), dtype=torch.uint8)
+        kept = installed_release() >= TRANSPOSES_KEEP_DIMENSIONS
+        others = input.shape[:-1] if kept else (rows,)
+        out = torch.empty((columns, *others), dtype=torch.uint8)
     out.view(columns, rows).copy_(input.reshape(rows, columns).t())
     return out
 

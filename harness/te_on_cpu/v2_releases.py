@@ -71,6 +71,22 @@ PRODUCTS_ARE_QUANTISED_AFTERWARDS: Release = (2, 8)
 #: Hopper's bias gradient beside a delayed cast without a transpose: ``with_fused_kernel`` in
 #: ``pytorch/csrc/extensions/bias.cpp``. Before, the fused kernel is called, which does not have it.
 BIAS_GRADIENTS_WITHOUT_TRANSPOSES: Release = (2, 8)
+#: A tensor that is quantised into gets the buffers that the quantizer fills:
+#: ``convert_and_update_tensor`` in ``pytorch/csrc/quantizer.cpp``. Before, the kernels fill those
+#: that it has, but no transpose that is marked as invalid; and new tensors of per-tensor FP8 hold
+#: 1/scale before any cast, and row-wise data only if the quantizer says so, on any device.
+TENSORS_ARE_FITTED: Release = (2, 7)
+#: Norms find the amax of current scaling themselves: ``create_hp_tensor_with_amax`` in the same
+#: file. Before, a kernel finds it in their rounded output.
+NORMS_FIND_AMAX: Release = (2, 7)
+#: Activations quantise for any quantizer: ``pytorch/csrc/extensions/activation.cpp``. Before, those
+#: for FP8 blocks fail, and gradients for current scaling use a scale that is left from before;
+#: ``bgrad_quantize`` (``bias.cpp``) calls the fused kernel for any quantizer, which only
+#: per-tensor FP8 and MXFP8 have.
+EVERY_QUANTIZER_HAS_A_PATH: Release = (2, 7)
+#: A transpose keeps the dimensions of its tensor: ``pytorch/csrc/extensions/transpose.cpp``.
+#: Before, it is a matrix.
+TRANSPOSES_KEEP_DIMENSIONS: Release = (2, 7)
 #: There is no fused attention for at most 512 tokens any more: ``NVTE_Fused_Attn_Backend`` in
 #: ``common/include/transformer_engine/fused_attn.h``.
 NO_ATTENTION_OF_512: Release = (2, 16)

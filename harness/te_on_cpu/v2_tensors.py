@@ -20,6 +20,7 @@ from te_on_cpu.v2_releases import (
     SCALES_MAY_BE_SWIZZLED,
     SQUARE_SCALES_MAY_BE_SWIZZLED,
     STORAGES_KNOW_THEIR_DTYPE,
+    TENSORS_ARE_FITTED,
     TENSORS_TAKE_A_DEVICE,
     TRANSFORMED_SCALES_MAY_BE_SWIZZLED,
     installed_release,
@@ -67,7 +68,7 @@ def fitted(quantizer: Any, tensor: Any) -> Any:
     ones added.
 
     Real contract: ``convert_and_update_tensor`` in ``pytorch/csrc/quantizer.cpp``; existing buffers
-    keep their memory.
+    keep their memory. Until 2.6 the tensor stays as it is.
     """
     fits, wanted = _BY_KIND[kind(quantizer)]
     if not fits(tensor):
@@ -75,6 +76,8 @@ def fitted(quantizer: Any, tensor: Any) -> Any:
             f"{type(quantizer).__name__} cannot write into a {type(tensor).__name__}; "
             "pass the tensor class that belongs to it"
         )
+    if installed_release() < TENSORS_ARE_FITTED:
+        return tensor
     shape = logical_shape(tensor)
     for name, part in wanted(quantizer, shape).items():
         attribute = _ATTRIBUTES[name]
@@ -134,15 +137,19 @@ _ATTRIBUTES = {
 
 
 def _float8_parts(quantizer: Any, shape: torch.Size) -> dict[str, Tensor | None]:
-    one_layout = keeps_transposes()
-    with_data = quantizer.rowwise_usage or not one_layout
+    one_layout, fitted_ones = keeps_transposes(), installed_release() >= TENSORS_ARE_FITTED
+    with_data = quantizer.rowwise_usage or (fitted_ones and not one_layout)
     with_transpose = quantizer.columnwise_usage and one_layout
     if not with_data and not with_transpose:
         raise RuntimeError("the quantizer is set to fill neither row-wise nor column-wise data")
     return {
         "data": _unwritten(shape) if with_data else None,
         "data_transpose": _unwritten((shape[-1], *shape[:-1])) if with_transpose else None,
-        "fp8_scale_inv": torch.full((1,), torch.nan),
+        "fp8_scale_inv": (
+            torch.full((1,), torch.nan)
+            if fitted_ones
+            else quantizer.scale.detach().reshape(1).reciprocal()
+        ),
     }
 
 
