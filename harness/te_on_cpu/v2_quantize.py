@@ -256,7 +256,7 @@ def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
     """
     source = input.detach().contiguous()
     bias = column_sums(source.view(flat_shape(source.shape)), source.dtype)
-    fused = ("delayed", "mx")
+    fused: tuple[str, ...] = ("delayed", "mx")
     if installed_release() < EVERY_QUANTIZER_HAS_A_PATH:
         fused = ("delayed", "mx", "current")
         if kind(quantizer) not in fused:
