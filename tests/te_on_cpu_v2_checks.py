@@ -21,10 +21,12 @@ from te_on_cpu.v2_releases import (
     BLOCKS_HEED_THE_FLAG,
     EVERY_QUANTIZER_HAS_A_PATH,
     GATED_TRANSPOSE_IS_WRITTEN,
+    MX_ACTIVATIONS_ARE_ROUNDED,
     NORMS_FIND_AMAX,
     NORMS_ROUND_BEFORE_AMAX,
     NVFP4,
     PRODUCTS_ARE_QUANTISED_AFTERWARDS,
+    RECIPROCALS_ARE_BITS,
     RECIPROCALS_OF_ALL_MX_SCALES,
     TENSORS_ARE_FITTED,
     TRANSPOSES_MULTIPLY_ANYWHERE,
@@ -113,9 +115,19 @@ def check_the_smallest_and_the_largest_mx_scale():
     tensor = MXFP8Quantizer(tex.DType.kFloat8E4M3, columnwise=False)(x)
     assert tensor._rowwise_scale_inv[:32, :2].unique(dim=0).tolist() == [[0, 254]]
     # 1 and 448; before, times 1, which is too small for E4M3, and inf times 0
-    since = installed_release() >= RECIPROCALS_OF_ALL_MX_SCALES
-    codes = tensor._rowwise_data[0, ::32].tolist()
-    assert codes == ([0x38, 0x7E] if since else [0, 0x7F])
+    first = 0x38 if installed_release() >= RECIPROCALS_OF_ALL_MX_SCALES else 0
+    zero = RECIPROCALS_ARE_BITS <= installed_release() < RECIPROCALS_OF_ALL_MX_SCALES
+    assert tensor._rowwise_data[0, ::32].tolist() == [first, 0x7F if zero else 0x7E]
+
+
+def check_activations_in_mxfp8():
+    """They cast what they round; until 2.5 what they would round."""
+    x = torch.randn(32, 128, dtype=BF16)
+    with Seen() as seen:
+        tex.swiglu(x, MXFP8Quantizer(tex.DType.kFloat8E4M3))
+        tex.gelu(x, MXFP8Quantizer(tex.DType.kFloat8E4M3))
+    rounded = installed_release() >= MX_ACTIVATIONS_ARE_ROUNDED
+    assert {cast.input.dtype for cast in seen.casts} == {BF16 if rounded else torch.float32}
 
 
 @each_recipe

@@ -15,6 +15,7 @@ from te_on_cpu.v2_output import rounded_or_quantised
 from te_on_cpu.v2_releases import (
     EVERY_QUANTIZER_HAS_A_PATH,
     GATED_TRANSPOSE_IS_WRITTEN,
+    MX_ACTIVATIONS_ARE_ROUNDED,
     installed_release,
 )
 from te_on_cpu.v2_types import flat_shape, kind
@@ -86,7 +87,7 @@ def forward(activation: Activation) -> Callable[..., Any]:
 
     def call(input: Tensor, quantizer: Any) -> Any:
         _check_path(quantizer)
-        return rounded_or_quantised(activation.value(input.float()), input.dtype, quantizer)
+        return _returned(activation.value(input.float()), input.dtype, quantizer)
 
     return call
 
@@ -100,7 +101,7 @@ def backward(activation: Activation) -> Callable[..., Any]:
     def call(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
         _check_path(quantizer, gradient=True)
         values = activation.slope(fwd_input.float()) * grad.float()
-        return rounded_or_quantised(values, fwd_input.dtype, quantizer)
+        return _returned(values, fwd_input.dtype, quantizer)
 
     return call
 
@@ -119,7 +120,7 @@ def backward_with_bias(activation: Activation) -> Callable[..., list[Any]]:
         values = activation.slope(fwd_input.float()) * grad.float()
         summed = values.to(grad.dtype) if kind(quantizer) == "current" else values
         bias = column_sums(summed.view(flat_shape(summed.shape)), grad.dtype)
-        return [bias, rounded_or_quantised(values, grad.dtype, quantizer)]
+        return [bias, _returned(values, grad.dtype, quantizer)]
 
     return call
 
@@ -134,7 +135,7 @@ def gated_forward(activation: Activation) -> Callable[..., Any]:
         _check_path(quantizer)
         acted, gate = input.float().chunk(2, -1)
         values = activation.value(acted) * gate
-        return _without_transpose(rounded_or_quantised(values, input.dtype, quantizer), quantizer)
+        return _without_transpose(_returned(values, input.dtype, quantizer), quantizer)
 
     return call
 
@@ -153,10 +154,16 @@ def gated_backward(activation: Activation) -> Callable[..., Any]:
             activation.slope(acted) * upstream * gate,
             upstream * activation.value(acted),
         )
-        both = rounded_or_quantised(torch.cat(halves, -1), fwd_input.dtype, quantizer)
+        both = _returned(torch.cat(halves, -1), fwd_input.dtype, quantizer)
         return _without_transpose(both, quantizer)
 
     return call
+
+
+def _returned(values: Tensor, dtype: torch.dtype, quantizer: Any) -> Any:
+    since = installed_release() >= MX_ACTIVATIONS_ARE_ROUNDED
+    unrounded = ("delayed",) if since else ("delayed", "mx")
+    return rounded_or_quantised(values, dtype, quantizer, unrounded=unrounded)
 
 
 def _check_path(quantizer: Any, *, gradient: bool = False) -> None:

@@ -19,18 +19,20 @@ def rounded_or_quantised(
     quantizer: Any,
     output: Any = None,
     *,
+    unrounded: tuple[str, ...] = ("delayed",),
     amax_of_unrounded: bool = False,
 ) -> Any:
     """fp32 ``values`` as a tensor of ``dtype`` or quantised, in ``output``'s buffers if given.
 
+    :param unrounded: kinds of quantizers whose kernel casts ``values`` as they are.
     :param amax_of_unrounded: the kernel finds the amax of current scaling before it rounds.
 
     Real contract: only delayed scaling casts values that were never rounded to ``dtype``
     (``common/util/vectorized_pointwise.h``, ``common/normalization``); current scaling quantises
     the rounded tensor in a second kernel (``pytorch/csrc/extensions``), and MXFP8 kernels round to
-    ``dtype`` on the way (``common/cast/mxfp8``).
+    ``dtype`` on the way (``common/cast/mxfp8``), those of activations since 2.6.
     """
-    rounded = values if kind(quantizer) == "delayed" else values.to(dtype)
+    rounded = values if kind(quantizer) in unrounded else values.to(dtype)
     if quantizer is None:
         return rounded if output is None else output.detach().copy_(rounded)
     target = empty(quantizer, values.shape, dtype) if output is None else output

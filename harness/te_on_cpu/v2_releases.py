@@ -35,7 +35,7 @@ TENSORS_KEEP_THEIR_DEVICE: Release = (2, 16)
 STORAGES_KNOW_THEIR_DTYPE: Release = (2, 14)
 #: Casts to MXFP8 multiply with the reciprocal of every scale: ``exp2f_rcp`` in
 #: ``common/util/ptx.cuh``, pull request 2647. Before, they multiply with 1 for the smallest scale,
-#: byte 0, and with 0 for the largest, byte 254.
+#: byte 0, and with 0 for the largest, byte 254; until 2.5 with that power of two.
 RECIPROCALS_OF_ALL_MX_SCALES: Release = (2, 13)
 #: Quantizers say whether scales are wanted in the order of the GEMM (``optimize_for_gemm``), and
 #: tensors whether theirs are (``with_gemm_swizzled_scales``): pull request 2486,
@@ -87,6 +87,12 @@ EVERY_QUANTIZER_HAS_A_PATH: Release = (2, 7)
 #: A transpose keeps the dimensions of its tensor: ``pytorch/csrc/extensions/transpose.cpp``.
 #: Before, it is a matrix.
 TRANSPOSES_KEEP_DIMENSIONS: Release = (2, 7)
+#: The reciprocal of a scale is built from its bits (``exp2f_rcp`` in ``common/util/ptx.cuh``).
+#: Before, it is computed (``common/utils.cuh``), which the largest scale has one of, too.
+RECIPROCALS_ARE_BITS: Release = (2, 6)
+#: Activations round to their type before they cast to MXFP8 ("Numerical truncation" in
+#: ``common/util/cast_kernels.cuh`` and ``cast_gated_kernels.cuh``). Before, they do not.
+MX_ACTIVATIONS_ARE_ROUNDED: Release = (2, 6)
 #: There is no fused attention for at most 512 tokens any more: ``NVTE_Fused_Attn_Backend`` in
 #: ``common/include/transformer_engine/fused_attn.h``.
 NO_ATTENTION_OF_512: Release = (2, 16)

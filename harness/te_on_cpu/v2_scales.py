@@ -6,7 +6,11 @@ import torch
 from torch import Tensor
 
 from te_on_cpu.kernels import LARGEST, Format
-from te_on_cpu.v2_releases import RECIPROCALS_OF_ALL_MX_SCALES, installed_release
+from te_on_cpu.v2_releases import (
+    RECIPROCALS_ARE_BITS,
+    RECIPROCALS_OF_ALL_MX_SCALES,
+    installed_release,
+)
 
 MX_BLOCK, FP8_BLOCK = 32, 128
 _FLOAT_MAX = torch.finfo(torch.float32).max
@@ -62,10 +66,13 @@ def mx_bytes(amax: Tensor, fmt: Format) -> Tensor:
 def mx_factor(scale_bytes: Tensor) -> Tensor:
     """fp32 factors by which data is multiplied before the cast: 2^(127 - byte); 255 gives NaN.
 
-    Real contract: ``exp2f_rcp`` in ``common/util/ptx.cuh``; until 2.12 byte 0 gives 1, 254 gives 0.
+    Real contract: ``exp2f_rcp`` in ``common/util/ptx.cuh``; until 2.12 byte 0 gives 1; 254
+    gives 0 from 2.6 to 2.12.
     """
     if installed_release() < RECIPROCALS_OF_ALL_MX_SCALES:
         bits = (254 - scale_bytes.int()) << 23
+        if installed_release() < RECIPROCALS_ARE_BITS:
+            bits = torch.where(bits == 0, _SMALLEST, bits)
         return torch.where(scale_bytes == 0, 1.0, bits.view(torch.float32))
     return _power(254 - scale_bytes.int(), scale_bytes)
 
