@@ -32,7 +32,9 @@ from te_on_cpu import (
 )
 from te_on_cpu.v2_names import NAME, extension, refusing_module
 from te_on_cpu.v2_releases import (
+    FUSED_ATTENTION_KNOWS_OF_TRAINING,
     FUSED_ATTENTION_TELLS_WHY,
+    PARTS_ARE_SPLIT_INSIDE,
     ROTATIONS_START_ANYWHERE_BACKWARD,
     SOFTMAX_GRADIENT_HAS_ITS_MEMORY,
     STORAGES_ARE_CALLED_SO,
@@ -91,7 +93,19 @@ def functions(release: Release) -> dict[str, Callable[..., Any]]:
     found = FUNCTIONS | dict.fromkeys(both, softmax_backward)
     if release < ROTATIONS_START_ANYWHERE_BACKWARD:
         found["fused_rope_backward"] = v2_attention.fused_rope_backward_from_the_start
+    if release < PARTS_ARE_SPLIT_INSIDE:
+        del found["split_quantize"]
+        found["fused_multi_quantize"] = v2_grouped.fused_multi_quantize
     return found
+
+
+def _backend(release: Release) -> Callable[..., Any]:
+    """``get_fused_attn_backend`` of a release, whose first argument is the extension."""
+    if release >= FUSED_ATTENTION_TELLS_WHY:
+        return v2_attention.get_fused_attn_backend
+    if release >= FUSED_ATTENTION_KNOWS_OF_TRAINING:
+        return v2_attention.get_fused_attn_backend_of_arguments
+    return v2_attention.get_fused_attn_backend_without_training
 
 
 #: Constants that the extension reports. cuBLAS 12.9 is older than the library's grouped-tensor
@@ -139,12 +153,9 @@ def install_v2(version: str) -> None:
     os.environ["NVTE_TORCH_COMPILE"] = "0"
     release = release_of(version)
     sys.modules[NAME] = module = extension(functions(release), VERSIONS, release)
-    backend = (
-        v2_attention.get_fused_attn_backend
-        if release >= FUSED_ATTENTION_TELLS_WHY
-        else v2_attention.get_fused_attn_backend_of_arguments
-    )
-    module.__dict__["get_fused_attn_backend"] = functools.partial(backend, module)
+    module.__dict__["get_fused_attn_backend"] = functools.partial(_backend(release), module)
+    if release < PARTS_ARE_SPLIT_INSIDE:  # then a constant, and a function since
+        module.__dict__["_num_cublas_streams"] = VERSIONS["get_num_cublas_streams"]
     if release < TENSORS_KEEP_THEIR_DEVICE:
         cuda_names.patch_subclasses()
     sys.modules.update({name: refusing_module(name) for name in refused_modules()})

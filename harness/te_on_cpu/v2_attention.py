@@ -33,6 +33,13 @@ def get_fused_attn_backend_of_arguments(
     return _no_backend(extension, q_dtype)
 
 
+def get_fused_attn_backend_without_training(
+    extension: ModuleType, q_dtype: Any, kv_dtype: Any, *_rest: Any
+) -> Any:
+    """The same that is not told whether attention is trained, as it is until 2.4."""
+    return _no_backend(extension, q_dtype)
+
+
 def _no_backend(extension: ModuleType, dtype: Any) -> Any:
     if int(dtype) in _FP8_DTYPES:
         refuse("attention in FP8", "leave fp8_dpa and fp8_mha of the recipe off")

@@ -37,6 +37,19 @@ def split_quantize(
     return parts
 
 
+def fused_multi_quantize(
+    input_list: list[Tensor], output_list: list[Any] | None, quantizer_list: list[Any], otype: Any
+) -> list[Any]:
+    """Each tensor quantised by its own quantizer, as it is until 2.4.
+
+    Real contract: ``pytorch/csrc/extensions/transpose.cpp`` of 2.4. Raises UnsupportedByEmulation
+    for outputs that exist.
+    """
+    if output_list is not None:
+        refuse("several quantisations into tensors that exist")
+    return [quantize(one, by) for one, by in zip(input_list, quantizer_list, strict=True)]
+
+
 def te_general_grouped_gemm(
     A: list[Any],
     transA: bool,

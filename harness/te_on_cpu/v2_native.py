@@ -87,6 +87,13 @@ def _split_quantize(
         yield from _casts(part, quantizer, one)
 
 
+def _fused_multi_quantize(
+    made: list[Any], input_list: list[Tensor], _: Any, quantizer_list: list[Any], __: Any
+) -> Iterator[Seen]:
+    for part, quantizer, one in zip(input_list, quantizer_list, made, strict=True):
+        yield from _casts(part, quantizer, one)
+
+
 def _casts(values: Tensor, quantizer: Any, made: Any) -> Iterator[Cast]:
     if not is_float8(made) or not values.numel():
         return
@@ -179,6 +186,7 @@ _AFTER: dict[str, Callable[..., Iterator[Seen]]] = {
     "quantize": _quantize,
     "bgrad_quantize": _bgrad_quantize,
     "split_quantize": _split_quantize,
+    "fused_multi_quantize": _fused_multi_quantize,
     "generic_gemm": _generic_gemm,
     "te_general_grouped_gemm": _grouped_gemm,
 }

@@ -93,6 +93,14 @@ RECIPROCALS_ARE_BITS: Release = (2, 6)
 #: Activations round to their type before they cast to MXFP8 ("Numerical truncation" in
 #: ``common/util/cast_kernels.cuh`` and ``cast_gated_kernels.cuh``). Before, they do not.
 MX_ACTIVATIONS_ARE_ROUNDED: Release = (2, 6)
+#: ``get_fused_attn_backend`` is told first whether attention is trained.
+FUSED_ATTENTION_KNOWS_OF_TRAINING: Release = (2, 5)
+#: One call splits a tensor and quantises the parts (``split_quantize`` in
+#: ``pytorch/csrc/extensions/cast.cpp``). Before, it gets the parts (``fused_multi_quantize`` in
+#: ``transpose.cpp``).
+PARTS_ARE_SPLIT_INSIDE: Release = (2, 5)
+#: Tensors of FP8 blocks may be laid out for an all-gather, and are told so (``data_format``).
+BLOCKS_MAY_BE_COMPACT: Release = (2, 5)
 #: There is no fused attention for at most 512 tokens any more: ``NVTE_Fused_Attn_Backend`` in
 #: ``common/include/transformer_engine/fused_attn.h``.
 NO_ATTENTION_OF_512: Release = (2, 16)

@@ -17,6 +17,7 @@ from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_fp4 import BLOCK as FP4_BLOCK
 from te_on_cpu.v2_releases import (
     BLOCKS_HAVE_ONE_LAYOUT,
+    BLOCKS_MAY_BE_COMPACT,
     SCALES_MAY_BE_SWIZZLED,
     SQUARE_SCALES_MAY_BE_SWIZZLED,
     STORAGES_KNOW_THEIR_DTYPE,
@@ -230,7 +231,7 @@ def _layout(quantizer: Any, shape: torch.Size) -> dict[str, bool]:
 
 def _block_layout(quantizer: Any) -> dict[str, Any]:
     """What a tensor of FP8 blocks of older releases is told about its layout."""
-    if installed_release() >= BLOCKS_HAVE_ONE_LAYOUT:
+    if not BLOCKS_MAY_BE_COMPACT <= installed_release() < BLOCKS_HAVE_ONE_LAYOUT:
         return {}
     if quantizer.all_gather_usage:
         refuse("FP8 blocks laid out for an all-gather", "run on one rank")

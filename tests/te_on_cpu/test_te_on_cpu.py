@@ -33,6 +33,7 @@ RUNS: dict[tuple[str, str], tuple[Run, list[pytest.MarkDecorator]]] = {
     ("1.11.0", ""): (V1, [pytest.mark.heavy]),
     ("1.12.0", ""): (V1, [pytest.mark.heavy]),
     ("1.13.0", ""): (V1, [pytest.mark.heavy]),
+    ("2.4.0", "[10, 0]"): (v2(), [pytest.mark.heavy]),
     ("2.5.0", "[9, 0]"): (v2(), [pytest.mark.heavy]),
     ("2.6.0.post1", "[10, 0]"): (v2(), [pytest.mark.heavy]),
     ("2.7.0", "[9, 0]"): (v2(), [pytest.mark.heavy]),
@@ -113,9 +114,9 @@ def test_check(run: tuple[str, str], name: str, folder: Path) -> None:
         *(
             pytest.param(version, marks=pytest.mark.heavy)
             for version in (
-                *("1.12.0", "1.13.0", "2.5.0", "2.6.0.post1", "2.7.0", "2.8.0", "2.9.0"),
-                *("2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0", "2.16.1"),
-                *("2.17.1", "2.19.0", "2.20.2"),
+                *("1.12.0", "1.13.0", "2.4.0", "2.5.0", "2.6.0.post1", "2.7.0", "2.8.0"),
+                *("2.9.0", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"),
+                *("2.16.1", "2.17.1", "2.19.0", "2.20.2"),
             )
         ),
     ],
