@@ -65,7 +65,8 @@ history: $(READY)
 	$(BIN)/python benchmarks/history.py torchtitan 0.1.0 0.2.2 0.3.0 --write $(ARGS)
 	$(BIN)/python benchmarks/history.py torch 2.11.0 2.12.1 2.14.1 --write $(ARGS)
 	$(BIN)/python benchmarks/history.py transformer_engine 1.9.0.post1 1.10.0 1.11.0 1.12.0 \
-		1.13.0 2.10.0 2.11.0 2.12.0 2.13.0 2.14.1 2.16.1 2.18.0 2.19.0 2.20.2 --write $(ARGS)
+		1.13.0 2.4.0 2.5.0 2.6.0.post1 2.7.0 2.8.0 2.9.0 2.10.0 2.11.0 2.12.0 2.13.0 2.14.1 \
+		2.16.1 2.18.0 2.19.0 2.20.2 --write $(ARGS)
 
 # what explain says of findings whose cause is known: docs/explained.md; about an hour
 explained: $(READY)

@@ -43,10 +43,11 @@ def forward_scales_doubled() -> Iterator[None]:
 
 
 def beside(named: str) -> Plantable:
-    """What a row names as its failure: an error where the library raises that by itself."""
+    """What a row names as its failure: an error where the library raises that by itself, or
+    "always"."""
     if named == "forward scales doubled":
         return forward_scales_doubled
-    return failure(named, always=False)
+    return failure(named.removeprefix("always "), always=named.startswith("always "))
 
 
 def told(entry: str, how: str, found: Judgement) -> None:

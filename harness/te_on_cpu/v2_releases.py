@@ -4,7 +4,7 @@ Read from TransformerEngine's repository, file by file, between the tags of the 
 (of 2.19, which has none there, at the commit that began 2.20). What a release's Python shows of
 itself, as an attribute that a quantizer has or lacks, is looked up where it is used.
 
-The kernels of casts, updates, norms, activations and products of 2.9 have the contract of
+The kernels of casts, updates, norms, activations and products of 2.4 have the contract of
 today's, but for what is below: what else changed in ``common/cast`` (until 2.9 in ``common/util``),
 ``common/recipe``, ``common/transpose``, ``common/normalization``, ``common/activation`` and
 ``common/gemm`` since is speed, new functions, grouped tensors, or what the emulation refuses.

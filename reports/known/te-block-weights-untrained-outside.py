@@ -1,4 +1,4 @@
-"""2.10 to 2.17: parameters in FP8 blocks, and the bias beside them, get no gradient from a forward outside autocast."""
+"""2.4 to 2.17: parameters in FP8 blocks, and the bias beside them, get no gradient from a forward outside autocast."""
 import os, sys
 os.environ["OMP_NUM_THREADS"] = "1"
 def cannot(kind, error, trace):

@@ -12,7 +12,10 @@ if not torch.cuda.is_available():  # elsewhere TransformerEngine's own extension
     enter()
 import transformer_engine.pytorch as te
 from transformer_engine.common.recipe import DelayedScaling
-from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+try:
+    from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+except ModuleNotFoundError:
+    from transformer_engine.pytorch.fp8 import FP8GlobalStateManager  # until 2.8
 
 def autocast(recipe, enabled=True):
     if hasattr(te, "autocast"):
