@@ -11,18 +11,20 @@ if not torch.cuda.is_available():  # elsewhere TransformerEngine's own extension
     from te_on_cpu.environment import enter
     enter()
 import transformer_engine.pytorch as te
-import transformer_engine_torch as tex
+from transformer_engine.pytorch.constants import TE_DType
+from transformer_engine.pytorch.module._common import apply_normalization
 from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer
 
 torch.manual_seed(0)
-quantizer, bad = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cuda")), 0
+BF16 = TE_DType[torch.bfloat16]
+quantizer, bad = Float8CurrentScalingQuantizer(type(BF16).kFloat8E4M3, torch.device("cuda")), 0
 x = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
 ones = torch.ones(256, device="cuda", dtype=torch.bfloat16)
-for name, norm, parameters in (("LayerNorm", tex.layernorm_fwd, (ones, ones * 0)), ("RMSNorm", tex.rmsnorm_fwd, (ones,))):
-    def run(quantizer):
-        return norm(x, *parameters, 1e-5, None, quantizer, tex.DType.kBFloat16, 0, False)[0]
-    plain = run(None)
-    fused, apart = run(quantizer)._scale_inv.item(), quantizer(plain)._scale_inv.item()
+for name, bias in (("LayerNorm", ones * 0), ("RMSNorm", None)):
+    def norm(by):
+        return apply_normalization(x, None, ones, bias, 1e-5, by, BF16, name, 0, False)[0]
+    plain = norm(None)
+    fused, apart = norm(quantizer)._scale_inv.item(), quantizer(plain)._scale_inv.item()
     largest = plain.float().abs().max().item()
     print(f"{name}, whose largest output in bf16 is {largest}: 1/scale is {fused:.7g} from the norm, {apart:.7g} from the output")
     bad += fused != apart
