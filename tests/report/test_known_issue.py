@@ -287,7 +287,7 @@ def test_a_reproduction_shows_what_it_says(one: Entry, scripts: RunScript, tmp_p
     if stands(one, one.devices[0]) != "named":
         pytest.skip("it names other versions")
     if about_gcc(one) and not miscompiles():
-        pytest.skip("another compiler than those it is about")
+        pytest.skip("another compiler, or CPU, than those it is about")
     fresh = compiles(one)  # by the compiler that the entry is about
     result = alone(one.reproduction, one, tmp_path) if fresh else scripts(one.reproduction)
     assert result.code == 0 and shown(one.issue, result.output), result.output
