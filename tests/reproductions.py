@@ -71,7 +71,7 @@ def tuned_for_generic(folder: Path) -> Path:
 
 
 def miscompiles() -> bool:
-    """Is the compiler that is here one of those that make wrong code, on a CPU for which it does?"""
+    """Is the compiler here one of those that make wrong code, on a CPU for which they do?"""
     cpu = Path("/proc/cpuinfo")
     if not (cpu.is_file() and "GenuineIntel" in cpu.read_text()):
         return False

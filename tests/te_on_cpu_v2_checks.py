@@ -16,6 +16,7 @@ from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from te_on_cpu.refusal import UnsupportedByEmulation
 from te_on_cpu.v2_fp4 import hadamard, packed
 from te_on_cpu.v2_releases import (
+    ACTIVATIONS_FIND_AMAX,
     BIAS_GRADIENTS_WITHOUT_TRANSPOSES,
     BLOCKS_HAVE_ONE_LAYOUT,
     BLOCKS_HEED_THE_FLAG,
@@ -422,6 +423,24 @@ def check_amax_of_norms(normalization):
     exact = norm(x, weight, *biases, 1e-5, None, None, tex.DType.kFloat32, 0, False)[0]
     found = NORMS_FIND_AMAX <= installed_release() < NORMS_ROUND_BEFORE_AMAX
     by = exact if found else exact.bfloat16()
+    assert exact.abs().max() != exact.bfloat16().abs().max()
+    scale = torch.tensor(448.0) / by.float().abs().max()
+    assert one._scale_inv.item() == scale.reciprocal().item()
+    codes = encode((exact.bfloat16().float() * scale).double().numpy(), E4M3FN)
+    assert (one._data.numpy() == codes).all()
+
+
+@pytest.mark.parametrize("name", ["gelu", "swiglu", "dgelu"])
+def check_the_amax_of_an_activation(name):
+    """From 2.7 on that of its fp32 values, whose rounded ones are cast."""
+    if name == "dgelu" and installed_release() < EVERY_QUANTIZER_HAS_A_PATH:
+        pytest.skip("refused there")
+    quantizer = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
+    function, x = getattr(tex, name), torch.randn(64, 64, dtype=BF16)
+    inputs = [torch.randn(64, 64, dtype=BF16), x] if name == "dgelu" else [x]
+    exact = function(*(one.float() for one in inputs), None)
+    one = function(*inputs, quantizer)
+    by = exact if installed_release() >= ACTIVATIONS_FIND_AMAX else exact.bfloat16()
     assert exact.abs().max() != exact.bfloat16().abs().max()
     scale = torch.tensor(448.0) / by.float().abs().max()
     assert one._scale_inv.item() == scale.reciprocal().item()

@@ -13,6 +13,7 @@ from te_on_cpu.kernels import NAN_CODE, column_sums
 from te_on_cpu.refusal import refuse
 from te_on_cpu.v2_output import rounded_or_quantised
 from te_on_cpu.v2_releases import (
+    ACTIVATIONS_FIND_AMAX,
     EVERY_QUANTIZER_HAS_A_PATH,
     GATED_TRANSPOSE_IS_WRITTEN,
     MX_ACTIVATIONS_ARE_ROUNDED,
@@ -163,7 +164,10 @@ def gated_backward(activation: Activation) -> Callable[..., Any]:
 def _returned(values: Tensor, dtype: torch.dtype, quantizer: Any) -> Any:
     since = installed_release() >= MX_ACTIVATIONS_ARE_ROUNDED
     unrounded = ("delayed",) if since else ("delayed", "mx")
-    return rounded_or_quantised(values, dtype, quantizer, unrounded=unrounded)
+    before = installed_release() >= ACTIVATIONS_FIND_AMAX
+    return rounded_or_quantised(
+        values, dtype, quantizer, unrounded=unrounded, amax_of_unrounded=before
+    )
 
 
 def _check_path(quantizer: Any, *, gradient: bool = False) -> None:

@@ -147,12 +147,13 @@ def factors(scales: Tensor, amax: Tensor) -> Tensor:
     return (1.0 / (decoded * encode_scale(amax).reciprocal())).clamp(max=_FLOAT_MAX)
 
 
-def write_fp4(values: Tensor, quantizer: Any, target: Any) -> None:
+def write_fp4(values: Tensor, quantizer: Any, target: Any, found: Tensor | None) -> None:
     """Write codes, scales and largest magnitudes of both directions.
 
     Real contract (``NVFP4Quantizer::quantize_impl`` in ``pytorch/csrc/quantizer.cpp``): with the
     Hadamard transform, which is of bf16 alone, the column-wise direction is that of the transformed
-    transposed matrix and has the largest magnitude of this. Without it both have one.
+    transposed matrix and has the largest magnitude of this. Without it both have one, which an
+    earlier kernel may have ``found``.
     What is rounded stochastically are codes, never scales, by other random numbers in each
     direction.
     A cast is reported for each direction, as it lies in the matrix, which is not transformed there.
@@ -163,7 +164,7 @@ def write_fp4(values: Tensor, quantizer: Any, target: Any) -> None:
         data, padded, amax = parts_of(target, side)
         if data is None:
             continue
-        largest = magnitude(lines).amax().reshape(1)
+        largest = magnitude(lines).amax().reshape(1) if found is None else found
         scales = block_scales(lines, largest, square=quantizer.with_2d_quantization)
         scaled = lines.float() * factors(scales, largest).repeat_interleave(BLOCK, 1)
         codes = codes_by_chance(scaled) if quantizer.stochastic_rounding else codes_of(scaled)

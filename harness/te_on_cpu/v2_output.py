@@ -25,7 +25,8 @@ def rounded_or_quantised(
     """fp32 ``values`` as a tensor of ``dtype`` or quantised, in ``output``'s buffers if given.
 
     :param unrounded: kinds of quantizers whose kernel casts ``values`` as they are.
-    :param amax_of_unrounded: the kernel finds the amax of current scaling before it rounds.
+    :param amax_of_unrounded: the kernel finds the amax of current scaling, and of NVFP4 without the
+        Hadamard transform, before it rounds.
 
     Real contract: only delayed scaling casts values that were never rounded to ``dtype``
     (``common/util/vectorized_pointwise.h``, ``common/normalization``); current scaling quantises
@@ -36,6 +37,12 @@ def rounded_or_quantised(
     if quantizer is None:
         return rounded if output is None else output.detach().copy_(rounded)
     target = empty(quantizer, values.shape, dtype) if output is None else output
-    before = amax_of_unrounded and kind(quantizer) == "current" and values.numel()
-    write(rounded, quantizer, target, largest(values) if before else None)
+    found = amax_of_unrounded and _takes_amax(quantizer) and values.numel()
+    write(rounded, quantizer, target, largest(values) if found else None)
     return target
+
+
+def _takes_amax(quantizer: Any) -> bool:
+    """Does it quantise with a largest magnitude that an earlier kernel found?"""
+    by_tensor = kind(quantizer) == "fp4" and not quantizer.with_rht
+    return by_tensor or kind(quantizer) == "current"

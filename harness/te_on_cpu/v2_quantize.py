@@ -75,8 +75,8 @@ def write(values: Tensor, quantizer: Any, target: Any, amax: Tensor | None = Non
     ``target`` has.
 
     Fused kernels pass fp32 values that were never rounded to the tensor's own dtype.
-    :param amax: of current scaling, the largest magnitude that an earlier kernel found; by default
-        that of ``values``.
+    :param amax: of current scaling and NVFP4, the largest magnitude that an earlier kernel found;
+        by default that of ``values``.
     """
     if values.numel() == 0:
         return
@@ -86,7 +86,7 @@ def write(values: Tensor, quantizer: Any, target: Any, amax: Tensor | None = Non
         case "block":
             _write_blockwise(values, quantizer, target)
         case "fp4":
-            write_fp4(values, quantizer, target)
+            write_fp4(values, quantizer, target, amax)
         case _:
             _write_float8(values, quantizer, target, amax)
 

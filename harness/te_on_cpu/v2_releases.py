@@ -79,6 +79,10 @@ TENSORS_ARE_FITTED: Release = (2, 7)
 #: Norms find the amax of current scaling themselves: ``create_hp_tensor_with_amax`` in the same
 #: file. Before, a kernel finds it in their rounded output.
 NORMS_FIND_AMAX: Release = (2, 7)
+#: So do activations and their gradients: pull request 2004. They take it from their fp32 values to
+#: this day (``unary_kernel``, ``unary_grad_kernel`` and those of gated activations in
+#: ``common/util/vectorized_pointwise.h``).
+ACTIVATIONS_FIND_AMAX: Release = (2, 7)
 #: Activations quantise for any quantizer: ``pytorch/csrc/extensions/activation.cpp``. Before, those
 #: for FP8 blocks fail, and gradients for current scaling use a scale that is left from before;
 #: ``bgrad_quantize`` (``bias.cpp``) calls the fused kernel for any quantizer, which only

@@ -38,6 +38,8 @@ from narrowfuzz.trace.verdict import Verdict
 
 #: Deviations that the rules take into account, besides those of the quantiser's reference.
 LAYER_DEVIATIONS = {
+    "amax_before_rounding": "a scale is by the largest magnitude that a tensor had before it was"
+    " rounded to its dtype",
     "autocast_ignored": "under autocast the layer returns the type of its input",
     "bias_ignored": "the layer returns its output without the bias",
     "bias_gradient_of_codes": "the bias' gradient is the sum of output gradients that were cast",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from narrowfuzz.numerics.delayed import FMAX
+from narrowfuzz.numerics.formats import FORMATS, Format
 from narrowfuzz.numerics.scales import current_scale
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import address_of
@@ -21,16 +22,21 @@ def check_casts(evidence: Evidence) -> Iterator[Verdict]:
     """O2: codes are the saturating cast of the tensor times its scale, or one of the two neighbours
     where the recipe rounds gradients stochastically, and then by no rule; a scale that is not kept
     as state is computed from its own tensor or block."""
+    entry = evidence.deviations.get("amax_before_rounding", "")
     for arm, trace in evidence.in_one_process.items():
         found = plain("O2", arm, "operand", "not_applicable")
         for event, cast in ((m.event, c) for m in trace.moments for c in m.casts):
-            wrong = _wrong(evidence.own_layers.kind, cast)
+            wrong = _wrong_scale(evidence.own_layers.kind, cast)
+            if wrong is not None and entry and _before_rounding(cast, FORMATS[evidence.spec.dtype]):
+                found, wrong = found.known(entry), None
+            wrong = wrong or cast.wrong
             if wrong is not None:
                 symptom, at, actual, expect = _described(evidence.own_layers.kind, cast, wrong)
                 place = address_of(at, event, cast.at)
                 found = diverged("O2", arm, "operand", symptom, place, actual, expect)
                 break
-            found = plain("O2", arm, "operand", "ok")
+            if found.status != "known":
+                found = plain("O2", arm, "operand", "ok")
         yield found
 
 
@@ -50,11 +56,20 @@ def _described(
     return f"{cast.format} {part}", at, number(wrong.got), expect
 
 
-def _wrong(kind: str, cast: CastSeen) -> Wrong | OneWay | None:
-    """The first code or scale of a cast that differs from the expected cast, or the rule
-    by which all of it is rounded; None if nothing is wrong."""
+def _wrong_scale(kind: str, cast: CastSeen) -> Wrong | OneWay | None:
+    """The scale of a tensor that is not computed from the tensor; None if nothing is wrong."""
     if kind == "current" and cast.scale is not None:
         right = current_scale(np.asarray(cast.amax), float(FMAX[cast.format]))
         if cast.scale != right:
             return Wrong("scale", (), float(cast.scale), float(right))
-    return cast.wrong
+    return None
+
+
+def _before_rounding(cast: CastSeen, dtype: Format) -> bool:
+    """Is the scale that of a largest magnitude which rounds to the tensor's?"""
+    assert cast.scale is not None
+    least = 2.0 ** (dtype.emin - dtype.mantissa_bits)
+    step = max(2.0 ** (23 - dtype.mantissa_bits) * float(np.spacing(cast.amax)), least)
+    ends = (cast.amax + np.float32(step / 2), cast.amax - np.float32(step / 2))
+    low, high = (current_scale(np.asarray(end), float(FMAX[cast.format])) for end in ends)
+    return bool(low <= cast.scale <= high)
