@@ -54,7 +54,10 @@ def broken(found: Any) -> set[str]:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("sharding", [FSDP, DDP], ids=["fsdp", "ddp"])
-@pytest.mark.parametrize("name", ["bilinear", "causal_mask", "token_types", "batch_norm"])
+@pytest.mark.parametrize(
+    "name",
+    ["bilinear", "causal_mask", "token_types", "batch_norm", "masked_weight", "read_twice"],
+)
 def test_a_page_is_silent_on_ranks(name: str, sharding: Fields) -> None:
     """bilinear's second argument is drawn anew whenever it is built, by the generator that all
     threads share; token_types takes ids, whose embedding other functions read."""

@@ -14,8 +14,10 @@ from torch import nn
 from narrowfuzz.arms.census import converted_by
 from narrowfuzz.arms.jobs import job_of
 from narrowfuzz.arms.model_names import layer_names, parameter_shapes, ties
+from narrowfuzz.arms.unit_inputs import add_up_by_unit
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.layout import layout_of
+from narrowfuzz.case.layout.mesh import MESH
 from narrowfuzz.case.sharding import UNSHARDED, Sharding
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
@@ -101,7 +103,12 @@ def reference_model(spec: Spec, recipe: Recipe, device: str) -> nn.Module:
     # a recipe may convert experts otherwise where ranks share them
     alone = msgspec.structs.replace(single_process_spec(spec), sharding=Sharding(experts=experts))
     model = made(alone, recipe, device)
-    return ExpertParallelReference(model, experts, parts) if experts else model
+    if experts:
+        return ExpertParallelReference(model, experts, parts)
+    if layout_of(spec) is MESH and spec.sharding.data and not spec.sharding.ddp:
+        # a package's own model lays itself out
+        return model if hasattr(model, "shard") else add_up_by_unit(model, laid_out(spec).units)
+    return model
 
 
 def linear_specs_on_ranks(spec: Spec) -> tuple[Spec, ...]:

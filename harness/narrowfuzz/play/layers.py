@@ -130,7 +130,7 @@ class LayerWatch:
         """Watch these modules from now on, and no others."""
         self._hooks.close()
         for name, module in layers.items():
-            linear = hasattr(module, "weight") and not self.everything
+            linear = _has_weight(module) and not self.everything
             (self._attach if linear else self.watch_any)(name, module, self._hooks)
 
     def _begun(self, name: str) -> Call:
@@ -228,8 +228,10 @@ class LayerWatch:
         stack.callback(begins.remove)
         stack.callback(module.register_forward_pre_hook(weigh).remove)
         stack.callback(module.register_forward_hook(after, prepend=not self.outside).remove)
+        # a parametrized module computes its weight anew in each call, and cannot outside on ranks
+        own = dict(module.named_parameters(recurse=False))
         for role in ("weight", "bias"):
-            parameter = getattr(module, role, None)
+            parameter = own.get(role)
             if parameter is not None and parameter.requires_grad:
                 stack.callback(parameter.register_hook(self._grad_of(name, role)).remove)
 
@@ -249,6 +251,11 @@ class LayerWatch:
                     call.outputs[f"grad_{role}"] = self.own(grad).detach().clone()
 
         return note
+
+
+def _has_weight(module: nn.Module) -> bool:
+    # the class of a parametrized module computes it when it is read
+    return hasattr(type(module), "weight") or hasattr(module, "weight")
 
 
 def _forbids_writing(t: torch.Tensor) -> bool:

@@ -111,7 +111,8 @@ class Ended:
         if found := self.accepted.counting(self.store.findings()):
             more = f"; and {len(found) - 1} more below" if len(found) > 1 else ""
             head = f"Found {plural(len(found), 'problem')} in {subject} ({_severities(found)})"
-            return f"{head}: {found[0].sentence}{more}"
+            rest = f". {self.compared()}" if self.share.met else ""
+            return f"{head}: {found[0].sentence}{more}{rest}"
         if not counts["cases"]:
             more = "" if self.counted else ". Give it more --minutes"
             more = f": {_BROKEN}" if self.tally.broken else more
@@ -124,7 +125,8 @@ class Ended:
             which = f"{fails} with {_listed(recipes)}" if recipes else fails
             return f"{subject} does not {which}: {'; '.join(self.lacking)}"
         if self.lacking:
-            return f"No problems found in {subject} so far, but {'; '.join(self.lacking)}"
+            more = f". {self.compared()}" if self.share.met else ""
+            return f"No problems found in {subject} so far, but {'; '.join(self.lacking)}{more}"
         if self.store.findings():
             return f"No problems found in {subject} but those that are accepted. {self.compared()}"
         if hits := hits_of(counts):
@@ -270,9 +272,10 @@ class Ended:
             text += f"; {self.first_ran} of {plural(self.first, 'first case')} ran"
             if self.tally.counts["first stopped"] and (errors := self._errors()):
                 text += f", others did not: {errors[0]}"
-        if self.tally.counts["cases"]:
+        if met:
             return text
-        return f"Nothing was judged: this run has no result. {text}"
+        whys = [*self._never_judged()] if self.tally.counts["cases"] else []
+        return "; ".join([f"Nothing was judged: this run has no result. {text}", *whys])
 
 
 def hits_of(counts: Mapping[Any, int]) -> dict[str, int]:
