@@ -45,6 +45,7 @@ def digests(results: Iterator[tuple[str, torch.Tensor]]) -> dict[str, str]:
     return found
 
 
+@pytest.mark.heavy
 def check_operations_have_the_bits_of_a_gpu() -> None:
     found = digests(triton_operations.results())
     assert found == RECORDED["operations"]

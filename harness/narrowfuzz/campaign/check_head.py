@@ -43,6 +43,8 @@ _COMPILES = {"aot_eager": (3.0, 0.6), "inductor": (10.0, 3.0)}
 _SHARE = 0.6
 #: How many buffers or parameters a note names.
 _NAMED = 6
+#: A number of tokens that every recipe takes.
+_PLAIN_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -208,11 +210,15 @@ def _refusal(
     it out; "" if it refuses nothing that it converts."""
     device = torch_name(one.options.device or "cpu")
     refused: dict[str, str] = {}
+    of_rows: set[str] = set()
     for product in one.model.products:
         sizes = {"m": product.rows, "batch": 0, "k": product.k, "n": product.n}
-        why = recipe.refusal(msgspec.structs.replace(spec, **sizes), device)
+        own = msgspec.structs.replace(spec, **sizes)
+        why = recipe.refusal(own, device)
         if why and named(product.layer, one.only):
             refused.setdefault(product.layer, why)
+            if not recipe.refusal(msgspec.structs.replace(own, m=_PLAIN_TOKENS), device):
+                of_rows.add(product.layer.removeprefix("model."))
     modules = linears() if refused else {}
     chosen = [name for name in modules if named(name, one.only)]
     converted = {name for name in chosen if recipe.convertible(modules[name], name, spec)}
@@ -226,9 +232,19 @@ def _refusal(
     return (
         f"refuses {len(refused)} of {plural(len(converted), 'linear')} that it converts: "
         f"{few([f'{name} ({why})' for name, why in refused.items()], _NAMED)}"
+        + f"; with {_PLAIN_TOKENS} tokens in the example it takes {_all_or(of_rows, refused)}"
+        * bool(of_rows & refused.keys())
         + f"; {filters} leaves {'it' if len(refused) == 1 else 'them'} as built"
         * (len(refused) < len(converted))
     )
+
+
+def _all_or(some: Collection[str], every: Collection[str]) -> str:
+    """Words for those of ``every`` that are among ``some``."""
+    both = [name for name in every if name in some]
+    if len(both) < len(every):
+        return few(both, _NAMED)
+    return "it" if len(every) == 1 else "them"
 
 
 def _not_quantised(one: Configuration, specs: Sequence[Spec]) -> Iterator[str]:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -279,7 +279,7 @@ def unmet(predicate: Predicate, context: Context) -> list[str]:
     return min(
         (
             [
-                f"{name} is {_OF_CASE[name](laid_out)}, not {wanted}"
+                f"{name} is {_in_words(_OF_CASE[name](laid_out), ', ')}, not {_in_words(wanted)}"
                 for name, wanted in wanted_of_case.items()
                 if not _meets(_OF_CASE[name](laid_out), wanted)
             ]
@@ -287,6 +287,13 @@ def unmet(predicate: Predicate, context: Context) -> list[str]:
         ),
         key=len,
     )
+
+
+def _in_words(value: Any, between: str = " or ") -> str:
+    """A fact's value, or what a predicate wants of it."""
+    if isinstance(value, list | tuple | frozenset):
+        return between.join(sorted(map(str, value))) or "none"
+    return str(value)
 
 
 def _layouts(context: Context) -> Iterator[Context]:
