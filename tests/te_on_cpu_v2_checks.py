@@ -1,49 +1,25 @@
-"""Checks of TransformerEngine 2.x on the emulated extension, for pytest in a process of its own."""
+"""Checks of the modules of TransformerEngine 2.x on the emulated extension, for pytest in a process
+of its own."""
 
 from __future__ import annotations
 
 import functools
-import io
-import math
-from contextlib import nullcontext
 
 import pytest
 import torch
 import transformer_engine.pytorch as te
 import transformer_engine_torch as tex
-from narrowfuzz.numerics import scales as rules
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from te_on_cpu.refusal import UnsupportedByEmulation
 from te_on_cpu.v2_fp4 import hadamard, packed
 from te_on_cpu.v2_releases import (
-    ACTIVATIONS_FIND_AMAX,
-    BIAS_GRADIENTS_WITHOUT_TRANSPOSES,
-    BLOCKS_HAVE_ONE_LAYOUT,
-    BLOCKS_HEED_THE_FLAG,
-    BLOCKS_MAY_BE_COMPACT,
-    EVERY_QUANTIZER_HAS_A_PATH,
-    GATED_TRANSPOSE_IS_WRITTEN,
-    MX_ACTIVATIONS_ARE_ROUNDED,
-    NORMS_FIND_AMAX,
-    NORMS_ROUND_BEFORE_AMAX,
     NVFP4,
     PRODUCTS_ARE_QUANTISED_AFTERWARDS,
-    RECIPROCALS_ARE_BITS,
-    RECIPROCALS_OF_ALL_MX_SCALES,
-    TENSORS_ARE_FITTED,
-    TRANSPOSES_MULTIPLY_ANYWHERE,
     installed_release,
 )
-from te_on_cpu_v2_older import Manager, autocast, multiply, quantized_model_init
+from te_on_cpu_v2_older import Manager, autocast, quantized_model_init
 from te_on_cpu_v2_reference import Seen, close, of_fp4, reference, spread
-from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from transformer_engine.common import recipe as recipes
-from transformer_engine.pytorch.tensor.float8_blockwise_tensor import Float8BlockQuantizer
-from transformer_engine.pytorch.tensor.float8_tensor import (
-    Float8CurrentScalingQuantizer,
-    Float8Quantizer,
-)
-from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
 
 BF16 = torch.bfloat16
 KEEPS_TRANSPOSES = torch.cuda.get_device_capability() == (9, 0)
@@ -111,27 +87,6 @@ def assert_gemms(seen, biases=()):
         close(gemm.result, reference(gemm, bias), gemm)
 
 
-def check_the_smallest_and_the_largest_mx_scale():
-    x = torch.full((32, 64), 2.0**-127)
-    x[:, 32:] = torch.inf
-    tensor = MXFP8Quantizer(tex.DType.kFloat8E4M3, columnwise=False)(x)
-    assert tensor._rowwise_scale_inv[:32, :2].unique(dim=0).tolist() == [[0, 254]]
-    # 1 and 448; before, times 1, which is too small for E4M3, and inf times 0
-    first = 0x38 if installed_release() >= RECIPROCALS_OF_ALL_MX_SCALES else 0
-    zero = RECIPROCALS_ARE_BITS <= installed_release() < RECIPROCALS_OF_ALL_MX_SCALES
-    assert tensor._rowwise_data[0, ::32].tolist() == [first, 0x7F if zero else 0x7E]
-
-
-def check_activations_in_mxfp8():
-    """They cast what they round; until 2.5 what they would round."""
-    x = torch.randn(32, 128, dtype=BF16)
-    with Seen() as seen:
-        tex.swiglu(x, MXFP8Quantizer(tex.DType.kFloat8E4M3))
-        tex.gelu(x, MXFP8Quantizer(tex.DType.kFloat8E4M3))
-    rounded = installed_release() >= MX_ACTIVATIONS_ARE_ROUNDED
-    assert {cast.input.dtype for cast in seen.casts} == {BF16 if rounded else torch.float32}
-
-
 @each_recipe
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 @pytest.mark.parametrize("bias", [True, False])
@@ -175,67 +130,6 @@ def check_casts_tell_codes_and_scales(recipe):
         assert (cast.codes.numpy() == encode(scaled.double().numpy(), fmt)).all()
 
 
-@REENTRANT
-@pytest.mark.parametrize("unfused", ["0", "1"])
-def check_delayed_scales(reentrant, unfused, monkeypatch):
-    monkeypatch.setenv("NVTE_UNFUSED_FP8_UPDATE", unfused)
-    module, scales = te.Linear(64, 64, params_dtype=BF16), []
-    for i in range(3):
-        x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
-        gradient = torch.full((32, 64), i + 1.0, dtype=BF16)
-        step(module, delayed(), x, gradient, wrapped(reentrant))
-        scales.append(module.fp8_meta["scaling_bwd"].scale[0].item())
-    torch.testing.assert_close(scales, [57344.0, 28672.0, 57344.0 / 3])
-
-
-@pytest.mark.parametrize(
-    ("options", "want"),
-    [
-        ({}, [448.0 / 4, 448.0 / 4, 448.0 / 4]),
-        ({"amax_compute_algo": "most_recent"}, [448.0 / 4, 448.0 / 2, 448.0]),
-        ({"margin": 2}, [28.0, 28.0, 28.0]),
-        ({"amax_history_len": 1}, [448.0 / 4, 448.0 / 2, 448.0]),
-        ({"amax_compute_algo": lambda history: history[0] * 2}, [56.0, 112.0, 224.0]),
-        ({"scaling_factor_compute_algo": lambda amax, scale, top, recipe: top / amax}, [112.0] * 3),
-    ],
-)
-def check_delayed_options(options, want):
-    module, scales = te.Linear(64, 64, params_dtype=BF16), []
-    for largest in (4.0, 2.0, 1.0):
-        x = torch.full((32, 64), largest, dtype=BF16, requires_grad=True)
-        step(module, delayed(**options), x, torch.ones(32, 64, dtype=BF16))
-        scales.append(module.fp8_meta["scaling_fwd"].scale[0].item())
-    assert scales == want
-
-
-def check_update_leaves_idle_slots_alone():
-    history, scale = torch.tensor([[0.0, 2.0], [3.0, 1.0], [5.0, 7.0]]), torch.tensor([9.0, 9.0])
-    tex.fused_amax_and_scale_update_after_reduction(
-        torch.tensor([0.0, 2.0]), [history], [scale], "max", tex.DType.kFloat8E4M3, 0
-    )
-    assert history.tolist() == [[0.0, 0.0], [3.0, 7.0], [5.0, 2.0]]
-    assert scale.tolist() == [9.0, 64.0]
-
-
-@each_recipe
-@REENTRANT
-def check_checkpoint_repeats_the_forward(recipe, reentrant):
-    """Recomputed or not: same output, same gradients, same state."""
-    torch.manual_seed(3)
-    xs, module = torch.randn(3, 32, 64, dtype=BF16), linear()
-    twin = linear()
-    twin.load_state_dict(module.state_dict())
-    for x in xs:
-        leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-        gradient = torch.randn(32, 32, dtype=BF16)
-        plain = step(module, recipe(), leaf, gradient)
-        again = step(twin, recipe(), other, gradient, wrapped(reentrant))
-        assert torch.equal(plain, again) and torch.equal(leaf.grad, other.grad)
-        assert torch.equal(module.weight.grad, twin.weight.grad)
-    state = getattr(Manager, "quantization_state", Manager)
-    assert not any(state.fp8_tensors_recompute_buffer)
-
-
 @each_recipe
 @pytest.mark.parametrize("frozen", ["weight", "input", "bias"])
 def check_frozen(recipe, frozen):
@@ -248,55 +142,6 @@ def check_frozen(recipe, frozen):
     layouts = {"weight": ["TN", "NN"], "input": ["TN", "NT"], "bias": ["TN", "NN", "NT"]}
     assert [gemm.layout for gemm in seen.gemms] == layouts[frozen]
     assert_gemms(seen, [module.bias])
-
-
-@each_recipe
-def check_evaluation_changes_no_state(recipe):
-    module, x = linear(), torch.randn(32, 64, dtype=BF16)
-    step(module, recipe(), x.clone().requires_grad_(), torch.randn(32, 32, dtype=BF16))
-    before = {k: v for k, v in module.state_dict().items() if "extra" not in k}
-    with torch.no_grad(), autocast(enabled=True, recipe=recipe()):
-        first, second = module(x), module.eval()(x)
-    assert torch.equal(first, second)
-    assert all(torch.equal(v, module.state_dict()[k]) for k, v in before.items())
-    with torch.no_grad(), Seen() as seen, autocast(enabled=True, recipe=recipe()):
-        module(x)
-    assert not seen.updates
-
-
-@each_recipe
-def check_cached_weight_is_cast_once(recipe):
-    module = linear()
-    with Seen() as seen:
-        for first in (True, False, False):
-            x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
-            step(module, recipe(), x, torch.randn(32, 32, dtype=BF16), is_first_microbatch=first)
-    sides = 2 if KINDS[recipe] in ("mx", "fp4") else 1
-    weights = [
-        cast
-        for cast in seen.casts
-        if cast.input.shape == (32, 64) and cast.format in ("e4m3", "e2m1")
-    ]
-    assert sum(torch.equal(cast.input, module.weight) for cast in weights) == sides
-    assert_gemms(seen, [module.bias] * 3)
-
-
-@pytest.mark.parametrize("quantizer", ["delayed", "current", "mx", "block"])
-def check_noop_keeps_everything(quantizer):
-    """But for FP8 blocks until 2.7."""
-    made = {
-        "block": Float8BlockQuantizer(tex.DType.kFloat8E4M3, rowwise=True, columnwise=True),
-        "delayed": Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E4M3),
-        "current": Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu")),
-        "mx": MXFP8Quantizer(tex.DType.kFloat8E4M3),
-    }[quantizer]
-    tensor = made(torch.randn(32, 32))
-    before = tensor.dequantize()
-    made.update_quantized(torch.randn(32, 32), tensor, noop_flag=torch.ones(1))
-    kept = quantizer != "block" or installed_release() >= BLOCKS_HEED_THE_FLAG
-    assert torch.equal(before, tensor.dequantize()) == kept
-    made.update_quantized(torch.full((32, 32), 2.0), tensor, noop_flag=torch.zeros(1))
-    assert torch.equal(tensor.dequantize(), torch.full((32, 32), 2.0))
 
 
 @each_recipe
@@ -325,46 +170,6 @@ def check_quantised_parameters_train(recipe):
         codes = seen.casts[0].codes
         codes = packed(codes) if KINDS[recipe] == "fp4" else codes
         assert torch.equal(getattr(module.weight, data), codes)
-
-
-@each_recipe
-def check_save_and_load(recipe, monkeypatch):
-    monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")
-    module, twin = linear(), linear()
-    for _ in range(2):
-        x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
-        step(module, recipe(), x, torch.randn(32, 32, dtype=BF16))
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    twin.load_state_dict(torch.load(file, weights_only=False))
-    x = torch.randn(32, 64, dtype=BF16)
-    results = []
-    for each in (module, twin):
-        leaf = x.clone().requires_grad_()
-        y = step(each, recipe(), leaf, torch.ones(32, 32, dtype=BF16))
-        results.append((y, leaf.grad))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def check_models_do_not_mix():
-    """Two models, their own recipes, in turns: as if each were alone."""
-
-    def train(modules):
-        torch.manual_seed(5)
-        for i in range(4):
-            x = torch.randn(32, 64, dtype=BF16, requires_grad=True) * (i + 1)
-            for module, recipe in modules:
-                step(module, recipe, x.detach().requires_grad_(), torch.ones(32, 32, dtype=BF16))
-
-    alone, beside, other = linear(), linear(), linear()
-    beside.load_state_dict(alone.state_dict())
-    train([(alone, delayed())])
-    Manager.reset()
-    train([(beside, delayed()), (other, delayed(margin=1))])
-    for key in ("scaling_fwd", "scaling_bwd"):
-        assert torch.equal(alone.fp8_meta[key].scale, beside.fp8_meta[key].scale)
-        assert torch.equal(alone.fp8_meta[key].amax_history, beside.fp8_meta[key].amax_history)
 
 
 def check_quantised_output():
@@ -410,42 +215,6 @@ def check_layernorm_linear(recipe, normalization):
     torch.testing.assert_close(
         module.layer_norm_weight.grad.double(), weight.grad, rtol=2**-7, atol=2e-2
     )
-
-
-@pytest.mark.parametrize("normalization", ["layernorm", "rmsnorm"])
-def check_amax_of_norms(normalization):
-    """Current scaling is by the rounded output of a norm; from 2.7 to 2.9 by what it rounds."""
-    x, weight = torch.randn(32, 64, dtype=BF16), torch.ones(64, dtype=BF16)
-    quantizer = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
-    biases = (weight * 0,) if normalization == "layernorm" else ()
-    norm = getattr(tex, f"{normalization}_fwd")
-    one = norm(x, weight, *biases, 1e-5, None, quantizer, tex.DType.kBFloat16, 0, False)[0]
-    exact = norm(x, weight, *biases, 1e-5, None, None, tex.DType.kFloat32, 0, False)[0]
-    found = NORMS_FIND_AMAX <= installed_release() < NORMS_ROUND_BEFORE_AMAX
-    by = exact if found else exact.bfloat16()
-    assert exact.abs().max() != exact.bfloat16().abs().max()
-    scale = torch.tensor(448.0) / by.float().abs().max()
-    assert one._scale_inv.item() == scale.reciprocal().item()
-    codes = encode((exact.bfloat16().float() * scale).double().numpy(), E4M3FN)
-    assert (one._data.numpy() == codes).all()
-
-
-@pytest.mark.parametrize("name", ["gelu", "swiglu", "dgelu"])
-def check_the_amax_of_an_activation(name):
-    """From 2.7 on that of its fp32 values, whose rounded ones are cast."""
-    if name == "dgelu" and installed_release() < EVERY_QUANTIZER_HAS_A_PATH:
-        pytest.skip("refused there")
-    quantizer = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
-    function, x = getattr(tex, name), torch.randn(64, 64, dtype=BF16)
-    inputs = [torch.randn(64, 64, dtype=BF16), x] if name == "dgelu" else [x]
-    exact = function(*(one.float() for one in inputs), None)
-    one = function(*inputs, quantizer)
-    by = exact if installed_release() >= ACTIVATIONS_FIND_AMAX else exact.bfloat16()
-    assert exact.abs().max() != exact.bfloat16().abs().max()
-    scale = torch.tensor(448.0) / by.float().abs().max()
-    assert one._scale_inv.item() == scale.reciprocal().item()
-    codes = encode((exact.bfloat16().float() * scale).double().numpy(), E4M3FN)
-    assert (one._data.numpy() == codes).all()
 
 
 @each_recipe
@@ -609,341 +378,4 @@ def check_masked_softmax():
     torch.testing.assert_close(y.double(), want, rtol=2**-8, atol=1e-6)
 
 
-def check_mx_codes_follow_the_numerics_rules():
-    x = torch.randn(64, 64) * torch.logspace(-20, 20, 64)[:, None]
-    x[3, :32], x[5, 40] = 0.0, 448.0 * 2**5
-    tensor = MXFP8Quantizer(tex.DType.kFloat8E4M3)(x)
-    for side, axis in (("rowwise", 1), ("columnwise", 0)):
-        view = x.numpy() if axis else x.numpy().T
-        amax = abs(view).reshape(64, 2, 32).max(2)
-        want = rules.mx_scale(amax, E4M3FN, "rceil", inf_byte=254)
-        scale = getattr(tensor, f"_{side}_scale_inv")
-        got = scale[:64, :2].numpy() if axis else scale[:2, :64].numpy().T
-        assert (got == want).all()
-        factor = rules.mx_factor(want).repeat(32, 1)
-        codes = getattr(tensor, f"_{side}_data").numpy()
-        assert ((codes if axis else codes.T) == encode(view / factor, E4M3FN)).all()
-
-
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("side", ["rowwise", "columnwise"])
-@pytest.mark.parametrize("dtype", [BF16, torch.float32])
-def check_block_scales_are_those_of_their_blocks(dim, side, dtype):
-    """Of complete and incomplete blocks; the library's own Python then reads the tensor."""
-    x = (torch.randn(144, 272) * torch.randn(144, 1).exp()).to(dtype)
-    x[0], x[:, 3], x[1, 5], x[:, 7] = 0.0, 1e-37, torch.nan, 1e-30
-    quantizer = Float8BlockQuantizer(
-        tex.DType.kFloat8E4M3,
-        rowwise=side == "rowwise",
-        columnwise=side == "columnwise",
-        block_scaling_dim=dim,
-    )
-    high, wide = (128, 128) if dim == 2 else (1, 128) if side == "rowwise" else (128, 1)
-    with Seen() as seen:
-        made = tex.quantize(x, quantizer)
-    (cast,) = seen.casts
-    largest = torch.finfo(dtype).max
-    for i in range(-(-144 // high)):
-        for j in range(-(-272 // wide)):
-            amax = x[i * high : (i + 1) * high, j * wide : (j + 1) * wide].float().abs()
-            amax = amax.nan_to_num(0.0).max()
-            scale = min(448 / amax.item(), largest) if amax > 0 else 1.0
-            assert cast.scale[i, j] == 2.0 ** math.floor(math.log2(scale)), (i, j)
-    scaled = x.float() * spread(cast.scale, x)
-    codes = encode(scaled.double().numpy(), E4M3FN)
-    nan = x.isnan().numpy()
-    assert ((cast.codes.numpy() == codes) | nan).all()
-    back, exact = made.dequantize().float(), x.float()
-    near = (back - exact).abs() <= exact.abs() * 2.0**-3 + 2.0**-10 / spread(cast.scale, x)
-    assert (near | x.isnan()).all() and back[1, 5].isnan()
-
-
-def check_block_scales_may_be_no_powers_of_two():
-    x = torch.randn(16, 16)
-    quantizer = Float8BlockQuantizer(
-        tex.DType.kFloat8E4M3, rowwise=True, columnwise=True, force_pow_2_scales=False
-    )
-    with Seen() as seen:
-        tex.quantize(x, quantizer)
-    assert seen.casts[0].scale.item() == (torch.tensor(448.0) / x.abs().max()).item()
-
-
-def check_block_operands_that_cannot_be_multiplied():
-    def quantised(rows, columns, dim=1):
-        quantizer = Float8BlockQuantizer(
-            tex.DType.kFloat8E4M3, rowwise=True, columnwise=True, block_scaling_dim=dim
-        )
-        return tex.quantize(torch.randn(rows, columns, dtype=BF16), quantizer)
-
-    assert multiply(quantised(24, 32, 2), quantised(8, 32)).shape == (8, 24)
-    for a, b, message in (
-        (quantised(24, 24), quantised(8, 24), "multiple of 16"),
-        (quantised(24, 32), quantised(4, 32), "multiple of 8"),
-        (quantised(24, 32, 2), quantised(8, 32, 2), "128 x 128"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            multiply(a, b)
-    told = BLOCKS_MAY_BE_COMPACT <= installed_release() < BLOCKS_HAVE_ONE_LAYOUT
-    mixed = (
-        pytest.raises(AttributeError, match="_data_format")
-        if told
-        else pytest.raises(RuntimeError, match="same kind of scaling")
-    )
-    with mixed:
-        multiply(quantised(24, 32), torch.randn(8, 32, dtype=BF16))
-
-
-def check_bias_gradients_without_transposes():
-    """Hopper has no kernel for them in delayed scaling, which is called until 2.7."""
-    quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E5M2)
-    quantizer.set_usage(rowwise=True, columnwise=False)
-    gradient = torch.randn(32, 64, dtype=BF16)
-    if KEEPS_TRANSPOSES and installed_release() < BIAS_GRADIENTS_WITHOUT_TRANSPOSES:
-        with pytest.raises(RuntimeError, match="no kernel"):
-            tex.bgrad_quantize(gradient, quantizer)
-        return
-    bias, _ = tex.bgrad_quantize(gradient, quantizer)
-    close(bias, gradient.double().sum(0), gradient)
-
-
-def check_gated_activations_write_transposes():
-    """Since 2.12; before, the transpose is what the memory held."""
-    if not KEEPS_TRANSPOSES:
-        pytest.skip("this device has no transposes")
-    one = torch.ones(1)
-    quantizer = Float8Quantizer(one, torch.zeros(1), tex.DType.kFloat8E4M3)
-    x = torch.randn(32, 64, dtype=BF16)
-    for result in (
-        tex.swiglu(x, quantizer),
-        tex.dswiglu(torch.randn(32, 32, dtype=BF16), x, quantizer),
-    ):
-        written = torch.equal(result._transpose, result._data.t())
-        assert written == (installed_release() >= GATED_TRANSPOSE_IS_WRITTEN)
-        assert written or (result._transpose == 0x7F).all()
-
-
-def check_buffers_of_a_tensor_that_is_quantised_into():
-    """Those of the quantizer; until 2.6 those that it has."""
-    if not KEEPS_TRANSPOSES:
-        pytest.skip("this device has no transposes")
-    quantizer = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
-    quantizer.set_usage(rowwise=True, columnwise=False)
-    made = quantizer(torch.randn(32, 64))
-    assert made._transpose is None
-    quantizer.set_usage(rowwise=True, columnwise=True)
-    quantizer.update_quantized(torch.randn(32, 64), made)
-    assert (made._transpose is not None) == (installed_release() >= TENSORS_ARE_FITTED)
-
-
-def check_activations_in_blocks():
-    """Until 2.6 they fail, and gradients by current scaling are refused."""
-    x, gradient = torch.randn(32, 256, dtype=BF16), torch.randn(32, 128, dtype=BF16)
-    blocks = Float8BlockQuantizer(tex.DType.kFloat8E4M3, rowwise=True, columnwise=True)
-    current = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
-    have = installed_release() >= EVERY_QUANTIZER_HAS_A_PATH
-    with nullcontext() if have else pytest.raises(RuntimeError, match="blockwise quantization"):
-        tex.swiglu(x, blocks)
-    with nullcontext() if have else pytest.raises(UnsupportedByEmulation, match="gradient"):
-        tex.dswiglu(gradient, x, current)
-    with nullcontext() if have else pytest.raises(RuntimeError, match="no kernel"):
-        tex.bgrad_quantize(gradient, blocks)
-
-
-def check_layouts_of_blocks():
-    """From 2.5 to 2.11 a tensor of FP8 blocks is told its layout; that of all-gathers is
-    refused."""
-    if not BLOCKS_MAY_BE_COMPACT <= installed_release() < BLOCKS_HAVE_ONE_LAYOUT:
-        pytest.skip("blocks have one layout")
-    for internal in (False, True):
-        quantizer = Float8BlockQuantizer(
-            tex.DType.kFloat8E4M3, rowwise=True, columnwise=True, block_scaling_dim=1
-        )
-        quantizer.internal = internal
-        tensor = tex.quantize(torch.randn(32, 64, dtype=BF16), quantizer)
-        assert tensor._data_format == tex.Float8BlockScaleTensorFormat.GEMM_READY
-        quantizer.all_gather_usage = True
-        with pytest.raises(UnsupportedByEmulation, match="all-gather"):
-            tex.quantize(torch.randn(32, 64, dtype=BF16), quantizer)
-
-
-def check_special_values():
-    """inf and NaN under current scaling and MXFP8."""
-    current = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
-    x = torch.ones(32, 32)
-    x[0, 0] = torch.inf
-    tensor = current(x)
-    assert tensor._scale_inv.item() == 1.0 and tensor.dequantize()[0, 0] == 448.0
-    x[0, 0] = torch.nan
-    tensor = current(x)
-    assert tensor._scale_inv.item() == pytest.approx(1 / 448) and tensor._data[0, 0] == 0x7F
-    assert current(torch.zeros(32, 32))._scale_inv.item() == 1.0
-    tiny = current(torch.full((32, 32), 1e-44))
-    assert tiny._scale_inv.item() == pytest.approx(1 / torch.finfo(torch.float32).max)
-    x[0, 0] = torch.inf
-    assert MXFP8Quantizer(tex.DType.kFloat8E4M3)(x)._rowwise_scale_inv[0, 0] == 254
-    powers = Float8CurrentScalingQuantizer(
-        tex.DType.kFloat8E4M3, torch.device("cpu"), force_pow_2_scales=True, amax_epsilon=4.0
-    )
-    assert powers(torch.ones(32, 32))._scale_inv.item() == 1 / 64
-
-
-def check_missing_operands_are_errors():
-    for quantizer, x in (
-        (
-            Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu")),
-            torch.ones(32, 32),
-        ),
-        (MXFP8Quantizer(tex.DType.kFloat8E4M3), torch.ones(32, 32)),
-    ):
-        quantizer.set_usage(rowwise=True, columnwise=False)
-        rows = quantizer(x)
-        multiply(rows, rows, layout="TN")
-        if KEEPS_TRANSPOSES or isinstance(quantizer, MXFP8Quantizer):
-            with pytest.raises(RuntimeError, match="lacks col"):
-                multiply(rows, rows, layout="NN")
-
-
-def check_transposes_in_place_of_rows():
-    """A device that keeps no transposes reads one where it is all there is: since 2.10."""
-    if KEEPS_TRANSPOSES:
-        pytest.skip("this device reads what the layout asks for")
-    current = Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3, torch.device("cpu"))
-    tensor = current(torch.randn(32, 32))
-    want = multiply(tensor, tensor, layout="NN")
-    tensor._transpose, tensor._transpose_invalid = tensor._data.t().contiguous(), False
-    tensor._data = None
-    if installed_release() >= TRANSPOSES_MULTIPLY_ANYWHERE:
-        assert torch.equal(multiply(tensor, tensor, layout="NN"), want)
-        return
-    with pytest.raises(RuntimeError, match="lacks row-wise data"):
-        multiply(tensor, tensor, layout="NN")
-
-
-def check_refusals():
-    with pytest.raises(UnsupportedByEmulation, match="fused_qkv_rope_forward"):
-        tex.fused_qkv_rope_forward()
-    with pytest.raises(UnsupportedByEmulation, match="CommOverlapHelper"):
-        tex.CommOverlapHelper()
-    if hasattr(te.distributed, "pad_columnwise_scale_inv"):  # since 2.8
-        with pytest.raises(UnsupportedByEmulation, match="pad_columnwise"):
-            te.distributed.pad_columnwise_scale_inv()
-    with pytest.raises(UnsupportedByEmulation, match="attention in FP8"):
-        step(block(), delayed(fp8_dpa=True), torch.randn(32, 2, 64, dtype=BF16), None)
-    assert not hasattr(tex, "__path__") and not hasattr(tex, "flash_attention")
-
-
 # What the library itself does wrong, on any device.
-
-
-def spike_scales(checkpointed):
-    module = te.Linear(64, 64, params_dtype=BF16)
-    wrap, scales = wrapped(True) if checkpointed else None, []
-    for i in range(6):
-        x = torch.full((32, 64), 30.5 if i == 1 else 3.453, dtype=BF16, requires_grad=True)
-        step(module, delayed(amax_history_len=8), x, torch.ones(32, 64, dtype=BF16), wrap)
-        scales.append(module.fp8_meta["scaling_fwd"].scale[0].item())
-    return scales
-
-
-def check_known_duplicate_updates(monkeypatch):
-    """TE PR 3213: checkpointing updates twice a step; unfused, the spike is forgotten early."""
-    assert spike_scales(False) == spike_scales(True)
-    monkeypatch.setenv("NVTE_UNFUSED_FP8_UPDATE", "1")
-    plain, checkpointed = spike_scales(False), spike_scales(True)
-    assert plain[5] == pytest.approx(14.69, rel=1e-3)
-    assert checkpointed[5] == pytest.approx(129.74, rel=1e-3)
-
-
-def check_known_update_counts():
-    """Two bulk updates a step; checkpointed three, one of them repeated."""
-    for reentrant, count in ((None, 2), (True, 3), (False, 3)):
-        Manager.reset()
-        module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
-        with Seen() as seen:
-            step(module, delayed(), x, torch.ones(32, 32, dtype=BF16), wrapped(reentrant))
-        assert len(seen.updates) == count
-
-
-def check_known_calibration():
-    """calibrating=True sees nothing of a Linear and breaks GELU, whose product is quantised without
-    a region: until 2.11 the next product fails, since then its calibration; other activations are
-    seen. Until 2.7 no LayerNormMLP has a quantizer to calibrate."""
-    x = torch.randn(32, 64, dtype=BF16)
-    swiglu = te.LayerNormMLP(64, 64, params_dtype=BF16, activation="swiglu")
-    if installed_release() < (2, 8):
-        none = pytest.raises(AttributeError, match="no attribute 'calibrate'")
-        with none, autocast(enabled=False, calibrating=True, recipe=delayed()):
-            swiglu(x)
-        return
-    for module, calibrated in ((linear(), False), (swiglu, True)):
-        with autocast(enabled=False, calibrating=True, recipe=delayed()):
-            module(x)
-        assert module.fp8_meta["scaling_fwd"].amax_history.any().item() == calibrated
-    breaks = (
-        pytest.raises(AttributeError, match="aminmax")
-        if installed_release() >= (2, 12)
-        else pytest.raises(RuntimeError, match="same kind of scaling")
-    )
-    with breaks, autocast(enabled=False, calibrating=True, recipe=delayed()):
-        te.LayerNormMLP(64, 64, params_dtype=BF16, activation="gelu")(x)
-
-
-def check_known_autocast_inside_checkpoint():
-    """TE PR 3284: with the autocast opened inside, forward scales never move; until 2.18 it
-    fails."""
-    module = te.Linear(64, 64, params_dtype=BF16)
-
-    def inside(module, x):
-        with autocast(enabled=True, recipe=delayed()):
-            return module(x)
-
-    fails = pytest.raises(KeyError, match="fwd_recompute")
-    for _ in range(3):
-        x = torch.full((32, 64), 4.0, dtype=BF16, requires_grad=True)
-        with nullcontext() if installed_release() >= (2, 19) else fails:
-            te.checkpoint(inside, module, x, use_reentrant=True).sum().backward()
-    if installed_release() < (2, 19):
-        return
-    assert module.fp8_meta["scaling_fwd"].scale[0].item() == 1.0
-    assert module.fp8_meta["scaling_bwd"].scale[0].item() != 1.0
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def check_known_torch_checkpoint(reentrant):
-    """torch's own checkpoint recomputes outside the autocast: in bf16, or with an error."""
-    module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
-    with Seen() as seen:
-        if reentrant:
-            step(
-                module,
-                delayed(),
-                x,
-                torch.ones(32, 32, dtype=BF16),
-                wrapped(True, torch_checkpoint),
-            )
-            assert [g.a.format for g in seen.gemms] == ["e4m3", "bf16", "bf16", "bf16"]
-        else:
-            with pytest.raises(torch.utils.checkpoint.CheckpointError):
-                step(
-                    module,
-                    delayed(),
-                    x,
-                    torch.ones(32, 32, dtype=BF16),
-                    wrapped(False, torch_checkpoint),
-                )
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def check_torch_checkpoint_inside(reentrant):
-    """With the autocast inside, torch's checkpoint recomputes in FP8."""
-    module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
-
-    def inside(x):
-        with autocast(enabled=True, recipe=recipes.Float8CurrentScaling()):
-            return module(x)
-
-    with Seen() as seen:
-        torch_checkpoint(inside, x, use_reentrant=reentrant).sum().backward()
-    assert [g.layout for g in seen.gemms] == ["TN", "TN", "NN", "NT"]
-    assert torch.equal(seen.gemms[0].result, seen.gemms[1].result)
-    assert_gemms(seen, [module.bias] * 2)

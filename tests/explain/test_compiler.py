@@ -79,7 +79,7 @@ if CompilerBisector.get_backend() == "inductor":
 def test_without_time_for_more_it_names_the_backend(tmp_path: Path) -> None:
     script = tmp_path / "slow.py"
     script.write_text(SLOW)
-    said = "Inductor (it does not show with backend='aot_eager_decomp_partition')"
+    said = "inductor (it does not show with backend='aot_eager_decomp_partition')"
     assert starts_in(script, "cpu", None, 30) == (said, False)
 
 
@@ -87,7 +87,7 @@ def test_a_search_that_was_cut_off_says_what_it_knows() -> None:
     tried = [f'{{"backend": "{name}"}}\nMoving on\n' for name in ("eager", "aot_eager")]
     assert in_part("") == in_part("".join(tried)) == ""
     said = in_part("".join([*tried, '{"backend": "inductor"}\n']))
-    assert said == "Inductor (it does not show with backend='aot_eager_decomp_partition')"
+    assert said == "inductor (it does not show with backend='aot_eager_decomp_partition')"
 
 
 @pytest.mark.parametrize(

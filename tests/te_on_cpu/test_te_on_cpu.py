@@ -22,7 +22,8 @@ Run = tuple[tuple[Path, ...], tuple[str, ...]]
 
 
 def v2(*names: str) -> Run:
-    files = tuple(HERE / f"te_on_cpu_{name}_checks.py" for name in ("v2", "native", *names))
+    every = ("v2", "casts", "state", "native", *names)
+    files = tuple(HERE / f"te_on_cpu_{name}_checks.py" for name in every)
     return files, ("-p", "te_on_cpu_v2_plugin")
 
 

@@ -106,21 +106,21 @@ def _explained(question: Question, found: OnDisk) -> Explained:
     informed = judge.with_ledger(session.ledger.without(finding.known_issue or ""))
     counter = DrawCounter(judge, informed, verdict, start + seconds)
     words, case, own = _base(counter, finding, recipe, seconds)
-    # what is compiled has few cures, and each is compiled again: they come before what takes longer
-    cures, first = _answers(counter, own, compiled_otherwise(case, recipe))
-    compiler, skipped = _compiler(counter, finding, found.folder, question.planted)
     # the verdict is about a result of the smallest case: another model has others
     same = case.spec.model == finding.minimal.spec.model
     example = counter.example(case) if same else None
     arm = counter.rung(case.spec)
     parts = budget(judge, example, verdict, arm) if example is not None else None
+    result = parts.result if parts is not None else result_of(verdict)
+    prices = Prices(judge, case, arm, result) if same else None
+    # what is compiled has few cures, and each is compiled again: they come before what takes longer
+    cures, first = _answers(counter, own, compiled_otherwise(case, recipe), prices)
+    compiler, skipped = _compiler(counter, finding, found.folder, question.planted)
     several = list(conditions(case, recipe))
     needs, later = _answers(counter, own, several)
     any_of = _any_of(counter, own, case, recipe, several, needs)
     # the recipe with the backends that run here, if it is among them
     others = alternatives(case, able.get(recipe.name, recipe), able, left_out)
-    result = parts.result if parts is not None else result_of(verdict)
-    prices = Prices(judge, case, arm, result) if same else None
     switches, last = _answers(counter, own, others, prices)
     variables, rest = _variables(counter, case, found.folder, finding.device, question.planted)
     by_data = _by_data(counter, case)

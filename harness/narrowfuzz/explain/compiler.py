@@ -53,7 +53,7 @@ def in_part(printed: str) -> str:
     last."""
     tried = re.findall(r'^{"backend": "(\w+)"}$', printed, re.MULTILINE)
     before, last = [*_OF_BACKENDS][-2:]
-    return f"Inductor (it does not show with backend='{before}')" if last in tried else ""
+    return f"{last} (it does not show with backend='{before}')" if last in tried else ""
 
 
 def sentence(found: Mapping[str, Any]) -> str:

@@ -272,7 +272,8 @@ class Ended:
             text += f"; {self.first_ran} of {plural(self.first, 'first case')} ran"
             if self.tally.counts["first stopped"] and (errors := self._errors()):
                 text += f", others did not: {errors[0]}"
-        if met:
+        shown = self.store.findings() or self.store.suspected() or hits_of(self.tally.counts)
+        if met or shown:
             return text
         whys = [*self._never_judged()] if self.tally.counts["cases"] else []
         return "; ".join([f"Nothing was judged: this run has no result. {text}", *whys])

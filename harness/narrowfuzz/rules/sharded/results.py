@@ -129,16 +129,16 @@ def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
     single = evidence.traces[EAGER.name].ranks
     entry = evidence.deviations.get("bias_gradient_of_codes", "")
     steps = evidence.spec.steps if evidence.spec.optimizes else 1
-    resumed = sharding.resumed.ranks or sharding.ranks  # the others leave after the first step
+    after = sharding.resumed.ranks or sharding.ranks  # the others leave after the first step
+    made = [(trace, steps) for trace in single]
+    made += [(trace, steps if rank < after else 1) for rank, trace in enumerate(run.ranks)]
     for name in single[0].outputs:
         if not name.endswith(".grad"):
             continue
         key = next(iter(before_steps(single[0], name, 1)))
         # a first gradient after the first step is one of other parameters
-        by_rank = [steps if rank < resumed else 1 for rank in range(len(run.ranks))]
-        traces = zip((*single, *run.ranks), (*[steps] * len(single), *by_rank), strict=True)
-        every = ((before_steps(trace, name, made), made) for trace, made in traces)
-        if any(key not in grads or len(grads) < made for grads, made in every):
+        every = ((before_steps(trace, name, count), count) for trace, count in made)
+        if any(key not in grads or len(grads) < count for grads, count in every):
             yield plain("S2", arm, "grad_parameter", "not_applicable", "no gradient")
             continue
         terms = holders(evidence, key)[1]
