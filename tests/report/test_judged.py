@@ -395,3 +395,13 @@ def test_steps_that_nobody_judged_are_other_ones_than_those_that_were(
     verdicts.append(Verdict("O25", "eager", STEPS, "not_applicable", why="of other parameters"))
     share = judged(Counter(called(verdicts)), BF16, ["eager"], [], "cpu")
     assert share.unjudged == {f"{what} of optimizers": "of other parameters"}
+
+
+def test_cases_of_which_nothing_was_judged_are_no_result(tmp_path: Path) -> None:
+    one = ("torch.bf16", "sharded", "linear")
+    share = Judged(frozenset(), (one,), why={one: "tokens must be a multiple of 32, got 66"})
+    text = said(tmp_path, share, Counter({"cases": 58}))
+    assert "Nothing was judged: this run has no result." in text
+    assert "never judged on sharded: tokens must be a multiple of 32, got 66" in text
+    known = Counter({"cases": 58, ("known", "mx-byte0-rceil"): 3})
+    assert "Nothing was judged" not in said(tmp_path / "known", share, known)
